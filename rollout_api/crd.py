@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from rollout_api.base import API_GROUP, API_VERSION
 from rollout_api.model_server import ModelServer
-from rollout_api.rollout_job import RolloutJob
+from rollout_api.rollout_job import MUTABLE_FIELDS, RolloutJob, RolloutJobSpec
 from rollout_api.sandbox import Sandbox
 
 Schema = dict[str, Any]
@@ -33,9 +33,24 @@ def _exactly_one(*names: str) -> Schema:
 
 _IMMUTABLE: Schema = {"rule": "self == oldSelf", "message": "cannot be changed; delete the object and create another"}
 
+
+def _immutable_but(model: type[BaseModel], *mutable: str) -> list[Schema]:
+    """A rule for every field but those named, so that the message can say which one was changed."""
+    fields = [info.alias or name for name, info in model.model_fields.items()]
+    return [
+        {
+            "rule": f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+            "message": "cannot be changed; delete the job and create another",
+            "fieldPath": f".{field}",
+        }
+        for field in fields
+        if field not in mutable
+    ]
+
+
 RULES: dict[str, list[Schema]] = {
     "RolloutJobSpec": [
-        _IMMUTABLE,
+        *_immutable_but(RolloutJobSpec, *MUTABLE_FIELDS),
         {
             "rule": "!has(self.completion.minCompletedPerGroup) || self.completion.minCompletedPerGroup <= self.groupSize",
             "message": "completion.minCompletedPerGroup is more than groupSize",
@@ -235,6 +250,8 @@ def definitions() -> dict[str, Schema]:
                 _column("Succeeded", _condition("Succeeded")),
                 _column("Sealed", ".status.sealed", "integer"),
                 _column("Total", ".status.total", "integer"),
+                _column("Completed", ".status.outcomes.Completed", "integer"),
+                _column("Lost", ".status.outcomes.InfraFailed", "integer"),
                 _column("Reward", ".status.meanReward", "number"),
                 _column("Results", ".status.resultURI", wide=True),
             ],

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 from rollout_api.base import ApiModel, ObjectName, Path, Quantity, ShortText
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.model import ModelSpec, Sampling
-from rollout_api.sandbox import SandboxTemplate
+from rollout_api.sandbox import SandboxTemplate, Security
 from rollout_api.tasks import Tasks
 
 
@@ -114,6 +114,10 @@ class Output(ApiModel):
     """Secret whose keys are the store's own environment variables, such as AWS_ACCESS_KEY_ID."""
 
 
+MUTABLE_FIELDS = ("suspend", "ttlSecondsAfterFinished")
+"""Fields of a job's spec that may change while it runs: they say nothing about its results."""
+
+
 class RolloutJobSpec(ApiModel):
     """What is asked for."""
 
@@ -143,6 +147,12 @@ class RolloutJobSpec(ApiModel):
     """The processes that drive the agents."""
     output: Output
     """Where results go."""
+    security: Security = Security.STANDARD
+    """What `sandbox.podTemplate` may change of the sandbox pods."""
+    suspend: bool = False
+    """Stop the runners after their running turns and give all sandboxes back; `false` again goes on. In a cluster only."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Delete the job so long after its end; results stay in storage. Kept when left out. In a cluster only."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -170,21 +180,50 @@ class RolloutJobSpec(ApiModel):
         return self.completion.min_completed_per_group or self.group_size
 
 
+class RunnerState(StrEnum):
+    """How far a runner is with its shard."""
+
+    RUNNING = "Running"
+    DRAINING = "Draining"
+    COMPLETED = "Completed"
+    ABORTED = "Aborted"
+
+
+Outcomes = Annotated[dict[str, int], Field(max_length=16)]
+
+
 class RunnerReport(ApiModel):
     """What one runner has to say of its shard."""
 
     index: Annotated[int, Field(ge=0, le=255)]
     """The runner."""
+    state: RunnerState = RunnerState.RUNNING
+    """How far it is; `Completed` and `Aborted` are its verdict on its shard."""
+    message: Annotated[str, StringConstraints(max_length=4096)] = ""
+    """Why it was aborted, or what it waits for."""
+    total: Annotated[int, Field(ge=0)] | None = None
+    """Rollouts of its shard; unknown while a stream is open."""
     sealed: Annotated[int, Field(ge=0)] = 0
     """Rollouts that are sealed."""
     running: Annotated[int, Field(ge=0)] = 0
     """Rollouts at work."""
-    outcomes: Annotated[dict[str, int], Field(max_length=16)] = {}
+    sealed_indexes: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    """Which ones are sealed, as intervals in the shard's own numbering (`0-14,17`); left out where it gets too long."""
+    outcomes: Outcomes = {}
     """Sealed rollouts by outcome."""
     reward_sum: float = 0
     """Sum of the rewards."""
     rewarded: Annotated[int, Field(ge=0)] = 0
     """Rollouts with a reward."""
+
+
+class Restarts(ApiModel):
+    """Runner pods that failed, and the seals there were when progress was last seen."""
+
+    failed_pods: Annotated[int, Field(ge=0)] = 0
+    """Failed runner pods at that moment."""
+    sealed: Annotated[int, Field(ge=0)] = 0
+    """Sealed rollouts at that moment."""
 
 
 class RolloutJobStatus(ApiModel):
@@ -193,15 +232,19 @@ class RolloutJobStatus(ApiModel):
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """Generation of the spec that this status describes."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = []
-    """Ready, Progressing, Succeeded, Failed, Suspended."""
+    """Ready, Progressing, Succeeded, Failed, Suspended, Invalid."""
     runners: Annotated[list[RunnerReport], Field(max_length=256)] = []
     """One entry a runner, written by that runner alone."""
     total: Annotated[int, Field(ge=0)] | None = None
-    """Rollouts in all."""
+    """Rollouts in all; unknown while a stream is open."""
     sealed: Annotated[int, Field(ge=0)] | None = None
     """Rollouts that are sealed."""
+    outcomes: Outcomes | None = None
+    """Sealed rollouts by outcome."""
     mean_reward: float | None = None
     """Mean over the rollouts that have a reward."""
+    restarts: Restarts | None = None
+    """When progress was last seen: ten failed runner pods after it fail the job."""
     result_uri: Annotated[Annotated[str, StringConstraints(max_length=2048)] | None, Field(alias="resultURI")] = None
     """Folder of the results."""
 

@@ -81,13 +81,18 @@ class Workspaces(ApiModel):
     """Workspaces of one sandbox at once; `groupSize` when left out."""
 
 
-class SandboxTemplate(ApiModel):
-    """The sandbox that every task of a job gets."""
+class Security(StrEnum):
+    """`Standard`: a pod template cannot lend rights. `Privileged`: it can, in the namespaces that the chart lists."""
+
+    STANDARD = "Standard"
+    PRIVILEGED = "Privileged"
+
+
+class SandboxBase(ApiModel):
+    """What a sandbox is, whoever asks for it."""
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Container image of the task's own root file system. The `Local` provider uses this machine's root instead."""
-    provider: Provider = Provider.LOCAL
-    """Where sandboxes come from when the job runs outside a cluster."""
     working_dir: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)] = "/workspace"
     """Folder in which commands start and files are placed; made when missing."""
     user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$", max_length=256)] | None = (
@@ -124,6 +129,13 @@ class SandboxTemplate(ApiModel):
         return env
 
 
+class SandboxTemplate(SandboxBase):
+    """The sandbox that every task of a job gets."""
+
+    provider: Provider = Provider.LOCAL
+    """Where sandboxes come from when the job runs outside a cluster."""
+
+
 class SandboxOverrides(ApiModel):
     """What a single task changes of `spec.sandbox`; a field left out keeps the job's value."""
 
@@ -155,13 +167,22 @@ class SandboxOverrides(ApiModel):
         return template.model_copy(update=changes)
 
 
-class SandboxSpec(SandboxTemplate):
+class WhenFinished(StrEnum):
+    """What becomes of a Sandbox that has ended."""
+
+    DELETE = "Delete"
+    RETAIN = "Retain"
+
+
+class SandboxSpec(SandboxBase):
     """A Sandbox that is asked for, by a runner or by hand."""
 
-    token_sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$", max_length=64)] | None = None
-    """SHA-256 of the executor's bearer token; the operator derives it when left out."""
     clients: dict[str, Any] | None = None
-    """Pod selector of those that may reach a Sandbox without an owning job."""
+    """Selector of the pods that may reach a Sandbox without an owning job; a job's own runners reach its Sandboxes."""
+    security: Security = Security.STANDARD
+    """What its pod template may change; a job's Sandboxes take it from their RolloutJob."""
+    when_finished: WhenFinished = WhenFinished.DELETE
+    """`Delete` removes the Sandbox and its pod soon after it has ended; `Retain` keeps the Sandbox, to be read."""
 
 
 class SandboxPlaces(ApiModel):
@@ -177,7 +198,7 @@ class SandboxStatus(ApiModel):
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """Generation of the spec that this status describes."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = []
-    """Scheduled, ImagePulled, Ready, Finished."""
+    """Scheduled, ImagePulled, Overlay, Ready, Finished."""
     pod_name: Annotated[str, StringConstraints(max_length=253)] | None = None
     """The pod."""
     pod_ip: Annotated[str, StringConstraints(max_length=64)] | None = None

@@ -161,6 +161,7 @@ class Attempt:
             replay=replay,
             recorded=resumed,
             unwritten=[] if resumed else [begun],
+            drain=self._context.drain,
             on_turn=lambda turn, seconds, tokens: observer(TurnEnded(rollout.index, turn, seconds, tokens)),
         )
 

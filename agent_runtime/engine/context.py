@@ -1,13 +1,15 @@
 """What all rollouts of one run share."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent_runtime.agents.base import Agent
+from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer
 from agent_runtime.engine.seeds import rollout_seed
+from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.models.base import Model
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.sandboxes.base import SandboxProvider, WorkspaceSpec
@@ -31,6 +33,10 @@ class RunContext:
     runner: str
     sealed: Mapping[int, Result]
     """Results that earlier processes sealed, by index."""
+    begun: Set[int] = frozenset()
+    """Rollouts of which an earlier process has claimed an attempt."""
+    shard: Shard = WHOLE_JOB
+    drain: Drain = field(default_factory=Drain)
     jitter: random.Random = field(default_factory=random.Random)
     finished: bool = False
     """Nothing is left to be gone on with: live sandboxes need not wait for another process."""

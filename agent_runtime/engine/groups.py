@@ -56,6 +56,9 @@ class Groups:
             await self._finish(group)
         for member in waiting:
             await self._unless_failed(self._places.acquire())
+            if self._context.drain.requested:
+                self._places.release()
+                return
             run = RolloutRun(self._context, Rollout.of(self._context.job, number, member, task))
             group.running[member] = self._spawn(self._run_member(group, member, run))
 
@@ -65,6 +68,13 @@ class Groups:
             await self._unless_failed(asyncio.wait(set(self._at_work)))
         if self.failure.done():
             self.failure.result()
+
+    async def come_to_a_stop(self) -> None:
+        """Return when a drain was asked for and every rollout that runs has come to a point at which it can stop."""
+        drain = self._context.drain
+        await drain.wait()
+        while drain.parked < len(self._at_work):
+            await drain.moved()
 
     async def stop(self) -> None:
         """Cancel everything that runs; what is journaled can be resumed."""
@@ -128,6 +138,7 @@ class Groups:
 
     def _work_ended(self, task: asyncio.Task[None]) -> None:
         self._at_work.discard(task)
+        self._context.drain.note_end()
         if not task.cancelled() and (error := task.exception()) is not None and not self.failure.done():
             self.failure.set_exception(error)
 

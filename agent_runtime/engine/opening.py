@@ -3,13 +3,15 @@
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent_runtime.agents.registry import find_agent
 from agent_runtime.engine.context import RunContext
+from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer
 from agent_runtime.engine.run_folder import run_folder
+from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
 from agent_runtime.recording.job_record import JobRecord
@@ -17,6 +19,7 @@ from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.sandboxes.factory import open_provider
 from agent_runtime.tools.registry import open_tools
+from rollout_api.records import Result
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
@@ -31,6 +34,8 @@ class Surroundings:
     environ: Mapping[str, str]
     provider: Provider | SandboxProvider | None = None
     model: Model | None = None
+    shard: Shard = WHOLE_JOB
+    drain: Drain = field(default_factory=Drain)
 
 
 def output_uri(job: RolloutJob, base_dir: Path) -> str:
@@ -62,7 +67,12 @@ async def open_run(
             placed = job.spec.model_copy(update={"output": job.spec.output.model_copy(update={"uri": uri})})
             provider = open_provider(placed, run_folder(record.uid), provider)
         await provider.open()
-        sealed = {index: seal.result for index, seal in (await record.seals()).items()} if record.resumed else {}
+        shard, size = surroundings.shard, job.spec.group_size
+        sealed: dict[int, Result] = {}
+        begun: set[int] = set()
+        if record.resumed:
+            seals = await record.seals(lambda index: shard.has(index // size))
+            sealed, begun = {index: seal.result for index, seal in seals.items()}, await record.begun()
         if record.resumed:
             # What an earlier process was grading is graded again; what it had sealed needs no workspace any more.
             await provider.sweep(lambda attempt, name: name != "agent" or int(attempt.split("-")[0]) in sealed)
@@ -76,6 +86,9 @@ async def open_run(
             observer=observer,
             runner=socket.gethostname(),
             sealed=sealed,
+            begun=begun,
+            shard=shard,
+            drain=surroundings.drain,
         )
         try:
             yield context

@@ -22,9 +22,10 @@ class RolloutRun:
 
     async def run(self) -> Result:
         """The rollout's sealed result. Cancelling it leaves everything as it is, to be resumed or sealed by `cancel`."""
-        if self._context.record.resumed:
+        if self._rollout.index in self._context.begun:
             await self._read_earlier_attempts()
         while True:
+            await self._context.drain.gate()
             self._attempt = await Attempt.claim(self._context, self._rollout, self._number, self._failures)
             ended = await self._attempt.run()
             if isinstance(ended, Result):

@@ -1,13 +1,17 @@
 """Run a job in this process: the embedded mode of a laptop, and what a runner pod does with its shard."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from agent_runtime.engine.context import RunContext
+from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import JobEnded, JobStarted, JobSummary, Observer
 from agent_runtime.engine.groups import Groups, JobAborted, outcome_counts
 from agent_runtime.engine.opening import Surroundings, open_run
+from agent_runtime.engine.shard import WHOLE_JOB, Shard
+from agent_runtime.engine.stream_feed import StreamFeed
 from agent_runtime.models.base import Model
 from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.tasks.source import load_tasks
@@ -27,22 +31,26 @@ async def run_job(
     new: bool = False,
     observer: Observer = lambda event: None,
     stop: asyncio.Event | None = None,
+    shard: Shard = WHOLE_JOB,
+    drain: Drain | None = None,
 ) -> JobSummary:
-    """Run a job to its end, or go on with it where an earlier process left it.
+    """Run a job, or one shard of it, to its end, or go on with it where an earlier process left it.
 
     Relative paths of the manifest start at `base_dir`. `model`, and a SandboxProvider as `provider`, take the place of what
     the manifest names. Everything that can be found out before the first rollout is: tasks, tools, agent, model, storage.
-    Raises the errors of those parts. Setting `stop` leaves the rest resumable.
+    Raises the errors of those parts. Setting `stop` ends it at once, a requested `drain` after the turns that run; both
+    leave the rest resumable.
     """
-    tasks = load_tasks(job.spec.tasks, base_dir, environ)
-    surroundings = Surroundings(base_dir, environ, provider, model)
+    tasks = [] if job.spec.tasks.stream is not None else load_tasks(job.spec.tasks, base_dir, environ)
+    surroundings = Surroundings(base_dir, environ, provider, model, shard, drain or Drain())
     async with open_run(job, tasks, surroundings, new=new, observer=observer) as context:
         return await _run(context, tasks, stop or asyncio.Event())
 
 
 async def _run(context: RunContext, tasks: Sequence[Task], stop: asyncio.Event) -> JobSummary:
     job, record = context.job, context.record
-    total = len(tasks) * job.spec.group_size
+    streamed = job.spec.tasks.stream is not None
+    total = None if streamed else context.shard.groups(len(tasks)) * job.spec.group_size
     context.observer(
         JobStarted(
             name=job.metadata.name,
@@ -50,62 +58,97 @@ async def _run(context: RunContext, tasks: Sequence[Task], stop: asyncio.Event) 
             uri=record.store.uri,
             total=total,
             sealed=len(context.sealed),
-            resumed=record.resumed,
+            resumed=bool(context.begun or context.sealed),
             warnings=tuple(context.provider.warnings),
         )
     )
-    groups = Groups(context, _nothing_more)
-    earlier = await record.aborted()
-    aborted = None if earlier is None else f"an earlier process gave this run up: {earlier['message']}"
+    stream = StreamFeed(context) if streamed else None
+    groups = Groups(context, _nothing_more if stream is None else stream.group_finished)
+    aborted = await _abort_message(context)
     if aborted is None:
-        aborted = await _work(context, groups, tasks, stop)
+        aborted = await _work(context, groups, stream or _Listed(tasks), stop)
+    if stream is not None:
+        total = stream.total
     context.finished = aborted is not None or len(groups.results) == total
     return await _summary(context, groups.results, total, aborted)
 
 
-async def _work(context: RunContext, groups: Groups, tasks: Sequence[Task], stop: asyncio.Event) -> str | None:
-    """Run all groups until they are done or `stop` is set; why the job was aborted, or None."""
-    work = asyncio.create_task(_all_groups(groups, tasks))
-    stopping = asyncio.create_task(stop.wait())
+async def _work(context: RunContext, groups: Groups, source: "_Source", stop: asyncio.Event) -> str | None:
+    """Run all groups until they are done, or `stop` or a drain ends it; why the job was aborted, or None."""
+    work = asyncio.create_task(_all_groups(context, groups, source))
+    stopping = [asyncio.create_task(stop.wait()), asyncio.create_task(groups.come_to_a_stop())]
     try:
-        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, *stopping}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             work.result()
     except JobAborted as error:
         await context.record.abort("InfraFailures", str(error))
         return str(error)
+    except _AbortedElsewhere as error:
+        return str(error)
     finally:
-        stopping.cancel()
-        work.cancel()
-        await asyncio.gather(work, stopping, return_exceptions=True)
+        for task in (work, *stopping):
+            task.cancel()
+        await asyncio.gather(work, *stopping, return_exceptions=True)
         await groups.stop()
     return None
 
 
-async def _all_groups(groups: Groups, tasks: Sequence[Task]) -> None:
-    for number, task in enumerate(tasks):
-        await groups.start(number, task)
+class _AbortedElsewhere(Exception):
+    """Another process gave the job up."""
+
+
+class _Source(Protocol):
+    """Where this process's groups come from."""
+
+    def groups(self) -> AsyncIterator[tuple[int, Task]]:
+        """Numbers and tasks of all groups of the job, or of this shard's at least."""
+
+
+class _Listed:
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
+
+    async def groups(self) -> AsyncIterator[tuple[int, Task]]:
+        for number, task in enumerate(self._tasks):
+            yield number, task
+
+
+async def _all_groups(context: RunContext, groups: Groups, source: _Source) -> None:
+    async for number, task in source.groups():
+        if context.shard.has(number):
+            # Others judge their own shards; what one of them gives up, nobody goes on with.
+            if context.shard.count > 1 and (aborted := await _abort_message(context)) is not None:
+                raise _AbortedElsewhere(aborted)
+            await groups.start(number, task)
     await groups.drain()
+
+
+async def _abort_message(context: RunContext) -> str | None:
+    aborted = await context.record.aborted()
+    return None if aborted is None else f"an earlier process gave this run up: {aborted['message']}"
 
 
 async def _nothing_more(group: int, task: Task, results: Sequence[Result]) -> None:
     """Results of a fixed list of tasks are read from the seals; only a stream has a feed."""
 
 
-async def _summary(context: RunContext, results: Mapping[int, Result], total: int, aborted: str | None) -> JobSummary:
-    record = context.record
+async def _summary(
+    context: RunContext, results: Mapping[int, Result], total: int | None, aborted: str | None
+) -> JobSummary:
+    record, shard = context.record, context.shard
     completed = len(results) == total
     stats: Mapping[str, object] = {}
     if completed or aborted is not None:
-        await record.finish_shard(0, {"sealed": len(results), "aborted": aborted})
-        await record.finish(1)
-        stats = await record.stats()
+        await record.finish_shard(shard.index, {"sealed": len(results), "aborted": aborted})
+        if await record.finish(shard.count):
+            stats = await record.stats()
     rewards = [result.reward for result in results.values() if result.reward is not None]
     summary = JobSummary(
         name=context.job.metadata.name,
         folder=record.folder,
         uri=record.store.uri,
-        total=total,
+        total=len(results) if total is None else total,
         outcomes=outcome_counts(list(results.values())),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         completed=completed,

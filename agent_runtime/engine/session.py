@@ -1,7 +1,6 @@
 """A run that stays open in a trainer's own process: tasks go in as training goes on, finished groups come out."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from agent_runtime.engine.groups import Groups
 from agent_runtime.engine.opening import Surroundings, open_run
 from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
+from agent_runtime.recording.stream import StreamRecord
 from agent_runtime.sandboxes.base import SandboxProvider
 from rollout_api.model import ModelSpec
 from rollout_api.records import Result
@@ -73,6 +73,7 @@ class RolloutSession:
     async def __aenter__(self) -> Self:
         """Open storage, sandboxes and model, and go on with what an earlier session left."""
         self._context: RunContext = await self._run.__aenter__()
+        self._stream = StreamRecord(self._context.record.store)
         self._groups = Groups(self._context, self._group_finished)
         await self._resume()
         return self
@@ -99,8 +100,7 @@ class RolloutSession:
             raise ValueError("the session is closed; nothing can be submitted any more")
         await self._unless_failed(self._in_flight.acquire())
         sequence, self._next = self._next, self._next + 1
-        body = json.dumps({"task": task.wire(), "label": label}).encode()
-        if not await self._context.record.store.create(f"stream/{sequence}.json", body):
+        if await self._stream.submit(task, label) != sequence:
             raise ValueError(f"stream/{sequence}.json exists with another task: another session feeds the same job")
         self._begin(sequence, task, label, in_flight=True)
         return sequence
@@ -108,7 +108,7 @@ class RolloutSession:
     async def close(self) -> None:
         """Nothing more will be submitted; iteration ends when all groups are out."""
         self._closed = True
-        await self._context.record.store.create("stream/closed.json", json.dumps({"groups": self._next}).encode())
+        await self._stream.close()
         if not self._unfinished:
             self._finished.put_nowait(None)
 
@@ -134,15 +134,12 @@ class RolloutSession:
         return group
 
     async def _resume(self) -> None:
-        store = self._context.record.store
-        for meta in await store.list("feed"):
-            results = json.loads(await store.get(meta.key) or b"[]")
-            self._fed.add(results[0]["group"])
-        names = [meta.key.rsplit("/", 1)[-1].removesuffix(".json") for meta in await store.list("stream")]
-        for sequence in sorted(int(name) for name in names if name.isdigit()):
-            entry = json.loads(await store.get(f"stream/{sequence}.json") or b"{}")
-            self._next = sequence + 1
-            self._begin(sequence, Task.model_validate(entry["task"]), entry["label"], in_flight=False)
+        self._fed = await self._stream.fed_groups(0)
+        for number in await self._stream.numbers():
+            entry = await self._stream.entry(number)
+            assert entry is not None, "nothing removes an entry"
+            self._next = number + 1
+            self._begin(number, entry.task, entry.label, in_flight=False)
 
     def _begin(self, sequence: int, task: Task, label: str | None, *, in_flight: bool) -> None:
         self._unfinished[sequence] = label
@@ -171,7 +168,7 @@ class RolloutSession:
 
     async def _group_finished(self, group: int, task: Task, results: Sequence[Result]) -> None:
         if group not in self._fed:
-            await self._context.record.feed(0, len(self._fed), results)
+            await self._stream.give_out(0, len(self._fed), results)
             self._fed.add(group)
         self._finished.put_nowait(FinishedGroup(group, task, self._unfinished.pop(group), tuple(results)))
         self._in_flight.release()

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from agent_runtime.agents.base import Agent, Stop
 from agent_runtime.engine.budgets import Budget
+from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.seeds import turn_seed
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
 from agent_runtime.models.base import (
@@ -79,6 +80,7 @@ class Turns:
         replay: Sequence[Record],
         recorded: Sequence[Record] = (),
         unwritten: Sequence[Record] = (),
+        drain: Drain | None = None,
         on_turn: Callable[[int, float, int], None] = lambda turn, seconds, tokens: None,
     ) -> None:
         self.task, self.spec, self.tools = task, spec, tools
@@ -94,6 +96,7 @@ class Turns:
         self._sampling, self._seed, self._index, self._member = sampling, seed, index, member
         self._definitions = definitions
         self._model, self._workspace, self._journal, self._on_turn = model, workspace, journal, on_turn
+        self._drain = drain or Drain()
         self._replay = [r for r in replay if isinstance(r, IntentRecord | ResponseRecord | ObservationsRecord)]
         self._replay.reverse()
         self._unwritten: list[Record] = list(unwritten)
@@ -192,6 +195,8 @@ class Turns:
     async def _call_model(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> ModelReply:
         if (exhausted := self._budget.exhausted()) is not None:
             raise Stop(exhausted)
+        if self._drain.requested and not self._replay:
+            await self._untimed(self._come_to_a_stop())
         self.turn += 1
         intent = self._intent(messages, tools)
         replayed = self._next_replayed(IntentRecord)
@@ -236,6 +241,10 @@ class Turns:
         if self.turn and self.turn % ACKNOWLEDGE_EVERY == 0:
             await self._workspace.acknowledge(self.turn)
         return self._answered(response)
+
+    async def _come_to_a_stop(self) -> None:
+        await self._journal.append(self.take_unwritten())
+        await self._drain.park()
 
     def _ask(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Awaitable[ModelReply]:
         model = self._model()

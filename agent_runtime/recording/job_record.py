@@ -5,7 +5,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -15,8 +15,8 @@ from agent_runtime.recording.results import results_jsonl, statistics_of, stats_
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from rollout_api.base import ApiModel
-from rollout_api.records import RECORD_VERSION, Result, Seal
-from rollout_api.rollout_job import RolloutJob
+from rollout_api.records import RECORD_VERSION, Seal
+from rollout_api.rollout_job import MUTABLE_FIELDS, RolloutJob
 from rollout_api.tasks import Task
 
 
@@ -94,9 +94,13 @@ class JobRecord:
             raise ManifestChanged(f"{store.uri}/{folder}", changes)
         return cls(store, folder, job, uid, resumed=True)
 
-    async def seals(self) -> dict[int, Seal]:
-        """All seals by index. Raises RecordCorrupt naming the key of one that cannot be read."""
-        return await read_seals(self.store)
+    async def seals(self, wanted: Callable[[int], bool] = lambda index: True) -> dict[int, Seal]:
+        """Seals by index, of the rollouts that are wanted. Raises RecordCorrupt naming the key of a damaged one."""
+        return await read_seals(self.store, wanted)
+
+    async def begun(self) -> set[int]:
+        """Rollouts of which at least one attempt was claimed."""
+        return {int(folder) for folder in await self.store.folders("attempts") if folder.isdigit()}
 
     async def attempts(self, index: int) -> list[int]:
         """The attempts of a rollout that were claimed, in order."""
@@ -132,10 +136,6 @@ class JobRecord:
             return _parsed_json("stats.json", data)
         return statistics_of(seal.result for seal in (await self.seals()).values())
 
-    async def feed(self, shard: int, sequence: int, results: Sequence[Result]) -> None:
-        """Give out a finished group. What was given out under that number before stays."""
-        await self.store.create(f"feed/{shard}/{sequence}.json", _json([result.wire() for result in results]))
-
 
 async def newest_run(store: Store, name: str) -> tuple[str, JobFile] | None:
     """Folder and `job.json` of the newest run of that name."""
@@ -162,9 +162,9 @@ async def read_job_file(store: Store, folder: str) -> JobFile | None:
     return found
 
 
-async def read_seals(store: Store) -> dict[int, Seal]:
-    """All seals below a run's folder by index. Raises RecordCorrupt."""
-    keys = [meta.key for meta in await store.list("seals")]
+async def read_seals(store: Store, wanted: Callable[[int], bool] = lambda index: True) -> dict[int, Seal]:
+    """Seals below a run's folder by index, of the rollouts that are wanted. Raises RecordCorrupt."""
+    keys = [meta.key for meta in await store.list("seals") if wanted(_sealed_index(meta.key))]
     seals = [parse_seal(key, data or b"") for key, data in zip(keys, await store.get_all(keys), strict=True)]
     return {seal.result.index: seal for seal in sorted(seals, key=lambda seal: seal.result.index)}
 
@@ -185,10 +185,17 @@ def parse_seal(key: str, data: bytes) -> Seal:
     return seal
 
 
+def _sealed_index(key: str) -> int:
+    name = key.removeprefix("seals/").removesuffix(".json")
+    if not name.isdigit():
+        raise RecordCorrupt(key, "seals are named INDEX.json")
+    return int(name)
+
+
 def _changes(standing: JobFile, wanted: JobFile) -> list[str]:
     # Read with the models of today, so that a field that a newer version added is no change.
-    before = RolloutJob.model_validate(standing.manifest).wire()["spec"]
-    changes = differences(before, wanted.manifest["spec"], "spec")
+    before = _fixed(RolloutJob.model_validate(standing.manifest).wire()["spec"])
+    changes = differences(before, _fixed(wanted.manifest["spec"]), "spec")
     if not changes and standing.tasks != wanted.tasks:
         if (standing.tasks.count, standing.tasks.names) != (wanted.tasks.count, wanted.tasks.names):
             changes = differences(standing.tasks.names, wanted.tasks.names, "tasks")
@@ -197,6 +204,10 @@ def _changes(standing: JobFile, wanted: JobFile) -> list[str]:
                 f"tasks: their content changed (digest {standing.tasks.digest[:12]} → {wanted.tasks.digest[:12]})"
             ]
     return changes
+
+
+def _fixed(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in spec.items() if field not in MUTABLE_FIELDS}
 
 
 def _task_list(tasks: Sequence[Task]) -> TaskList:

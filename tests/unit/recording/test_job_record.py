@@ -111,10 +111,3 @@ async def test_results_are_written_only_when_all_shards_have_ended(record: JobRe
 async def test_statistics_are_there_before_the_end_too(record: JobRecord, make_result: MakeResult) -> None:
     await seal(record, make_result(0))
     assert (await record.stats())["rollouts"] == 1
-
-
-async def test_a_finished_group_is_given_out_once_under_its_number(record: JobRecord, make_result: MakeResult) -> None:
-    await record.feed(0, 0, [make_result(0), make_result(1)])
-    await record.feed(0, 0, [make_result(2)])
-    fed = json.loads(await record.store.get("feed/0/0.json") or b"")
-    assert [Result.model_validate(entry).index for entry in fed] == [0, 1]

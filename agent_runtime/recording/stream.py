@@ -1,0 +1,119 @@
+"""A job that stays open, in storage: groups go in under `stream/` by number, finished ones come out under `feed/`.
+
+Entries are create-only and numbered without gaps, so several may submit at once, and runners that share the job take
+every n-th number each without talking to one another. `stream/closed.json` says how many there will ever be.
+"""
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent_runtime.recording.store import Store
+from rollout_api.records import Result
+from rollout_api.tasks import Task
+
+CLOSED = "stream/closed.json"
+
+
+class StreamClosed(Exception):
+    """Nothing can be submitted any more."""
+
+
+@dataclass(frozen=True)
+class StreamEntry:
+    """A submitted group."""
+
+    number: int
+    """Also the number of its group."""
+    task: Task
+    label: str | None
+    """What the submitter wants back with the results: a batch, a training step."""
+
+
+@dataclass(frozen=True)
+class FedGroup:
+    """A finished group as it stands in the feed of a shard, under `sequence`."""
+
+    shard: int
+    sequence: int
+    group: int
+    results: tuple[Result, ...]
+
+
+class StreamRecord:
+    """`stream/` and `feed/` below a run's folder."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._next: int | None = None
+
+    async def submit(self, task: Task, label: str | None = None) -> int:
+        """Hand a group in; durable when this returns its number. Raises StreamClosed."""
+        # The id keeps equal submissions of two clients apart: equal bytes under one key would pass for one.
+        body = _json({"task": task.wire(), "label": label, "id": secrets.token_hex(8)})
+        if self._next is None:
+            await self._refuse_closed(None)
+            self._next = max(await self.numbers(), default=-1) + 1
+        while not await self._store.create(f"stream/{self._next}.json", body):
+            self._next += 1
+        number, self._next = self._next, self._next + 1
+        await self._refuse_closed(number)
+        return number
+
+    async def entry(self, number: int) -> StreamEntry | None:
+        """The group of that number, None while it is not there."""
+        data = await self._store.get(f"stream/{number}.json")
+        if data is None:
+            return None
+        entry = json.loads(data)
+        return StreamEntry(number, Task.model_validate(entry["task"]), entry["label"])
+
+    async def numbers(self) -> list[int]:
+        """Numbers of all groups that were submitted, in order."""
+        names = [meta.key.rsplit("/", 1)[-1].removesuffix(".json") for meta in await self._store.list("stream")]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    async def close(self) -> int:
+        """Say that nothing more comes; how many groups there are. Closing twice changes nothing."""
+        groups = max(await self.numbers(), default=-1) + 1
+        await self._store.create(CLOSED, _json({"groups": groups}))
+        closed = await self.closed()
+        assert closed is not None
+        return closed
+
+    async def closed(self) -> int | None:
+        """How many groups there are in all, None while more may come."""
+        data = await self._store.get(CLOSED)
+        return None if data is None else int(json.loads(data)["groups"])
+
+    async def give_out(self, shard: int, sequence: int, results: Sequence[Result]) -> None:
+        """Give out a finished group. What was given out under that number before stays."""
+        await self._store.create(_feed_key(shard, sequence), _json([result.wire() for result in results]))
+
+    async def fed(self, shard: int, sequence: int) -> FedGroup | None:
+        """What a shard gave out under that number, None while it is not there."""
+        data = await self._store.get(_feed_key(shard, sequence))
+        if data is None:
+            return None
+        results = tuple(Result.model_validate(result) for result in json.loads(data))
+        return FedGroup(shard, sequence, results[0].group, results)
+
+    async def fed_groups(self, shard: int) -> set[int]:
+        """Groups that a shard has given out."""
+        keys = [meta.key for meta in await self._store.list(f"feed/{shard}")]
+        return {json.loads(data)[0]["group"] for data in await self._store.get_all(keys) if data is not None}
+
+    async def _refuse_closed(self, number: int | None) -> None:
+        groups = await self.closed()
+        if groups is not None and (number is None or number >= groups):
+            raise StreamClosed(f"{self._store.uri} was closed with {groups} groups; start another job to run more")
+
+
+def _feed_key(shard: int, sequence: int) -> str:
+    return f"feed/{shard}/{sequence}.json"
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

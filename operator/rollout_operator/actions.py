@@ -1,0 +1,108 @@
+"""What a plan may ask for. Plans are data: `plan` functions make them from what was observed, the loop carries them out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Manifest = Mapping[str, Any]
+"""A Kubernetes object as JSON."""
+
+Fact = tuple[str, ...]
+"""Name of something learned, such as ("overlay-refused", namespace)."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """One object, by name. The namespace of a cluster-scoped one is empty."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Keep a fact in the operator's memory for a while. Nothing is written: a new operator learns it again."""
+
+    fact: Fact
+    message: str
+    """In the words of whoever said it."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Create:
+    """Create an object. One that exists already and has the same controller is as good as created."""
+
+    body: Manifest
+    if_refused: Remember | None = None
+    """What to learn when the API server refuses it (Pod Security, a policy, an unknown field) instead of failing; the
+    message is then the API server's. The object is planned again at once."""
+
+    @property
+    def ref(self) -> Ref:
+        """What is created."""
+        metadata = self.body["metadata"]
+        return Ref(self.body["kind"], metadata["namespace"], metadata["name"])
+
+
+@dataclass(frozen=True)
+class EnsureKey:
+    """Create a Secret with a new random key in it, unless it exists, and read the key; planned again at once."""
+
+    body: Manifest
+    """The Secret, without its `key`."""
+
+
+@dataclass(frozen=True)
+class ReadKey:
+    """Read the key of a Secret that exists; planned again at once."""
+
+    ref: Ref
+    owner_uid: str
+    """Uid of its controller: the Secret of an earlier object of the same name is no answer."""
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Delete an object, if it is still the one with that uid. Its dependents go with it, in the background."""
+
+    ref: Ref
+    uid: str
+    grace_seconds: int | None = None
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Merge-patch an object's spec."""
+
+    ref: Ref
+    spec: Manifest
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a person would want to read in `kubectl describe`. Equal ones are counted, not repeated."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+Action = Create | EnsureKey | ReadKey | Remember | Delete | Patch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do about one object now. A plan that is carried out and made again is empty."""
+
+    actions: tuple[Action, ...] = ()
+    """In this order; the first that fails ends the round, which is tried again with back-off."""
+    status: Manifest | None = None
+    """The operator's part of the object's status, whole; written when it differs from what was observed."""
+    events: tuple[Event, ...] = ()
+    requeue_seconds: float | None = None
+    """Look again after so long even if nothing changes: a deadline is due then."""

@@ -1,0 +1,43 @@
+"""What operator and runners agree on beyond the resources themselves: labels, names, ports, paths and the token rule."""
+
+import hashlib
+import hmac
+
+from rollout_api.base import API_GROUP
+
+JOB_LABEL = f"{API_GROUP}/job"
+JOB_UID_LABEL = f"{API_GROUP}/job-uid"
+"""Selectors use the uid: two jobs may have the same name over time."""
+ROLE_LABEL = f"{API_GROUP}/role"
+RUNNER_ROLE, SANDBOX_ROLE = "runner", "sandbox"
+RUNNER_LABEL = f"{API_GROUP}/runner"
+"""Index of the runner that asked for a Sandbox."""
+SANDBOX_LABEL = f"{API_GROUP}/sandbox"
+NETWORK_LABEL = f"{API_GROUP}/network"
+"""Digest of what a sandbox pod may reach: one NetworkPolicy serves all pods that need the same."""
+MANAGED_BY = {"app.kubernetes.io/managed-by": "agent-rollouts"}
+
+EXECUTOR_PORT = 8470
+EXECUTOR_PATH = "/.rollout/executor"
+"""Where the executor's bundle is mounted in a sandbox pod; its launcher is the file `executor` in it."""
+EXECUTOR_STATE = "/.rollout/state"
+"""The emptyDir with the writable layers."""
+RUNNER_METRICS_PORT = 9090
+RUNNER_FOLDER = "/var/run/rollout"
+"""Secret volume of a runner pod: `key`, the job's key, and `job.json`, the job as it is to be run."""
+KEY_FILE, JOB_FILE = "key", "job.json"
+
+
+def runner_name(job: str) -> str:
+    """Name of what belongs to a job's runners: Job, ServiceAccount, Role, RoleBinding, Secret, NetworkPolicy."""
+    return f"{job}-runner"
+
+
+def executor_token(key: str, sandbox: str, uid: str) -> str:
+    """The bearer token of a sandbox's executor. Only who has the job's key can make it; the pod carries its digest."""
+    return hmac.new(key.encode(), f"{sandbox}/{uid}".encode(), hashlib.sha256).hexdigest()
+
+
+def token_sha256(token: str) -> str:
+    """What an executor is told about its token."""
+    return hashlib.sha256(token.encode()).hexdigest()

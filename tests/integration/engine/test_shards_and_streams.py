@@ -1,0 +1,165 @@
+"""A job that several runners share, one that stays open, and one that is asked to stop: nothing is lost or done twice.
+
+Whole runs of the engine over an in-memory provider, recorded in a real folder.
+"""
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime.engine.drain import Drain
+from agent_runtime.engine.events import JobSummary
+from agent_runtime.engine.run import run_job
+from agent_runtime.engine.shard import Shard
+from agent_runtime.models.base import ModelReply, ModelRequest
+from agent_runtime.recording.store import Store
+from agent_runtime.recording.stream import StreamClosed, StreamRecord
+from agent_runtime.sandboxes.dummy import DummyProvider
+from rollout_api.records import Usage
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.tasks import Task
+
+UID = "0123abcd-0000-0000-0000-000000000000"
+worlds = itertools.count()
+
+
+class Commands:
+    """Asks for `turns` commands, then finishes; answers after `seconds`. Counts its calls by rollout and turn."""
+
+    name, token_capture = "commands", "TextOnly"
+
+    def __init__(self, turns: int = 1, seconds: float = 0.0) -> None:
+        self.turns, self.seconds = turns, seconds
+        self.asked: list[tuple[str, int, int]] = []
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        self.asked.append((request.task, request.member, request.turn))
+        await asyncio.sleep(self.seconds)
+        last = request.turn == self.turns
+        name, arguments = ("finish", '{"message": "done"}') if last else ("bash", '{"command": "true"}')
+        call = {"id": f"c{request.turn}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        return ModelReply(message, "tool_calls", usage=Usage(prompt_tokens=1, completion_tokens=1))
+
+    async def check(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def a_task(number: int) -> dict[str, Any]:
+    return {"name": f"task-{number}", "prompt": "Do it.", "verifier": {"commands": ["grade"]}}
+
+
+def a_job(folder: Path, tasks: dict[str, Any], **spec: Any) -> RolloutJob:
+    return RolloutJob.model_validate(
+        {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "RolloutJob",
+            "metadata": {"name": "shared", "uid": UID},
+            "spec": {
+                "groupSize": 2,
+                "tasks": tasks,
+                "model": {"function": "nobody:asks"},
+                "agent": {"tools": ["bash", "finish"]},
+                "attempts": {"limit": 1, "backoffSeconds": 0},
+                "output": {"uri": str(folder)},
+                **spec,
+            },
+        }
+    )
+
+
+def listed(count: int) -> dict[str, Any]:
+    return {"inline": [a_task(number) for number in range(count)]}
+
+
+async def run_shard(job: RolloutJob, shard: Shard, model: Commands, **options: Any) -> JobSummary:
+    world = options.pop("world", f"shards-{next(worlds)}")
+    return await run_job(
+        job, base_dir=Path("/"), environ={}, provider=DummyProvider(world), model=model, shard=shard, **options
+    )
+
+
+def indexes(folder: Path) -> list[int]:
+    lines = (folder / f"shared-{UID[:8]}" / "results.jsonl").read_text().splitlines()
+    return [json.loads(line)["index"] for line in lines]
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+async def test_runners_that_share_a_job_do_each_rollout_once_and_the_last_writes_all_results(
+    tmp_path: Path, count: int
+) -> None:
+    job, model = a_job(tmp_path, listed(4)), Commands()
+    summaries = await asyncio.gather(*(run_shard(job, Shard(index, count), model) for index in range(count)))
+    assert all(summary.completed for summary in summaries)
+    assert sum(summary.total for summary in summaries) == 8
+    assert indexes(tmp_path) == list(range(8))
+    assert len(model.asked) == len(set(model.asked)) == 16
+
+
+async def test_a_runner_that_comes_back_after_the_others_ended_writes_the_results(tmp_path: Path) -> None:
+    job, model = a_job(tmp_path, listed(4)), Commands()
+    assert (await run_shard(job, Shard(1, 2), model)).completed
+    assert not list(tmp_path.glob("*/results.jsonl"))
+    assert (await run_shard(job, Shard(0, 2), model)).completed
+    assert indexes(tmp_path) == list(range(8))
+    assert (await run_shard(job, Shard(1, 2), model)).completed, "a restarted pod finds its shard done"
+    assert len(model.asked) == 16
+
+
+async def test_what_one_runner_gives_up_no_other_goes_on_with(tmp_path: Path) -> None:
+    job, model = a_job(tmp_path, listed(6)), Commands()
+    folder = tmp_path / f"shared-{UID[:8]}"
+    folder.mkdir()
+    (folder / "abort.json").write_text(json.dumps({"reason": "InfraFailures", "message": "8 of 20", "time": 0}))
+    summary = await run_shard(job, Shard(0, 2), model)
+    assert summary.aborted is not None
+    assert "8 of 20" in summary.aborted
+    assert not model.asked
+
+
+async def test_an_open_job_takes_groups_until_it_is_closed_and_gives_each_out_once(tmp_path: Path) -> None:
+    job, model = a_job(tmp_path, {"stream": {"maxInFlight": 4}}), Commands()
+    shards = [asyncio.create_task(run_shard(job, Shard(index, 2), model)) for index in range(2)]
+    record = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
+    for step in range(2):
+        numbers = [await record.submit(Task.model_validate(a_task(0)), label=f"step-{step}") for _ in range(3)]
+        assert numbers == [3 * step, 3 * step + 1, 3 * step + 2]
+        while sum([len(await record.fed_groups(shard)) for shard in range(2)]) < 3 * step + 3:
+            assert not any(shard.done() for shard in shards)
+            await asyncio.sleep(0.02)
+    assert await record.close() == 6
+    assert [(await shard).completed for shard in shards] == [True, True]
+    assert indexes(tmp_path) == list(range(12))
+    assert (await record.fed_groups(0), await record.fed_groups(1)) == ({0, 2, 4}, {1, 3, 5})
+    with pytest.raises(StreamClosed, match="6 groups"):
+        await StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {})).submit(Task.model_validate(a_task(9)))
+
+
+async def test_two_clients_that_submit_the_same_task_get_two_groups(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path), {})
+    task = Task.model_validate(a_task(0))
+    numbers = await asyncio.gather(*(StreamRecord(store).submit(task) for _ in range(8)))
+    assert sorted(numbers) == list(range(8))
+
+
+async def test_a_drained_run_finishes_its_turns_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    job = a_job(tmp_path, listed(4), runners={"concurrency": 4})
+    model, drain, world = Commands(turns=5, seconds=0.05), Drain(), f"shards-{next(worlds)}"
+    run = asyncio.create_task(run_shard(job, Shard(), model, drain=drain, world=world))
+    while len(model.asked) < 10:
+        await asyncio.sleep(0.01)
+    drain.request()
+    first = await run
+    assert first.resumable
+    assert max(turn for _, _, turn in model.asked) < 5, "no rollout was near its end"
+    second = await run_shard(job, Shard(), model, world=world)
+    assert second.completed
+    assert second.outcomes["Completed"] == 8
+    assert len(model.asked) == len(set(model.asked)) == 8 * 6, "no turn was lost, none was asked for twice"
+    results = (tmp_path / f"shared-{UID[:8]}" / "results.jsonl").read_text().splitlines()
+    assert {json.loads(line)["attempt"] for line in results} == {0}, "a drain uses up no attempt"
