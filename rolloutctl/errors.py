@@ -11,6 +11,7 @@ from agent_runtime.recording.journal import Superseded
 from agent_runtime.recording.reader import NoSuchRun
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError
+from agent_runtime.recording.stream import StreamClosed
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure
 from agent_runtime.tasks import TaskSourceError
 from rollout_api.manifest import ManifestError
@@ -58,6 +59,7 @@ _KNOWN: tuple[tuple[type[Exception], Exit, str], ...] = (
     (TaskSourceError, Exit.BAD_INPUT, ""),
     (ExtensionError, Exit.BAD_INPUT, ""),
     (ManifestChanged, Exit.BAD_INPUT, ""),
+    (StreamClosed, Exit.BAD_INPUT, ""),
     (NameTaken, Exit.BAD_INPUT, ""),
     (NoSuchRun, Exit.BAD_INPUT, ""),
     (ModelConfigError, Exit.BAD_INPUT, ""),

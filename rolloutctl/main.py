@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from rolloutctl import check, export, gc, init, report, results, run, show
+from rolloutctl import check, export, gc, init, report, results, run, show, stream
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
 
@@ -101,6 +101,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 )
 for command in COMMANDS:
     app.command(epilog=EXIT_CODES)(command)
+app.add_typer(stream.app, name="stream", epilog=EXIT_CODES)
 
 if __name__ == "__main__":
     app()

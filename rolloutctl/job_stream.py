@@ -1,0 +1,78 @@
+"""A job that stays open, fed from outside of its runners: from a trainer in the cluster, or from a laptop.
+
+    stream = await JobStream.open("s3://bucket/jobs/train-0123abcd")
+    await stream.submit(task, label="step-1")
+    async for group in stream.groups():
+        ...
+
+All of it goes through object storage: submitter and runners never talk to one another, and each may die and come back.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Collection, Mapping
+from typing import Self
+
+from agent_runtime.engine.session import FinishedGroup
+from agent_runtime.recording.reader import RunReader
+from agent_runtime.recording.stream import FedGroup, StreamRecord
+from rollout_api.tasks import Task
+from rolloutctl.errors import CommandError
+from rolloutctl.runs import find_run
+
+POLL_SECONDS = 0.5
+"""Between two looks at the feed: one request a shard each time. A step of training takes minutes."""
+
+
+class JobStream:
+    """The stream of one run. Several clients may submit at once."""
+
+    def __init__(self, run: RunReader) -> None:
+        if run.job.spec.tasks.stream is None:
+            raise CommandError(
+                f"{run.folder} has a fixed list of tasks, so nothing can be submitted to it",
+                hint="A job that stays open has tasks: {stream: {}}.",
+            )
+        self._record = StreamRecord(run.store)
+        self._shards = run.job.spec.runners.replicas
+
+    @classmethod
+    async def open(cls, reference: str, environ: Mapping[str, str] = os.environ) -> Self:
+        """The stream of a run: its URI or folder, its manifest, or its name in ./out.
+
+        Raises CommandError for a job that is not open, NoSuchRun before its runners have started, StorageError.
+        """
+        return cls(await find_run(reference, environ))
+
+    async def submit(self, task: Task, label: str | None = None) -> int:
+        """Hand a task in; durable when this returns its number. Raises StreamClosed."""
+        return await self._record.submit(task, label)
+
+    async def close(self) -> int:
+        """Say that nothing more comes; the job completes when all groups are done. Returns how many there are."""
+        return await self._record.close()
+
+    async def groups(self, skip: Collection[int] = ()) -> AsyncIterator[FinishedGroup]:
+        """Finished groups, oldest of each runner first; ends when the stream is closed and all are out.
+
+        `skip` are the numbers that the trainer's own checkpoint has.
+        """
+        following = dict.fromkeys(range(self._shards), 0)
+        seen = 0
+        while True:
+            found = await asyncio.gather(*(self._record.fed(shard, at) for shard, at in following.items()))
+            for fed in found:
+                if fed is not None:
+                    following[fed.shard] += 1
+                    seen += 1
+                    if fed.group not in skip:
+                        yield await self._finished(fed)
+            if not any(found):
+                if seen == await self._record.closed():
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def _finished(self, fed: FedGroup) -> FinishedGroup:
+        entry = await self._record.entry(fed.group)
+        assert entry is not None, "nothing removes an entry"
+        return FinishedGroup(fed.group, entry.task, entry.label, fed.results)

@@ -1,0 +1,91 @@
+"""A job that stays open, fed from another process while it runs: what a trainer beside the cluster does."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+STARTER = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"
+
+
+class OpenJob:
+    """A `rolloutctl run` of the starter's tasks as a stream, solved by the Oracle, and a shell beside it."""
+
+    def __init__(self, program: Sequence[str], folder: Path) -> None:
+        self._program, self._folder = program, folder
+        job = yaml.safe_load(STARTER.read_text())
+        tasks = job["spec"]["tasks"]["inline"]
+        for task in tasks:
+            task.setdefault("solution", ["true"])
+        job["spec"] |= {"tasks": {"stream": {}}, "agent": {"type": "Oracle"}, "groupSize": 2}
+        (folder / "job.yaml").write_text(yaml.safe_dump(job))
+        self.tasks = folder / "tasks.jsonl"
+        self.tasks.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+        self.count = len(tasks)
+        self.run = subprocess.Popen(
+            [*program, "run", "job.yaml"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        while not list((folder / "out").glob("*/job.json")):
+            assert self.run.poll() is None, self.run.communicate()[1]
+            time.sleep(0.05)
+
+    def stream(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self._program, "stream", *arguments],
+            cwd=self._folder,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=os.environ,
+            check=False,
+        )
+
+
+@pytest.fixture
+def job(rolloutctl_program: list[str], tmp_path: Path) -> Iterator[OpenJob]:
+    opened = OpenJob(rolloutctl_program, tmp_path)
+    yield opened
+    if opened.run.poll() is None:
+        opened.run.terminate()
+    opened.run.communicate(timeout=60)
+
+
+def test_groups_go_in_while_the_job_runs_and_come_out_once_and_closing_ends_it(job: OpenJob) -> None:
+    submitted = job.stream("submit", "job.yaml", "tasks.jsonl", "--label", "step-1", "-o", "json")
+    assert json.loads(submitted.stdout) == list(range(job.count)), submitted.stderr
+    more = job.stream("submit", "job.yaml", "-", "--label", "step-2", text=job.tasks.read_text())
+    assert more.returncode == 0, more.stderr
+    assert f"{job.count} to {2 * job.count - 1}" in more.stderr
+    closed = job.stream("close", "job.yaml")
+    assert f"{2 * job.count} groups" in closed.stderr, closed.stderr
+    tail = job.stream("tail", "job.yaml", "-o", "json")
+    groups = [json.loads(line) for line in tail.stdout.splitlines()]
+    assert sorted(group["group"] for group in groups) == list(range(2 * job.count)), tail.stderr
+    assert {group["label"] for group in groups} == {"step-1", "step-2"}
+    assert all(len(group["results"]) == 2 for group in groups)
+    stdout, stderr = job.run.communicate(timeout=60)
+    assert job.run.returncode == 0, stdout + stderr
+    late = job.stream("submit", "job.yaml", "tasks.jsonl")
+    assert late.returncode == 2
+    assert f"closed with {2 * job.count} groups" in late.stderr
+
+
+def test_a_job_with_fixed_tasks_says_that_it_takes_none(rolloutctl_program: list[str], tmp_path: Path) -> None:
+    def rolloutctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*rolloutctl_program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    assert rolloutctl("init").returncode == 0
+    assert rolloutctl("run", "job.yaml").returncode == 0
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"name": "a", "prompt": "b"}) + "\n")
+    refused = rolloutctl("stream", "submit", "job.yaml", "tasks.jsonl")
+    assert refused.returncode == 2
+    assert "fixed list of tasks" in refused.stderr
+    assert "stream: {}" in refused.stderr
