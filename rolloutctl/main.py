@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from rolloutctl import check, export, gc, init, report, results, run, show, stream
+from rolloutctl import check, export, gc, init, report, results, run, sandbox, show, stream
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
 
@@ -52,9 +52,9 @@ def _leave(code: object) -> NoReturn:
     obstore's threads may still hand a result back while it goes down, and abort the process (exit code 134 in one of three
     short commands; PyO3/pyo3-async-runtimes#40). Everything that has to be closed is by now.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for output in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # a reader of a pipe (head, less) that has seen enough
-            stream.flush()
+            output.flush()
     os._exit(code if isinstance(code, int) else Exit.OK if code is None else Exit.FAILED)
 
 
@@ -101,6 +101,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 )
 for command in COMMANDS:
     app.command(epilog=EXIT_CODES)(command)
+app.add_typer(sandbox.app, name="sandbox", epilog=EXIT_CODES)
 app.add_typer(stream.app, name="stream", epilog=EXIT_CODES)
 
 if __name__ == "__main__":
