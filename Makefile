@@ -5,13 +5,16 @@ PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; 
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart install install-test test check unit integration e2e test-full bench crds format clean
+.PHONY: help quickstart install install-test test check unit integration e2e cluster-tests cluster images test-full \
+	bench crds format clean
 
 help:
 	@echo 'make quickstart   install into .venv and run the example job on this machine'
 	@echo 'make test         install what the tests need and run all of them'
 	@echo 'make test-full    the long counts: 100 kills, whole benchmarks'
-	@echo 'make check|unit|integration|e2e|bench|crds|format|clean'
+	@echo 'make cluster      start a real Kubernetes on this machine and install the chart there (Linux, root, Go)'
+	@echo 'make images       build the images'
+	@echo 'make check|unit|integration|e2e|cluster-tests|bench|crds|format|clean'
 
 quickstart: install
 	$(BIN)/rolloutctl run examples/quickstart/job.yaml
@@ -35,7 +38,7 @@ install-test: .venv/installed-test
 test: install-test
 	$(MAKE) --no-print-directory check
 	hack/install-test-tools
-	$(MAKE) --no-print-directory unit integration e2e
+	$(MAKE) --no-print-directory unit integration e2e cluster-tests
 
 check: install-test
 	$(BIN)/ruff check .
@@ -48,12 +51,23 @@ unit: install-test
 
 # Workspaces are forked from the process that tests them, and their memory limits count what it has: a small one, then.
 WORKSPACES := tests/integration/executor_workspaces
+ON_CLUSTER := $(addprefix --ignore tests/,integration/cluster_harness integration/operator_core integration/images e2e/cluster)
 integration: install-test
 	$(BIN)/python -m pytest $(WORKSPACES) -q
-	$(BIN)/python -m pytest tests/integration --ignore $(WORKSPACES) -q
+	$(BIN)/python -m pytest tests/integration --ignore $(WORKSPACES) $(ON_CLUSTER) -q
 
 e2e: install-test
-	$(BIN)/python -m pytest tests/e2e -q
+	$(BIN)/python -m pytest tests/e2e $(ON_CLUSTER) -q
+
+cluster-tests: install-test
+	hack/cluster-tests
+
+cluster: install-test
+	hack/cluster/up
+	hack/install-on-cluster
+
+images:
+	hack/images/build
 
 test-full: install-test
 	ROLLOUT_FULL=1 $(MAKE) --no-print-directory test

@@ -33,6 +33,11 @@ def runner_name(job: str) -> str:
     return f"{job}-runner"
 
 
+def by_hand_name(sandbox: str) -> str:
+    """Name of what belongs to a Sandbox without an owning job: its key Secret and its NetworkPolicy."""
+    return f"{sandbox}-sandbox"
+
+
 def executor_token(key: str, sandbox: str, uid: str) -> str:
     """The bearer token of a sandbox's executor. Only who has the job's key can make it; the pod carries its digest."""
     return hmac.new(key.encode(), f"{sandbox}/{uid}".encode(), hashlib.sha256).hexdigest()

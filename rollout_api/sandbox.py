@@ -201,7 +201,7 @@ class SandboxStatus(ApiModel):
     """Scheduled, ImagePulled, Overlay, Ready, Finished."""
     pod_name: Annotated[str, StringConstraints(max_length=253)] | None = None
     """The pod."""
-    pod_ip: Annotated[str, StringConstraints(max_length=64)] | None = None
+    pod_ip: Annotated[Annotated[str, StringConstraints(max_length=64)] | None, Field(alias="podIP")] = None
     """Its address."""
     node_name: Annotated[str, StringConstraints(max_length=253)] | None = None
     """Its node."""

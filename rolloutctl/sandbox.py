@@ -21,7 +21,7 @@ from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client import ExecutorClient, Hold
 from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.prepare import prepare
-from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, executor_token, runner_name
+from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, by_hand_name, executor_token, runner_name
 from rollout_api.sandbox import Sandbox
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
@@ -244,7 +244,7 @@ def _token(core: Any, namespace: str, sandbox: dict[str, Any]) -> str:
 
     metadata = sandbox["metadata"]
     owner = next((o for o in metadata.get("ownerReferences", []) if o["kind"] == "RolloutJob"), None)
-    secret = runner_name(owner["name"]) if owner else f"{metadata['name']}-key"
+    secret = runner_name(owner["name"]) if owner else by_hand_name(metadata["name"])
     try:
         data = core.read_namespaced_secret(secret, namespace).data
     except ApiException as error:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
-from agent_runtime.engine.events import RolloutStarted, TurnEnded
+from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
 from agent_runtime.engine.grading import GradingLost, failed_verdict, grade_artifacts, grade_in_place
 from agent_runtime.engine.results import build_result
 from agent_runtime.engine.turns import NotReplayable, Turns
@@ -29,7 +29,9 @@ Failures = Sequence[tuple[int, FailedRecord]]
 """The failed attempts of a rollout by number, oldest first."""
 
 INTERRUPTED = "Interrupted"
-"""Reason of an attempt whose workspace went away while no runner held it: uses up no attempt."""
+"""Reason of an attempt whose workspace went away while no runner held it."""
+UNCOUNTED = frozenset({INTERRUPTED, "Preempted"})
+"""Reasons that use up no attempt: the cluster took the place back, and may do so as often as it wants to."""
 
 
 class Attempt:
@@ -139,7 +141,7 @@ class Attempt:
         return stop, artifacts
 
     def _make_turns(self, workspace: Workspace, replay: Sequence[Record], resumed: Sequence[Record]) -> Turns:
-        rollout, spec, observer = self._rollout, self._context.job.spec, self._context.observer
+        rollout, spec = self._rollout, self._context.job.spec
         begun = AttemptRecord(
             time=time.time(),
             runner=self._context.runner,
@@ -162,17 +164,19 @@ class Attempt:
             recorded=resumed,
             unwritten=[] if resumed else [begun],
             drain=self._context.drain,
-            on_turn=lambda turn, seconds, tokens: observer(TurnEnded(rollout.index, turn, seconds, tokens)),
+            observer=self._context.observer,
         )
 
     async def _acquire(self) -> Workspace:
         started = time.perf_counter()
-        self._workspace = workspace = await self._context.provider.acquire(
+        acquiring = self._context.provider.acquire(
             self._spec, attempt=f"{self._rollout.index}-{self._number}", fence=self._fence, name="agent"
         )
+        self._workspace = workspace = await self._context.drain.unless_requested(acquiring)
         if self._spec.network["agent"] != "None":
             await workspace.enter("agent", key="0:enter-agent")
-        self._seconds["boot"] = time.perf_counter() - started
+        self._seconds["boot"] = seconds = time.perf_counter() - started
+        self._context.observer(WorkspaceAcquired(self._rollout.index, seconds))
         return workspace
 
     async def _store_artifacts(self, workspace: Workspace, stop: StopRecord) -> tuple[StopRecord, ArtifactsRecord]:
@@ -262,8 +266,10 @@ class Attempt:
             time=time.time(),
             reason=reason,
             message=str(error) if isinstance(error, NotReplayable) else error.message,
-            counted=reason != INTERRUPTED,
-            during_tool_call=self._turns is not None and self._turns.died_in_tool_call,
+            counted=reason not in UNCOUNTED,
+            during_tool_call=self._turns is not None
+            and self._turns.died_in_tool_call
+            and not (isinstance(error, SandboxFailure) and error.from_outside),
         )
         unwritten = self._turns.take_unwritten() if self._turns is not None else []
         await self._journal.append([*unwritten, failure])

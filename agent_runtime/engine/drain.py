@@ -1,7 +1,10 @@
 """Stopping at a good moment: no turn starts any more, those under way are finished and journaled."""
 
 import asyncio
-from typing import NoReturn
+from collections.abc import Coroutine
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
 
 
 class Drain:
@@ -40,6 +43,19 @@ class Drain:
         finally:
             self.parked -= 1
         raise AssertionError("that event is never set")
+
+    async def unless_requested(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """The result of what may take minutes; once a stop is asked for it is cancelled, and this waits to be."""
+        work, stop = asyncio.create_task(waiting), asyncio.create_task(self.wait())
+        try:
+            await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+        finally:
+            for task in (work, stop):
+                task.cancel()
+            await asyncio.gather(work, stop, return_exceptions=True)
+        return await self.park()
 
     def note_end(self) -> None:
         """A rollout has ended, so that there is one less to wait for."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_api.records import Result
+from rollout_api.records import Result, Usage
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class JobStarted:
     sealed: int
     resumed: bool
     warnings: tuple[str, ...] = ()
+    results: tuple[Result, ...] = ()
+    """What earlier processes sealed."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,13 @@ class RolloutStarted:
 
 @dataclass(frozen=True)
 class TurnEnded:
-    """A model call was answered. `tokens` is what it used, prompt and completion."""
+    """A model call was answered; `replayed`: by the journal, an earlier process had asked."""
 
     index: int
     turn: int
     model_seconds: float
-    tokens: int
+    usage: Usage
+    replayed: bool
 
 
 @dataclass(frozen=True)
@@ -90,5 +93,44 @@ class JobEnded:
     summary: JobSummary
 
 
-Event = JobStarted | RolloutStarted | TurnEnded | AttemptFailed | RolloutSealed | GroupFinished | JobEnded
+@dataclass(frozen=True)
+class WorkspaceAcquired:
+    """A new attempt has its workspace, so many seconds after asking for it."""
+
+    index: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ToolEnded:
+    """A tool call has its observation. `tool` is the name that the model wrote: it may be none of the job's."""
+
+    index: int
+    tool: str
+    seconds: float
+    error: bool
+
+
+@dataclass(frozen=True)
+class StorageRequested:
+    """One request to object storage has ended; a repetition is another one. `failed`: it has to be repeated or given up."""
+
+    operation: str
+    """create, put, get, list, delete, head."""
+    seconds: float
+    failed: bool
+
+
+Event = (
+    JobStarted
+    | WorkspaceAcquired
+    | RolloutStarted
+    | TurnEnded
+    | ToolEnded
+    | AttemptFailed
+    | RolloutSealed
+    | GroupFinished
+    | StorageRequested
+    | JobEnded
+)
 Observer = Callable[[Event], None]

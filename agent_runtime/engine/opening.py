@@ -3,13 +3,13 @@
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent_runtime.agents.registry import find_agent
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.drain import Drain
-from agent_runtime.engine.events import Observer
+from agent_runtime.engine.events import Observer, StorageRequested
 from agent_runtime.engine.run_folder import run_folder
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.models.base import Model
@@ -52,7 +52,9 @@ async def open_run(
     make_agent = find_agent(job.spec.agent.type)
     tools = open_tools(job.spec.agent.tools)
     uri = output_uri(job, surroundings.base_dir)
-    store = Store.open(uri, surroundings.environ)
+    store = replace(
+        Store.open(uri, surroundings.environ), on_request=lambda *request: observer(StorageRequested(*request))
+    )
     await store.probe()
     async with contextlib.AsyncExitStack() as stack:
         model = surroundings.model

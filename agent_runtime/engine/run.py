@@ -60,6 +60,7 @@ async def _run(context: RunContext, tasks: Sequence[Task], stop: asyncio.Event) 
             sealed=len(context.sealed),
             resumed=bool(context.begun or context.sealed),
             warnings=tuple(context.provider.warnings),
+            results=tuple(context.sealed.values()),
         )
     )
     stream = StreamFeed(context) if streamed else None

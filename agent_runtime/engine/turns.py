@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from agent_runtime.agents.base import Agent, Stop
 from agent_runtime.engine.budgets import Budget
 from agent_runtime.engine.drain import Drain
+from agent_runtime.engine.events import Observer, ToolEnded, TurnEnded
 from agent_runtime.engine.seeds import turn_seed
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
 from agent_runtime.models.base import (
@@ -81,7 +82,7 @@ class Turns:
         recorded: Sequence[Record] = (),
         unwritten: Sequence[Record] = (),
         drain: Drain | None = None,
-        on_turn: Callable[[int, float, int], None] = lambda turn, seconds, tokens: None,
+        observer: Observer = lambda event: None,
     ) -> None:
         self.task, self.spec, self.tools = task, spec, tools
         self.working_dir = workspace.working_dir
@@ -95,7 +96,7 @@ class Turns:
         """What ended the attempt from outside; raised again by every further call, whatever the agent catches."""
         self._sampling, self._seed, self._index, self._member = sampling, seed, index, member
         self._definitions = definitions
-        self._model, self._workspace, self._journal, self._on_turn = model, workspace, journal, on_turn
+        self._model, self._workspace, self._journal, self._observer = model, workspace, journal, observer
         self._drain = drain or Drain()
         self._replay = [r for r in replay if isinstance(r, IntentRecord | ResponseRecord | ObservationsRecord)]
         self._replay.reverse()
@@ -209,7 +210,7 @@ class Turns:
             if (answer := self._next_replayed(ResponseRecord)) is not None:
                 self._tools_may_have_run = True
                 self._shift_deadline(-answer.seconds)
-                return self._answered(answer)
+                return self._answered(answer, replayed=True)
         self._tools_may_have_run = False
         unwritten = self.take_unwritten()
         writing = asyncio.ensure_future(self._journal.append(unwritten)) if unwritten else None
@@ -240,7 +241,7 @@ class Turns:
         await self._untimed(self._journal.append([response]))
         if self.turn and self.turn % ACKNOWLEDGE_EVERY == 0:
             await self._workspace.acknowledge(self.turn)
-        return self._answered(response)
+        return self._answered(response, replayed=False)
 
     async def _come_to_a_stop(self) -> None:
         await self._journal.append(self.take_unwritten())
@@ -267,12 +268,12 @@ class Turns:
             )
         )
 
-    def _answered(self, response: ResponseRecord) -> ModelReply:
+    def _answered(self, response: ResponseRecord, *, replayed: bool) -> ModelReply:
         self.records.append(response)
         self._messages.append(response.message)
         tokens = response.usage.prompt_tokens + response.usage.completion_tokens
         self._budget = self._budget.after(turns=1, tokens=tokens)
-        self._on_turn(self.turn, response.seconds, tokens)
+        self._observer(TurnEnded(self._index, self.turn, response.seconds, response.usage, replayed))
         return ModelReply(
             message=response.message,
             finish_reason=response.finish_reason,
@@ -313,6 +314,7 @@ class Turns:
                 self.died_in_tool_call = True
             if isinstance(result, BaseException):
                 raise result
+            self._observer(ToolEnded(self._index, result.tool, result.seconds, result.error))
             observations.append(result)
         return observations
 

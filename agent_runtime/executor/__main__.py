@@ -1,37 +1,70 @@
-"""`python -m agent_runtime.executor --config FILE` (`-`: standard input)."""
+"""`python -m agent_runtime.executor`, and `executor`, the portable bundle's launcher: USAGE says how they are called."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 
 from agent_runtime.executor.workspaces import HostFailure, start_zygote
 
 USAGE_ERROR = 2
 MODE_IMPOSSIBLE = 3
+# The launcher puts its own environment behind this, which interpreter and loader must not see, but every command does.
+ENVIRONMENT = "--environment"
+USAGE = (
+    "usage: executor --config FILE (- for standard input) | --config-json JSON | --copy-to FOLDER (of the bundle)\n"
+    f"       then, at most: {ENVIRONMENT} NAME=VALUE ... (what every command gets)"
+)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the executor; gives the exit status."""
-    if len(arguments) != 2 or arguments[0] != "--config":
-        print("usage: python -m agent_runtime.executor --config FILE (or - for standard input)", file=sys.stderr)
+    split = arguments.index(ENVIRONMENT) if ENVIRONMENT in arguments else len(arguments)
+    own, variables = arguments[:split], arguments[split + 1 :]
+    if len(own) != 2 or own[0] not in ("--config", "--config-json", "--copy-to"):
+        print(USAGE, file=sys.stderr)
         return USAGE_ERROR
+    option, value = own
+    return _copy_to(value) if option == "--copy-to" else _serve(option, value, variables)
+
+
+def _copy_to(folder: str) -> int:
+    """What an init container does where a cluster cannot mount the bundle's image."""
+    import shutil  # not for those that serve: what a zygote has imported, every workspace carries
+
+    if not os.path.exists(os.path.join(sys.prefix, "lib/loader")):
+        print("--copy-to: this is not the portable bundle; call its launcher, `executor`", file=sys.stderr)
+        return USAGE_ERROR
+    try:
+        shutil.copytree(sys.prefix, os.path.join(folder, "python"), dirs_exist_ok=True)
+        shutil.copy(os.path.join(os.path.dirname(sys.prefix), "executor"), folder)
+    except OSError as error:  # shutil.Error too
+        print(f"--copy-to {folder}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    return 0
+
+
+def _serve(option: str, value: str, variables: Sequence[str]) -> int:
     # Before anything is read: what workspaces are forked from has never seen a token, a request or a secret.
     start_zygote()
 
     import asyncio
 
-    from agent_runtime.executor.config import read_config
+    from agent_runtime.executor.config import image_environment, read_config
     from agent_runtime.executor.daemon import serve
 
     try:
-        if arguments[1] == "-":
+        if option == "--config-json":
+            text = value
+        elif value == "-":
             text = sys.stdin.read()
         else:
-            with open(arguments[1], encoding="utf-8") as file:
+            with open(value, encoding="utf-8") as file:
                 text = file.read()
-        config = read_config(text)
+        config = read_config(text, image_environment(variables))
     except (OSError, ValueError) as error:
-        print(f"{arguments[1]}: {error}", file=sys.stderr)
+        print(f"{option if option == '--config-json' else value}: {error}", file=sys.stderr)
         return USAGE_ERROR
     try:
         asyncio.run(serve(config))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from agent_runtime.executor.fields import Fields
 from agent_runtime.executor.workspaces.config import MODES, Bind, HostConfig
 
 _ABSOLUTE = r"/[^\0]*"
+# What the kubelet and the runtime add to a container's environment: the API server's address, and the pod's name, which
+# is not what a workspace is called.
+_NOT_THE_IMAGES = ("KUBERNETES_", "HOSTNAME=")
 _ADDRESS = r"unix:[^\0]{1,100}|tcp:(\[[0-9A-Fa-f:.]+\]|[^:\0]*):[0-9]{1,5}"
 
 
@@ -23,8 +28,17 @@ class ExecutorConfig:
     ready_file: str | None
 
 
-def read_config(text: str) -> ExecutorConfig:
-    """The configuration of this JSON text. Raises ValueError that names the key."""
+def image_environment(variables: Iterable[str]) -> dict[str, str]:
+    """What commands get of a container's environment, given as `NAME=VALUE` each."""
+    return {
+        name: value
+        for name, equals, value in (variable.partition("=") for variable in variables)
+        if name and equals and not f"{name}=".startswith(_NOT_THE_IMAGES)
+    }
+
+
+def read_config(text: str, environment: Mapping[str, str] = MappingProxyType({})) -> ExecutorConfig:
+    """The configuration of this JSON text; `environment` is for every command. Raises ValueError that names the key."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -43,6 +57,7 @@ def read_config(text: str) -> ExecutorConfig:
             root=fields.text("root", "/", **path),
             masks=tuple(fields.texts("masks", [])),
             binds=tuple(_bind(item, f"config.binds[{n}]") for n, item in enumerate(fields.items("binds"))),
+            environment=dict(environment),
             user=fields.text("user", None, pattern=r"[^\0]+", expected="a name, a uid or uid:gid"),
             memory_bytes=fields.whole("memoryBytes", None, least=1),
             disk_bytes=fields.whole("diskBytes", None, least=1),

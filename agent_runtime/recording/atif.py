@@ -8,14 +8,12 @@ the turns, and the tokens object has them once.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any, Final
 
 from agent_runtime.recording.messages import Turn, fold
 from rollout_api.records import Message, Observation, Record, ResponseRecord
 from rollout_api.rollout_job import RolloutJob
-
-_VERSION = version("agent-rollouts")
+from rollout_api.version import VERSION
 
 SCHEMA_VERSION: Final = "ATIF-v1.7"
 
@@ -43,7 +41,7 @@ def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict
         "session_id": session,
         "agent": {
             "name": job.spec.agent.type,
-            "version": _VERSION,
+            "version": VERSION,
             **_given(model_name=next((r.model for r in responses if r.model), None)),
             **_given(tool_definitions=turns[0].tools),
         },

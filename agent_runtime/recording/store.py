@@ -100,6 +100,8 @@ Listing = list[ObjectMeta]
 Names = list[str]
 Contents = list[bytes | None]
 Answers = tuple[type[Exception], ...]
+RequestObserver = Callable[[str, float, bool], None]
+"""Is told of each request: operation, seconds, whether it failed."""
 
 _TAKEN: Final[Answers] = (AlreadyExistsError, PreconditionError)
 _ABSENT: Final[Answers] = (FileNotFoundError,)
@@ -114,6 +116,7 @@ class Store:
     prefix: str = ""
     """Empty, or ends with a slash."""
     patience_seconds: float = PATIENCE_SECONDS
+    on_request: RequestObserver = lambda operation, seconds, failed: None
 
     @classmethod
     def open(cls, uri: str, environ: Mapping[str, str], *, patience_seconds: float = PATIENCE_SECONDS) -> "Store":
@@ -150,7 +153,7 @@ class Store:
         pauses = self._pauses(key)
         while True:
             try:
-                await self._retried(key, lambda: self._put(key, data, "create"), _TAKEN)
+                await self._retried("create", key, lambda: self._put(key, data, "create"), _TAKEN)
                 return True
             except _TAKEN:
                 standing = await self.get(key)
@@ -161,7 +164,7 @@ class Store:
 
     async def put(self, key: str, data: bytes) -> None:
         """Write an object, whatever stands there."""
-        await self._retried(key, lambda: self._put(key, data, "overwrite"))
+        await self._retried("put", key, lambda: self._put(key, data, "overwrite"))
 
     async def get(self, key: str) -> bytes | None:
         """The object's bytes, or None where there is none."""
@@ -172,7 +175,7 @@ class Store:
             return bytes(await (await obstore.get_async(self.objects, self.prefix + key)).bytes_async())
 
         try:
-            return await self._retried(key, read, _ABSENT)
+            return await self._retried("get", key, read, _ABSENT)
         except _ABSENT:
             return None
 
@@ -254,7 +257,7 @@ class Store:
             async def read(start: int = start, end: int = end) -> bytes:
                 return bytes(await obstore.get_range_async(self.objects, self.prefix + key, start=start, end=end))
 
-            yield await self._retried(key, read)
+            yield await self._retried("get", key, read)
 
     async def list(self, prefix: str) -> Listing:
         """All objects below a folder, at any depth. `prefix` is a whole folder name, not the beginning of one."""
@@ -268,7 +271,7 @@ class Store:
                 ]
             return found
 
-        return await self._retried(prefix, read)
+        return await self._retried("list", prefix, read)
 
     async def folders(self, prefix: str = "") -> Names:
         """Names of the folders directly below a folder, sorted; what lies deeper costs nothing."""
@@ -277,7 +280,7 @@ class Store:
             listing = await obstore.list_with_delimiter_async(self.objects, prefix=(self.prefix + prefix) or None)
             return sorted(path.rsplit("/", 1)[-1] for path in listing["common_prefixes"])
 
-        return await self._retried(prefix, read)
+        return await self._retried("list", prefix, read)
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that are not there are passed over."""
@@ -291,7 +294,7 @@ class Store:
                 else:
                     await obstore.delete_async(self.objects, batch)
 
-            await self._retried(keys[start], remove)
+            await self._retried("delete", keys[start], remove)
 
     async def probe(self) -> None:
         """Find out before anything is recorded whether this storage can be relied on.
@@ -325,16 +328,16 @@ class Store:
             return (await obstore.head_async(self.objects, self.prefix + key))["size"]
 
         try:
-            return await self._retried(key, read, _ABSENT)
+            return await self._retried("head", key, read, _ABSENT)
         except _ABSENT:
             return None
 
-    async def _retried(self, key: str, operation: Callable[[], Awaitable[T]], answers: Answers = ()) -> T:
+    async def _retried(self, name: str, key: str, operation: Callable[[], Awaitable[T]], answers: Answers = ()) -> T:
         """The operation's result, repeated while storage is away. Exceptions that are `answers` pass through."""
         pauses = self._pauses(key)
         while True:
             try:
-                return await operation()
+                return await self._timed(name, operation, answers)
             except answers:
                 raise
             except (BaseError, OSError) as error:
@@ -342,6 +345,18 @@ class Store:
                 if not isinstance(judged, StorageUnavailable):
                     raise judged from error
                 await pauses.wait(_first_line(error))
+
+    async def _timed(self, name: str, operation: Callable[[], Awaitable[T]], answers: Answers) -> T:
+        started, failed = time.perf_counter(), False
+        try:
+            return await operation()
+        except answers:
+            raise
+        except (BaseError, OSError):
+            failed = True
+            raise
+        finally:
+            self.on_request(name, time.perf_counter() - started, failed)
 
     def _judged(self, key: str, error: Exception) -> StorageError:
         """What a failure means: StorageUnavailable where it may pass, StorageError where it stays."""

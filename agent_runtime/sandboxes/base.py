@@ -12,6 +12,11 @@ from rollout_api.tasks import TaskFile
 
 Phase = Literal["setup", "agent", "verifier"]
 
+OUTSIDE_REASONS = frozenset(
+    {"Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "DeadlineExceeded", "Idle"}
+)
+"""Reasons of a sandbox's end that lie outside it: whatever ran in it is not to blame."""
+
 
 class SandboxFailure(Exception):
     """A sandbox or workspace could not be had, or is lost. Never the policy's doing; `reason` is one CamelCase word."""
@@ -19,6 +24,11 @@ class SandboxFailure(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason, self.message = reason, message
+
+    @property
+    def from_outside(self) -> bool:
+        """Something outside the sandbox is known to have ended it, so no tool call that ran in it did."""
+        return self.reason in OUTSIDE_REASONS
 
 
 class SetupFailed(SandboxFailure):

@@ -113,9 +113,12 @@ def query_string(query: Query) -> str:
 
 
 class ExecutorClient:
-    """One executor. `address` is `unix:PATH` or `tcp:HOST:PORT`; all calls raise what `refusal` and `_lost` say."""
+    """One executor. `address` is `unix:PATH` or `tcp:HOST:PORT`; all calls raise what `refusal` and `_lost` say.
 
-    def __init__(self, address: str, token: str, boot_id: str) -> None:
+    `boot_id` is None until a first `health` has told it, where nobody else knows it.
+    """
+
+    def __init__(self, address: str, token: str, boot_id: str | None = None) -> None:
         self.address, self.boot_id = address, boot_id
         self._token = token
         self._session: aiohttp.ClientSession | None = None
@@ -180,6 +183,8 @@ class ExecutorClient:
         if status >= 400:
             raise refusal(status, reply.body, "GET /health")
         health: dict[str, Any] = reply.json()
+        if self.boot_id is None:
+            self.boot_id = health["bootId"]
         if health["bootId"] != self.boot_id:
             raise SandboxFailure(
                 "SandboxLost",

@@ -47,8 +47,10 @@ def no_place(workspace: str, seconds: float) -> SandboxFailure:
 
 
 class ExecutorSandbox:
-    """A sandbox whose executor answers. `environment` is what every command gets under the spec's own, `released` is
-    awaited after each release of a workspace.
+    """A sandbox whose executor answers.
+
+    `environment` is what every command gets under the spec's own. `released` is awaited after each release of a workspace,
+    with its id. With `waits_for_places` a workspace waits here until one is free, else it fails with NoPlace at once.
     """
 
     def __init__(
@@ -60,10 +62,11 @@ class ExecutorSandbox:
         handle: Mapping[str, Any],
         environment: Mapping[str, str],
         idle_seconds: float,
-        released: Callable[[], Awaitable[None]] | None = None,
+        released: Callable[[str], Awaitable[None]] | None = None,
+        waits_for_places: bool = True,
     ) -> None:
         self.client, self.mode = client, mode
-        self._released = released
+        self._released, self._waits_for_places = released, waits_for_places
         self._description, self._handle, self._environment = description, handle, environment
         self._groups = PreparedGroups(self._make_prepared, self._drop_prepared)
         self._waiting, self._place_freed = asyncio.Lock(), asyncio.Event()
@@ -139,7 +142,7 @@ class ExecutorSandbox:
             if prepared is not None:
                 await self._groups.fork_ended(prepared)
             if self._released is not None:
-                await self._released()
+                await self._released(hold.attempt)
 
         handle = {
             **self._handle,
@@ -158,6 +161,8 @@ class ExecutorSandbox:
             async with asyncio.timeout(patience):
                 if await self._created(workspace, parent):
                     return
+                if not self._waits_for_places:
+                    raise SandboxFailure("NoPlace", f"the sandbox has no place for workspace {workspace.name}")
                 async with self._waiting:
                     while True:
                         self._place_freed.clear()

@@ -52,7 +52,7 @@ class Machine:
         return self.records / f"{name}.json"
 
     def sandbox(
-        self, executor: LocalExecutor, released: Callable[[], Awaitable[None]] | None = None
+        self, executor: LocalExecutor, released: Callable[[str], Awaitable[None]] | None = None
     ) -> ExecutorSandbox:
         """The sandbox of an executor of this machine."""
         return ExecutorSandbox(
@@ -287,7 +287,7 @@ class PlainSandboxes:
         return self._keep(identity, executor)
 
     def _keep(self, identity: str, executor: LocalExecutor) -> ExecutorSandbox:
-        sandbox = self._machine.sandbox(executor, released=lambda: self._stop(identity))
+        sandbox = self._machine.sandbox(executor, released=self._stop)
         self._running[identity] = executor, sandbox
         return sandbox
 

@@ -43,7 +43,7 @@ class Surroundings:
     root: str = ""
     user: str = "0"
     working_dir: str = "/"
-    path: str = DEFAULT_PATH
+    environment: Mapping[str, str] = field(default_factory=dict)
     rlimits: Mapping[int, int] = field(default_factory=dict)
     layer: tuple[tuple[str, int], ...] = ()
 
@@ -178,7 +178,7 @@ def _start(request: Message, descriptors: list[int], where: Surroundings, accoun
         actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
     else:
         actions = [(os.POSIX_SPAWN_DUP2, descriptor, target) for target, descriptor in enumerate(descriptors)]
-    program = _find(argv[0], environment.get("PATH", where.path))
+    program = _find(argv[0], environment["PATH"])
     try:
         return os.posix_spawn(
             program, argv, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESTORED_SIGNALS
@@ -195,8 +195,8 @@ def _start(request: Message, descriptors: list[int], where: Surroundings, accoun
 
 
 def _environment(given: Mapping[str, str], identity: Identity, where: Surroundings) -> dict[str, str]:
-    defaults = {"PATH": where.path, "HOME": identity.home, "USER": identity.name, "LOGNAME": identity.name}
-    return defaults | dict(given)
+    own = {"HOME": identity.home, "USER": identity.name, "LOGNAME": identity.name}
+    return {"PATH": DEFAULT_PATH, **where.environment, **own, **given}
 
 
 def _find(program: str, path: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MODES = ("Auto", "Overlay", "Plain")
@@ -18,7 +19,10 @@ class Bind(NamedTuple):
 
 @dataclass(frozen=True)
 class HostConfig:
-    """As `docs/executor.md` says of the keys with these names; `state_dir` is absolute and exists."""
+    """As `docs/executor.md` says of the keys with these names; `state_dir` is absolute and exists.
+
+    `environment` is what every command gets, unless it says otherwise itself: the image's own, in a container.
+    """
 
     state_dir: str
     mode: str = "Auto"
@@ -29,6 +33,7 @@ class HostConfig:
     user: str | None = None
     memory_bytes: int | None = None
     disk_bytes: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -7,13 +7,13 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from agent_runtime.executor.host import WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.workspaces import kernel, processes
 from agent_runtime.executor.workspaces.channel import Message, close_all
-from agent_runtime.executor.workspaces.commands import DEFAULT_PATH
 from agent_runtime.executor.workspaces.config import HostConfig
 from agent_runtime.executor.workspaces.peer import Peer, PeerGone
 from agent_runtime.executor.workspaces.watch import Watch
@@ -23,6 +23,8 @@ from agent_runtime.executor.workspaces.workspace import LiveWorkspace
 _CREATE_SECONDS = 60.0
 _HELLO = 0
 _NOBODY = "65534:65534"
+# CLOCK_REALTIME_COARSE of linux/time.h, from which files get their times: a little behind the finer one.
+_FILE_CLOCK = 5
 
 
 def _plain_user() -> str | None:
@@ -55,6 +57,7 @@ class Host:
 
     mode = ""
     own_network = False
+    own_layers = False
 
     def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int) -> None:
         self.places = config.places
@@ -62,9 +65,9 @@ class Host:
         self._zygote = zygote
         self._zygote_pid = zygote_pid
         self._lock = lock
-        self._path = os.environ.get("PATH", DEFAULT_PATH) if os.getpid() == 1 else DEFAULT_PATH
         self._live: set[LiveWorkspace] = set()
-        self._watch = Watch(config.state_dir, config.memory_bytes, config.disk_bytes, self.measure_disk)
+        written = config.state_dir if self.own_layers else config.root
+        self._watch = Watch(written, config.memory_bytes, config.disk_bytes, self.measure_disk)
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     async def ask(self, message: Message) -> Message:
@@ -87,7 +90,7 @@ class Host:
             "layer": layer,
             "user": spec.user or self.config.user,
             "workingDir": spec.working_dir,
-            "path": self._path,
+            "environment": dict(self.config.environment),
             "root": self.config.root,
             "memoryBytes": spec.limits.memory_bytes,
             "processes": spec.limits.processes,
@@ -141,7 +144,7 @@ class Host:
         self._watch.remove(workspace)
 
     async def measure_disk(self, workspace: LiveWorkspace, enough: int | None) -> int:
-        """Bytes of disk that the workspace's own layer takes."""
+        """Bytes of disk that the workspace's files take."""
         raise NotImplementedError
 
     async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
@@ -195,6 +198,7 @@ class OverlayHost(Host):
 
     mode = "Overlay"
     own_network = True
+    own_layers = True
 
     def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int) -> None:
         super().__init__(config, zygote, zygote_pid, lock)
@@ -254,7 +258,7 @@ class OverlayHost(Host):
             layer = self._below.pop(layer)
 
     async def measure_disk(self, workspace: LiveWorkspace, enough: int | None) -> int:
-        reply = await self.ask({"do": "measure", "layer": workspace.layer, "enough": enough})
+        reply = await self.ask({"do": "measure", "folder": workspace.layer, "enough": enough, "since": None})
         return int(reply["bytes"])
 
     async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
@@ -312,7 +316,7 @@ class PlainHost(Host):
     def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int) -> None:
         super().__init__(config, zygote, zygote_pid, lock)
         self.places = 1
-        self._used_at_start = 0
+        self._created_at = 0
 
     async def create(self, spec: WorkspaceSpec) -> LiveWorkspace:
         """As in the interface. There is nothing to fork from."""
@@ -325,7 +329,7 @@ class PlainHost(Host):
             raise WorkspaceFailure(
                 "CreateFailed", f"Plain mode has one place, which {standing!r} takes; destroy it first"
             )
-        self._used_at_start = self._root_used()
+        self._created_at = time.clock_gettime_ns(_FILE_CLOCK)
         return await self._make(spec, "", {"user": spec.user or self.config.user or _plain_user()})
 
     def refuse_freeze(self) -> None:
@@ -334,11 +338,9 @@ class PlainHost(Host):
         )
 
     async def measure_disk(self, workspace: LiveWorkspace, enough: int | None) -> int:
-        return max(0, self._root_used() - self._used_at_start)
-
-    def _root_used(self) -> int:
-        info = os.statvfs(self.config.root)
-        return (info.f_blocks - info.f_bfree) * info.f_frsize
+        # Not the growth of the file system: a node's disk is shared with other pods, whose files are nobody's fault here.
+        request = {"do": "measure", "folder": self.config.root, "enough": enough, "since": self._created_at}
+        return int((await self.ask(request))["bytes"])
 
     async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
         # Its orphans fall to the zygote, or to us where a tool has killed that too.
@@ -357,7 +359,8 @@ class PlainHost(Host):
             "memory": "RLIMIT_DATA for each process; use of all of them looked at every 20 ms or so, killed when over",
             "processes": "their number looked at every 20 ms or so, killed when over",
             "fileSize": "RLIMIT_FSIZE",
-            "disk": "RLIMIT_FSIZE for each file; the growth of root's file system looked at, processes killed when over",
+            "disk": "RLIMIT_FSIZE for each file; what was written below root counted when the disk moves, processes killed "
+            "when over",
             "network": "None: the sandbox's own network",
             "cpu": "None: tools share the sandbox's processors",
         }

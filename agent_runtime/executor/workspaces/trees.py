@@ -92,14 +92,16 @@ def _unlink_files(folder: int) -> list[str]:
     return [name for name, is_folder in names if is_folder]
 
 
-def disk_bytes(root: str, *, enough: int | None = None) -> int:
+def disk_bytes(root: str, *, enough: int | None = None, since: int | None = None) -> int:
     """Bytes of the file system's blocks in use below `root`; stops counting once beyond `enough`.
 
-    The tree may change meanwhile. When a folder was moved while it was counted, the rest is left for the next count.
+    With `since`, in nanoseconds since 1970, only what was written from then on, and not in other mounts below. The tree
+    may change meanwhile. When a folder was moved while it was counted, the rest is left for the next count.
     """
     total = 0
     hard_linked: set[int] = set()
     current = os.open(root, _FOLDER)
+    mount = os.fstat(current).st_dev
     levels: list[tuple[int, list[str]]] = []
     try:
         while enough is None or total <= enough:
@@ -109,8 +111,13 @@ def disk_bytes(root: str, *, enough: int | None = None) -> int:
                     with contextlib.suppress(OSError):
                         info = entry.stat(follow_symlinks=False)
                         if stat.S_ISDIR(info.st_mode):
+                            if since is not None and info.st_dev != mount:
+                                continue
                             folders.append(entry.name)
-                        elif info.st_nlink > 1:
+                        # The time of the last change, which no tool can set.
+                        if since is not None and info.st_ctime_ns < since:
+                            continue
+                        if not stat.S_ISDIR(info.st_mode) and info.st_nlink > 1:
                             if info.st_ino in hard_linked:
                                 continue
                             hard_linked.add(info.st_ino)

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from agent_runtime.executor.workspaces import kernel
 from agent_runtime.executor.workspaces.channel import Channel, Message
-from agent_runtime.executor.workspaces.commands import DEFAULT_PATH, Surroundings
+from agent_runtime.executor.workspaces.commands import Surroundings
 from agent_runtime.executor.workspaces.ground import HOSTNAME, Ground, write_maps
 from agent_runtime.executor.workspaces.init import Init
 
@@ -142,7 +142,7 @@ def _become_init(
         isolated=True,
         user=request["user"] or "0",
         working_dir=request["workingDir"],
-        path=request["path"] or DEFAULT_PATH,
+        environment=request["environment"],
         rlimits=process_limits(request),
         layer=layer,
     )

@@ -32,6 +32,9 @@ _DYING_LOOKS = 250
 _REST_FACTOR = 9
 # The disk is shared with the machine's own noise; smaller moves are not worth a count.
 _DISK_STEP_BYTES = 1024 * 1024
+# Counting takes as long as there are files, and a disk that others share moves all the time. So it rests like looking does,
+# but never longer than this: meanwhile nobody counts.
+_COUNT_REST_SECONDS = 1.0
 
 
 class _Disk:
@@ -45,16 +48,16 @@ class _Disk:
 
 
 class Watch:
-    """The one task of a host that looks."""
+    """The one task of a host that looks. When the file system of folder `written` has moved, files are counted."""
 
     def __init__(
         self,
-        state_dir: str,
+        written: str,
         memory_limit: int | None,
         disk_limit: int | None,
         count_disk: Callable[[LiveWorkspace, int | None], Awaitable[int]],
     ) -> None:
-        self._state_dir = state_dir
+        self._written = written
         self._memory_limit, self._disk_limit = memory_limit, disk_limit
         self._count_disk = count_disk
         self._active: set[LiveWorkspace] = set()
@@ -137,9 +140,11 @@ class Watch:
             self._active.discard(workspace)
 
     async def _count(self, workspace: LiveWorkspace, known: _Disk) -> None:
+        began = time.monotonic()
         try:
             counted = await self._count_disk(workspace, None)
             workspace.last = replace(workspace.last, disk_bytes=counted + known.hidden)
+            await asyncio.sleep(min((time.monotonic() - began) * _REST_FACTOR, _COUNT_REST_SECONDS))
         except WorkspaceFailure:
             pass
         finally:
@@ -164,7 +169,7 @@ class Watch:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _file_system_used(self) -> int:
-        info = os.statvfs(self._state_dir)
+        info = os.statvfs(self._written)
         return (info.f_blocks - info.f_bfree) * info.f_frsize
 
 

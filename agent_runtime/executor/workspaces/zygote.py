@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from agent_runtime.executor.workspaces import kernel, processes
 from agent_runtime.executor.workspaces.channel import Channel, Message
-from agent_runtime.executor.workspaces.commands import DEFAULT_PATH, Surroundings
+from agent_runtime.executor.workspaces.commands import Surroundings
 from agent_runtime.executor.workspaces.ground import Ground, Impossible, prepare
 from agent_runtime.executor.workspaces.init import Init
 from agent_runtime.executor.workspaces.trees import disk_bytes, remove_entry
@@ -106,7 +106,7 @@ class _Zygote:
             case "remove":
                 self._fork(number, request, lambda: self._remove(number, request["layer"]))
             case "measure":
-                self._fork(number, request, lambda: self._measure(number, request["layer"], request["enough"]))
+                self._fork(number, request, lambda: self._measure(number, request))
             case "sweep":
                 self._channel.send(number, {"gone": processes.kill_below(_proc(), os.getpid())})
 
@@ -164,7 +164,7 @@ class _Zygote:
             root=root,
             user=request["user"] or str(os.geteuid()),
             working_dir=request["workingDir"],
-            path=request["path"] or DEFAULT_PATH,
+            environment=request["environment"],
             rlimits=process_limits(request, own_users=False),
         )
         Init(channel, starts, where, _proc()).serve()
@@ -174,8 +174,9 @@ class _Zygote:
         remove_entry(folder, layer, missing_ok=True)
         self._channel.send(number, {})
 
-    def _measure(self, number: int, layer: str, enough: int | None) -> None:
-        self._channel.send(number, {"bytes": disk_bytes(layer, enough=enough)})
+    def _measure(self, number: int, request: Message) -> None:
+        counted = disk_bytes(request["folder"], enough=request["enough"], since=request["since"])
+        self._channel.send(number, {"bytes": counted})
 
 
 def _proc() -> int:

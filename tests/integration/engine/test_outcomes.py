@@ -140,6 +140,17 @@ async def test_a_policy_that_kills_its_sandbox_twice_is_completed_with_reward_0(
     assert ran.outcomes == [("Completed", "ResourceLimit", 0.0), ("Completed", "Finished", 1.0)]
 
 
+async def test_a_rollout_whose_sandboxes_were_evicted_under_its_tool_calls_is_not_blamed(tmp_path: Path) -> None:
+    ran = await run(a_job(tmp_path), tmp_path, **failing("run", {"0-0", "0-1"}, "Evicted"))
+    assert ran.outcomes == [("Completed", "Finished", 1.0), ("Completed", "Finished", 1.0)]
+
+
+async def test_preemption_uses_up_no_attempt(tmp_path: Path) -> None:
+    job = a_job(tmp_path, attempts={"limit": 1, "backoffSeconds": 0})
+    ran = await run(job, tmp_path, **failing("run", {"0-0", "0-1", "0-2"}, "Preempted"))
+    assert ran.outcomes == [("Completed", "Finished", 1.0), ("Completed", "Finished", 1.0)]
+
+
 async def test_a_sandbox_that_dies_once_under_a_tool_call_is_tried_again(tmp_path: Path) -> None:
     ran = await run(a_job(tmp_path), tmp_path, **failing("run", {"0-0"}, "SandboxLost"))
     assert ran.outcomes == [("Completed", "Finished", 1.0)] * 2

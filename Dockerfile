@@ -1,0 +1,71 @@
+# The images of agent-rollouts; docs/images.md says what each is for. `hack/images/build` builds them, also without Docker.
+#
+# A Debian with Python 3.11 or newer and its venv module.
+ARG BASE=python:3.13.9-slim-bookworm
+
+FROM ${BASE} AS base
+LABEL org.opencontainers.image.vendor="agent-rollouts" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+# ---- The executor's bundle ----
+FROM base AS bundle
+RUN apt-get update -q && apt-get install -y -q --no-install-recommends gcc libc6-dev binutils && rm -rf /var/lib/apt/lists/*
+WORKDIR /build
+COPY hack/images/launcher.c hack/images/bundle.py ./
+COPY agent_runtime/__init__.py agent_runtime/
+COPY agent_runtime/executor agent_runtime/executor
+RUN python3 bundle.py /bundle/python agent_runtime.executor \
+    && gcc -static -Os -s -Wall -Wextra -Werror -D_GNU_SOURCE -o /bundle/executor launcher.c
+
+FROM scratch AS executor
+LABEL org.opencontainers.image.title="agent-rollouts executor" \
+      org.opencontainers.image.description="The portable executor alone: an image volume of sandbox pods, or copied by an init container" \
+      org.opencontainers.image.vendor="agent-rollouts" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=bundle /bundle /
+ENTRYPOINT ["/executor"]
+
+# ---- What runner and operator share ----
+# What the package index needs here (its address, a certificate authority) comes as build secrets, which no layer keeps.
+FROM base AS dependencies
+WORKDIR /build
+COPY pyproject.toml constraints.txt hack/images/requirements.py ./
+RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
+    python3 -m venv /opt/venv && python3 requirements.py operator > requirements.txt \
+    && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir -c constraints.txt -r requirements.txt
+
+FROM base AS product
+# By name too: much software asks for the home folder of whoever runs it.
+RUN groupadd -g 65532 rollout && useradd -u 65532 -g rollout -d /app -M -s /usr/sbin/nologin rollout
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH=/app
+COPY --from=dependencies /opt/venv /opt/venv
+WORKDIR /app
+COPY rollout_api rollout_api
+
+FROM product AS runtime
+LABEL org.opencontainers.image.title="agent-rollouts runtime" \
+      org.opencontainers.image.description="Runner pods: the engine that drives rollouts"
+COPY agent_runtime agent_runtime
+RUN python3 -m compileall -q .
+USER 65532:65532
+ENTRYPOINT ["python3", "-m", "agent_runtime.runner"]
+
+FROM product AS operator
+LABEL org.opencontainers.image.title="agent-rollouts operator" \
+      org.opencontainers.image.description="The control plane: turns RolloutJobs, Sandboxes and ModelServers into pods"
+COPY operator/rollout_operator rollout_operator
+RUN python3 -m compileall -q .
+USER 65532:65532
+ENTRYPOINT ["python3", "-m", "rollout_operator"]
+
+# ---- A sandbox for examples/quickstart: Python and pytest ----
+FROM base AS quickstart
+LABEL org.opencontainers.image.title="agent-rollouts quickstart" \
+      org.opencontainers.image.description="The sandbox image of examples/quickstart: Python and pytest"
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+COPY constraints.txt /tmp/
+RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
+    python3 -m venv /opt/venv \
+    && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir -c /tmp/constraints.txt pytest \
+    && rm /tmp/constraints.txt
+CMD ["python3"]

@@ -1,0 +1,98 @@
+"""`python -m agent_runtime.runner.engine`: the engine process of a runner pod, started by the supervisor."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from agent_runtime.runner.exits import Exit
+from agent_runtime.runner.log import configure, leave_behind, log
+from agent_runtime.runner.metrics import RunnerMetrics
+from agent_runtime.runner.metrics_server import serve_metrics
+from agent_runtime.runner.report import ShardTally
+from agent_runtime.runner.shard_run import ShardRun
+from agent_runtime.runner.start import BadStart, Start, read_start
+from agent_runtime.runner.supervisor import PROGRESS_FD, RESTARTS
+from agent_runtime.sandboxes.base import SandboxProvider
+from agent_runtime.sandboxes.cluster.api import KubeApi
+from agent_runtime.sandboxes.cluster.provider import ClusterProvider
+from rollout_api.cluster import RUNNER_FOLDER, RUNNER_METRICS_PORT
+from rollout_api.sandbox import Provider
+
+OpenProvider = Callable[[Start, KubeApi, RunnerMetrics], Provider | SandboxProvider]
+
+
+def cluster_provider(start: Start, api: KubeApi, metrics: RunnerMetrics) -> SandboxProvider:
+    """Sandboxes of the cluster, shown in the metrics."""
+    provider = ClusterProvider(start.job, start.shard.index, start.key, api)
+    provider.on_sandbox_started = metrics.sandbox_started
+    metrics.watch_sandboxes(provider.sandbox_states)
+    return provider
+
+
+async def run_engine(
+    folder: Path,
+    environ: Mapping[str, str],
+    *,
+    open_provider: OpenProvider = cluster_provider,
+    metrics_port: int = RUNNER_METRICS_PORT,
+) -> Exit:
+    """Run the shard that `folder` and `environ` name. Raises what is a bug."""
+    try:
+        start = read_start(folder, environ)
+    except BadStart as error:
+        leave_behind(str(error))
+        return Exit.BAD_START
+    assert start.job.metadata.namespace is not None  # read_start has looked
+    api = await KubeApi.connect(start.job.metadata.namespace)
+    tally = ShardTally(start.shard, start.job.spec.group_size)
+    metrics = RunnerMetrics(tally, start.job.spec.agent.tools, int(environ.get(RESTARTS, "0")))
+    run = ShardRun(start.job, start.shard, api=api, tally=tally, metrics=metrics, on_sealed=_progress_of(environ))
+    async with serve_metrics(metrics.exposition, metrics_port):
+        return await run.run(open_provider(start, api, metrics), folder, environ)
+
+
+def main(engine: Coroutine[Any, Any, Exit]) -> None:
+    """Run the engine and end this process with its exit code."""
+    configure(os.environ)
+    try:
+        asyncio.run(_leave_with(engine))
+    except BaseException:  # noqa: BLE001 - also a SystemExit that an agent or a tool raises: it is no decision of ours
+        log.exception("the engine has crashed")
+        _leave(Exit.CRASHED)
+
+
+async def _leave_with(engine: Coroutine[Any, Any, Exit]) -> None:
+    _leave(await engine)
+
+
+def _leave(code: Exit) -> NoReturn:
+    """End this process here and now: what still runs is of no use to anybody.
+
+    A plain exit would wait for it, and the threads of the storage library abort some of those.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _progress_of(environ: Mapping[str, str]) -> Callable[[], None]:
+    """Tells the supervisor of a seal."""
+    pipe = environ.get(PROGRESS_FD)
+    if pipe is None:
+        return lambda: None
+
+    def tell() -> None:
+        # Full: then it has been told often enough.
+        with contextlib.suppress(BlockingIOError):
+            os.write(int(pipe), b".")
+
+    return tell
+
+
+if __name__ == "__main__":
+    main(run_engine(Path(RUNNER_FOLDER), os.environ))

@@ -1,0 +1,72 @@
+"""The engine's events as lines of the log."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobEnded, JobStarted, RolloutSealed
+from agent_runtime.runner.log import log
+
+Line = tuple[int, str, dict[str, Any]]
+
+
+class EventLog:
+    """Logs what is worth a line. A group that an earlier process has finished is told again by the engine, not by this."""
+
+    def __init__(self) -> None:
+        self._sealed_before: frozenset[int] = frozenset()
+
+    def observe(self, event: Event) -> None:
+        """Take an event of the engine in."""
+        if isinstance(event, JobStarted):
+            self._sealed_before = frozenset(result.index for result in event.results)
+        if isinstance(event, GroupFinished) and self._sealed_before.issuperset(r.index for r in event.results):
+            return
+        for level, message, fields in lines_of(event):
+            log.log(level, message, extra={"fields": fields})
+
+
+def lines_of(event: Event) -> Iterator[Line]:
+    """Level, message and fields: groups at info, single rollouts at debug, what went wrong at warning."""
+    match event:
+        case JobStarted():
+            verb = "goes on with" if event.resumed else "starts"
+            total = "an open stream of" if event.total is None else event.total
+            yield (
+                logging.INFO,
+                f"{verb} its shard of {event.name}: {total} rollouts",
+                {"sealed": event.sealed, "uri": event.uri},
+            )
+            for warning in event.warnings:
+                yield logging.WARNING, warning, {}
+        case RolloutSealed(result=result):
+            yield (
+                logging.DEBUG,
+                f"rollout {result.index} of {result.task} is sealed",
+                {"rollout": result.index, "outcome": result.outcome.value, "reward": result.reward},
+            )
+        case GroupFinished():
+            outcomes = [result.outcome.value for result in event.results]
+            rewards = [result.reward for result in event.results]
+            yield (
+                logging.INFO,
+                f"group {event.group} ({event.task}) is finished",
+                {"group": event.group, "outcomes": outcomes, "rewards": rewards},
+            )
+        case AttemptFailed():
+            follows = "another one follows" if event.retry else "it was the last one"
+            yield (
+                logging.WARNING,
+                f"rollout {event.index}: attempt {event.attempt} was lost to infrastructure, {follows}",
+                {"rollout": event.index, "reason": event.reason, "why": event.message},
+            )
+        case JobEnded(summary=summary):
+            fields: dict[str, Any] = {"outcomes": dict(summary.outcomes), "meanReward": summary.mean_reward}
+            if summary.aborted is not None:
+                yield logging.ERROR, f"the job is given up: {summary.aborted}", fields
+            elif summary.completed:
+                yield logging.INFO, "the shard is completed", fields
+            else:
+                yield logging.INFO, "stopped; the rest can be gone on with", fields
+        case _:
+            pass

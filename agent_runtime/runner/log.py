@@ -1,0 +1,48 @@
+"""One JSON object a line on stdout: read by people through `kubectl logs`, and by log collectors."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+log = logging.getLogger("rollout.runner")
+
+TERMINATION_LOG = Path("/dev/termination-log")
+"""What a container leaves here is shown by `kubectl describe pod`."""
+TERMINATION_BYTES = 4096
+"""The kubelet reads no more."""
+
+
+class JsonLines(logging.Formatter):
+    """Time, level and message first; then the fields that a call gave as `extra={"fields": {...}}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        line.update(getattr(record, "fields", {}))
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def configure(environ: Mapping[str, str]) -> None:
+    """Log to stdout. The variable ROLLOUT_LOG_LEVEL may be `debug`, which adds a line for each sealed rollout."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    log.setLevel(logging.DEBUG if environ.get("ROLLOUT_LOG_LEVEL", "").lower() == "debug" else logging.INFO)
+
+
+def leave_behind(message: str) -> None:
+    """Log why this process ends, and leave it where `kubectl describe pod` shows it."""
+    log.error(message)
+    # It exists in a container only, where the kubelet has put it.
+    if TERMINATION_LOG.exists():
+        TERMINATION_LOG.write_bytes(message.encode(errors="replace")[:TERMINATION_BYTES])

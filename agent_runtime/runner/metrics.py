@@ -1,0 +1,129 @@
+"""Prometheus metrics of one runner, from the engine's events. No label has more values than the job's spec allows."""
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+
+from agent_runtime.engine.abort_policy import LOST
+from agent_runtime.engine.events import (
+    AttemptFailed,
+    Event,
+    RolloutSealed,
+    StorageRequested,
+    ToolEnded,
+    TurnEnded,
+    WorkspaceAcquired,
+)
+from agent_runtime.runner.report import ShardTally
+from rollout_api.records import Outcome
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+"""From the fork of a workspace, some milliseconds, to the slowest start of a sandbox."""
+REWARDS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
+MOST_REASONS = 32
+"""Reasons of failures come from clusters and plugins; those beyond are counted as Other."""
+OTHER = "Other"
+SANDBOX_STATES = ("Starting", "Ready")
+
+
+class RunnerMetrics:
+    """What `/metrics` shows."""
+
+    def __init__(self, tally: ShardTally, tools: Collection[str], restarts: int = 0) -> None:
+        self._tools, self._reasons = frozenset(tools), set[str]()
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"rollout_{name}", text, labels, registry=registry)
+
+        def seconds(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"rollout_{name}_seconds", text, labels, buckets=SECONDS, registry=registry)
+
+        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+            Gauge(f"rollout_{name}", text, registry=registry).set_function(value)
+
+        self._rollouts = counter("rollouts", "Rollouts that this process sealed.", "outcome")
+        self._reward = Histogram("rollout_reward", "Rewards of sealed rollouts.", buckets=REWARDS, registry=registry)
+        self._turns = counter("turns", "Model calls that were answered.")
+        self._tokens = counter("tokens", "Tokens as the model server counted them.", "kind")
+        self._model = seconds("model_call", "From a model call to its answer, failed tries left out.")
+        self._tool = seconds("tool_call", "From a tool call to its observation.", "tool")
+        self._tool_errors = counter("tool_call_errors", "Tool calls that the model got an error for.", "tool")
+        self._failed = counter("attempts_failed", "Attempts lost to infrastructure.", "reason")
+        self._workspace = seconds("workspace_acquire", "From asking for an attempt's workspace to having it.")
+        self._sandbox = seconds("sandbox_start", "From creating a sandbox to its being ready.")
+        self._storage = seconds("storage_request", "Requests to object storage, each try by itself.", "operation")
+        self._storage_errors = counter("storage_errors", "Failed requests to object storage.", "operation")
+        gauge("rollouts_running", "Rollouts whose attempt is under way.", lambda: len(tally.running))
+        gauge("groups_waiting", "Groups that nobody has begun yet.", lambda: tally.groups_waiting)
+        gauge(
+            "infra_failure_fraction",
+            "Of the ended rollouts of this shard, those lost to infrastructure.",
+            lambda: infra_failure_fraction(tally.outcomes),
+        )
+        gauge("engine_restarts", "Engines that died in this container.", lambda: restarts)
+        self._sandboxes = Gauge("rollout_sandboxes", "Sandboxes of this runner.", ["state"], registry=registry)
+        # A rate over a series needs its 0: one that appears with its first count loses it.
+        for outcome in Outcome:
+            self._rollouts.labels(outcome.value)
+        for kind in ("prompt", "completion"):
+            self._tokens.labels(kind)
+        for tool in self._tools:
+            self._tool_errors.labels(tool)
+
+    def observe(self, event: Event) -> None:
+        """Take an event of the engine in. What an earlier process did and the journal repeats is not counted again."""
+        match event:
+            case TurnEnded(replayed=False):
+                self._turns.inc()
+                self._model.observe(event.model_seconds)
+                self._tokens.labels("prompt").inc(event.usage.prompt_tokens)
+                self._tokens.labels("completion").inc(event.usage.completion_tokens)
+            case ToolEnded():
+                tool = event.tool if event.tool in self._tools else OTHER
+                self._tool.labels(tool).observe(event.seconds)
+                self._tool_errors.labels(tool).inc(event.error)
+            case WorkspaceAcquired():
+                self._workspace.observe(event.seconds)
+            case StorageRequested():
+                self._storage.labels(event.operation).observe(event.seconds)
+                self._storage_errors.labels(event.operation).inc(event.failed)
+            case AttemptFailed():
+                self._failed.labels(self._known_reason(event.reason)).inc()
+            case RolloutSealed():
+                self._rollouts.labels(event.result.outcome.value).inc()
+                if event.result.reward is not None:
+                    self._reward.observe(event.result.reward)
+            case _:
+                pass
+
+    def watch_sandboxes(self, states: Callable[[], Mapping[str, int]]) -> None:
+        """Show the runner's sandboxes; `states` counts them by state whenever Prometheus asks."""
+        for state in SANDBOX_STATES:
+            self._sandboxes.labels(state).set_function(partial(_count, states, state))
+
+    def sandbox_started(self, seconds: float) -> None:
+        """A sandbox is ready, so long after it was asked for."""
+        self._sandbox.observe(seconds)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self._registry)
+
+    def _known_reason(self, reason: str) -> str:
+        if len(self._reasons) < MOST_REASONS:
+            self._reasons.add(reason)
+        return reason if reason in self._reasons else OTHER
+
+
+def _count(states: Callable[[], Mapping[str, int]], state: str) -> float:
+    return states().get(state, 0)
+
+
+def infra_failure_fraction(outcomes: Mapping[str, int]) -> float:
+    """As the engine judges it when it gives a job up: cancelled rollouts count for neither side."""
+    ended = sum(count for outcome, count in outcomes.items() if outcome != Outcome.CANCELLED)
+    return sum(outcomes.get(outcome, 0) for outcome in LOST) / ended if ended else 0.0

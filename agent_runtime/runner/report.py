@@ -1,0 +1,115 @@
+"""What a runner says of its shard, from the engine's events: pure."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agent_runtime.engine.events import AttemptFailed, Event, JobEnded, JobStarted, RolloutSealed, RolloutStarted
+from agent_runtime.engine.shard import Shard
+from rollout_api.records import Result
+from rollout_api.rollout_job import RunnerReport, RunnerState
+
+INTERVALS_CHARACTERS = 4096
+"""Most of `sealedIndexes`: 256 runners' entries then stay below the 1.5 MiB of one object."""
+MESSAGE_CHARACTERS = 4096
+FASTEST_SECONDS = 1.0
+REPORTS_A_SECOND = 10
+"""All runners of a job together: each report rewrites the whole RolloutJob."""
+
+
+def report_interval(runners: int) -> float:
+    """Seconds between two reports of one runner."""
+    return max(FASTEST_SECONDS, runners / REPORTS_A_SECOND)
+
+
+def intervals(positions: Iterable[int]) -> str | None:
+    """Numbers as `0-14,17`; None where that gets longer than a report may be."""
+    parts: list[list[int]] = []
+    for position in sorted(set(positions)):
+        if parts and position == parts[-1][1] + 1:
+            parts[-1][1] = position
+        else:
+            parts.append([position, position])
+        if len(parts) > INTERVALS_CHARACTERS:
+            return None
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+    return text if len(text) <= INTERVALS_CHARACTERS else None
+
+
+def standing_report(job: Mapping[str, Any], index: int) -> RunnerReport | None:
+    """What this runner last reported, from the RolloutJob as the API server gives it."""
+    entries = (job.get("status") or {}).get("runners") or []
+    return next((RunnerReport.model_validate(entry) for entry in entries if entry.get("index") == index), None)
+
+
+class ShardTally:
+    """Counts of one shard. A rollout counts once, however often and by whichever process it is told of."""
+
+    def __init__(self, shard: Shard, group_size: int) -> None:
+        self.shard, self.group_size = shard, group_size
+        self.total: int | None = None
+        self.started = False
+        """Whether it has been told what earlier processes sealed; before that its counts say nothing."""
+        self.running: set[int] = set()
+        """Indexes of the rollouts whose attempt is under way."""
+        self.outcomes: Counter[str] = Counter()
+        self._sealed: set[int] = set()
+        self._rewards: list[float] = []
+        self._begun: set[int] = set()
+
+    def observe(self, event: Event) -> None:
+        """Take an event of the engine in."""
+        match event:
+            case JobStarted():
+                self.started, self.total = True, event.total
+                for result in event.results:
+                    self._count(result)
+            case RolloutStarted():
+                self.running.add(event.index)
+                self._begun.add(event.index // self.group_size)
+            case AttemptFailed():
+                self.running.discard(event.index)
+            case RolloutSealed():
+                self.running.discard(event.result.index)
+                self._count(event.result)
+            case JobEnded():
+                self.running.clear()
+                if event.summary.completed:
+                    self.total = event.summary.total
+            case _:
+                pass
+
+    def report(self, state: RunnerState, message: str = "") -> RunnerReport:
+        """The entry of this runner in the status of its RolloutJob."""
+        return RunnerReport(
+            index=self.shard.index,
+            state=state,
+            message=message[:MESSAGE_CHARACTERS],
+            total=self.total,
+            sealed=len(self._sealed),
+            running=len(self.running),
+            sealed_indexes=intervals(map(self.position, self._sealed)) if self._sealed else None,
+            outcomes=dict(sorted(self.outcomes.items())),
+            reward_sum=math.fsum(self._rewards),
+            rewarded=len(self._rewards),
+        )
+
+    @property
+    def groups_waiting(self) -> int:
+        """Groups that nobody has begun; 0 while a stream is open, whose end nobody knows."""
+        return 0 if self.total is None else self.total // self.group_size - len(self._begun)
+
+    def position(self, index: int) -> int:
+        """A rollout's number within its shard: the groups of one shard are those whose number has the same remainder."""
+        group, member = divmod(index, self.group_size)
+        return group // self.shard.count * self.group_size + member
+
+    def _count(self, result: Result) -> None:
+        if result.index in self._sealed:
+            return
+        self._sealed.add(result.index)
+        self._begun.add(result.group)
+        self.outcomes[result.outcome.value] += 1
+        if result.reward is not None:
+            self._rewards.append(result.reward)

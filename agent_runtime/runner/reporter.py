@@ -1,0 +1,101 @@
+"""Carries the report to the API server: not too often, only when it changed, and the last one for certain."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from agent_runtime.runner.fate import Fate, JobApi, ask_fate
+from agent_runtime.runner.log import log
+from agent_runtime.sandboxes.cluster.api import ApiError
+from rollout_api.conditions import Metadata
+from rollout_api.rollout_job import RunnerReport
+
+PAUSE_SECONDS = 2.0
+"""Between two tries of the last report."""
+REFUSAL_PATIENCE_SECONDS = 60.0
+"""An API server that starts may refuse what it admits later."""
+
+
+class JobGone(Exception):
+    """There is no such RolloutJob to report to."""
+
+
+class ReportRefused(Exception):
+    """The API server does not take the report; the message has its words."""
+
+
+class Reporter:
+    """Reports of one runner; `make` gives the report as of now."""
+
+    def __init__(
+        self, api: JobApi, job: Metadata, *, index: int, interval_seconds: float, make: Callable[[], RunnerReport]
+    ) -> None:
+        self._api, self._job, self._index, self._make = api, job, index, make
+        self._interval = interval_seconds
+        self._finishing = asyncio.Event()
+        self._work: asyncio.Task[None] | None = None
+        self._delivered: RunnerReport | None = None
+        """What the API server holds; None when that is not known."""
+        self._away = False
+
+    def start(self) -> None:
+        """Report from now on. Whatever the API server does, the rollouts go on."""
+        self._work = asyncio.create_task(self._report())
+
+    async def finish(self, *, within_seconds: float | None = None) -> None:
+        """Deliver the last report, waiting for an API server that is away; for ever where no limit is given.
+
+        Raises JobGone, ReportRefused, and TimeoutError at the limit.
+        """
+        self._finishing.set()
+        async with asyncio.timeout(within_seconds):
+            if self._work is not None:
+                # Two at once could arrive in the wrong order.
+                await self._work
+            await self._deliver_last()
+
+    async def _report(self) -> None:
+        while not self._finishing.is_set():
+            report = self._make()
+            if report != self._delivered:
+                with contextlib.suppress(ApiError):
+                    await self._deliver(report, patience_seconds=self._interval)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._finishing.wait(), self._interval)
+
+    async def _deliver_last(self) -> None:
+        report = self._make()
+        refused_since: float | None = None
+        loop = asyncio.get_running_loop()
+        while report != self._delivered:
+            try:
+                await self._deliver(report, patience_seconds=PAUSE_SECONDS)
+            except ApiError as error:
+                # 429 and 0, no answer, are no refusals.
+                refused = 400 <= error.status < 500 and error.status != 429
+                if refused and await ask_fate(self._api, self._job) is Fate.CANCELLED:
+                    raise JobGone(str(error)) from error
+                if refused:
+                    refused_since = refused_since or loop.time()
+                    if loop.time() - refused_since > REFUSAL_PATIENCE_SECONDS:
+                        raise ReportRefused(str(error)) from error
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _deliver(self, report: RunnerReport, *, patience_seconds: float) -> None:
+        self._delivered = None
+        try:
+            await self._api.apply_job_status(
+                self._job.name,
+                uid=self._job.uid or "",
+                manager=f"runner-{self._index}",
+                status={"runners": [report.wire()]},
+                patience_seconds=patience_seconds,
+            )
+        except ApiError as error:
+            if not self._away:
+                log.warning("the API server does not take the report; rollouts go on: %s", error)
+            self._away = True
+            raise
+        if self._away:
+            log.info("the API server takes reports again")
+        self._away, self._delivered = False, report

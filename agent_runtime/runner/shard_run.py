@@ -1,0 +1,198 @@
+"""One shard of a job, run to its verdict: engine, reports, metrics, log and SIGTERM put together."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent_runtime.engine.events import Event, JobStarted, JobSummary, RolloutSealed
+from agent_runtime.engine.run import run_job
+from agent_runtime.engine.shard import Shard
+from agent_runtime.models.base import ModelError
+from agent_runtime.models.extensions import ExtensionError
+from agent_runtime.recording.job_record import ManifestChanged, NameTaken
+from agent_runtime.recording.journal import Superseded
+from agent_runtime.recording.segments import RecordCorrupt
+from agent_runtime.recording.store import StorageError
+from agent_runtime.runner.drain import Stopping
+from agent_runtime.runner.event_log import EventLog
+from agent_runtime.runner.exits import Exit
+from agent_runtime.runner.fate import JobApi
+from agent_runtime.runner.log import leave_behind, log
+from agent_runtime.runner.metrics import RunnerMetrics
+from agent_runtime.runner.report import ShardTally, report_interval, standing_report
+from agent_runtime.runner.reporter import JobGone, Reporter, ReportRefused
+from agent_runtime.sandboxes.base import Fenced, SandboxFailure, SandboxProvider
+from agent_runtime.sandboxes.cluster.api import ApiError
+from agent_runtime.tasks import TaskSourceError
+from rollout_api.rollout_job import RolloutJob, RunnerReport, RunnerState
+from rollout_api.sandbox import Provider
+
+T = TypeVar("T")
+
+LAST_REPORT_SECONDS = 3.0
+"""For the last report of a pod that has to go, and of one whose next try will tell the same."""
+
+_KNOWN: tuple[tuple[type[Exception], Exit], ...] = (
+    (TaskSourceError, Exit.BAD_JOB),
+    (ExtensionError, Exit.BAD_JOB),
+    (ManifestChanged, Exit.BAD_JOB),
+    (NameTaken, Exit.BAD_JOB),
+    (ModelError, Exit.MODEL),
+    (SandboxFailure, Exit.SANDBOXES),
+    (StorageError, Exit.STORAGE),
+    (RecordCorrupt, Exit.STORAGE),
+    (Superseded, Exit.SUPERSEDED),
+    (Fenced, Exit.SUPERSEDED),
+)
+"""What ends a run from outside. Only BAD_JOB is for good: the spec of a job cannot be changed, all else may be mended."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the engine came back: the exit code, and what the last report says."""
+
+    exit: Exit
+    state: RunnerState
+    message: str = ""
+
+
+def ending_of(result: JobSummary | Exception) -> Ending | None:
+    """What a run's summary, or the error that ended it, means for this process; None for an error that is a bug."""
+    if isinstance(result, JobSummary):
+        if result.aborted is not None:
+            return Ending(Exit.REPORTED, RunnerState.ABORTED, result.aborted)
+        if result.completed:
+            return Ending(Exit.REPORTED, RunnerState.COMPLETED)
+        return Ending(Exit.DRAINED, RunnerState.DRAINING)
+    code = next((code for kind, code in _KNOWN if isinstance(result, kind)), None)
+    if code is None:
+        return None
+    return Ending(code, RunnerState.ABORTED if code is Exit.BAD_JOB else RunnerState.RUNNING, str(result))
+
+
+class ShardRun:
+    """This process's work. `on_sealed` is called after each seal."""
+
+    def __init__(
+        self,
+        job: RolloutJob,
+        shard: Shard,
+        *,
+        api: JobApi,
+        tally: ShardTally,
+        metrics: RunnerMetrics,
+        on_sealed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._job, self._shard, self._api = job, shard, api
+        self._tally, self._metrics, self._on_sealed = tally, metrics, on_sealed
+        self._log = EventLog()
+        self._ending: Ending | None = None
+        self._before: RunnerReport | None = None
+        self._stopping = Stopping(api, job.metadata)
+        self._reporter = Reporter(
+            api,
+            job.metadata,
+            index=shard.index,
+            interval_seconds=report_interval(shard.count),
+            make=self._report,
+        )
+
+    async def run(self, provider: Provider | SandboxProvider, base_dir: Path, environ: Mapping[str, str]) -> Exit:
+        """Run until the shard has its verdict, or this process has to end. Raises what is a bug."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.begin)
+        result = await self._unless_cancelled(self._result(provider, base_dir, environ))
+        if result is None:
+            log.info("the RolloutJob is gone: ending at once; what is sealed stays in storage")
+            return Exit.CANCELLED
+        self._ending = ending_of(result)
+        if self._ending is None:
+            assert isinstance(result, Exception)
+            raise result
+        if isinstance(result, Exception):
+            leave_behind(str(result))
+        if self._ending.exit is Exit.SUPERSEDED:
+            # The other runner's reports are the true ones.
+            return Exit.SUPERSEDED
+        return await self._tell(self._ending)
+
+    async def _result(
+        self, provider: Provider | SandboxProvider, base_dir: Path, environ: Mapping[str, str]
+    ) -> JobSummary | Exception:
+        try:
+            return await run_job(
+                self._job,
+                base_dir=base_dir,
+                environ=environ,
+                provider=provider,
+                observer=self._observe,
+                stop=self._stopping.stop,
+                shard=self._shard,
+                drain=self._stopping.drain,
+            )
+        except Exception as error:  # noqa: BLE001 - sorted by ending_of, and raised again where it is unknown
+            return error
+
+    async def _tell(self, ending: Ending) -> Exit:
+        """Deliver the last report; a verdict for certain, anything else if it can be done soon."""
+        if not self._tally.started:
+            with contextlib.suppress(ApiError):
+                job = await self._api.get_job(self._job.metadata.name, patience_seconds=LAST_REPORT_SECONDS)
+                self._before = standing_report(job, self._shard.index)
+        is_verdict = ending.state in (RunnerState.COMPLETED, RunnerState.ABORTED)
+        patience = None if is_verdict and not self._stopping.begun else LAST_REPORT_SECONDS
+        try:
+            told = await self._unless_cancelled(self._finish(patience))
+        except JobGone:
+            return Exit.CANCELLED
+        except ReportRefused as error:
+            leave_behind(f"the API server does not take the report of this shard: {error}")
+            return Exit.UNREPORTED
+        if told is None:
+            return Exit.CANCELLED
+        return ending.exit if told or not is_verdict else Exit.UNREPORTED
+
+    async def _finish(self, patience: float | None) -> bool:
+        """Whether the last report was delivered. Without a limit, SIGTERM puts an end to the waiting after a while."""
+        finishing = asyncio.create_task(self._reporter.finish(within_seconds=patience))
+        if patience is None:
+            stop = asyncio.create_task(self._stopping.stop.wait())
+            await asyncio.wait({finishing, stop}, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            if not finishing.done():
+                finishing.cancel()
+                return False
+        try:
+            await finishing
+        except TimeoutError:
+            return False
+        return True
+
+    async def _unless_cancelled(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result, or None as soon as the job is known to be gone."""
+        task = asyncio.create_task(work)
+        cancelled = asyncio.create_task(self._stopping.cancelled.wait())
+        await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+        cancelled.cancel()
+        return await task if task.done() else None
+
+    def _report(self) -> RunnerReport:
+        state = RunnerState.DRAINING if self._stopping.begun else RunnerState.RUNNING
+        message = ""
+        if self._ending is not None:
+            state, message = self._ending.state, self._ending.message
+        if self._before is not None:
+            return self._before.model_copy(update={"state": state, "message": message, "running": 0})
+        return self._tally.report(state, message)
+
+    def _observe(self, event: Event) -> None:
+        self._tally.observe(event)
+        self._metrics.observe(event)
+        self._log.observe(event)
+        if isinstance(event, JobStarted):
+            self._reporter.start()
+        elif isinstance(event, RolloutSealed):
+            self._on_sealed()

@@ -1,0 +1,65 @@
+"""What the operator gives a runner pod: the job, its key, and which shard is this pod's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from agent_runtime.engine.shard import Shard
+from rollout_api.cluster import JOB_FILE, KEY_FILE
+from rollout_api.rollout_job import RolloutJob
+
+INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
+"""Set by Kubernetes in the pods of an Indexed Job."""
+
+
+class BadStart(Exception):
+    """This is no pod that the operator made, or not with this version of the image."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A runner's work."""
+
+    job: RolloutJob
+    key: str
+    """The job's key, from which the tokens of its executors are made."""
+    shard: Shard
+
+
+def read_start(folder: Path, environ: Mapping[str, str]) -> Start:
+    """Read job, key and index. Raises BadStart naming the file or variable."""
+    job = _job(folder / JOB_FILE)
+    key = _text(folder / KEY_FILE).strip()
+    count = job.spec.runners.replicas
+    index = environ.get(INDEX_VARIABLE, "")
+    if not index.isdecimal() or int(index) >= count:
+        raise BadStart(
+            f"environment variable {INDEX_VARIABLE} is {index!r}, expected 0 to {count - 1} (runners.replicas is {count}); "
+            "a runner is started by an Indexed Job that the operator makes"
+        )
+    return Start(job, key, Shard(int(index), count))
+
+
+def _job(path: Path) -> RolloutJob:
+    try:
+        job = RolloutJob.model_validate_json(_text(path))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        field = ".".join(map(str, problem["loc"])) or "it"
+        raise BadStart(
+            f"{path}: {field}: {problem['msg']}; use a runner image of the operator's version (runners.image)"
+        ) from error
+    if not (job.metadata.namespace and job.metadata.uid):
+        raise BadStart(f"{path}: metadata.namespace and metadata.uid are needed; the operator writes them")
+    return job
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise BadStart(
+            f"{path} cannot be read ({error.strerror}); the operator mounts it from the job's Secret"
+        ) from error

@@ -1,0 +1,1 @@
+"""Sandboxes that are pods: `Sandbox` resources, which the operator turns into them."""

@@ -1,0 +1,386 @@
+"""The sandboxes of one runner: opened for those who wait, watched, given back. `packing` decides; this carries it out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.cluster.api import ApiError, KubeApi
+from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox
+from agent_runtime.sandboxes.cluster.packing import Bounds, Request, plan_packing
+from agent_runtime.sandboxes.cluster.sandbox_object import (
+    found_kind,
+    kind_of,
+    new_name,
+    places_of,
+    sandbox_object,
+    sandbox_spec,
+    selector,
+)
+from agent_runtime.sandboxes.cluster.sandbox_view import Reason, SandboxView, deleted, sandbox_view
+from agent_runtime.sandboxes.cluster.watch import SandboxWatch
+from agent_runtime.sandboxes.executor_sandbox import no_place
+from agent_runtime.sandboxes.prepare import prepared_id
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.sandbox import SandboxSpec, WorkspaceMode
+
+# Between a group's end and the next one's start lie a few model calls at the most; a new sandbox costs its start again.
+KEEP_EMPTY_SECONDS = 30.0
+# The operator ends a start that takes too long, and knows why; its word should come before ours.
+OPERATOR_GRACE_SECONDS = 5.0
+# Starts that were lost to evictions and the like before whoever waits is told: the cluster is in no state for this.
+START_LOSSES = 3
+# The operator hears of a pod's end within a second or two, and an API server that restarts tells it up to a minute later.
+REASON_SECONDS, REASON_OUTAGE_SECONDS, REASON_POLL_SECONDS = 10.0, 90.0, 0.25
+# Time passes only for empty sandboxes, and for places that others took.
+TICK_SECONDS = 1.0
+CLOSE_SECONDS = 20.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Waiter:
+    """Someone who waits for a place."""
+
+    number: int
+    identity: str
+    group: str
+    placed: asyncio.Future[HeldSandbox]
+    lost_starts: int = 0
+
+
+@dataclass
+class Kind:
+    """All sandboxes that are equal but for their names, and those who wait for one."""
+
+    key: str
+    spec: SandboxSpec
+    places: int
+    """What the next one will offer: what was asked for, until one of them came up with another number."""
+    is_reusable: bool
+    waiting: list[Waiter] = field(default_factory=list)
+    groups: set[str] = field(default_factory=set)
+    """All groups that ever asked."""
+
+
+class Fleet:
+    """Sandboxes by name. `on_started` hears of each start, in seconds from the request to a ready executor."""
+
+    def __init__(
+        self, job: RolloutJob, runner: int, key: str, api: KubeApi, on_started: Callable[[float], None]
+    ) -> None:
+        if job.metadata.uid is None:
+            raise ValueError("metadata.uid of the job is missing; expected the RolloutJob as the API server has it")
+        self._job, self._runner, self._key, self._api = job, runner, key, api
+        self._on_started = on_started
+        self._watch = SandboxWatch(api, selector(job.metadata.uid, runner), self._changed)
+        self._kinds: dict[str, Kind] = {}
+        self._held: dict[str, HeldSandbox] = {}
+        self._gone: dict[str, Reason] = {}
+        self._asked: dict[str, set[str]] = {}
+        """Attempts that asked for a place, by prepared state."""
+        self._prepared: dict[str, set[str]] = {}
+        """Prepared states by group."""
+        self._number = 0
+        self._is_open = False
+        self._work: set[asyncio.Task[None]] = set()
+        self._going: set[asyncio.Task[None]] = set()
+        """Sandboxes that are being closed and deleted."""
+
+    @property
+    def held(self) -> Mapping[str, HeldSandbox]:
+        """All that are starting or ready."""
+        return self._held
+
+    async def open(self) -> None:
+        """Find the Sandboxes that an earlier process left. Raises ApiError when the API server does not answer."""
+        await self._watch.start()
+        self._is_open = True
+        for view in list(self._watch.views.values()):
+            if view.ending is None:
+                self._adopt(view)
+            else:
+                self._gone[view.name] = view.ending
+        found = [held.connected() for held in self._held.values() if held.connection is not None]
+        await asyncio.gather(*found, return_exceptions=True)
+        self._spawn(self._tick())
+
+    async def close(self, *, keep: bool) -> None:
+        """Let go of all of them; without `keep` they are deleted."""
+        self._is_open = False
+        await self._watch.stop()
+        for kind in self._kinds.values():
+            for waiter in kind.waiting:
+                waiter.placed.set_exception(SandboxFailure("ProviderUnavailable", "the cluster provider was closed"))
+            kind.waiting.clear()
+        for held in self._held.values():
+            self._let_go(held, delete=not keep)
+        self._held.clear()
+        if self._going:
+            await asyncio.wait(self._going, timeout=CLOSE_SECONDS)
+        ending = self._work | self._going
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def place(self, spec: WorkspaceSpec, *, attempt: str, identity: str) -> HeldSandbox:
+        """A sandbox with a place for that workspace, which is taken from now on. Raises SandboxFailure."""
+        prepared = prepared_id(spec)
+        for held in self._held.values():
+            if held.has(identity):
+                held.take(identity, prepared)
+                await held.connected()
+                return held
+        self._prepared.setdefault(spec.group, set()).add(prepared)
+        self._asked.setdefault(prepared, set()).add(attempt)
+        kind = self._kind(sandbox_spec(self._job, spec))
+        kind.groups.add(spec.group)
+        self._number += 1
+        waiter = Waiter(self._number, identity, prepared, asyncio.get_running_loop().create_future())
+        kind.waiting.append(waiter)
+        self._plan(kind)
+        try:
+            async with asyncio.timeout(spec.start_seconds + OPERATOR_GRACE_SECONDS):
+                return await asyncio.shield(waiter.placed)
+        except TimeoutError:
+            self._stop_waiting(kind, waiter)
+            raise self._too_late(kind, identity, spec.start_seconds) from None
+        except asyncio.CancelledError:
+            self._stop_waiting(kind, waiter)
+            raise
+
+    def leave(self, held: HeldSandbox, identity: str) -> None:
+        """The workspace is gone, or never came to be: its place is free. A `Plain` sandbox is used up."""
+        if held.has(identity):
+            held.leave(identity)
+            if not held.is_reusable:
+                self._give_back(held)
+            self._plan(self._kinds[held.kind])
+
+    async def find(self, name: str, uid: str) -> HeldSandbox:
+        """The sandbox of an earlier process. Raises SandboxFailure with the reason of its end when it is gone."""
+        held = self._held.get(name)
+        if held is None or held.uid != uid:
+            gone = self._gone.get(name) or deleted(name)
+            raise SandboxFailure(gone.word, gone.message)
+        await held.connected()
+        return held
+
+    async def forget_group(self, group: str) -> None:
+        """No further member of the group will ask."""
+        for prepared in self._prepared.pop(group, set()):
+            self._asked.pop(prepared, None)
+            for held in self._held.values():
+                held.groups.discard(prepared)
+        ready = [held.sandbox for held in self._held.values() if held.sandbox is not None]
+        await asyncio.gather(*(sandbox.forget_group(group) for sandbox in ready), return_exceptions=True)
+
+    async def recount(self, held: HeldSandbox) -> None:
+        """Ask an executor which places are taken that nobody here took."""
+        with contextlib.suppress(SandboxFailure):
+            await held.recount()
+        self._plan(self._kinds[held.kind])
+
+    def _stop_waiting(self, kind: Kind, waiter: Waiter) -> None:
+        """Nobody waits any more; a place that was given in this very moment is given back."""
+        if waiter in kind.waiting:
+            kind.waiting.remove(waiter)
+            waiter.placed.cancel()
+        elif waiter.placed.exception() is None:
+            self.leave(waiter.placed.result(), waiter.identity)
+
+    # From here on: what is decided at once, without waiting.
+
+    def _plan(self, kind: Kind) -> None:
+        if not self._is_open:
+            return
+        held = [one for one in self._held.values() if one.kind == kind.key]
+        rooms = [one.room(kind.places, self._to_come) for one in held]
+        requests = [Request(w.number, w.group, self._to_come(w.group)) for w in kind.waiting]
+        plan = plan_packing(requests, rooms, self._bounds(kind))
+        for waiter in [one for one in kind.waiting if one.number in plan.placed]:
+            kind.waiting.remove(waiter)
+            chosen = self._held[plan.placed[waiter.number]]
+            chosen.take(waiter.identity, waiter.group)
+            waiter.placed.set_result(chosen)
+        for _ in range(plan.opened):
+            self._open(kind)
+        for name in plan.given_back:
+            self._spawn(self._give_back_if_empty(self._held[name]))
+
+    def _bounds(self, kind: Kind) -> Bounds:
+        busy = sum(len(one.taken) for one in self._held.values()) + sum(len(k.waiting) for k in self._kinds.values())
+        # The next step of an open job comes when its trainer is ready for it.
+        stays_open = self._job.spec.tasks.stream is not None
+        return Bounds(
+            places=kind.places,
+            may_come=self._job.spec.runners.concurrency - busy,
+            keep_seconds=self._job.spec.sandbox.idle_seconds if stays_open else KEEP_EMPTY_SECONDS,
+            is_reusable=kind.is_reusable,
+            is_shared=len(kind.groups) > 1,
+        )
+
+    def _to_come(self, group: str) -> int:
+        asked = self._asked.get(group)
+        return 0 if asked is None else max(0, self._job.spec.group_size - len(asked))
+
+    def _kind(self, spec: SandboxSpec) -> Kind:
+        is_plain = spec.workspaces.mode is WorkspaceMode.PLAIN
+        key = kind_of(spec)
+        return self._kinds.setdefault(key, Kind(key, spec, places_of(self._job), is_reusable=not is_plain))
+
+    def _open(self, kind: Kind) -> None:
+        held = self._hold(new_name(self._job.metadata.name, self._runner), kind.key)
+        body = sandbox_object(self._job, self._runner, held.name, kind.spec)
+        held.creation = self._spawn(self._create(held, body, kind.spec.start_seconds))
+
+    async def _create(self, held: HeldSandbox, body: dict[str, Any], patience: float) -> None:
+        try:
+            created = await self._api.create_sandbox(body, patience_seconds=patience)
+        except ApiError as error:
+            self._lose(held, Reason(error.reason, f"Sandbox {held.name} could not be created: {error.message}"))
+            return
+        self._changed(held.name, sandbox_view(created))
+
+    def _adopt(self, view: SandboxView) -> None:
+        """A Sandbox of an earlier process: its workspaces may be reattached, its free places used."""
+        kind = found_kind(view.spec)
+        if kind is None:
+            return
+        self._kind(SandboxSpec.model_validate(view.spec))
+        held = self._hold(view.name, kind)
+        held.is_adopted = True
+        self._changed(view.name, view)
+
+    def _hold(self, name: str, kind: str) -> HeldSandbox:
+        held = self._held[name] = HeldSandbox(
+            name, kind, self._api, self._key, self._job.spec.sandbox.idle_seconds, self._find_out, self._released
+        )
+        return held
+
+    def _changed(self, name: str, view: SandboxView | None) -> None:
+        """What the watch tells of a Sandbox."""
+        held = self._held.get(name)
+        if held is None:
+            return
+        if view is None:
+            # Created, and not yet seen by a list that is older.
+            if held.uid is not None:
+                self._lose(held, deleted(name))
+            return
+        held.uid, held.view = view.uid, view
+        if view.ending is not None:
+            self._lose(held, Reason(view.ending.word, f"Sandbox {name}: {view.ending.message}"))
+        elif held.sandbox is None and view.pod_ip != held.pod_ip:
+            # Its first pod, or the one in its place after the executor's trial of Overlay failed.
+            held.forget_pod()
+            if view.can_be_reached:
+                held.pod_ip = view.pod_ip
+                held.connection = self._spawn(self._connect(held, view))
+
+    async def _connect(self, held: HeldSandbox, view: SandboxView) -> None:
+        try:
+            await held.connect(view)
+        except SandboxFailure as failure:
+            self._lose(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
+            return
+        kind = self._kinds[held.kind]
+        if kind.is_reusable and not held.is_reusable:
+            log.warning("sandbox %s is Plain, one workspace each: %s", held.name, view.overlay and view.overlay.message)
+        kind.places, kind.is_reusable = held.places, held.is_reusable
+        if not held.is_adopted:
+            self._on_started(held.seconds())
+        elif not held.is_reusable and not held.foreign:
+            # Whether it was used before cannot be seen.
+            self._give_back(held)
+        self._plan(kind)
+
+    def _lose(self, held: HeldSandbox, reason: Reason) -> None:
+        """A sandbox has ended: everything in it, and those who counted on its start."""
+        if self._held.get(held.name) is not held:
+            return
+        del self._held[held.name]
+        self._gone[held.name] = reason
+        log.info("sandbox %s is lost: %s: %s", held.name, reason.word, reason.message)
+        kind = self._kinds[held.kind]
+        if held.sandbox is None:
+            failure = SandboxFailure(reason.word, reason.message)
+            for waiter in kind.waiting[: kind.places]:
+                waiter.lost_starts += 1
+                if not failure.from_outside or waiter.lost_starts >= START_LOSSES:
+                    kind.waiting.remove(waiter)
+                    waiter.placed.set_exception(SandboxFailure(reason.word, reason.message))
+        held.end(reason)
+        self._let_go(held, delete=True)
+        self._plan(kind)
+
+    async def _give_back_if_empty(self, held: HeldSandbox) -> None:
+        # A runner that was frozen and replaced meanwhile must not take its successor's sandbox away.
+        with contextlib.suppress(SandboxFailure):
+            await held.recount()
+        if not held.taken and not held.foreign:
+            self._give_back(held)
+
+    def _give_back(self, held: HeldSandbox) -> None:
+        if self._held.get(held.name) is held:
+            del self._held[held.name]
+            held.end(Reason("SandboxLost", f"Sandbox {held.name} was given back: nothing was left in it"))
+            self._let_go(held, delete=True)
+
+    def _let_go(self, held: HeldSandbox, *, delete: bool) -> None:
+        task = asyncio.create_task(held.close(delete=delete))
+        self._going.add(task)
+        task.add_done_callback(self._going.discard)
+
+    async def _released(self, held: HeldSandbox, identity: str) -> None:
+        self.leave(held, identity)
+
+    async def _find_out(self, held: HeldSandbox, failure: SandboxFailure) -> SandboxFailure:
+        """What is to be told of a connection that broke: its Sandbox's own reason, where that has ended."""
+        if await held.answers():
+            return failure
+        if held.inquiry is None:
+            held.inquiry = self._spawn(self._inquire(held, failure))
+        await asyncio.wait({held.inquiry})
+        gone = self._gone.get(held.name) or Reason(failure.reason, failure.message)
+        return SandboxFailure(gone.word, gone.message)
+
+    async def _inquire(self, held: HeldSandbox, failure: SandboxFailure) -> None:
+        waited = listened = 0.0
+        while held.ended is None and listened < REASON_SECONDS and waited < REASON_OUTAGE_SECONDS:
+            await asyncio.sleep(REASON_POLL_SECONDS)
+            waited += REASON_POLL_SECONDS
+            listened += REASON_POLL_SECONDS if self._watch.is_current else 0.0
+        self._lose(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
+
+    def _too_late(self, kind: Kind, identity: str, seconds: float) -> SandboxFailure:
+        """The failure of someone who waited in vain; starts that took as long are given up."""
+        starting = [one for one in self._held.values() if one.kind == kind.key and one.sandbox is None]
+        if not starting:
+            return no_place(identity, seconds)
+        failure = starting[0].why_not_ready(seconds)
+        for one in starting:
+            if one.seconds() >= seconds:
+                self._give_back(one)
+        return failure
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            for held in list(self._held.values()):
+                if held.foreign and self._kinds[held.kind].waiting:
+                    await self.recount(held)
+            for kind in self._kinds.values():
+                self._plan(kind)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return task

@@ -1,0 +1,227 @@
+"""One Sandbox of this runner, from the request to its end: its executor's connection and who is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+
+from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.cluster.api import ApiError, KubeApi
+from agent_runtime.sandboxes.cluster.packing import Room
+from agent_runtime.sandboxes.cluster.sandbox_view import Reason, SandboxView
+from agent_runtime.sandboxes.cluster.watched_client import WatchedClient
+from agent_runtime.sandboxes.executor_client import ExecutorClient
+from agent_runtime.sandboxes.executor_sandbox import ExecutorSandbox
+from rollout_api.cluster import EXECUTOR_PORT, executor_token
+
+PROVIDER = "cluster"
+# The executor listens some 0.2 s after its container runs; on a node that starts many at once it is several seconds.
+LISTEN_SECONDS, LISTEN_POLL_SECONDS = 60.0, 0.02
+# Enough for a healthy one under load; a dead pod's address would swallow the question for longer.
+ANSWER_SECONDS = 5.0
+PREPARED = "prepared-"
+
+log = logging.getLogger(__name__)
+
+
+class HeldSandbox:
+    """`sandbox` is there once its executor has answered, `ended` when it is gone."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        api: KubeApi,
+        key: str,
+        idle_seconds: float,
+        find_out: Callable[[HeldSandbox, SandboxFailure], Awaitable[SandboxFailure]],
+        released: Callable[[HeldSandbox, str], Awaitable[None]],
+    ) -> None:
+        self.name, self.kind = name, kind
+        self.uid: str | None = None
+        self.view: SandboxView | None = None
+        self.ended: Reason | None = None
+        self.sandbox: ExecutorSandbox | None = None
+        self.places, self.is_reusable, self.is_adopted = 0, True, False
+        self.taken: dict[str, str | None] = {}
+        """Workspaces that this process knows, and the prepared states that they are or will be forked from."""
+        self.foreign: set[str] = set()
+        """Workspaces that an earlier process left and nobody has claimed."""
+        self.groups: set[str] = set()
+        """Prepared states that are here or on their way."""
+        self.pod_ip: str | None = None
+        """Of the pod that it is, or is being, connected to."""
+        self.creation: asyncio.Task[None] | None = None
+        self.connection: asyncio.Task[None] | None = None
+        self.inquiry: asyncio.Task[None] | None = None
+        self._api, self._key, self._idle_seconds = api, key, idle_seconds
+        self._find_out, self._released = find_out, released
+        self._client: WatchedClient | None = None
+        self._asked_for = self._empty_since = time.monotonic()
+
+    def seconds(self) -> float:
+        """Since it was asked for."""
+        return time.monotonic() - self._asked_for
+
+    def room(self, expected_places: int, to_come: Callable[[str], int]) -> Room:
+        """Itself as packing sees it."""
+        is_ready, count = self.sandbox is not None, len(self.taken) + len(self.foreign)
+        return Room(
+            name=self.name,
+            places=self.places if is_ready else expected_places,
+            taken=count,
+            is_ready=is_ready,
+            to_come={group: to_come(group) for group in self.groups},
+            empty_seconds=0.0 if count or not is_ready else time.monotonic() - self._empty_since,
+        )
+
+    def has(self, identity: str) -> bool:
+        """Whether that workspace is here, as far as anybody knows."""
+        return identity in self.taken or identity in self.foreign
+
+    def take(self, identity: str, prepared: str | None) -> None:
+        """A workspace comes in, or is claimed from an earlier process."""
+        self.foreign -= {identity, prepared}
+        self.taken[identity] = prepared
+        if prepared is not None:
+            self.groups.add(prepared)
+
+    def leave(self, identity: str) -> None:
+        """A workspace is gone."""
+        self.taken.pop(identity, None)
+        self.foreign.discard(identity)
+        self._empty_since = time.monotonic()
+
+    def lose_hold(self, identity: str) -> None:
+        """A workspace is another runner's now; it keeps its place."""
+        self.taken.pop(identity, None)
+        self.foreign.add(identity)
+
+    async def connect(self, view: SandboxView) -> None:
+        """Wait until its executor answers, and learn what it offers. Raises SandboxFailure."""
+        token = executor_token(self._key, self.name, view.uid)
+        address = f"tcp:{_host(str(view.pod_ip))}:{EXECUTOR_PORT}"
+        self._client = client = WatchedClient(address, token, lambda failure: self._find_out(self, failure))
+        try:
+            health = await _first_health(client)
+        except BaseException:
+            await client.close()
+            raise
+        self.places, self.is_reusable = int(health["places"]["total"]), health["mode"] != "Plain"
+        if self.is_adopted:
+            await self.recount()
+        self._empty_since = time.monotonic()
+        self.sandbox = ExecutorSandbox(
+            client,
+            mode=health["mode"],
+            description={
+                "provider": PROVIDER,
+                "mode": health["mode"],
+                "modeReason": None if self.is_reusable or view.overlay is None else view.overlay.message,
+                "sandbox": self.name,
+                "imageUsed": True,
+            },
+            handle={"provider": PROVIDER, "sandbox": self.name, "uid": view.uid, "podIP": view.pod_ip},
+            environment={},
+            idle_seconds=self._idle_seconds,
+            released=lambda identity: self._released(self, identity),
+            waits_for_places=False,
+        )
+
+    def forget_pod(self) -> None:
+        """Another pod takes the place of the one that is being connected to."""
+        self.pod_ip = None
+        if self.connection is not None and self.connection is not asyncio.current_task():
+            self.connection.cancel()
+
+    async def connected(self) -> ExecutorSandbox:
+        """The sandbox, once its executor has answered. Raises SandboxFailure when it cannot be had."""
+        while self.connection is not None and not self.connection.done():
+            await asyncio.wait({self.connection})
+        if self.ended is not None or self.sandbox is None:
+            raise self.why_not_ready(self.seconds())
+        return self.sandbox
+
+    async def recount(self) -> None:
+        """Ask the executor which workspaces live there that this process does not know. Raises SandboxFailure."""
+        assert self._client is not None
+        listed = (await self._client.call("GET", "/workspaces")).json()["workspaces"]
+        live = {workspace["id"] for workspace in listed if workspace["state"] == "Live"}
+        self.groups |= {workspace["id"] for workspace in listed if workspace["id"].startswith(PREPARED)}
+        was_foreign = bool(self.foreign)
+        # A state that is being prepared stands on the place of the members who wait for it.
+        self.foreign = live - self.taken.keys() - set(self.taken.values())
+        if was_foreign and not self.foreign:
+            self._empty_since = time.monotonic()
+
+    async def answers(self) -> bool:
+        """Whether its executor is there and the same as before."""
+        assert self._client is not None
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._client.health()
+        except (SandboxFailure, TimeoutError):
+            return False
+        return self.ended is None
+
+    def why_not_ready(self, seconds: float) -> SandboxFailure:
+        """The failure of someone who waited for it so long."""
+        if self.ended is not None:
+            return SandboxFailure(self.ended.word, self.ended.message)
+        late = f"Sandbox {self.name} was not ready after {seconds:.0f} s (sandbox.startSeconds)"
+        if self.pod_ip is not None:
+            return SandboxFailure(
+                "ExecutorUnreachable",
+                f"{late}: its pod runs, but nothing answers at {self.pod_ip}, port {EXECUTOR_PORT}; see the pod's log, and "
+                "that no NetworkPolicy but the operator's own keeps runners out",
+            )
+        if self.view is not None and self.view.problem is not None:
+            return SandboxFailure(self.view.problem.word, f"{late}: {self.view.problem.message}")
+        return SandboxFailure(
+            "StartDeadlineExceeded", f"{late} and its status does not say why; see that the operator runs"
+        )
+
+    def end(self, reason: Reason) -> None:
+        """It is gone: whoever waits for it, or for an answer of its executor, is told so now."""
+        self.ended = reason
+        if self._client is not None:
+            self._client.end(reason)
+        self.forget_pod()
+
+    async def close(self, *, delete: bool) -> None:
+        """Close the connections; `delete` removes the Sandbox, also one that is just being created."""
+        self.forget_pod()
+        if self.sandbox is not None:
+            await self.sandbox.close()
+        elif self._client is not None:
+            await self._client.close()
+        if delete:
+            if self.creation is not None:
+                await asyncio.wait({self.creation})
+            try:
+                await self._api.delete_sandbox(self.name)
+            except ApiError as error:
+                log.warning("Sandbox %s was not deleted, its job's end will do it: %s", self.name, error)
+
+
+async def _first_health(client: ExecutorClient) -> dict[str, Any]:
+    started = time.monotonic()
+    while True:
+        try:
+            return await client.health()
+        except SandboxFailure as failure:
+            is_silent = isinstance(failure.__cause__, OSError | TimeoutError | aiohttp.ClientError)
+            if not is_silent or time.monotonic() - started > LISTEN_SECONDS:
+                raise
+        await asyncio.sleep(LISTEN_POLL_SECONDS)
+
+
+def _host(address: str) -> str:
+    """An IP address as it stands before a port."""
+    return f"[{address}]" if ipaddress.ip_address(address).version == 6 else address

@@ -1,0 +1,97 @@
+"""The Sandbox that a runner asks for. Two that are equal in all but their names are of one kind and serve the same tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from agent_runtime.sandboxes.base import WorkspaceSpec
+from rollout_api.base import API_VERSION
+from rollout_api.cluster import JOB_LABEL, JOB_UID_LABEL, MANAGED_BY, RUNNER_LABEL
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.sandbox import Network, SandboxSpec, WorkspaceMode, Workspaces
+
+# With the runner's index and eight digits it stays within the 52 characters of a name.
+JOB_PART = 38
+
+
+def places_of(job: RolloutJob) -> int:
+    """Workspaces that a sandbox of this job is asked to host. A runner never has more at once than its rollouts."""
+    if job.spec.sandbox.workspaces.mode is WorkspaceMode.PLAIN:
+        return 1
+    return min(job.spec.per_sandbox, job.spec.runners.concurrency)
+
+
+def sandbox_spec(job: RolloutJob, workspace: WorkspaceSpec) -> SandboxSpec:
+    """The Sandbox for such workspaces. What a workspace brings itself (env, working folder) is no part of it."""
+    template = job.spec.sandbox
+    mode = template.workspaces.mode
+    return SandboxSpec(
+        image=workspace.image,
+        # In Overlay each workspace has its own user; a Plain pod has one.
+        user=None if mode is WorkspaceMode.OVERLAY else workspace.user,
+        resources=workspace.resources,
+        network=Network(**{phase: workspace.network.get(phase, "None") for phase in ("setup", "agent", "verifier")}),
+        start_seconds=template.start_seconds,
+        idle_seconds=template.idle_seconds,
+        lifetime_seconds=template.lifetime_seconds,
+        runtime_class_name=template.runtime_class_name,
+        workspaces=Workspaces(mode=mode, per_sandbox=places_of(job)),
+    )
+
+
+def kind_of(spec: SandboxSpec) -> str:
+    """Equal for equal specs."""
+    return hashlib.sha256(json.dumps(spec.wire(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def found_kind(spec: Mapping[str, Any]) -> str | None:
+    """The kind of a Sandbox read from the API server, its defaults filled in; None for one that no runner made."""
+    try:
+        return kind_of(SandboxSpec.model_validate(spec))
+    except ValidationError:
+        return None
+
+
+def new_name(job: str, runner: int) -> str:
+    """A name that was never given before."""
+    return f"{job[:JOB_PART].rstrip('-')}-{runner}-{secrets.token_hex(4)}"
+
+
+def selector(job_uid: str, runner: int) -> str:
+    """Label selector of one runner's Sandboxes."""
+    return f"{JOB_UID_LABEL}={job_uid},{RUNNER_LABEL}={runner}"
+
+
+def sandbox_object(job: RolloutJob, runner: int, name: str, spec: SandboxSpec) -> dict[str, Any]:
+    """The object to be created, owned by its job."""
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": "RolloutJob",
+        "name": job.metadata.name,
+        "uid": job.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+    labels = {
+        JOB_LABEL: job.metadata.name,
+        JOB_UID_LABEL: job.metadata.uid,
+        RUNNER_LABEL: str(runner),
+        **MANAGED_BY,
+    }
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Sandbox",
+        "metadata": {
+            "name": name,
+            "namespace": job.metadata.namespace,
+            "labels": labels,
+            "ownerReferences": [owner],
+        },
+        "spec": spec.wire(),
+    }

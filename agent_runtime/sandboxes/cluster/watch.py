@@ -1,0 +1,103 @@
+"""One shared list and watch of a runner's Sandboxes, resumed for as long as the runner lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from agent_runtime.sandboxes.cluster.api import ApiError, KubeApi, retry_pause
+from agent_runtime.sandboxes.cluster.sandbox_view import SandboxView, sandbox_view
+
+Changed = Callable[[str, SandboxView | None], None]
+"""Told of every change, by name; None when the Sandbox is gone."""
+
+
+class SandboxViews:
+    """What is known of the Sandboxes: a list sets it, events change it. Pure but for the call of `changed`."""
+
+    def __init__(self, changed: Changed) -> None:
+        self.views: dict[str, SandboxView] = {}
+        self.resource_version = ""
+        """Where a watch goes on."""
+        self._changed = changed
+
+    def set(self, sandboxes: Iterable[Mapping[str, Any]], resource_version: str) -> None:
+        """Take over a list: what it lacks was deleted while nobody watched."""
+        there = {view.name: view for view in map(sandbox_view, sandboxes)}
+        for name in self.views.keys() - there.keys():
+            self._forget(name)
+        for view in there.values():
+            self._learn(view)
+        self.resource_version = resource_version
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Take over one watch event."""
+        sandbox = event["object"]
+        self.resource_version = sandbox["metadata"]["resourceVersion"]
+        if event["type"] == "DELETED":
+            self._forget(sandbox["metadata"]["name"])
+        elif event["type"] in ("ADDED", "MODIFIED"):
+            self._learn(sandbox_view(sandbox))
+
+    def _learn(self, view: SandboxView) -> None:
+        if self.views.get(view.name) != view:
+            self.views[view.name] = view
+            self._changed(view.name, view)
+
+    def _forget(self, name: str) -> None:
+        if self.views.pop(name, None) is not None:
+            self._changed(name, None)
+
+
+class SandboxWatch:
+    """Keeps SandboxViews up to date: bookmarks, dropped watches, 410 Gone and API servers that restart included."""
+
+    def __init__(self, api: KubeApi, selector: str, changed: Changed) -> None:
+        self._api, self._selector = api, selector
+        self._known = SandboxViews(changed)
+        self._task: asyncio.Task[None] | None = None
+        self.is_current = False
+        """Whether a change would be heard of now."""
+
+    @property
+    def views(self) -> Mapping[str, SandboxView]:
+        """The Sandboxes by name."""
+        return self._known.views
+
+    async def start(self) -> None:
+        """List, and watch from there on. Raises ApiError when the list cannot be had."""
+        await self._list()
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Watch no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _list(self) -> None:
+        self._known.set(*await self._api.list_sandboxes(self._selector))
+        self.is_current = True
+
+    async def _follow(self) -> None:
+        failures = 0
+        while True:
+            must_list = False
+            try:
+                async with self._api.watch_sandboxes(self._selector, self._known.resource_version) as events:
+                    self.is_current = True
+                    async for event in events:
+                        self._known.apply(event)
+                        failures = 0
+            except ApiError as error:
+                self.is_current = False
+                failures += 1
+                # Only a broken connection can be resumed for sure; a refusal says that our version means nothing there.
+                must_list = error.status != 0
+            await asyncio.sleep(retry_pause(failures, random.random()))
+            if must_list:
+                with contextlib.suppress(ApiError):
+                    await self._list()

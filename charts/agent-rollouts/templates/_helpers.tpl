@@ -1,0 +1,79 @@
+{{/* Labels of everything in this chart. */}}
+{{- define "agent-rollouts.labels" -}}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "agent-rollouts.selector" . }}
+{{- end }}
+
+{{/* Labels that find the operator's pods. They cannot change between versions. */}}
+{{- define "agent-rollouts.selector" -}}
+app.kubernetes.io/name: agent-rollouts
+app.kubernetes.io/component: operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* Name of what has no namespace: two releases of the same name may live in two namespaces. */}}
+{{- define "agent-rollouts.clusterName" -}}
+{{ .Release.Namespace }}-{{ .Release.Name }}
+{{- end }}
+
+{{/*
+What the operator may do where RolloutJobs are. Whoever creates a Role must hold all that it grants: some of the rules
+for rollout.dev are there for the runners' Role alone.
+*/}}
+{{- define "agent-rollouts.rules" -}}
+- apiGroups: [rollout.dev]
+  resources: [rolloutjobs]
+  verbs: [get, list, watch, delete]
+- apiGroups: [rollout.dev]
+  resources: [sandboxes]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [rollout.dev]
+  resources: [modelservers]
+  verbs: [get, list, watch]
+- apiGroups: [rollout.dev]
+  resources: [rolloutjobs/status]
+  verbs: [get, patch]
+- apiGroups: [rollout.dev]
+  resources: [sandboxes/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create]
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  verbs: [get, create]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [get, create]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
+
+{{/* The operator's configuration; its class OperatorConfig says what each field means. */}}
+{{- define "agent-rollouts.config" -}}
+{{- with .Values -}}
+images: {{ pick .images "runtime" "executor" "pullPolicy" | toJson }}
+lease: {{ dict "namespace" $.Release.Namespace "name" $.Release.Name | toJson }}
+defaults: {{ .defaults | toJson }}
+runner: {{ .runner | toJson }}
+privilegedNamespaces: {{ .privilegedNamespaces | toJson }}
+watch: {{ .watch | toJson }}
+budgets: {{ .budgets | toJson }}
+workers: {{ .workers }}
+resyncSeconds: {{ .resyncSeconds }}
+metricsPort: 8080
+healthPort: 8081
+{{- end -}}
+{{- end }}

@@ -1,0 +1,89 @@
+"""The little of the Kubernetes API that the harness needs: one request, apply, and watch, over HTTPS with a certificate."""
+
+import http.client
+import json
+import ssl
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Plural and whether it lives in a namespace, of the kinds that the harness applies.
+_KINDS = {
+    "ClusterRole": ("clusterroles", False),
+    "ClusterRoleBinding": ("clusterrolebindings", False),
+    "ConfigMap": ("configmaps", True),
+    "Deployment": ("deployments", True),
+    "Node": ("nodes", False),
+    "Service": ("services", True),
+    "ServiceAccount": ("serviceaccounts", True),
+}
+
+
+class ApiError(Exception):
+    """The API server refused a request; `status` is the HTTP code."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+class Api:
+    """An API server, and who we are to it: `user` names a certificate in the folder `pki`."""
+
+    def __init__(self, server: str, pki: Path, user: str) -> None:
+        self._address = urllib.parse.urlsplit(server).netloc
+        self._tls = ssl.create_default_context(cafile=str(pki / "ca.crt"))
+        self._tls.load_cert_chain(pki / f"{user}.crt", pki / f"{user}.key")
+
+    def request(
+        self, method: str, path: str, body: Any = None, content_type: str = "application/json", seconds: float = 10
+    ) -> Any:
+        """One request, JSON in and out. Raises ApiError, and OSError when there is no answer."""
+        connection = http.client.HTTPSConnection(self._address, context=self._tls, timeout=seconds)
+        try:
+            text = None if body is None else json.dumps(body)
+            connection.request(method, path, text, {"Content-Type": content_type})
+            response = connection.getresponse()
+            content = response.read()
+            if response.status >= 400:
+                raise ApiError(response.status, content.decode(errors="replace")[:500])
+            return json.loads(content) if content.startswith(b"{") else content.decode()
+        except http.client.HTTPException as error:
+            raise OSError(f"{method} {path}: {error!r}") from error
+        finally:
+            connection.close()
+
+    def apply(self, manifest: dict[str, Any], subresource: str = "") -> None:
+        """Server-side apply. Raises ApiError, and KeyError for a kind that the harness never applies."""
+        path = object_path(manifest) + (f"/{subresource}" if subresource else "")
+        query = "?fieldManager=harness&force=true"
+        self.request("PATCH", path + query, manifest, "application/apply-patch+yaml")
+
+    def watch(self, path: str, query: dict[str, str], seconds: int) -> Iterator[dict[str, Any]]:
+        """Events of a collection, for so long. Raises ApiError (410: list again) and OSError."""
+        connection = http.client.HTTPSConnection(self._address, context=self._tls, timeout=seconds + 10)
+        try:
+            parameters = urllib.parse.urlencode(query | {"watch": "1", "timeoutSeconds": str(seconds)})
+            connection.request("GET", f"{path}?{parameters}")
+            response = connection.getresponse()
+            if response.status >= 400:
+                raise ApiError(response.status, response.read().decode(errors="replace")[:500])
+            while line := response.readline():
+                event: dict[str, Any] = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise ApiError(int(event["object"].get("code", 500)), str(event["object"].get("message")))
+                yield event
+        except (http.client.HTTPException, ValueError) as error:
+            raise OSError(f"watch of {path}: {error!r}") from error
+        finally:
+            connection.close()
+
+
+def object_path(manifest: dict[str, Any]) -> str:
+    """Path of an object in the API."""
+    plural, namespaced = _KINDS[manifest["kind"]]
+    version = manifest["apiVersion"]
+    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    namespace = f"/namespaces/{manifest['metadata']['namespace']}" if namespaced else ""
+    return f"{root}{namespace}/{plural}/{manifest['metadata']['name']}"

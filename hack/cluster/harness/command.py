@@ -1,0 +1,43 @@
+"""What all executables share: arguments, lines on stderr, and errors without a traceback."""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from .archives import ArchiveError
+from .build import BuildError
+from .cluster import ClusterError
+from .layout import LayoutError
+from .nodes import NodeError
+
+DEFAULT_NAME = "test"
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Arguments of one executable: the cluster's name is among them always."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--name", default=DEFAULT_NAME, help="the cluster's name (default: %(default)s)")
+    return made
+
+
+def action(
+    actions: "argparse._SubParsersAction[argparse.ArgumentParser]", verb: str, text: str
+) -> argparse.ArgumentParser:
+    """One of an executable's actions; the cluster may be named after it too."""
+    made = actions.add_parser(verb, help=text, description=text)
+    made.add_argument("--name", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return made
+
+
+def say(line: str) -> None:
+    """Tells a person what is going on; standard output is for results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(act: Callable[[], int | None]) -> None:
+    """Runs an executable to its end; what went wrong is one message."""
+    try:
+        sys.exit(act() or 0)
+    except (ArchiveError, BuildError, ClusterError, LayoutError, NodeError, KeyError) as error:
+        say(f"{sys.argv[0]}: {error.args[0] if isinstance(error, KeyError) else error}")
+        sys.exit(1)

@@ -1,0 +1,194 @@
+"""The programs of a cluster and their flags. Pure: the same cluster always starts them the same way."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import configs
+from .layout import API_PORT, MAX_NODES, S3_ACCESS_KEY, S3_PORT, S3_SECRET_KEY, Layout, Node
+
+MODULES = Path(__file__).parents[1]
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+FEATURES = ",".join(f"{name}={str(on).lower()}" for name, on in configs.FEATURES.items())
+# Of a node that has fallen silent: 50 s by default. Tests wait for it, and a kubelet renews its lease every 10 s.
+NODE_GRACE_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Component:
+    """A program that runs on a node."""
+
+    name: str
+    argv: tuple[str, ...]
+    environ: tuple[tuple[str, str], ...] = ()
+
+
+def control_plane(layout: Layout, programs: Path) -> tuple[Component, ...]:
+    """What runs on the first node alone, in the order in which it is started."""
+    return (
+        _etcd(layout, programs),
+        _apiserver(layout, programs),
+        _controller_manager(layout, programs),
+        _scheduler(layout, programs),
+        _s3(layout, programs),
+    )
+
+
+def node_components(node: Node, programs: Path) -> tuple[Component, ...]:
+    """What runs on every node, in the order in which it is started."""
+    layout = node.cluster
+    return (
+        Component(
+            "containerd",
+            (str(programs / "containerd"), "--config", str(node.state / "containerd.toml")),
+            # It finds its shim on the path.
+            (("PATH", f"{programs}:{PATH}"),),
+        ),
+        Component(
+            "kubelet",
+            (
+                str(programs / "kubelet"),
+                f"--config={node.state / 'kubelet.json'}",
+                f"--kubeconfig={layout.state / 'config' / f'node-{node.index}.kubeconfig'}",
+                f"--hostname-override={node.name}",
+                f"--node-ip={node.address}",
+            ),
+        ),
+        Component("kube-proxy", (str(programs / "kube-proxy"), f"--config={node.state / 'kube-proxy.json'}")),
+        Component(
+            "network-policy",
+            (
+                sys.executable,
+                "-m",
+                "harness.policy_daemon",
+                "--server",
+                layout.server,
+                "--pki",
+                str(layout.state / "pki"),
+                "--nodes",
+                *(layout.node(index).name for index in range(MAX_NODES)),
+            ),
+            (("PATH", PATH), ("PYTHONPATH", str(MODULES)), ("PYTHONDONTWRITEBYTECODE", "1")),
+        ),
+    )
+
+
+def _etcd(layout: Layout, programs: Path) -> Component:
+    # Without TLS: it listens on the loopback of the node's own network namespace.
+    return Component(
+        "etcd",
+        (
+            str(programs / "etcd"),
+            f"--data-dir={layout.state / 'etcd'}",
+            "--unsafe-no-fsync",
+            "--quota-backend-bytes=8589934592",
+            "--log-level=warn",
+        ),
+    )
+
+
+def _apiserver(layout: Layout, programs: Path) -> Component:
+    pki = layout.state / "pki"
+    return Component(
+        "apiserver",
+        (
+            str(programs / "kube-apiserver"),
+            f"--advertise-address={layout.node(0).address}",
+            "--allow-privileged",
+            f"--audit-log-path={layout.audit_log}",
+            "--audit-log-maxsize=10240",
+            f"--audit-policy-file={layout.state / 'config' / 'audit.json'}",
+            "--authorization-mode=Node,RBAC",
+            f"--client-ca-file={pki / 'ca.crt'}",
+            "--enable-admission-plugins=NodeRestriction",
+            "--etcd-servers=http://127.0.0.1:2379",
+            f"--feature-gates={FEATURES}",
+            f"--kubelet-client-certificate={pki / 'apiserver-kubelet-client.crt'}",
+            f"--kubelet-client-key={pki / 'apiserver-kubelet-client.key'}",
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--secure-port={API_PORT}",
+            "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+            f"--service-account-key-file={pki / 'service-account.pub'}",
+            f"--service-account-signing-key-file={pki / 'service-account.key'}",
+            f"--service-cluster-ip-range={layout.service_range}",
+            f"--tls-cert-file={pki / 'apiserver.crt'}",
+            f"--tls-private-key-file={pki / 'apiserver.key'}",
+        ),
+    )
+
+
+def _controller_manager(layout: Layout, programs: Path) -> Component:
+    pki = layout.state / "pki"
+    config = layout.state / "config" / "controller-manager.kubeconfig"
+    return Component(
+        "controller-manager",
+        (
+            str(programs / "kube-controller-manager"),
+            f"--authentication-kubeconfig={config}",
+            f"--authorization-kubeconfig={config}",
+            f"--client-ca-file={pki / 'ca.crt'}",
+            "--controllers=*,-node-ipam-controller,-node-route-controller,-cloud-node-lifecycle-controller",
+            f"--kubeconfig={config}",
+            "--leader-elect=false",
+            f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
+            f"--root-ca-file={pki / 'ca.crt'}",
+            f"--service-account-private-key-file={pki / 'service-account.key'}",
+            "--use-service-account-credentials",
+        ),
+    )
+
+
+def _scheduler(layout: Layout, programs: Path) -> Component:
+    config = layout.state / "config" / "scheduler.kubeconfig"
+    return Component(
+        "scheduler",
+        (
+            str(programs / "kube-scheduler"),
+            f"--authentication-kubeconfig={config}",
+            f"--authorization-kubeconfig={config}",
+            f"--kubeconfig={config}",
+            "--leader-elect=false",
+        ),
+    )
+
+
+def _s3(layout: Layout, programs: Path) -> Component:
+    return Component(
+        "s3",
+        (
+            str(programs / "versitygw"),
+            "--access",
+            S3_ACCESS_KEY,
+            "--secret",
+            S3_SECRET_KEY,
+            "--port",
+            f"{layout.node(0).address}:{S3_PORT}",
+            "posix",
+            str(layout.state / "s3"),
+        ),
+    )
+
+
+def kwok(layout: Layout, programs: Path) -> Component:
+    """Plays the kubelet of all nodes that are labelled `type: kwok`."""
+    state = layout.state
+    return Component(
+        "kwok",
+        (
+            str(programs / "kwok"),
+            f"--kubeconfig={state / 'config' / 'kwok.kubeconfig'}",
+            f"--config={state / 'config' / 'kwok-stages.yaml'}",
+            "--manage-nodes-with-label-selector=type=kwok",
+            "--node-lease-duration-seconds=40",
+        ),
+    )
+
+
+def find(layout: Layout, name: str, node: int, programs: Path) -> Component:
+    """The component of that name. Raises KeyError, with the names there are, when there is none on that node."""
+    known = {component.name: component for component in node_components(layout.node(node), programs)}
+    if node == 0:
+        known |= {component.name: component for component in (*control_plane(layout, programs), kwok(layout, programs))}
+    if name not in known:
+        raise KeyError(f"component {name!r} on node {node}: expected one of {', '.join(sorted(known))}")
+    return known[name]

@@ -1,0 +1,60 @@
+"""Images of the nodes: brought in from archives, since there is no registry."""
+
+import subprocess
+import time
+from pathlib import Path
+
+from . import nodes
+from .archives import image_names
+from .layout import Node
+
+SEEN_LABEL = "io.cri-containerd.image"
+# Not through containerd's transfer service: ctr 2.4 was seen to lose the end of what it writes to a pipe.
+LOCAL = "--local"
+
+
+def load(node: Node, programs: Path, archive: Path) -> None:
+    """Brings a docker or OCI archive into a node. Raises NodeError, and ArchiveError for another file."""
+    loaded = image_names(archive)
+    # Through standard input: a node may not see the folder that the archive is in.
+    with archive.open("rb") as file:
+        nodes.run_in(node, _import(programs), stdin=file)
+    for name in loaded:
+        _announce(node, programs, name)
+
+
+def names(node: Node, programs: Path) -> list[str]:
+    """Images that the node has."""
+    listed = nodes.run_in(node, [*_ctr(programs), "list", "--quiet"]).split()
+    return [name for name in listed if not name.startswith("sha256:")]
+
+
+def copy(source: Node, target: Node, programs: Path) -> None:
+    """Brings all images of a node into another. Raises NodeError."""
+    command = nodes.command_in(source, [*_ctr(programs), "export", LOCAL, "-", *names(source, programs)])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as export:
+        nodes.run_in(target, _import(programs), stdin=export.stdout)
+    if export.returncode != 0:
+        raise nodes.NodeError(f"the images of node {source.name} could not be read: exit code {export.returncode}")
+
+
+def _announce(node: Node, programs: Path, name: str) -> None:
+    """Has containerd's Kubernetes part look at an image anew.
+
+    It overlooks that a name it knows stands for another image now, and image volumes then find nothing. Its own label
+    tells what it has looked at: without it, it looks again, and sets it.
+    """
+    nodes.run_in(node, [*_ctr(programs), "label", name, f"{SEEN_LABEL}="])
+    deadline = time.monotonic() + 10
+    while SEEN_LABEL not in nodes.run_in(node, [*_ctr(programs), "list", f"name=={name}"]):
+        if time.monotonic() > deadline:
+            raise nodes.NodeError(f"containerd of node {node.name} does not take up image {name}; see its log")
+        time.sleep(0.02)
+
+
+def _import(programs: Path) -> list[str]:
+    return [*_ctr(programs), "import", LOCAL, "-"]
+
+
+def _ctr(programs: Path) -> list[str]:
+    return [str(programs / "ctr"), "--namespace", "k8s.io", "images"]

@@ -1,0 +1,111 @@
+"""Keeps the nftables ruleset of one node equal to the cluster's NetworkPolicies; a program that runs on the node."""
+
+import argparse
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from .api import Api, ApiError
+from .network_policy import Pod, isolate, parse_pod, ruleset
+
+# How long one watch lasts; then the collection is listed again, so that whatever was missed is not missed for ever.
+WATCH_SECONDS = 300
+RETRY_SECONDS = 0.5
+# Pods come and go in bursts; one ruleset for all of a burst.
+BURST_SECONDS = 0.005
+
+NAMESPACES = "/api/v1/namespaces"
+POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
+
+
+class Mirror:
+    """The last known state of collections of the API, each kept by a thread of its own."""
+
+    def __init__(self, api: Api, collections: list[tuple[str, str]]) -> None:
+        """`collections` are paths with the field selector of each."""
+        self.changed = threading.Event()
+        self._api = api
+        self._lock = threading.Lock()
+        self._objects: dict[tuple[str, str], dict[str, Any] | None] = dict.fromkeys(collections)
+        for collection in collections:
+            threading.Thread(target=self._follow, args=(collection,), daemon=True).start()
+
+    def snapshot(self) -> dict[str, list[Any]] | None:
+        """Objects by path; None until every collection has been listed."""
+        with self._lock:
+            found: dict[str, list[Any]] = {}
+            for (path, _), objects in self._objects.items():
+                if objects is None:
+                    return None
+                found.setdefault(path, []).extend(objects.values())
+            return found
+
+    def _follow(self, collection: tuple[str, str]) -> None:
+        path, selector = collection
+        query = {"fieldSelector": selector}
+        while True:
+            try:
+                listed = self._api.request("GET", f"{path}?fieldSelector={selector}")
+                with self._lock:
+                    self._objects[collection] = {item["metadata"]["uid"]: item for item in listed["items"] or []}
+                self.changed.set()
+                version = listed["metadata"]["resourceVersion"]
+                for event in self._api.watch(path, query | {"resourceVersion": version}, WATCH_SECONDS):
+                    self._take(collection, event)
+            except (OSError, ApiError) as error:
+                # The rules stay as they are while the API server is away.
+                print(f"{path}: {error}", flush=True)
+                time.sleep(RETRY_SECONDS)
+
+    def _take(self, collection: tuple[str, str], event: dict[str, Any]) -> None:
+        item = event["object"]
+        with self._lock:
+            objects = self._objects[collection]
+            assert objects is not None
+            if event["type"] == "DELETED":
+                objects.pop(item["metadata"]["uid"], None)
+            else:
+                objects[item["metadata"]["uid"]] = item
+        self.changed.set()
+
+
+def rules_for(snapshot: dict[str, list[Any]], pods_path: str) -> str:
+    """The ruleset for what the API has now."""
+    pods: list[Pod] = [pod for item in snapshot[pods_path] if (pod := parse_pod(item)) is not None]
+    namespaces = {item["metadata"]["name"]: item["metadata"].get("labels", {}) for item in snapshot[NAMESPACES]}
+    return ruleset(isolate(snapshot[POLICIES], pods, namespaces))
+
+
+def main() -> None:
+    """Runs until it is killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True, help="URL of the API server")
+    parser.add_argument("--pki", required=True, type=Path, help="folder of the certificates")
+    parser.add_argument("--nodes", required=True, nargs="+", help="nodes whose pods are real")
+    arguments = parser.parse_args()
+    pods_path = "/api/v1/pods"
+    # By node: thousands of pods on simulated nodes would otherwise be parsed here, for nothing.
+    pods = [(pods_path, f"spec.nodeName={name}") for name in arguments.nodes]
+    api = Api(arguments.server, arguments.pki, "network-policy")
+    mirror = Mirror(api, [*pods, (NAMESPACES, ""), (POLICIES, "")])
+    applied = ""
+    while mirror.changed.wait():
+        time.sleep(BURST_SECONDS)
+        mirror.changed.clear()
+        snapshot = mirror.snapshot()
+        rules = rules_for(snapshot, pods_path) if snapshot is not None else applied
+        if rules != applied:
+            done = subprocess.run(["nft", "-f", "-"], input=rules, text=True, capture_output=True, check=False)
+            if done.returncode == 0:
+                applied = rules
+            else:
+                # Never silently open: the last good rules stay, and the next change tries again.
+                print(f"nft refused the ruleset:\n{done.stderr}\n{rules}", flush=True)
+                time.sleep(RETRY_SECONDS)
+                mirror.changed.set()
+
+
+if __name__ == "__main__":
+    main()

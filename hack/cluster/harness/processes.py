@@ -1,0 +1,71 @@
+"""Processes by the id that was kept, and the time they started, so that a recycled id is never taken for them."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that was started: its id, and its start in clock ticks after boot as the kernel has it."""
+
+    pid: int
+    started: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs (a zombie does not)."""
+        found = _stat(self.pid)
+        return found is not None and found[1] == self.started and found[0] not in ("Z", "X")
+
+
+def parse_stat(text: str) -> tuple[str, int]:
+    """State letter and start time in ticks out of `/proc/PID/stat`; a program's name may hold spaces and brackets."""
+    fields = text[text.rindex(")") + 2 :].split()
+    return fields[0], int(fields[19])
+
+
+def current(pid: int) -> Process:
+    """The process that has this id now. Raises ProcessLookupError when there is none."""
+    found = _stat(pid)
+    if found is None:
+        raise ProcessLookupError(f"no process {pid}")
+    return Process(pid, found[1])
+
+
+def save(process: Process, file: Path) -> None:
+    """Keeps it in a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"pid": process.pid, "started": process.started}) + "\n")
+
+
+def load(file: Path) -> Process | None:
+    """The process kept in a file, alive or not; None when there is no such file, or it was cut short."""
+    try:
+        value = json.loads(file.read_text())
+        return Process(value["pid"], value["started"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+
+
+def stop(process: Process, number: signal.Signals, grace_seconds: float) -> None:
+    """Ends it by this signal, and by SIGKILL after the grace; returns when it is gone."""
+    deadline = time.monotonic() + grace_seconds
+    while process.alive:
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            return
+        while process.alive and time.monotonic() < deadline:
+            time.sleep(0.01)
+        number, deadline = signal.SIGKILL, time.monotonic() + grace_seconds
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    try:
+        return parse_stat(Path(f"/proc/{pid}/stat").read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        return None

@@ -1,0 +1,168 @@
+"""What the cluster is made of and how each part is built: the one place for versions. Pure: `build.py` acts on it."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+
+KUBERNETES = "1.35.4"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Programs built from one Go module.
+
+    Each is built in a small module of its own that requires the real one, because `go install PACKAGE@VERSION` refuses
+    modules with replace lines (Kubernetes, etcd).
+    """
+
+    name: str
+    module: str
+    version: str
+    packages: dict[str, str]  # program: its Go package
+    variables: tuple[str, ...] = ()  # for the linker's -X: package.variable=value
+    staging: str = ""  # version for the modules that this one requires as v0.0.0 and keeps in its own repository
+    tags: str = ""
+    cgo: bool = False
+    share: tuple[str, ...] = ()  # files of the module that are needed when the programs run
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder in the cache: another recipe never finds this one's programs."""
+        digest = hashlib.sha256(json.dumps(dataclasses.asdict(self)).encode()).hexdigest()
+        return f"{self.name}-{self.version}-{digest[:8]}"
+
+
+VERSITYGW = "github.com/versity/versitygw"
+KUBECONFORM = "github.com/yannh/kubeconform"
+
+RECIPES = (
+    Recipe("etcd", "go.etcd.io/etcd/server/v3", "3.6.16", {"etcd": "go.etcd.io/etcd/server/v3"}),
+    Recipe(
+        # User namespaces for pods need runc 1.2 or newer; Debian 12 has 1.1.5.
+        "runc",
+        "github.com/opencontainers/runc",
+        "1.5.2",
+        {"runc": "github.com/opencontainers/runc"},
+        tags="seccomp",
+        cgo=True,
+    ),
+    Recipe(
+        # Image volumes and user namespaces need containerd 2.
+        "containerd",
+        "github.com/containerd/containerd/v2",
+        "2.4.2",
+        {
+            name: f"github.com/containerd/containerd/v2/cmd/{name}"
+            for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+        },
+    ),
+    Recipe("versitygw", VERSITYGW, "1.8.0", {"versitygw": f"{VERSITYGW}/cmd/versitygw"}),
+    Recipe(
+        "kubernetes",
+        "k8s.io/kubernetes",
+        KUBERNETES,
+        {
+            name: f"k8s.io/kubernetes/cmd/{name}"
+            for name in (
+                "kube-apiserver",
+                "kube-controller-manager",
+                "kube-scheduler",
+                "kubelet",
+                "kube-proxy",
+                "kubectl",
+            )
+        },
+        variables=tuple(
+            f"k8s.io/component-base/version.{variable}={value}"
+            for variable, value in zip(
+                ("gitVersion", "gitMajor", "gitMinor"), (f"v{KUBERNETES}", *KUBERNETES.split(".")[:2]), strict=True
+            )
+        ),
+        staging="0" + KUBERNETES.removeprefix("1"),
+    ),
+    Recipe("coredns", "github.com/coredns/coredns", "1.15.0", {"coredns": "github.com/coredns/coredns"}),
+    Recipe(
+        "helm",
+        "helm.sh/helm/v3",
+        "3.22.0",
+        {"helm": "helm.sh/helm/v3/cmd/helm"},
+        variables=("helm.sh/helm/v3/internal/version.version=v3.22.0",),
+    ),
+    Recipe(
+        "kwok",
+        "sigs.k8s.io/kwok",
+        "0.8.0",
+        {"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
+        share=tuple(
+            f"kustomize/stage/{stage}.yaml"
+            for stage in (
+                "node/fast/node-initialize",
+                "node/heartbeat-with-lease/node-heartbeat-with-lease",
+                "pod/fast/pod-ready",
+                "pod/fast/pod-complete",
+                "pod/fast/pod-delete",
+            )
+        ),
+    ),
+    Recipe("kubeconform", KUBECONFORM, "0.8.0", {"kubeconform": f"{KUBECONFORM}/cmd/kubeconform"}),
+)
+
+# The pause container holds a pod's namespaces open, reaps what is left to it, and goes when told.
+PAUSE_SOURCE = """
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void end(int signal) { (void)signal; _exit(0); }
+static void reap(int signal) { (void)signal; while (waitpid(-1, NULL, WNOHANG) > 0) {} }
+int main(void) {
+  signal(SIGTERM, end);
+  signal(SIGINT, end);
+  signal(SIGCHLD, reap);
+  for (;;) pause();
+}
+"""
+PAUSE_FOLDER = f"pause-{hashlib.sha256(PAUSE_SOURCE.encode()).hexdigest()[:8]}"
+# Debian's Prometheus, with promtool, which needs Node.js to be built from source.
+PROMETHEUS_FOLDER = "prometheus-debian"
+
+# What the programs above call, or are built with, as Debian names it; and a program or file that tells that it is there.
+DEBIAN_PACKAGES = {
+    "containernetworking-plugins": "/usr/lib/cni/bridge",
+    "nftables": "/usr/sbin/nft",
+    "iptables": "/usr/sbin/iptables",  # the CNI portmap plugin
+    "conntrack": "/usr/sbin/conntrack",  # kube-proxy
+    "socat": "/usr/bin/socat",
+    "ethtool": "/usr/sbin/ethtool",
+    "iproute2": "/usr/sbin/ip",
+    "openssl": "/usr/bin/openssl",
+    "gcc": "/usr/bin/gcc",
+    "pkg-config": "/usr/bin/pkg-config",
+    "libseccomp-dev": "/usr/include/seccomp.h",
+    "buildah": "/usr/bin/buildah",
+    "debootstrap": "/usr/sbin/debootstrap",
+}
+
+
+def all_folders() -> list[str]:
+    """Names of the folders of the cache, one for each thing that is built."""
+    return [*(recipe.folder for recipe in RECIPES), PAUSE_FOLDER, PROMETHEUS_FOLDER]
+
+
+def cache_digest() -> str:
+    """Names the folder in which all programs of these recipes are found together."""
+    return hashlib.sha256(" ".join(all_folders()).encode()).hexdigest()[:12]
+
+
+def module_file(recipe: Recipe, staging_modules: list[str]) -> str:
+    """The go.mod in which the recipe is built."""
+    lines = ["module build", "", "go 1.24", "", f"require {recipe.module} v{recipe.version}"]
+    lines += [f"replace {module} => {module} v{recipe.staging}" for module in staging_modules]
+    return "\n".join(lines) + "\n"
+
+
+def staging_modules(go_mod: str) -> list[str]:
+    """Modules that a go.mod requires at exactly v0.0.0: their real version is that of the repository they live in."""
+    return sorted(set(re.findall(r"^\s*(?:require\s+)?(\S+) v0\.0\.0(?:\s|$)", go_mod, re.MULTILINE)))

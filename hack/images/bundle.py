@@ -1,0 +1,109 @@
+"""Puts a Python that runs in any Linux root into a folder: `bundle.py OUT PACKAGE`, run by the Dockerfile.
+
+    bin/python3           the interpreter of the base image
+    lib/loader            its ELF loader, under a name that says nothing of the architecture
+    lib/*.so*             the shared objects that interpreter and extension modules need
+    lib/pythonX.Y/        PACKAGE and the part of the standard library that it imports, compiled
+
+The working folder must hold PACKAGE.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import py_compile
+import re
+import shutil
+import subprocess
+import sys
+from modulefinder import Module, ModuleFinder
+from pathlib import Path
+
+# Optional imports of standard modules that the executor never gets to. TLS alone would add 7 MB.
+UNUSED = [
+    "ssl", "_ssl", "_hashlib", "multiprocessing", "decimal", "email", "doctest", "pdb", "pydoc", "unittest", "test", "xml",
+    "bz2", "lzma", "csv", "argparse", "readline",
+]  # fmt: skip
+# Found by name when text is encoded, so no import statement names them. idna: host names; unicode_escape: mountinfo.
+CODECS = ["ascii", "idna", "latin_1", "unicode_escape", "utf_8"]
+# dlopen'ed by libc when a thread ends early, so no program names it.
+LIBGCC = "libgcc_s.so.1"
+# The image's own list of libraries to put into every program, which is not for this one.
+PRELOAD_FILE = b"/etc/ld.so.preload\0"
+
+
+def imported_modules(package: str) -> list[Module]:
+    """Every module that `package` may import, itself included."""
+    finder = ModuleFinder(path=[os.getcwd(), *(path for path in sys.path if "-packages" not in path)], excludes=UNUSED)
+    for file in sorted(Path(package.replace(".", "/")).rglob("*.py")):
+        finder.import_hook(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
+    for codec in CODECS:
+        finder.import_hook(f"encodings.{codec}")
+    # What the interpreter itself imports when it starts.
+    for name in ("os", "io", "codecs", "warnings"):
+        finder.import_hook(name)
+    return [module for module in finder.modules.values() if getattr(module, "__file__", None)]
+
+
+def needed_libraries(program: Path) -> dict[str, Path]:
+    """Shared objects by the name under which they are looked for; the loader's name is an absolute path."""
+    listing = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+    named = re.findall(r"^\s*(\S+) => (/\S+) \(", listing, re.MULTILINE)
+    loader = re.findall(r"^\s*(/\S+) \(", listing, re.MULTILINE)
+    return {name: Path(path) for name, path in named} | {path: Path(path) for path in loader}
+
+
+def copy_modules(modules: list[Module], library: Path) -> list[Path]:
+    """Compile or copy them below `library`; the shared objects among them."""
+    extensions = []
+    for module in modules:
+        source = Path(module.__file__ or "")
+        place = library / module.__name__.replace(".", "/")
+        if source.suffix == ".so":
+            target = library / "lib-dynload" / source.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+            extensions.append(target)
+            continue
+        if source.name == "__init__.py":
+            place /= "__init__"
+        target = place.with_suffix(importlib.machinery.BYTECODE_SUFFIXES[0])
+        shown = f"<bundle>/{target.relative_to(library).with_suffix('.py')}"
+        # Never compared with a source, for there is none.
+        unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(source), str(target), shown, doraise=True, invalidation_mode=unchecked)
+    # The interpreter knows its place by this folder.
+    (library / "lib-dynload").mkdir(parents=True, exist_ok=True)
+    return extensions
+
+
+def copy_libraries(programs: list[Path], folder: Path) -> None:
+    """The shared objects of `programs`, and the loader, which from here on reads no list of libraries to preload."""
+    needed = {name: path for program in programs for name, path in needed_libraries(program).items()}
+    libc = next(path for name, path in needed.items() if name.startswith("libc.so"))
+    for name, path in needed.items():
+        if not name.startswith("/"):
+            shutil.copy(path, folder / name)
+            continue
+        loader = path.read_bytes()
+        if loader.count(PRELOAD_FILE) != 1:
+            sys.exit(f"{path}: not glibc's loader as it is known (no single {PRELOAD_FILE!r}); use a Debian base")
+        (folder / "loader").write_bytes(loader.replace(PRELOAD_FILE, bytes(len(PRELOAD_FILE))))
+        (folder / "loader").chmod(0o755)
+    shutil.copy(libc.parent / LIBGCC, folder / LIBGCC)
+
+
+def main(out: Path, package: str) -> None:
+    library = out / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    python = out / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    shutil.copy(os.path.realpath(sys.executable), python)
+    extensions = copy_modules(imported_modules(package), library)
+    copy_libraries([python, *extensions], out / "lib")
+    for file in [python, *extensions, *(out / "lib").glob("*.so*")]:
+        subprocess.run(["strip", "--strip-unneeded", file], check=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,1 @@
+"""The control plane: RolloutJobs become runner Jobs, Sandboxes become pods."""

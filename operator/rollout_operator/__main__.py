@@ -1,0 +1,5 @@
+"""`python -m rollout_operator`."""
+
+from rollout_operator.main import main
+
+main()

@@ -1,0 +1,228 @@
+"""The API server, over one aiohttp session: list, watch, read, and the few kinds of write that the operator makes.
+
+The official client was measured at twice the memory and four times the time per write (docs/operator.md); what is needed
+of it is these requests.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+import kopf
+
+from rollout_operator.actions import Manifest
+from rollout_operator.config import WRITE_SECONDS
+from rollout_operator.kinds import KINDS
+
+log = logging.getLogger(__name__)
+
+UNREACHABLE = 0
+"""Status of an error without an answer: no connection, cut off, or too late."""
+LIST_SECONDS = 60.0
+SILENCE_SECONDS = 120.0
+"""The API server sends a bookmark about once a minute; a watch that is silent for two is dead."""
+WATCH_SECONDS = 1800
+"""The API server ends a watch then; it is resumed at once."""
+PAGE = 250
+"""Objects of one list response: bounds the memory that parsing takes."""
+_MAY_PASS = ("exceeded quota", "being terminated", "cannot create resource")
+"""Words of a 403 that say nothing about the object: a full quota, a namespace that goes away, our own missing rights."""
+
+
+class ApiError(Exception):
+    """The API server refused, failed or was not there."""
+
+    def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status, or UNREACHABLE."""
+        self.message = message
+        self.retry_after = retry_after
+        """Seconds for which the API server does not want to be asked again."""
+
+    @property
+    def refused(self) -> bool:
+        """The object itself is not wanted (Pod Security, a policy, a field): the same again would be refused again."""
+        return self.status in (400, 403, 422) and not any(words in self.message for words in _MAY_PASS)
+
+
+class KubeApi:
+    """Requests to one API server. Every method raises ApiError."""
+
+    def __init__(self, login: Callable[[], kopf.ConnectionInfo]) -> None:
+        self._login = login
+        self._session: aiohttp.ClientSession | None = None
+        self._server = ""
+        self._logins = asyncio.Lock()
+        self.on_write: Callable[[str, str], None] = lambda kind, verb: None
+        """Called with kind and verb of every write that is sent."""
+
+    async def close(self) -> None:
+        """End all connections."""
+        if self._session:
+            await self._session.close()
+            self._session = None
+
+    async def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """One object, or None."""
+        try:
+            return await self._call("GET", KINDS[kind].path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def create(self, body: Manifest) -> Manifest:
+        """Create an object. Status 409: there is one of that name."""
+        kind = body["kind"]
+        self.on_write(kind, "create")
+        return await self._call("POST", KINDS[kind].path(body["metadata"].get("namespace", "")), body=body)
+
+    async def replace(self, body: Manifest) -> Manifest:
+        """Replace an object. Status 409: it is not at the body's resourceVersion any more."""
+        kind, metadata = body["kind"], body["metadata"]
+        self.on_write(kind, "update")
+        path = KINDS[kind].path(metadata.get("namespace", ""), metadata["name"])
+        return await self._call("PUT", path, body=body)
+
+    async def merge(self, kind: str, namespace: str, name: str, change: Manifest) -> Manifest:
+        """Merge-patch an object."""
+        self.on_write(kind, "patch")
+        path = KINDS[kind].path(namespace, name)
+        return await self._call("PATCH", path, body=change, content_type="application/merge-patch+json")
+
+    async def apply_status(self, obj: Manifest, kind: str, status: Manifest, manager: str) -> Manifest:
+        """Server-side apply of `manager`'s part of a status. Status 409: the object has another uid now."""
+        metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "uid")}
+        body = {"apiVersion": KINDS[kind].api_version, "kind": kind, "metadata": metadata, "status": status}
+        self.on_write(kind, "apply-status")
+        path = KINDS[kind].path(metadata["namespace"], metadata["name"], "status")
+        query = {"fieldManager": manager, "force": "true"}
+        return await self._call("PATCH", path, query, body, content_type="application/apply-patch+yaml")
+
+    async def delete(
+        self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+    ) -> Manifest:
+        """Delete an object, its dependents in the background. Status 404: gone; 409: it has another uid."""
+        body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        self.on_write(kind, "delete")
+        return await self._call("DELETE", KINDS[kind].path(namespace, name), body=body)
+
+    async def pages(self, kind: str, namespace: str, selector: str) -> AsyncIterator[tuple[list[Manifest], str]]:
+        """All objects of a kind, a page at a time, with the resourceVersion to watch from."""
+        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page = await self._call("GET", KINDS[kind].path(namespace), query, seconds=LIST_SECONDS)
+            metadata = page["metadata"]
+            yield page["items"], metadata["resourceVersion"]
+            if not metadata.get("continue"):
+                return
+            query["continue"] = metadata["continue"]
+
+    async def watch(
+        self, kind: str, namespace: str, selector: str, version: str
+    ) -> AsyncIterator[tuple[str, Manifest]]:
+        """(type, object) of every change after a resourceVersion, bookmarks included; ends when the server ends it.
+
+        Status 410: the version is too old, the objects must be listed again.
+        """
+        query = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
+        query |= {"timeoutSeconds": str(WATCH_SECONDS)} | ({"labelSelector": selector} if selector else {})
+        url = f"{KINDS[kind].path(namespace)}?{urlencode(query)}"
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=WRITE_SECONDS, sock_read=SILENCE_SECONDS)
+        async with _as_api_errors(), await self._send("GET", url, timeout=timeout) as response:
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise ApiError(
+                            event["object"].get("code") or 500, event["object"].get("message") or "watch error"
+                        )
+                    yield event["type"], event["object"]
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = "application/json",
+        seconds: float = WRITE_SECONDS,
+    ) -> dict[str, Any]:
+        url = f"{path}?{urlencode(query)}" if query else path
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        async with _as_api_errors(), await self._send(method, url, data, content_type, timeout) as response:
+            answer: dict[str, Any] = json.loads(await response.read())
+            return answer
+
+    async def _send(
+        self,
+        method: str,
+        url: str,
+        data: bytes | None = None,
+        content_type: str = "application/json",
+        timeout: aiohttp.ClientTimeout | None = None,
+    ) -> aiohttp.ClientResponse:
+        """The response, if it is a success; logs in again once when the credentials have expired."""
+        session = await self._connect()
+        for first in (True, False):
+            headers = {"Content-Type": content_type} if data is not None else {}
+            response = await session.request(method, self._server + url, data=data, headers=headers, timeout=timeout)
+            if response.status < 400:
+                return response
+            async with response:
+                if response.status == 401 and first:
+                    session = await self._connect(instead_of=session)
+                    continue
+                raise await _error(response)
+        raise AssertionError("unreachable")
+
+    async def _connect(self, instead_of: aiohttp.ClientSession | None = None) -> aiohttp.ClientSession:
+        async with self._logins:
+            if self._session is None or self._session is instead_of:
+                info = self._login()
+                connector = aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context())
+                headers = {
+                    **info.as_http_headers(),
+                    "Accept": "application/json",
+                    "User-Agent": "agent-rollouts-operator",
+                }
+                old, self._server = self._session, info.server.rstrip("/")
+                self._session = aiohttp.ClientSession(connector=connector, headers=headers, proxy=info.proxy_url)
+                if old:  # Watches that still run on it start again by themselves.
+                    await old.close()
+            return self._session
+
+
+async def _error(response: aiohttp.ClientResponse) -> ApiError:
+    text = await response.text()
+    message = text[:500]
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        message = json.loads(text)["message"]
+    try:
+        retry_after = float(response.headers.get("Retry-After", "0"))
+    except ValueError:
+        retry_after = 1.0
+    return ApiError(response.status, message or response.reason or "no message", retry_after)
+
+
+@contextlib.asynccontextmanager
+async def _as_api_errors() -> AsyncIterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise ApiError(UNREACHABLE, "the API server did not answer in time") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise ApiError(UNREACHABLE, f"the API server cannot be reached: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ApiError(UNREACHABLE, "the API server's answer was cut off") from error

@@ -1,0 +1,121 @@
+"""The operator's configuration: one YAML file, written by the chart, read once at the start."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import Field, StringConstraints, ValidationError
+
+from rollout_api.base import ApiModel, ObjectName, Quantity, ShortText
+from rollout_api.model import ModelSpec
+from rollout_api.rollout_job import Output
+
+CONFIG_VARIABLE = "ROLLOUT_OPERATOR_CONFIG"
+"""Environment variable that names the file."""
+
+WRITE_SECONDS = 5
+"""Time-out of a write. A lease outlives its holder's right to write by at least so much: what one leader has begun is over
+before the next one begins."""
+
+Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+Port = Annotated[int, Field(ge=1, le=65_535)]
+Rate = Annotated[float, Field(gt=0, le=10_000)]
+
+
+class Images(ApiModel):
+    """Images of this product that pods use."""
+
+    runtime: ShortText
+    """Of runner pods, unless a job brings its own."""
+    executor: ShortText
+    """Of the executor's bundle: an image volume of every sandbox pod, or its init container."""
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """For both; the images of tasks are always IfNotPresent."""
+
+
+class Defaults(ApiModel):
+    """What fills in for a job that was written for a laptop."""
+
+    output: Output | None = None
+    """Where results go when `output.uri` is a local folder; the job's own name is the last part of the path."""
+    model: ModelSpec | None = None
+    """What answers when `model` points to localhost or takes its key from the environment."""
+
+
+class RunnerRequests(ApiModel):
+    """Resource requests of a runner pod, before what its concurrency adds."""
+
+    cpu: Quantity = "250m"
+    memory: Quantity = "256Mi"
+
+
+class Watch(ApiModel):
+    """Where the operator looks."""
+
+    namespaces: Annotated[list[Namespace], Field(max_length=256)] = []
+    """Only these; all when empty."""
+
+
+class Budgets(ApiModel):
+    """How fast the operator writes. Creates and deletes have separate budgets: a full cluster must be able to shrink."""
+
+    creates_per_second: Rate = 50
+    deletes_per_second: Rate = 50
+    writes_in_flight: Annotated[int, Field(ge=1, le=1000)] = 16
+    """Creates that wait for the API server at once; deletes have as many for themselves."""
+
+
+class LeaseSettings(ApiModel):
+    """Who works, when several replicas run. Defaults of the three times are those of Kubernetes' own controllers."""
+
+    namespace: Namespace
+    name: ObjectName = "rollout-operator"
+    duration_seconds: Annotated[int, Field(ge=7, le=600)] = 15
+    """Others may take over when the holder has not renewed for so long."""
+    renew_deadline_seconds: Annotated[int, Field(ge=2, le=599)] = 10
+    """A holder that could not renew for so long stops writing."""
+    retry_seconds: Annotated[float, Field(gt=0, le=60)] = 2
+    """Between two looks at the lease."""
+
+
+class OperatorConfig(ApiModel):
+    """All that the operator can be told."""
+
+    images: Images
+    lease: LeaseSettings
+    defaults: Defaults = Defaults()
+    runner: RunnerRequests = RunnerRequests()
+    privileged_namespaces: Annotated[list[Namespace], Field(max_length=256)] = []
+    """Where `security: Privileged` may be asked for."""
+    watch: Watch = Watch()
+    budgets: Budgets = Budgets()
+    workers: Annotated[int, Field(ge=1, le=256)] = 16
+    """Objects of one kind that are worked on at once."""
+    resync_seconds: Annotated[int, Field(ge=10, le=86_400)] = 600
+    """Every object is looked at again so often, even if nothing seems to happen."""
+    metrics_port: Port = 8080
+    health_port: Port = 8081
+
+
+def load_config(path: Path) -> OperatorConfig:
+    """Read and check the file.
+
+    Raises:
+        ValueError: it cannot be read or is wrong; the message names the file, the field, and what is expected.
+    """
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: cannot be read as YAML ({error}); {CONFIG_VARIABLE} must name the file") from None
+    try:
+        config = OperatorConfig.model_validate(data)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors())
+        raise ValueError(f"{path}: {problems}") from None
+    lease = config.lease
+    if lease.renew_deadline_seconds + WRITE_SECONDS > lease.duration_seconds:
+        raise ValueError(
+            f"{path}: lease.renewDeadlineSeconds ({lease.renew_deadline_seconds}) must be at least {WRITE_SECONDS} less "
+            f"than lease.durationSeconds ({lease.duration_seconds}), or two replicas could write at once"
+        )
+    return config

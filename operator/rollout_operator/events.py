@@ -1,0 +1,113 @@
+"""Kubernetes Events for people: equal ones are one object with a count, and no storm of them reaches the API server."""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rollout_operator.actions import Event, Manifest
+from rollout_operator.api import ApiError, KubeApi
+from rollout_operator.budgets import TokenBucket
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "rollout-operator"
+PER_SECOND = 10.0
+MOST_WAITING = 1000
+"""Further ones are dropped: events inform, conditions are the record."""
+REMEMBERED = 5000
+COUNT_AGAIN_SECONDS = 60.0
+"""An event that goes on happening is written again this often."""
+LONGEST_MESSAGE = 1024
+"""What the API server takes."""
+
+
+@dataclass
+class _Known:
+    name: str
+    count: int
+    written: float
+
+
+class EventRecorder:
+    """Takes events at once, and writes them in the background."""
+
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+        self._known: OrderedDict[tuple[str, ...], _Known] = OrderedDict()
+        self._waiting: asyncio.Queue[tuple[Manifest, str, Event]] = asyncio.Queue(MOST_WAITING)
+        self._bucket = TokenBucket(PER_SECOND)
+
+    def record(self, obj: Manifest, kind: str, event: Event) -> None:
+        """Something happened to an object."""
+        try:
+            self._waiting.put_nowait((obj, kind, event))
+        except asyncio.QueueFull:
+            log.debug("dropped event %s about %s %s", event.reason, kind, obj["metadata"]["name"])
+
+    async def run(self) -> None:
+        """Write events until cancelled."""
+        while True:
+            obj, kind, event = await self._waiting.get()
+            try:
+                await self._write(obj, kind, event)
+            except ApiError as error:
+                log.debug("event %s about %s: %s", event.reason, obj["metadata"]["name"], error)
+
+    async def _write(self, obj: Manifest, kind: str, event: Event) -> None:
+        metadata = obj["metadata"]
+        now = time.monotonic()
+        key = (metadata["uid"], event.type, event.reason, event.message)
+        known = self._known.get(key)
+        if known:
+            known.count += 1
+            if now - known.written < COUNT_AGAIN_SECONDS:
+                return
+        await asyncio.sleep(self._bucket.promise(now) - now)
+        if known:
+            known.written = now
+            try:
+                change = {"count": known.count, "lastTimestamp": _timestamp()}
+                await self._api.merge("Event", metadata["namespace"], known.name, change)
+                return
+            except ApiError as error:
+                if error.status != 404:  # The API server forgets events after an hour.
+                    raise
+        body = _body(obj, kind, event)
+        await self._api.create(body)
+        self._known[key] = _Known(body["metadata"]["name"], 1, now)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+
+
+def _body(obj: Manifest, kind: str, event: Event) -> dict[str, Any]:
+    metadata, now = obj["metadata"], _timestamp()
+    digest = hashlib.sha256(f"{metadata['uid']}{event}{now}".encode()).hexdigest()[:16]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"namespace": metadata["namespace"], "name": f"{metadata['name']}.{digest}"},
+        "involvedObject": {
+            "apiVersion": obj["apiVersion"],
+            "kind": kind,
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message[:LONGEST_MESSAGE],
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "count": 1,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+    }
+
+
+def _timestamp() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,72 @@
+"""Own writes that the watches have not shown yet: planning on a cache without them would do them twice."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+EXPIRY_SECONDS = 30.0
+"""Longer than a watch takes to reconnect. Expired too early, a plan only meets its own 409s: names are deterministic."""
+
+ObjectName = tuple[str, str, str]
+"""Kind, namespace, name."""
+
+
+@dataclass
+class _Pending:
+    versions: dict[ObjectName, int] = field(default_factory=dict)
+    expires: float = 0.0
+
+
+class Expectations(Generic[K]):
+    """Per key, the objects that were written for it and the resourceVersion at which the watch shows the write.
+
+    Resource versions of one kind grow with every write, in the order in which a watch delivers them.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[K, _Pending] = {}
+        self._waiting: dict[ObjectName, set[K]] = {}
+
+    def expect(self, key: K, written: ObjectName, version: int, now: float) -> None:
+        """A write for `key` made that version of an object; hold its plans until it is seen."""
+        pending = self._pending.setdefault(key, _Pending())
+        pending.versions[written] = max(version, pending.versions.get(written, 0))
+        pending.expires = now + EXPIRY_SECONDS
+        self._waiting.setdefault(written, set()).add(key)
+
+    def saw(self, obj: ObjectName, version: int) -> list[K]:
+        """The watch shows an object at a version, or its deletion there. Returns the keys that wait for nothing now."""
+        free = []
+        for key in tuple(self._waiting.get(obj, ())):
+            pending = self._pending[key]
+            if pending.versions[obj] <= version:
+                del pending.versions[obj]
+                self._drop(obj, key)
+                if not pending.versions:
+                    del self._pending[key]
+                    free.append(key)
+        return free
+
+    def hold(self, key: K, now: float) -> float:
+        """Seconds for which the key's next plan has to wait at most; 0 when it may be made."""
+        pending = self._pending.get(key)
+        if pending is None:
+            return 0.0
+        if now >= pending.expires:
+            self.forget(key)
+            return 0.0
+        return pending.expires - now
+
+    def forget(self, key: K) -> None:
+        """Expect nothing for a key any more."""
+        pending = self._pending.pop(key, None)
+        for obj in pending.versions if pending else ():
+            self._drop(obj, key)
+
+    def _drop(self, obj: ObjectName, key: K) -> None:
+        waiting = self._waiting[obj]
+        waiting.discard(key)
+        if not waiting:
+            del self._waiting[obj]

@@ -1,0 +1,100 @@
+"""Keep the cache true to one kind of object: list, then watch, for ever.
+
+Not kopf's own watching: when a watch breaks and its version is too old to resume (every restart of the API server), kopf
+lists again and nobody learns which objects went in between; it says neither when a first list is complete, nor lets go of
+the parts of an object that nobody reads. docs/operator.md has the figures.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from typing import Protocol
+
+from rollout_operator.actions import Manifest
+from rollout_operator.api import ApiError, KubeApi
+from rollout_operator.kinds import OPTIONAL
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS, RETRY_LIMIT_SECONDS = 0.2, 5.0
+"""The API server is asked again this soon; all informers of all replicas come back within seconds of an outage's end."""
+FORBIDDEN, GONE = 403, 410
+
+
+class Sink(Protocol):
+    """Who is told. Calls must be quick: nothing else is read from the watch meanwhile."""
+
+    def seen(self, kind: str, obj: Manifest, listed: bool) -> None:
+        """An object as it is now; from a list, or from a change."""
+
+    def gone(self, kind: str, obj: Manifest) -> None:
+        """An object was deleted; this is its last state."""
+
+    def relisted(self, kind: str, namespace: str, present: set[tuple[str, str]]) -> None:
+        """A list is complete: whatever the cache has beyond these (namespace, name) is gone."""
+
+
+class Informer:
+    """One kind, in one namespace or (`namespace` empty) in all."""
+
+    def __init__(self, api: KubeApi, kind: str, namespace: str, selector: str, sink: Sink) -> None:
+        self._api, self._sink = api, sink
+        self.kind, self._namespace, self._selector = kind, namespace, selector
+        self.synced = asyncio.Event()
+        """Set when the first list is complete."""
+        self.alive = time.monotonic()
+        """When it last heard of the API server or gave up waiting for it: an old value is a bug, not an outage."""
+        self._version = ""
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+            except ApiError as error:
+                self.alive = time.monotonic()
+                if error.status == GONE and self._version:
+                    self._version = ""  # Too old to resume from: list again.
+                    continue
+                if error.status == FORBIDDEN and self.kind in OPTIONAL and not self.synced.is_set():
+                    log.warning("%s: doing without", error.message)
+                    self.synced.set()
+                await self._pause(error)
+
+    async def _list(self) -> None:
+        present = set()
+        newest = ""
+        async for page, version in self._api.pages(self.kind, self._namespace, self._selector):
+            newest = version
+            self.alive = time.monotonic()
+            for obj in page:
+                present.add((obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
+                self._sink.seen(self.kind, obj, listed=True)
+            del page
+            await asyncio.sleep(0)
+        self._sink.relisted(self.kind, self._namespace, present)
+        self._version = newest
+        self._failures = 0
+        self.synced.set()
+
+    async def _watch(self) -> None:
+        async for change, obj in self._api.watch(self.kind, self._namespace, self._selector, self._version):
+            self.alive = time.monotonic()
+            self._failures = 0
+            self._version = obj["metadata"]["resourceVersion"]
+            if change == "DELETED":
+                self._sink.gone(self.kind, obj)
+            elif change != "BOOKMARK":
+                self._sink.seen(self.kind, obj, listed=False)
+        self.alive = time.monotonic()
+
+    async def _pause(self, error: ApiError) -> None:
+        self._failures += 1
+        pause = min(RETRY_LIMIT_SECONDS, RETRY_SECONDS * 2 ** min(self._failures, 8))
+        level = logging.WARNING if self._failures in (1, 10) or self._failures % 100 == 0 else logging.DEBUG
+        log.log(level, "watching %s: %s (try %d)", self.kind, error.message, self._failures)
+        await asyncio.sleep(max(error.retry_after, pause * (0.5 + random.random() / 2)))

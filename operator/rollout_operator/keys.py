@@ -1,0 +1,67 @@
+"""The keys of jobs: each in a Secret, read at most once and kept in memory for as long as its owner lives."""
+
+import base64
+import secrets
+from collections.abc import Callable
+
+from rollout_api.cluster import KEY_FILE
+from rollout_operator.actions import Manifest
+from rollout_operator.api import ApiError, KubeApi
+from rollout_operator.cache import controller_of
+
+CONFLICT = 409
+
+
+class KeyRing:
+    """Keys by the uid of their Secret's controller. 64 hexadecimal digits each."""
+
+    def __init__(self, api: KubeApi, new_key: Callable[[], str] = lambda: secrets.token_hex(32)) -> None:
+        self._api = api
+        self._new_key = new_key
+        self.known: dict[str, str] = {}
+
+    async def ensure(self, body: Manifest) -> None:
+        """Create the Secret with a new key in it, or read the key of the one that its owner has already."""
+        owner = controller_of(body)
+        if owner is None:
+            raise ValueError(f"Secret {body['metadata']['name']}: has no controller; a key must go when its owner goes")
+        key = self._new_key()
+        try:
+            await self._api.create({**body, "stringData": {**body.get("stringData", {}), KEY_FILE: key}})
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+            await self.read(body["metadata"]["namespace"], body["metadata"]["name"], owner["uid"])
+        else:
+            self.known[owner["uid"]] = key
+
+    async def read(self, namespace: str, name: str, owner_uid: str) -> None:
+        """Read the key of a Secret that this owner controls."""
+        secret = await self._api.find("Secret", namespace, name)
+        if secret is None:
+            raise ApiError(404, f"Secret {namespace}/{name} is not there: it holds the key of the sandboxes")
+        check_owner(secret, "Secret", owner_uid)
+        encoded = (secret.get("data") or {}).get(KEY_FILE, "")
+        if not encoded:
+            raise ApiError(
+                404, f"Secret {namespace}/{name} has no field {KEY_FILE}; delete it with its owner and begin anew"
+            )
+        self.known[owner_uid] = base64.b64decode(encoded).decode()
+
+    def forget(self, owner_uid: str) -> None:
+        """The owner is gone."""
+        self.known.pop(owner_uid, None)
+
+
+def check_owner(found: Manifest, kind: str, owner_uid: str) -> None:
+    """Raise an ApiError with status 409 unless the object has that controller: an earlier object of the same name may
+    still be going away, and its things with it."""
+    owner = controller_of(found)
+    if owner is None or owner["uid"] != owner_uid:
+        metadata = found["metadata"]
+        whose = f"{owner['kind']} {owner['name']} (uid {owner['uid']})" if owner else "nobody"
+        raise ApiError(
+            CONFLICT,
+            f"{kind} {metadata['namespace']}/{metadata['name']} exists and belongs to {whose}; waiting for it to go. "
+            "If it stays, delete it or choose another name",
+        )

@@ -1,0 +1,48 @@
+"""Where the API server keeps each kind that the operator reads or writes."""
+
+from dataclasses import dataclass
+
+from rollout_api.base import API_VERSION
+from rollout_api.cluster import MANAGED_BY
+
+OURS = ",".join(f"{label}={value}" for label, value in MANAGED_BY.items())
+"""Label selector of what the operator made itself: the API server sends nobody else's pods."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind's place in the API."""
+
+    api_version: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """URL path of one object, of all in a namespace, or of all."""
+        parts = ["/api" if self.api_version == "v1" else "/apis", self.api_version]
+        if namespace and self.namespaced:
+            parts += ["namespaces", namespace]
+        parts += [self.plural, name, subresource]
+        return "/".join(part for part in parts if part)
+
+
+KINDS = {
+    "Sandbox": Kind(API_VERSION, "sandboxes"),
+    "RolloutJob": Kind(API_VERSION, "rolloutjobs"),
+    "Pod": Kind("v1", "pods"),
+    "Node": Kind("v1", "nodes", namespaced=False),
+    "Job": Kind("batch/v1", "jobs"),
+    "NetworkPolicy": Kind("networking.k8s.io/v1", "networkpolicies"),
+    "Secret": Kind("v1", "secrets"),
+    "ServiceAccount": Kind("v1", "serviceaccounts"),
+    "Role": Kind("rbac.authorization.k8s.io/v1", "roles"),
+    "RoleBinding": Kind("rbac.authorization.k8s.io/v1", "rolebindings"),
+    "Event": Kind("v1", "events"),
+    "Lease": Kind("coordination.k8s.io/v1", "leases"),
+}
+
+WATCHED = {"Sandbox": "", "RolloutJob": "", "Pod": OURS, "Job": OURS, "NetworkPolicy": OURS, "Node": ""}
+"""Kinds that the cache holds, with the label selector of each watch."""
+
+OPTIONAL = frozenset({"Node"})
+"""An operator that was given some namespaces only may have no right to read what is outside of them."""

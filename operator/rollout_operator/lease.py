@@ -1,0 +1,158 @@
+"""Who works, when several replicas run: a coordination.k8s.io Lease, as Kubernetes' own controllers hold theirs.
+
+A holder that could not renew for `renewDeadlineSeconds` stops writing by itself, before anybody else may take the lease
+(`durationSeconds`): the two never write at once, even if the API server or the network is away. It does not exit: its
+cache stays warm, and it asks for the lease again.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from rollout_operator.api import ApiError, KubeApi
+from rollout_operator.config import LeaseSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SeenLease:
+    """The lease as it was read last."""
+
+    holder: str
+    duration: float
+    """Seconds that its holder has."""
+    version: str
+    """resourceVersion."""
+    since: float
+    """When this version was first seen, by our own clock: other machines' clocks are not trusted."""
+    transitions: int = 0
+    acquired: str = ""
+    """When its holder took it, by the holder's clock; only for people."""
+
+
+def decide(seen: SeenLease | None, me: str, now: float) -> Literal["create", "take", "renew", "wait"]:
+    """What a replica may do about a lease. Only a lease that nobody renewed for its whole duration may be taken."""
+    if seen is None:
+        return "create"
+    if seen.holder == me:
+        return "renew"
+    if not seen.holder or now - seen.since >= seen.duration:
+        return "take"
+    return "wait"
+
+
+def note(seen: SeenLease | None, lease: Mapping[str, Any], now: float) -> SeenLease:
+    """What is known after reading the lease: an unchanged one keeps the time at which it was first seen."""
+    spec = lease.get("spec") or {}
+    fresh = SeenLease(
+        holder=spec.get("holderIdentity") or "",
+        duration=float(spec.get("leaseDurationSeconds") or 0),
+        version=lease["metadata"]["resourceVersion"],
+        since=now,
+        transitions=int(spec.get("leaseTransitions") or 0),
+        acquired=spec.get("acquireTime") or "",
+    )
+    return replace(fresh, since=seen.since) if seen and seen.version == fresh.version else fresh
+
+
+class Leadership:
+    """Takes and renews the lease for as long as `run` runs. Times are seconds of `clock`."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        settings: LeaseSettings,
+        identity: str,
+        clock: Callable[[], float],
+        on_won: Callable[[], None],
+    ) -> None:
+        self._api = api
+        self._settings = settings
+        self._identity = identity
+        self._clock = clock
+        self._on_won = on_won
+        self._seen: SeenLease | None = None
+        self._stale = True  # until a write of our own is known to be the newest
+        self._held_until = 0.0
+        self._was_leading = False  # for the log
+        self._failures = 0  # in a row
+
+    def held(self) -> bool:
+        """Whether this replica may write at this moment."""
+        return self._clock() < self._held_until
+
+    async def run(self) -> None:
+        """Ask for the lease, keep it, ask again when it is lost; until cancelled."""
+        while True:
+            try:
+                # A request that hangs must not eat the deadline.
+                async with asyncio.timeout(self._settings.renew_deadline_seconds / 2):
+                    await self._try()
+                self._failures = 0
+            except (ApiError, TimeoutError) as error:
+                self._failures += 1
+                level = logging.WARNING if self._failures == 1 else logging.DEBUG
+                log.log(level, "lease %s: %s; trying again", self._settings.name, error or "no answer in time")
+            if self._was_leading and not self.held():
+                self._was_leading = False
+                log.warning("lease %s is lost: not writing any more", self._settings.name)
+            await asyncio.sleep(self._settings.retry_seconds * (0.8 + 0.4 * random.random()))
+
+    async def _try(self) -> None:
+        asked = self._clock()
+        if self._stale:
+            lease = await self._api.find("Lease", self._settings.namespace, self._settings.name)
+            self._seen = note(self._seen, lease, asked) if lease else None
+        self._stale = True
+        match decide(self._seen, self._identity, asked):
+            case "wait":
+                self._held_until = 0.0
+            case "create":
+                self._won(await self._api.create(self._lease(self._identity)), asked)
+            case "take" | "renew":
+                self._won(await self._api.replace(self._lease(self._identity)), asked)
+
+    def _won(self, lease: Mapping[str, Any], asked: float) -> None:
+        self._seen = note(self._seen, lease, asked)
+        self._stale = False
+        # Counted from before the request was sent: the API server cannot have noted an earlier time.
+        newly = not self.held()
+        self._held_until = asked + self._settings.renew_deadline_seconds
+        if newly:
+            self._was_leading = True
+            log.info("lease %s is held by this replica, %s", self._settings.name, self._identity)
+            self._on_won()
+
+    async def release(self) -> None:
+        """Give the lease back, so that another replica need not wait for it to run out. Nothing may be written after."""
+        if not self.held():
+            return
+        self._held_until = 0.0
+        try:
+            await self._api.replace(self._lease(""))
+        except ApiError as error:
+            log.info("lease %s runs out by itself: %s", self._settings.name, error)
+
+    def _lease(self, holder: str) -> dict[str, Any]:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        seen = self._seen
+        same = seen is not None and seen.holder == holder
+        metadata = {"namespace": self._settings.namespace, "name": self._settings.name}
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata | ({"resourceVersion": seen.version} if seen else {}),
+            "spec": {
+                "holderIdentity": holder,
+                # 1: what Kubernetes' own controllers leave behind when they release.
+                "leaseDurationSeconds": self._settings.duration_seconds if holder else 1,
+                "renewTime": now,
+                "acquireTime": (seen.acquired if seen and same else "") or now,
+                "leaseTransitions": (seen.transitions if seen else 0) + (1 if seen and holder and not same else 0),
+            },
+        }

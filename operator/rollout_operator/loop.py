@@ -1,0 +1,221 @@
+"""observe -> plan -> execute -> status -> events, for every object that changed, was due, or was not looked at for long.
+
+Level-triggered: nothing is concluded from a change itself, only from what is there now.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from rollout_operator.actions import Event, Manifest, Ref
+from rollout_operator.api import ApiError
+from rollout_operator.budgets import TokenBucket
+from rollout_operator.cache import Cache, uid_of
+from rollout_operator.config import OperatorConfig
+from rollout_operator.events import EventRecorder
+from rollout_operator.execute import Execution, NotLeader, Throttled, version_of, worth_telling
+from rollout_operator.keys import KeyRing
+from rollout_operator.memory import Memory
+from rollout_operator.metrics import Metrics
+from rollout_operator.prune import prune
+from rollout_operator.wake import PRIMARY, wakes
+from rollout_operator.work_queue import WorkQueue
+from rollout_operator.world import Controller, World
+
+log = logging.getLogger(__name__)
+
+STUCK_SECONDS = 300.0
+"""Far beyond what one look may take, all of its requests timing out: a worker that has hung."""
+
+LOG_LINES_PER_SECOND = 5.0
+"""About objects that fail: what fails for one of them often fails for thousands."""
+
+
+class Loop:
+    """The informers tell it what there is; its workers see to every object, one worker an object."""
+
+    def __init__(
+        self,
+        controllers: Iterable[Controller],
+        config: OperatorConfig,
+        cache: Cache,
+        memory: Memory,
+        keys: KeyRing,
+        execution: Execution,
+        events: EventRecorder,
+        metrics: Metrics,
+    ) -> None:
+        self._controllers = {controller.kind: controller for controller in controllers}
+        self._config, self._cache, self._memory, self._keys = config, cache, memory, keys
+        self._execution, self._events, self._metrics = execution, events, metrics
+        self._queues: dict[str, WorkQueue[Ref]] = {kind: WorkQueue(time.monotonic) for kind in self._controllers}
+        for kind, queue in self._queues.items():
+            metrics.watch_queue(kind, queue)
+        self._held: set[Ref] = set()
+        self._errors: dict[Ref, str] = {}
+        self._log_lines = TokenBucket(LOG_LINES_PER_SECOND)
+        self._leading = False
+
+    # What the informers tell.
+
+    def seen(self, kind: str, obj: Manifest, listed: bool) -> None:
+        """An object as it is now."""
+        new = prune(kind, obj)
+        metadata = new["metadata"]
+        old = self._cache.get(kind, metadata.get("namespace", ""), metadata["name"])
+        if old and uid_of(old) != uid_of(new):
+            self.gone(kind, old)
+            old = None
+        self._cache.put(kind, new)
+        if kind == "Sandbox":
+            self._metrics.sandbox_seen(new, is_new=old is None and not listed)
+        if old is None or _changed(old, new):
+            self._wake(wakes(kind, old, new, self._cache))
+        self._saw(kind, new)
+
+    def gone(self, kind: str, obj: Manifest) -> None:
+        """An object was deleted."""
+        metadata = obj["metadata"]
+        namespace, name = metadata.get("namespace", ""), metadata["name"]
+        old = self._cache.get(kind, namespace, name)
+        if old is not None and uid_of(old) == metadata["uid"]:
+            affected = wakes(kind, old, None, self._cache)
+            self._cache.remove(kind, namespace, name)
+            self._wake(affected)
+        if kind in PRIMARY:
+            self._keys.forget(metadata["uid"])
+        if kind == "Sandbox":
+            self._metrics.sandbox_gone(obj)
+        self._saw(kind, obj)
+
+    def relisted(self, kind: str, namespace: str, present: set[tuple[str, str]]) -> None:
+        """A list is complete: forget what it does not have."""
+        for obj in tuple(self._cache.all(kind)):
+            metadata = obj["metadata"]
+            where = metadata.get("namespace", "")
+            if (not namespace or where == namespace) and (where, metadata["name"]) not in present:
+                self.gone(kind, obj)
+
+    def _saw(self, kind: str, obj: Manifest) -> None:
+        metadata = obj["metadata"]
+        name = (kind, metadata.get("namespace", ""), metadata["name"])
+        for ref in self._execution.expectations.saw(name, version_of(obj)):
+            if ref in self._held:
+                self._held.discard(ref)
+                self._wake([ref])
+
+    def _wake(self, refs: Iterable[Ref]) -> None:
+        if self._leading:
+            for ref in refs:
+                if queue := self._queues.get(ref.kind):
+                    queue.add(ref)
+
+    # What the workers do.
+
+    def lead(self) -> None:
+        """This replica works from now on: look at everything."""
+        self._leading = True
+        for kind in self._queues:
+            for obj in self._cache.all(kind):
+                self._wake([Ref(kind, obj["metadata"]["namespace"], obj["metadata"]["name"])])
+
+    async def run(self) -> None:
+        """Work until cancelled. Looks that are under way are cut off then: every write stands for itself."""
+        async with asyncio.TaskGroup() as group:
+            for kind in self._queues:
+                group.create_task(self._resync(kind))
+                for _ in range(self._config.workers):
+                    group.create_task(self._work(kind))
+
+    def stuck(self) -> float:
+        """Seconds of the longest look that is still under way, if it is far too long; else 0."""
+        longest = max((seconds for queue in self._queues.values() for seconds in queue.unfinished()), default=0.0)
+        return longest if longest > STUCK_SECONDS else 0.0
+
+    async def _resync(self, kind: str) -> None:
+        while True:
+            await asyncio.sleep(self._config.resync_seconds * (0.9 + 0.2 * random.random()))
+            if self._leading:
+                for obj in tuple(self._cache.all(kind)):
+                    # Spread, so that a resync is no burst.
+                    ref = Ref(kind, obj["metadata"]["namespace"], obj["metadata"]["name"])
+                    self._queues[kind].add_after(ref, random.random() * self._config.resync_seconds / 10)
+
+    async def _work(self, kind: str) -> None:
+        queue = self._queues[kind]
+        while True:
+            ref = await queue.take()
+            started = time.monotonic()
+            result = "error"
+            try:
+                result = await self._reconcile(ref, queue)
+            except Exception as error:  # noqa: BLE001 - one object's trouble must not stop the others
+                self._failed(ref, error, queue)
+            finally:
+                queue.done(ref)
+                self._metrics.reconciled(kind, result, time.monotonic() - started)
+
+    async def _reconcile(self, ref: Ref, queue: WorkQueue[Ref]) -> str:
+        obj = self._cache.get(ref.kind, ref.namespace, ref.name)
+        if obj is None:
+            self._forget(ref, queue)
+            return "success"
+        if wait := self._execution.expectations.hold(ref, time.monotonic()):
+            self._held.add(ref)
+            queue.add_after(ref, wait)
+            return "requeue_after"
+        controller = self._controllers[ref.kind]
+        world = World(
+            self._cache, self._config, datetime.now(UTC), self._memory, self._keys.known, self._errors.get(ref)
+        )
+        plan = controller.plan(controller.observe(world, obj))
+        try:
+            again = await self._execution.carry_out(ref, obj, plan)
+        except Throttled as throttled:
+            queue.add_after(ref, throttled.seconds)
+            return "requeue_after"
+        except NotLeader:
+            # Whoever leads next looks at everything.
+            self._leading = False
+            return "requeue_after"
+        for event in plan.events:
+            self._events.record(obj, ref.kind, event)
+        self._errors.pop(ref, None)
+        queue.forgive(ref)
+        if again:
+            queue.add(ref)
+        if plan.requeue_seconds is not None:
+            queue.add_after(ref, plan.requeue_seconds)
+        return "success" if plan.requeue_seconds is None else "requeue_after"
+
+    def _failed(self, ref: Ref, error: Exception, queue: WorkQueue[Ref]) -> None:
+        obj = self._cache.get(ref.kind, ref.namespace, ref.name)
+        if isinstance(error, ApiError):
+            pause = queue.retry(ref, error.retry_after)
+            now = time.monotonic()
+            level = logging.WARNING if self._log_lines.spare(now) else logging.DEBUG
+            log.log(level, "%s: %s (again in %.1f s)", ref, error.message, pause)
+            self._errors[ref] = error.message
+            if obj and worth_telling(error):
+                self._events.record(obj, ref.kind, Event("Warning", "ReconcileFailed", error.message))
+        else:
+            pause = queue.retry(ref)
+            log.error("%s: looking at it failed (again in %.1f s)", ref, pause, exc_info=error)
+            self._errors[ref] = f"the operator failed: {error!r}; its log has the details"
+
+    def _forget(self, ref: Ref, queue: WorkQueue[Ref]) -> None:
+        queue.forgive(ref)
+        self._held.discard(ref)
+        self._errors.pop(ref, None)
+        self._execution.forget(ref)
+
+
+def _changed(old: Manifest, new: Manifest) -> bool:
+    """Whether anything that is kept differs but the version."""
+    if any(old.get(part) != new.get(part) for part in ("spec", "status")):
+        return True
+    before, after = old["metadata"], new["metadata"]
+    return any(before.get(key) != after.get(key) for key in before.keys() | after.keys() if key != "resourceVersion")

@@ -1,0 +1,185 @@
+"""The operator's process: kopf runs it (login, signals, liveness); the informers, the lease and the loop run beside."""
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import kopf
+from aiohttp import web
+from prometheus_client import disable_created_metrics, generate_latest
+
+from rollout_operator import rollout_job, sandbox
+from rollout_operator.api import KubeApi
+from rollout_operator.cache import Cache
+from rollout_operator.config import CONFIG_VARIABLE, OperatorConfig, load_config
+from rollout_operator.events import EventRecorder
+from rollout_operator.execute import Execution
+from rollout_operator.informer import Informer
+from rollout_operator.keys import KeyRing
+from rollout_operator.kinds import KINDS, WATCHED
+from rollout_operator.lease import Leadership
+from rollout_operator.loop import Loop
+from rollout_operator.memory import Memory
+from rollout_operator.metrics import Metrics
+from rollout_operator.world import Controller
+
+log = logging.getLogger(__name__)
+
+SILENT_SECONDS = 600.0
+"""Informers hear something, if only an error, every two minutes: one that heard nothing for so long has hung."""
+RELEASE_SECONDS = 3.0
+"""At the end, for giving the lease back; the pod has 30."""
+
+
+class Operator:
+    """All parts of one process, wired."""
+
+    def __init__(self, config: OperatorConfig, controllers: Iterable[Controller]) -> None:
+        self.config = config
+        self.api = KubeApi(login)
+        self.cache = Cache()
+        memory, keys = Memory(), KeyRing(self.api)
+        self.identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+        self.leadership = Leadership(
+            self.api, config.lease, self.identity, time.monotonic, on_won=lambda: self.loop.lead()
+        )
+        self.metrics = Metrics(self.cache, self.leadership.held)
+        self.api.on_write = self.metrics.wrote
+        self.events = EventRecorder(self.api)
+        execution = Execution(self.api, self.cache, memory, keys, config.budgets, may_write=self.leadership.held)
+        self.loop = Loop(controllers, config, self.cache, memory, keys, execution, self.events, self.metrics)
+        self.informers = [
+            Informer(self.api, kind, namespace, selector, self.loop)
+            for kind, selector in WATCHED.items()
+            for namespace in (config.watch.namespaces if KINDS[kind].namespaced else []) or [""]
+        ]
+
+    @property
+    def synced(self) -> bool:
+        """Whether the cache is complete."""
+        return all(informer.synced.is_set() for informer in self.informers)
+
+    async def run(self) -> None:
+        """Until cancelled: fill the cache, then ask for the lease, then work."""
+        started = time.monotonic()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.api.close)
+            await self._serve(stack)
+            async with asyncio.TaskGroup() as group:
+                for informer in self.informers:
+                    group.create_task(informer.run())
+                for informer in self.informers:
+                    await informer.synced.wait()
+                log.info("cache is complete after %.1f s", time.monotonic() - started)
+                group.create_task(self.events.run())
+                group.create_task(self.loop.run())
+                group.create_task(self._lead())
+
+    def trouble(self) -> str | None:
+        """What has hung in this process. An API server that is away is no trouble of ours: a restart would not help."""
+        if seconds := self.loop.stuck():
+            return f"a worker has hung for {seconds:.0f} s"
+        for informer in self.informers:
+            if (silence := time.monotonic() - informer.alive) > SILENT_SECONDS:
+                return f"the informer of {informer.kind} has hung for {silence:.0f} s"
+        return None
+
+    async def _lead(self) -> None:
+        try:
+            await self.leadership.run()
+        finally:
+            await asyncio.wait_for(self.leadership.release(), RELEASE_SECONDS)
+
+    async def _serve(self, stack: AsyncExitStack) -> None:
+        async def metrics(_: web.Request) -> web.Response:
+            return web.Response(body=generate_latest(self.metrics.registry), content_type="text/plain", charset="utf-8")
+
+        async def ready(_: web.Request) -> web.Response:
+            waiting = [informer.kind for informer in self.informers if not informer.synced.is_set()]
+            return web.Response(status=503 if waiting else 200, text=f"waiting for {waiting}\n" if waiting else "ok\n")
+
+        app = web.Application()
+        app.add_routes([web.get("/metrics", metrics), web.get("/readyz", ready)])
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, port=self.config.metrics_port).start()
+
+
+def login() -> kopf.ConnectionInfo:
+    """How the API server is reached: as the pod's service account, else as KUBECONFIG says."""
+    settings = kopf.OperatorSettings()
+    info = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+    if info is None:
+        raise kopf.LoginError("no way to reach an API server: run in a pod with a service account, or set KUBECONFIG")
+    return info
+
+
+async def run(config: OperatorConfig) -> None:
+    """Run the operator until SIGTERM or SIGINT, or until one of its parts fails."""
+    operator = Operator(config, [rollout_job.CONTROLLER, sandbox.CONTROLLER])
+    registry = kopf.OperatorRegistry()
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True  # kopf watches nothing here (see informer.py): it need not read CRDs, namespaces
+    settings.networking.error_backoffs = itertools.repeat(5.0)  # an API server that is away at the start comes back
+    settings.posting.enabled = False
+    parts: list[asyncio.Task[None]] = []
+    failed = asyncio.Event()
+
+    @kopf.on.login(registry=registry)
+    def _login(**_: object) -> kopf.ConnectionInfo:
+        return login()
+
+    @kopf.on.startup(registry=registry)
+    async def _startup(**_: object) -> None:
+        parts.append(asyncio.create_task(operator.run()))
+        parts[0].add_done_callback(lambda _: failed.set())
+
+    @kopf.on.cleanup(registry=registry)
+    async def _cleanup(**_: object) -> None:
+        parts[0].cancel()
+        await asyncio.wait(parts)
+
+    @kopf.on.probe(registry=registry, id="alive")
+    async def _alive(**_: object) -> str:
+        if trouble := operator.trouble():
+            raise kopf.PermanentError(trouble)
+        return "ok"
+
+    endpoint = f"http://0.0.0.0:{config.health_port}/healthz"
+    await kopf.operator(
+        registry=registry,
+        settings=settings,
+        # Its own choice would ask for the user's name, and the user of the image has none.
+        identity=cast("Any", operator.identity),
+        standalone=True,
+        clusterwide=True,
+        liveness_endpoint=endpoint,
+        stop_flag=failed,
+    )
+    if parts and not parts[0].cancelled() and (error := parts[0].exception()):
+        raise error
+
+
+def main() -> None:
+    """Entry point: configuration from the file that ROLLOUT_OPERATOR_CONFIG names."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("kopf", "aiohttp.access"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for every counter
+    path = os.environ.get(CONFIG_VARIABLE)
+    if not path:
+        raise SystemExit(f"{CONFIG_VARIABLE} is not set; it names the operator's configuration file (docs/operator.md)")
+    try:
+        config = load_config(Path(path))
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    asyncio.run(run(config))

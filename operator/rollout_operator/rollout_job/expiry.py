@@ -1,0 +1,10 @@
+"""When a finished job is deleted."""
+
+from datetime import datetime, timedelta
+
+
+def seconds_left(ended: datetime | None, ttl_seconds: int | None, now: datetime) -> float | None:
+    """Seconds until a job is to be deleted, at least 0; None when it is kept or has not ended."""
+    if ended is None or ttl_seconds is None:
+        return None
+    return max(0.0, (ended + timedelta(seconds=ttl_seconds) - now).total_seconds())

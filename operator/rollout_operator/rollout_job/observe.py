@@ -1,0 +1,228 @@
+"""What the plan of a RolloutJob needs to know, taken from the operator's cache."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rollout_api.rollout_job import Restarts, RunnerReport, RunnerState
+from rollout_operator.actions import Manifest, Ref
+from rollout_operator.cache import uid_of
+from rollout_operator.config import OperatorConfig
+from rollout_operator.world import World
+
+GONE_AFTER: Final = timedelta(seconds=60)
+"""A pod that should have ended so long ago sits on a dead node, whose kubelet cannot say that it has."""
+
+_ENDED: Final = ("Succeeded", "Failed")
+_ON_ITS_WAY: Final = ("ContainerCreating", "PodInitializing")
+
+
+@dataclass(frozen=True)
+class RunnerPod:
+    """One runner pod, as far as a job cares."""
+
+    index: str
+    """Of the runner; text, because it is only shown."""
+    alive: bool
+    """It runs, or may still run."""
+    ready: bool
+    trouble: tuple[str, str] | None = None
+    """Why it does not start: a reason and words."""
+    failure: str | None = None
+    """Why it failed."""
+    ended: str = ""
+    """When it failed, RFC 3339."""
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """The Indexed Job of the runners."""
+
+    uid: str
+    suspend: bool
+    """As its spec asks."""
+    suspended: bool
+    """As its status says, with no pod left."""
+    failed_pods: int
+    completed: datetime | None
+    """When all its indexes had ended well."""
+    given_up: tuple[str, str] | None
+    """Why Kubernetes gave it up: reason and message. Its settings never ask for that, a person may."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A RolloutJob and all that belongs to it."""
+
+    manifest: Manifest
+    config: OperatorConfig
+    now: datetime
+    has_key: bool
+    """Its Secret is known to be there."""
+    batch_job: BatchJob | None
+    pods: tuple[RunnerPod, ...]
+    sandboxes: tuple[tuple[Ref, str], ...]
+    """Names and uids."""
+    told_lately: bool
+    """Its counts were written a moment ago."""
+
+    @property
+    def ref(self) -> Ref:
+        """The RolloutJob."""
+        metadata = self.manifest["metadata"]
+        return Ref("RolloutJob", metadata["namespace"], metadata["name"])
+
+    @property
+    def uid(self) -> str:
+        """Its uid."""
+        return uid_of(self.manifest)
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Its spec, as the API server has it."""
+        found: Mapping[str, Any] = self.manifest["spec"]
+        return found
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """Its status, with the entries of the runners."""
+        return self.manifest.get("status") or {}
+
+    @property
+    def replicas(self) -> int:
+        """Runners."""
+        return int(self.spec.get("runners", {}).get("replicas", 1))
+
+    @property
+    def listed_rollouts(self) -> int | None:
+        """Rollouts, when the manifest has all tasks."""
+        tasks = self.spec.get("tasks", {}).get("inline")
+        return len(tasks) * int(self.spec.get("groupSize", 1)) if tasks else None
+
+    @property
+    def reports(self) -> tuple[RunnerReport, ...]:
+        """What its runners report; an entry that no runner of this job can have written is left out."""
+        reports: dict[int, RunnerReport] = {}
+        for entry in self.status.get("runners", ()):
+            try:
+                report = RunnerReport.model_validate(entry)
+            except ValidationError:
+                continue
+            if report.index < self.replicas:
+                reports[report.index] = report
+        return tuple(reports[index] for index in sorted(reports))
+
+    @property
+    def runners_at_work(self) -> int:
+        """Runners without a verdict on their shard."""
+        return self.replicas - sum(
+            report.state in (RunnerState.COMPLETED, RunnerState.ABORTED) for report in self.reports
+        )
+
+    @property
+    def alive(self) -> int:
+        """Runner pods that run or may still run."""
+        return sum(pod.alive for pod in self.pods)
+
+    @property
+    def restarts(self) -> Restarts | None:
+        """Where failures are counted from."""
+        restarts = self.status.get("restarts")
+        return None if restarts is None else Restarts.model_validate(restarts)
+
+    def condition(self, kind: str) -> Mapping[str, Any]:
+        """A condition as it was last written; empty when it never was."""
+        return next((found for found in self.status.get("conditions", ()) if found["type"] == kind), {})
+
+
+def counts_fact(uid: str) -> tuple[str, str]:
+    """Name of the fact that a job's counts were written."""
+    return ("counts-written", uid)
+
+
+def observe(world: World, obj: Manifest) -> Observed:
+    """Look at a RolloutJob."""
+    uid = uid_of(obj)
+    batch_job = next(iter(world.cache.owned("Job", uid)), None)
+    pods = world.cache.owned("Pod", uid_of(batch_job)) if batch_job else ()
+    return Observed(
+        manifest=obj,
+        config=world.config,
+        now=world.now,
+        has_key=uid in world.keys,
+        batch_job=None if batch_job is None else _batch_job(batch_job),
+        pods=tuple(_runner_pod(pod, world.now) for pod in pods),
+        sandboxes=tuple(
+            (Ref("Sandbox", sandbox["metadata"]["namespace"], sandbox["metadata"]["name"]), uid_of(sandbox))
+            for sandbox in world.cache.owned("Sandbox", uid)
+            if "deletionTimestamp" not in sandbox["metadata"]
+        ),
+        told_lately=world.recall(counts_fact(uid)) is not None,
+    )
+
+
+def parse_time(text: str) -> datetime:
+    """A time as Kubernetes writes it."""
+    return datetime.fromisoformat(text)
+
+
+def _batch_job(job: Manifest) -> BatchJob:
+    status = job.get("status") or {}
+    given_up = _true_condition(status, "Failed")
+    completed = _true_condition(status, "Complete")
+    return BatchJob(
+        uid=uid_of(job),
+        suspend=bool(job["spec"].get("suspend")),
+        suspended=_true_condition(status, "Suspended") is not None and not status.get("active"),
+        failed_pods=int(status.get("failed", 0)),
+        completed=None if completed is None else parse_time(completed["lastTransitionTime"]),
+        given_up=None if given_up is None else (given_up.get("reason", "Failed"), given_up.get("message", "")),
+    )
+
+
+def _true_condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+    conditions: Iterable[Mapping[str, Any]] = status.get("conditions") or ()
+    return next((found for found in conditions if found["type"] == kind and found["status"] == "True"), None)
+
+
+def _runner_pod(pod: Manifest, now: datetime) -> RunnerPod:
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    phase = status.get("phase", "Pending")
+    leaving = metadata.get("deletionTimestamp")
+    gone = leaving is not None and parse_time(leaving) + GONE_AFTER < now
+    failure, ended = _failure(status) if phase == "Failed" else (None, "")
+    return RunnerPod(
+        index=metadata.get("labels", {}).get("batch.kubernetes.io/job-completion-index", "?"),
+        alive=phase not in _ENDED and not gone,
+        ready=leaving is None and _true_condition(status, "Ready") is not None,
+        trouble=_trouble(status) if phase == "Pending" and leaving is None else None,
+        failure=failure,
+        ended=ended,
+    )
+
+
+def _trouble(status: Mapping[str, Any]) -> tuple[str, str] | None:
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return condition.get("reason", "Unschedulable"), condition.get("message", "")
+    for container in status.get("containerStatuses") or ():
+        waiting = container.get("state", {}).get("waiting") or {}
+        reason = waiting.get("reason", "ContainerCreating")
+        if reason not in _ON_ITS_WAY:
+            # The kubelet goes back and forth between the two.
+            return "ImagePullBackOff" if reason == "ErrImagePull" else reason, waiting.get("message", "")
+    return None
+
+
+def _failure(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Words for why a pod failed, and when."""
+    if reason := status.get("reason"):  # Evicted, Shutdown, NodeLost: said of the pod, not of a container
+        return ": ".join(filter(None, (reason, status.get("message", "")))), ""
+    for container in status.get("containerStatuses") or ():
+        if ended := container.get("state", {}).get("terminated"):
+            code = f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode')}"
+            return ": ".join(filter(None, (code, ended.get("message", "").strip()))), ended.get("finishedAt") or ""
+    return "its pod ended before it could say why", ""

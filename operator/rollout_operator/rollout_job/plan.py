@@ -1,0 +1,111 @@
+"""What to do about a RolloutJob now."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rollout_api.cluster import runner_name
+from rollout_api.rollout_job import RolloutJob
+from rollout_operator.actions import Action, Create, Delete, EnsureKey, Patch, Plan, Ref, Remember
+from rollout_operator.rollout_job import access, network, progress, runner_job
+from rollout_operator.rollout_job.expiry import seconds_left
+from rollout_operator.rollout_job.observe import GONE_AFTER, Observed, counts_fact
+from rollout_operator.rollout_job.resolve import Resolved, resolve
+from rollout_operator.rollout_job.status import Findings, differs_in_counts_only, status_of
+from rollout_operator.rollout_job.story import story
+from rollout_operator.rollout_job.totals import add_up
+from rollout_operator.rollout_job.verdict import REPORT_GRACE, Verdict, is_taken_back, judge, standing_verdict
+
+COUNTS_SECONDS: Final = 10
+"""Between two writes of counts alone. Runners report every second; writing each one on would double a job's API writes."""
+
+
+def plan(seen: Observed) -> Plan:
+    """The next step: one of starting, suspending, resuming, cleaning up and deleting; and what to say of it."""
+    if "deletionTimestamp" in seen.manifest["metadata"]:
+        return Plan()  # garbage collection does the rest
+    standing = standing_verdict(seen)
+    left = seconds_left(standing.since if standing else None, seen.spec.get("ttlSecondsAfterFinished"), seen.now)
+    if left == 0:
+        return Plan(actions=(Delete(seen.ref, seen.uid),))
+
+    to_start = seen.batch_job is None and standing is None
+    resolved = resolve(seen.manifest, seen.config) if to_start else Resolved(None)
+    if resolved.job is not None and not seen.has_key:
+        return Plan(actions=(EnsureKey(access.secret(resolved.job)),))
+
+    found = _findings(seen, standing, resolved)
+    actions: list[Action] = []
+    if resolved.job is not None:
+        actions += _start(resolved.job, seen)
+    actions += _suspend_or_resume(seen, found)
+    if found.drained or (found.verdict is not None and not seen.alive):
+        actions += [Delete(ref, uid) for ref, uid in seen.sandboxes]
+    return _told(seen, found, actions, left)
+
+
+def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> Findings:
+    totals = add_up(seen.reports, seen.replicas, seen.listed_rollouts)
+    suspend = bool(seen.spec.get("suspend"))
+    job, restarts, failures = seen.batch_job, seen.restarts, 0
+    if job is not None:
+        restarts = progress.mark(restarts, job.failed_pods, totals.sealed, suspended=suspend)
+        failures = progress.failures(restarts, job.failed_pods)
+    return Findings(
+        totals=totals,
+        restarts=restarts,
+        failures=failures,
+        verdict=standing or judge(seen, failures),
+        problems=resolved.problems,
+        drained=suspend and not seen.alive and (job.suspended if job is not None else not resolved.problems),
+        result_uri=seen.status.get("resultURI") or resolved.result_uri,
+    )
+
+
+def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
+    """The Job comes last: when it exists, so does all that its pods need."""
+    for body in access.access(job):
+        yield Create(body)
+    yield Create(network.runner_policy(job))
+    yield Create(runner_job.runner_job(job, seen.config, suspend=bool(seen.spec.get("suspend"))))
+
+
+def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
+    job, suspend = seen.batch_job, bool(seen.spec.get("suspend"))
+    if job is None or job.completed is not None or job.given_up is not None:
+        return
+    ref = Ref("Job", seen.ref.namespace, runner_name(seen.ref.name))
+    if is_taken_back(seen):
+        # Kubernetes would make its next pod wait for up to 10 min, as after its last failure. A new Job has no past.
+        yield Delete(ref, job.uid)
+        return
+    if found.verdict is not None:
+        # A job that has ended starts no pod again, whatever its spec says. Runners without a verdict may end by themselves.
+        ended = not seen.alive and not seen.runners_at_work
+        suspend = suspend or job.suspend or ended or found.failures >= progress.limit(seen.runners_at_work)
+    if suspend != job.suspend:
+        yield Patch(ref, {"suspend": suspend})
+
+
+def _told(seen: Observed, found: Findings, actions: list[Action], ttl_left: float | None) -> Plan:
+    status = status_of(seen, found)
+    before = {field: value for field, value in seen.status.items() if field != "runners"}
+    deadlines = [_look_again(seen, found), ttl_left]
+    if status == before:
+        return Plan(tuple(actions), requeue_seconds=_earliest(deadlines))
+    if seen.told_lately and differs_in_counts_only(before, status):
+        return Plan(tuple(actions), requeue_seconds=_earliest([*deadlines, COUNTS_SECONDS]))
+    actions.append(Remember(counts_fact(seen.uid), "", COUNTS_SECONDS))
+    return Plan(tuple(actions), status, story(seen, found, status), _earliest(deadlines))
+
+
+def _look_again(seen: Observed, found: Findings) -> float | None:
+    """When something is due that no watch will tell."""
+    if seen.alive and (found.verdict is not None or seen.spec.get("suspend")):
+        return GONE_AFTER.total_seconds()
+    if found.verdict is None and seen.batch_job is not None and seen.batch_job.completed is not None:
+        return REPORT_GRACE.total_seconds()
+    return None
+
+
+def _earliest(deadlines: list[float | None]) -> float | None:
+    return min((seconds for seconds in deadlines if seconds is not None), default=None)

@@ -1,0 +1,177 @@
+"""From the RolloutJob as applied to the one that runners run, or to what has to be changed first.
+
+What only a laptop has, a local folder, a key in the environment, a model on localhost, is replaced by the chart's
+defaults where it has some.
+"""
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from rollout_api.base import API_VERSION
+from rollout_api.conditions import Metadata
+from rollout_api.manifest import Problem, explain, path_of, validate
+from rollout_api.model import Endpoint, ModelSpec
+from rollout_api.rollout_job import RolloutJob, RolloutJobSpec
+from rollout_api.sandbox import Security
+from rollout_operator.actions import Manifest
+from rollout_operator.config import Defaults, OperatorConfig
+from rollout_operator.rollout_job.access import job_file
+from rollout_operator.sandbox import template
+
+STORES: Final = ("s3", "gs", "az")
+"""Object storage that runners can reach (agent_runtime/recording/store.py)."""
+
+SECRET_BYTES: Final = 1_000_000
+"""Most bytes of job.json: a Secret holds 1 MiB, the key and the names included."""
+
+RUN_ID_CHARACTERS: Final = 8
+"""Characters of the uid in the name of a run's folder; recording/job_record.py makes it."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A job that can be started, or the reasons why not: one of the two is empty."""
+
+    job: RolloutJob | None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def result_uri(self) -> str | None:
+        """Folder of the results."""
+        if self.job is None:
+            return None
+        metadata, uri = self.job.metadata, self.job.spec.output.uri.rstrip("/")
+        return f"{uri}/{metadata.name}-{(metadata.uid or '')[:RUN_ID_CHARACTERS]}"
+
+
+def resolve(manifest: Manifest, config: OperatorConfig) -> Resolved:
+    """The job with the chart's defaults filled in, without `suspend` and `ttlSecondsAfterFinished`."""
+    try:
+        job = validate(RolloutJob, {field: value for field, value in manifest.items() if field != "status"})
+    except ValidationError as error:
+        found = explain(error, RolloutJob, manifest)
+        return Resolved(None, tuple(Problem(path_of(location), message) for location, message in found))
+    metadata = job.metadata
+    spec = _with_defaults(job.spec, config.defaults)
+    if problems := _problems(spec, metadata.namespace or "", config):
+        return Resolved(None, tuple(problems))
+    resolved = RolloutJob(
+        api_version=API_VERSION,
+        kind="RolloutJob",
+        metadata=Metadata(name=metadata.name, namespace=metadata.namespace, uid=metadata.uid),
+        spec=spec,
+    )
+    if (size := len(job_file(resolved).encode())) > SECRET_BYTES:
+        message = f"takes {size} bytes, at most {SECRET_BYTES} fit; put the tasks into a file and use tasks.from"
+        return Resolved(None, (Problem("spec", message),))
+    return Resolved(resolved)
+
+
+def _with_defaults(spec: RolloutJobSpec, defaults: Defaults) -> RolloutJobSpec:
+    changes: dict[str, Any] = {"suspend": False, "ttl_seconds_after_finished": None}
+    if defaults.output is not None and _is_local(spec.output.uri):
+        changes["output"] = defaults.output
+    if defaults.model is not None and spec.model is not None and _model_problems(spec.model):
+        allow = spec.model.allow_text_only or defaults.model.allow_text_only
+        changes["model"] = defaults.model.model_copy(update={"allow_text_only": allow})
+    return spec.model_copy(update=changes)
+
+
+def _problems(spec: RolloutJobSpec, namespace: str, config: OperatorConfig) -> list[Problem]:
+    problems = [
+        *_storage_problems("spec.output.uri", spec.output.uri, "or have `defaults.output` set in the chart"),
+        *(_model_problems(spec.model) if spec.model else ()),
+        *_image_problems(spec),
+        *_template_problems(spec),
+    ]
+    if spec.tasks.from_ is not None:
+        remedy = "or put the tasks into the manifest as tasks.inline"
+        problems += _storage_problems("spec.tasks.from.uri", spec.tasks.from_.uri, remedy)
+    if spec.security is Security.PRIVILEGED and namespace not in config.privileged_namespaces:
+        message = (
+            f"is Privileged, which is not allowed in namespace {namespace}; leave it out, or have the namespace added to "
+            f"the chart's `privilegedNamespaces` ({', '.join(config.privileged_namespaces) or 'none is listed'})"
+        )
+        problems.append(Problem("spec.security", message))
+    return problems
+
+
+def _is_local(uri: str) -> bool:
+    return "://" not in uri or uri.startswith("file://")
+
+
+def _storage_problems(path: str, uri: str, remedy: str) -> list[Problem]:
+    scheme, _, place = uri.partition("://")
+    if _is_local(uri):
+        what = "is a folder of one machine, and runner pods share none"
+    elif scheme not in STORES:
+        what = f"has scheme {scheme!r}, which runners cannot read or write"
+    elif not urlsplit(uri).netloc or not place:
+        what = "names no bucket"
+    else:
+        return []
+    return [Problem(path, f"{uri!r} {what}; give s3://, gs:// or az:// with a bucket and a prefix, {remedy}")]
+
+
+def _image_problems(spec: RolloutJobSpec) -> list[Problem]:
+    if spec.sandbox.image or not spec.tasks.inline:
+        return []
+    without = [task.name for task in spec.tasks.inline if not task.sandbox.image]
+    if not without:
+        return []
+    return [
+        Problem(
+            "spec.sandbox.image",
+            f"is missing, and task {without[0]!r} names none either; in a cluster every task needs a container image, "
+            "here or in its own sandbox.image",
+        )
+    ]
+
+
+def _template_problems(spec: RolloutJobSpec) -> list[Problem]:
+    """What every Sandbox of the job would be refused for, told before one is asked for."""
+    pod_template = template.without_nulls(spec.sandbox.pod_template or {})
+    refuse = template.well_formed if spec.security is Security.PRIVILEGED else template.refusals
+    refused = (told.partition(": ") for told in refuse(pod_template, "spec.sandbox.podTemplate"))
+    return [Problem(path, message) for path, _, message in refused]
+
+
+def _model_problems(model: ModelSpec) -> list[Problem]:
+    if model.endpoint is not None:
+        return _endpoint_problems(model.endpoint)
+    field = "serverRef" if model.server_ref is not None else "server" if model.server is not None else None
+    if field is None:
+        return []
+    message = "asks for a ModelServer, and this operator runs none; serve the model elsewhere and use model.endpoint"
+    return [Problem(f"spec.model.{field}", message)]
+
+
+def _endpoint_problems(endpoint: Endpoint) -> list[Problem]:
+    problems = []
+    if _is_this_machine(urlsplit(endpoint.base_url).hostname or ""):
+        message = (
+            f"{endpoint.base_url!r} is the runner pod itself; give an address that pods can reach, "
+            "or have `defaults.model` set in the chart"
+        )
+        problems.append(Problem("spec.model.endpoint.baseURL", message))
+    if endpoint.api_key_from is not None and endpoint.api_key_from.env is not None:
+        message = (
+            f"{endpoint.api_key_from.env!r} is a variable of a laptop's environment; put the key into a Secret and use "
+            "apiKeyFrom.secretKeyRef, or have `defaults.model` set in the chart"
+        )
+        problems.append(Problem("spec.model.endpoint.apiKeyFrom.env", message))
+    return problems
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost") or host == "host.docker.internal":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified

@@ -1,0 +1,93 @@
+"""Whether a job has succeeded or failed. The runners judge, each its own shard; Kubernetes only runs them."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from rollout_api.rollout_job import RunnerState
+from rollout_operator.rollout_job.observe import Observed, parse_time
+from rollout_operator.rollout_job.progress import limit
+
+REPORT_GRACE: Final = timedelta(seconds=60)
+"""A runner reports before it ends. Its report and the end of the Job come through two watches, in any order."""
+
+RUNNERS_FAIL: Final = "RunnersFail"
+"""The one failure that a person can mend and take back: by suspending the job, and resuming it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a job ended."""
+
+    condition: Literal["Succeeded", "Failed"]
+    reason: str
+    message: str
+    since: datetime | None = None
+    """When it was first said; None for one that is new."""
+
+
+def is_taken_back(seen: Observed) -> bool:
+    """Whether a person has just suspended a job whose runners failed."""
+    said = seen.condition("Failed")
+    return bool(said.get("status") == "True" and said["reason"] == RUNNERS_FAIL and seen.spec.get("suspend"))
+
+
+def standing_verdict(seen: Observed) -> Verdict | None:
+    """What was said before; it stands, unless it is taken back."""
+    for kind in ("Succeeded", "Failed"):
+        said = seen.condition(kind)
+        if said.get("status") == "True" and not is_taken_back(seen):
+            since = parse_time(said["lastTransitionTime"])
+            return Verdict("Succeeded" if kind == "Succeeded" else "Failed", said["reason"], said["message"], since)
+    return None
+
+
+def judge(seen: Observed, failures: int) -> Verdict | None:
+    """The verdict now, if there is one. `failures` in a row without a new result are counted in progress.py."""
+    reports = seen.reports
+    for report in reports:
+        if report.state is RunnerState.ABORTED:
+            return Verdict("Failed", "Aborted", report.message or f"runner {report.index} gave its part of the job up")
+    if seen.batch_job is None:
+        return None
+    if seen.batch_job.given_up is not None:
+        reason, message = seen.batch_job.given_up
+        return Verdict("Failed", reason, f"Kubernetes gave the runners' Job up: {message}")
+    if seen.batch_job.completed is not None:
+        return _of_complete_job(seen, seen.batch_job.completed)
+    if failures >= limit(seen.runners_at_work):
+        return Verdict("Failed", RUNNERS_FAIL, _hopeless(seen, failures))
+    return None
+
+
+def last_failure(seen: Observed) -> str:
+    """Which runner failed last, and why."""
+    failed = [pod for pod in seen.pods if pod.failure is not None]
+    if not failed:
+        return "its pod is gone and cannot be asked why"
+    last = max(failed, key=lambda pod: pod.ended)
+    return f"runner {last.index}: {last.failure}"
+
+
+def _of_complete_job(seen: Observed, completed: datetime) -> Verdict | None:
+    done = [report.index for report in seen.reports if report.state is RunnerState.COMPLETED]
+    if len(done) == seen.replicas:
+        return Verdict("Succeeded", "Completed", "every runner has completed its part")
+    if seen.now < completed + REPORT_GRACE:
+        return None
+    silent = sorted(set(range(seen.replicas)) - set(done))
+    named = ", ".join(map(str, silent[:10])) + (", …" if len(silent) > 10 else "")
+    message = (
+        f"all runner pods ended well, but not all of them said that their part is complete (runners {named}); "
+        f"what was sealed is in {seen.status.get('resultURI', 'storage')}"
+    )
+    return Verdict("Failed", "NoVerdict", message)
+
+
+def _hopeless(seen: Observed, failures: int) -> str:
+    name, namespace = seen.ref.name, seen.ref.namespace
+    return (
+        f"{failures} runner pods failed in a row without a new result, the last one: {last_failure(seen)}. Results so far "
+        f"are kept. When the cause is mended, go on: kubectl patch rolloutjob {name} -n {namespace} --type merge -p "
+        '\'{"spec":{"suspend":true}}\', and then the same with false'
+    )

@@ -1,0 +1,180 @@
+"""How the pod of a Sandbox is to be made now: after the refusals that are known, and what they teach. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollout_api.cluster import (
+    JOB_LABEL,
+    JOB_UID_LABEL,
+    MANAGED_BY,
+    NETWORK_LABEL,
+    ROLE_LABEL,
+    RUNNER_ROLE,
+    SANDBOX_LABEL,
+    by_hand_name,
+)
+from rollout_api.conditions import Condition
+from rollout_api.sandbox import SandboxSpec, WorkspaceMode
+from rollout_operator.actions import Action, Create, EnsureKey, ReadKey, Remember
+from rollout_operator.sandbox import network, validate
+from rollout_operator.sandbox.conditions import OVERLAY, condition, find
+from rollout_operator.sandbox.mode import ADMISSION_REFUSED, TRIAL_FAILED, Choice, choose, image_volumes_work
+from rollout_operator.sandbox.observe import (
+    IMAGE_VOLUMES_REFUSED,
+    Observed,
+    overlay_refused,
+    pod_refused,
+)
+from rollout_operator.sandbox.placement import Node, candidates
+from rollout_operator.sandbox.pod import Identity, controller, pod_for
+from rollout_operator.sandbox.status import mode_of
+
+# What was learned of a node, a namespace or the cluster is tried again after so long: somebody may have put it right.
+LEARNED_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """No pod can be made, now or later."""
+
+    message: str
+    conditions: Sequence[Condition] = ()
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way to make the pod."""
+
+    choice: Choice
+    image_volume: bool
+
+
+def make_pod(seen: Observed, spec: SandboxSpec) -> tuple[Action, ...] | Invalid:
+    """The actions that make the pod and what it needs before, in order."""
+    if wrong := validate.problems(spec, seen.job, seen.namespace, seen.config.privileged_namespaces):
+        return Invalid("; ".join(wrong))
+    user_template = validate.pod_template(spec, seen.job)
+    way = _way(seen, spec, user_template.get("spec", {}))
+    if isinstance(way, Invalid):
+        return way
+    if seen.key is None:
+        return (_key_action(seen),)
+    reach = network.reach_of(spec.network)
+    who = Identity(
+        seen.name,
+        seen.namespace,
+        seen.uid,
+        key=seen.key,
+        job_labels=_job_labels(seen),
+        network=reach.digest(),
+    )
+    try:
+        pod = pod_for(who, spec, way.choice, seen.config.images, user_template, image_volume=way.image_volume)
+    except ValueError as error:
+        return Invalid(f"spec.podTemplate.spec.{error}")
+    refused = Remember(pod_refused(seen.uid, (way.choice.mode, way.image_volume)), "", LEARNED_SECONDS)
+    policy = _policy(seen, spec, reach)
+    actions: list[Action] = [] if policy.ref.name in seen.policies else [policy]
+    return (*actions, Create(pod, if_refused=refused))
+
+
+def lessons(seen: Observed) -> tuple[Remember, ...]:
+    """What the pod that was admitted in the end says of the ways that were refused before it.
+
+    A refusal alone proves nothing about a namespace: a broken template is refused in every way.
+    """
+    if seen.pod is None or not seen.refusals:
+        return ()
+    mode, learned = mode_of(seen.pod), []
+    overlay = [words for (refused, _), words in seen.refusals.items() if refused == WorkspaceMode.OVERLAY]
+    if mode == WorkspaceMode.PLAIN and overlay and seen.overlay_refusal is None:
+        learned.append(Remember(overlay_refused(seen.namespace), overlay[0], LEARNED_SECONDS))
+    if (mode, True) in seen.refusals and seen.image_volumes_refusal is None:
+        learned.append(Remember(IMAGE_VOLUMES_REFUSED, seen.refusals[mode, True], LEARNED_SECONDS))
+    return tuple(learned)
+
+
+def _way(seen: Observed, spec: SandboxSpec, template_spec: Mapping[str, Any]) -> _Way | Invalid:
+    """The first way that has not been refused yet: Overlay before Plain, an image volume before an init container."""
+    possible = candidates(template_spec, seen.nodes)
+    trial = find(seen.status.conditions, OVERLAY)
+    trial_failure = trial.message if trial is not None and trial.reason == TRIAL_FAILED else None
+    asked, handler = spec.workspaces.mode, spec.runtime_class_name or ""
+    choice = choose(
+        asked, possible, handler=handler, admission_refusal=seen.overlay_refusal, trial_failure=trial_failure
+    )
+    if choice.mode == WorkspaceMode.OVERLAY:
+        for image_volume in _deliveries(seen, choice.nodes or possible):
+            refusal = seen.refusals.get((WorkspaceMode.OVERLAY, image_volume))
+            if refusal is None:
+                return _Way(choice, image_volume)
+        choice = Choice(WorkspaceMode.PLAIN, ADMISSION_REFUSED, refusal or "")
+    if asked == WorkspaceMode.OVERLAY:
+        why = f"{choice.reason}: {choice.message}"
+        return Invalid(
+            f"spec.workspaces.mode: Overlay cannot be had here ({why}); use Auto or Plain",
+            (condition(OVERLAY, False, choice.reason, choice.message),),
+        )
+    for image_volume in _deliveries(seen, possible):
+        refusal = seen.refusals.get((WorkspaceMode.PLAIN, image_volume))
+        if refusal is None:
+            return _Way(choice, image_volume)
+    hint = "; set spec.user to a uid such as 1000" if "runAsNonRoot" in (refusal or "") else ""
+    return Invalid(f"the API server refuses its pod: {refusal}{hint}")
+
+
+def _deliveries(seen: Observed, nodes: Sequence[Node]) -> tuple[bool, ...]:
+    """How the executor may come into the pod: as an image volume (True), or copied (False)."""
+    is_known_to_work = seen.image_volumes_refusal is None and image_volumes_work(nodes)
+    return (True, False) if is_known_to_work else (False,)
+
+
+def _key_action(seen: Observed) -> Action:
+    secret = seen.key_secret
+    if seen.job is not None:
+        return ReadKey(secret, seen.job.uid)
+    return EnsureKey(
+        {
+            "apiVersion": "v1",
+            "kind": secret.kind,
+            "metadata": {
+                "name": secret.name,
+                "namespace": secret.namespace,
+                "labels": {**MANAGED_BY, SANDBOX_LABEL: seen.name},
+                "ownerReferences": [controller("Sandbox", seen.name, seen.uid)],
+            },
+            "type": "Opaque",
+        }
+    )
+
+
+def _policy(seen: Observed, spec: SandboxSpec, reach: network.Reach) -> Create:
+    digest = reach.digest()
+    if (job := seen.job) is None:
+        return Create(
+            network.policy(
+                by_hand_name(seen.name),
+                seen.namespace,
+                owner=controller("Sandbox", seen.name, seen.uid),
+                labels={SANDBOX_LABEL: seen.name},
+                pods={SANDBOX_LABEL: seen.name, NETWORK_LABEL: digest},
+                clients=spec.clients,
+                reach=reach,
+            )
+        )
+    return Create(
+        network.policy(
+            f"{job.name}-net-{digest}",
+            seen.namespace,
+            owner=controller("RolloutJob", job.name, job.uid),
+            labels=_job_labels(seen),
+            pods={JOB_UID_LABEL: job.uid, NETWORK_LABEL: digest},
+            clients={"matchLabels": {JOB_UID_LABEL: job.uid, ROLE_LABEL: RUNNER_ROLE}},
+            reach=reach,
+        )
+    )
+
+
+def _job_labels(seen: Observed) -> dict[str, str]:
+    return {JOB_LABEL: seen.job.name, JOB_UID_LABEL: seen.job.uid} if seen.job else {}

@@ -1,0 +1,198 @@
+"""What a sandbox pod may reach, as a NetworkPolicy: the union of its phases, for a policy cannot tell them apart.
+
+In Overlay the executor's proxy keeps names and phases; the policy is the fence around that. In Plain it is all there is.
+"""
+
+import hashlib
+import ipaddress
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollout_api.cluster import EXECUTOR_PORT, MANAGED_BY
+from rollout_api.sandbox import Network, NetworkAccess
+
+Rule = dict[str, Any]
+
+# IANA's special-purpose registries: what is not the open internet. Cluster networks are among the private ranges.
+NOT_PUBLIC_V4 = (
+    "0.0.0.0/8",
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.0.0.0/24",
+    "192.0.2.0/24",
+    "192.168.0.0/16",
+    "198.18.0.0/15",
+    "198.51.100.0/24",
+    "203.0.113.0/24",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+)
+# All global unicast addresses; the ranges in it that lead elsewhere (Teredo and 6to4 wrap any IPv4 address).
+PUBLIC_V6 = "2000::/3"
+NOT_PUBLIC_V6 = ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+# Where clouds serve credentials to whoever asks. Never reachable, whatever is listed.
+METADATA_V4 = ("169.254.0.0/16",)
+METADATA_V6 = ("fd00:ec2::/32", "fe80::/10")
+DNS_PORT = 53
+_PHASES = ("setup", "agent", "verifier")
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a pod may reach in any of its phases."""
+
+    public: bool
+    addresses: frozenset[tuple[str, int]]
+    """(address, TCP port)"""
+    name_ports: frozenset[int]
+    """TCP ports of listed names: a policy cannot say a name, so the ports are open to every address but metadata's."""
+
+    @property
+    def needs_dns(self) -> bool:
+        """Whether a name may have to be looked up."""
+        return self.public or bool(self.name_ports)
+
+    def digest(self) -> str:
+        """Eight hex digits that are equal for pods that may share a policy."""
+        content = [self.public, sorted(self.addresses), sorted(self.name_ports)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]
+
+
+def reach_of(network: Network) -> Reach:
+    """The union of the phases."""
+    public = False
+    addresses: set[tuple[str, int]] = set()
+    ports: set[int] = set()
+    for access in (network.setup, network.agent, network.verifier):
+        public |= access == "Public"
+        for host, port in _pairs(access):
+            address = _literal(host)
+            if address is None:
+                ports.add(port)
+            else:
+                addresses.add((str(address), port))
+    return Reach(public, frozenset(addresses), frozenset(ports))
+
+
+def problems(network: Network) -> list[str]:
+    """What is listed and can never be reached, by field."""
+    found = []
+    for phase in _PHASES:
+        for host, port in _pairs(getattr(network, phase)):
+            where = f"spec.network.{phase}: {host}:{port}"
+            address = _literal(host)
+            if not 1 <= port <= 65_535:
+                found.append(f"{where}: the port is out of range; expected 1 to 65535")
+            elif address is None:
+                if all(part.isdigit() for part in host.split(".")):
+                    found.append(f"{where}: {host} is no IPv4 address; expected four numbers up to 255, or a name")
+            elif address.is_link_local or any(
+                address in ipaddress.ip_network(net) for net in (*METADATA_V4, *METADATA_V6)
+            ):
+                found.append(
+                    f"{where}: link-local and cloud metadata addresses are never reachable from a sandbox; remove it"
+                )
+            elif address.is_loopback or address.is_unspecified or address.is_multicast:
+                found.append(f"{where}: not an address of another machine; remove it")
+    return found
+
+
+def plain_caveat(network: Network) -> str:
+    """What the one policy of a Plain pod cannot keep of `network`; empty when it keeps all."""
+    accesses = (network.setup, network.agent, network.verifier)
+    said = []
+    if any(access != accesses[0] for access in accesses):
+        said.append("what one phase may reach all phases may reach")
+    if ports := reach_of(network).name_ports:
+        listed = ", ".join(map(str, sorted(ports)))
+        said.append(f"names cannot be told apart, so port {listed} is open to any host")
+    return f"Network in Plain mode: {'; '.join(said)}" if said else ""
+
+
+def policy(
+    name: str,
+    namespace: str,
+    owner: Mapping[str, Any],
+    labels: Mapping[str, str],
+    pods: Mapping[str, str],
+    clients: Mapping[str, Any] | None,
+    reach: Reach,
+) -> Rule:
+    """The NetworkPolicy of the pods with labels `pods`. `clients` selects the pods that may reach their executors.
+
+    Args:
+        owner: controller reference.
+        labels: of the policy itself, beside those of all our objects.
+        clients: a label selector; None: nobody (a port-forward does not need it).
+        reach: what they may reach.
+    """
+    admitted = (
+        {"from": [{"podSelector": dict(clients)}], "ports": [_tcp(EXECUTOR_PORT)]} if clients is not None else None
+    )
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {**MANAGED_BY, **labels},
+            "ownerReferences": [dict(owner)],
+        },
+        "spec": {
+            "podSelector": {"matchLabels": dict(pods)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [admitted] if admitted else [],
+            "egress": egress_of(reach),
+        },
+    }
+
+
+def egress_of(reach: Reach) -> list[Rule]:
+    """Egress rules; none at all forbids everything."""
+    rules: list[Rule] = []
+    if reach.public:
+        rules.append({"to": [_block("0.0.0.0/0", NOT_PUBLIC_V4), _block(PUBLIC_V6, NOT_PUBLIC_V6)]})
+    by_port: dict[int, list[str]] = {}
+    for address, port in sorted(reach.addresses):
+        by_port.setdefault(port, []).append(address)
+    for port, addresses in sorted(by_port.items()):
+        blocks = [_block(f"{address}/{ipaddress.ip_address(address).max_prefixlen}") for address in addresses]
+        rules.append({"to": blocks, "ports": [_tcp(port)]})
+    if reach.name_ports:
+        anywhere = [_block("0.0.0.0/0", METADATA_V4), _block("::/0", METADATA_V6)]
+        rules.append({"to": anywhere, "ports": [_tcp(port) for port in sorted(reach.name_ports)]})
+    if reach.needs_dns:
+        # The label is that of CoreDNS and kube-dns alike, in every distribution.
+        resolver = {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+            "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+        }
+        rules.append({"to": [resolver], "ports": [{"protocol": "UDP", "port": DNS_PORT}, _tcp(DNS_PORT)]})
+    return rules
+
+
+def _block(cidr: str, but: tuple[str, ...] = ()) -> Rule:
+    return {"ipBlock": {"cidr": cidr, **({"except": list(but)} if but else {})}}
+
+
+def _tcp(port: int) -> Rule:
+    return {"protocol": "TCP", "port": port}
+
+
+def _pairs(access: NetworkAccess) -> list[tuple[str, int]]:
+    if isinstance(access, str):
+        return []
+    return [(host.strip("[]"), int(port)) for host, _, port in (entry.rpartition(":") for entry in access)]
+
+
+def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

@@ -1,0 +1,169 @@
+"""What is known of one Sandbox at one moment, out of the operator's cache and memory. No I/O."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from rollout_api.cluster import by_hand_name, runner_name
+from rollout_api.sandbox import SandboxSpec, SandboxStatus, Security, WorkspaceMode
+from rollout_operator.actions import Fact, Manifest, Ref
+from rollout_operator.cache import controller_of, uid_of
+from rollout_operator.config import OperatorConfig
+from rollout_operator.sandbox.conditions import moment
+from rollout_operator.sandbox.placement import Node, node_of
+from rollout_operator.sandbox.reasons import node_is_ready
+from rollout_operator.sandbox.validate import Job, parse_spec
+from rollout_operator.world import World
+
+IMAGE_VOLUMES_REFUSED: Fact = ("image-volumes-refused",)
+VARIANTS = tuple((mode, volume) for mode in (WorkspaceMode.OVERLAY, WorkspaceMode.PLAIN) for volume in (True, False))
+Variant = tuple[WorkspaceMode, bool]
+"""How a pod is made: its mode, and whether the executor comes as an image volume."""
+
+
+GONE = "gone"
+"""The job of a Sandbox that has been deleted."""
+
+
+def overlay_refused(namespace: str) -> Fact:
+    """That a namespace admits Plain pods and no Overlay ones."""
+    return ("overlay-refused", namespace)
+
+
+def trial_failed(node: str) -> Fact:
+    """That an executor could not make an Overlay workspace on a node."""
+    return ("trial-failed", node)
+
+
+def exec_failed(node: str) -> Fact:
+    """That an executor could not be executed from its image volume on a node."""
+    return ("exec-failed", node)
+
+
+def pod_refused(sandbox_uid: str, variant: Variant) -> Fact:
+    """That the API server did not admit this Sandbox's pod."""
+    mode, image_volume = variant
+    return ("pod-refused", sandbox_uid, mode.value, "ImageVolume" if image_volume else "InitContainer")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that `plan` decides by."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int | None
+    created: datetime
+    is_deleted: bool
+    """It, or its job, is going away: garbage collection does the rest."""
+    spec: SandboxSpec | list[str]
+    """Or what is wrong with it."""
+    status: SandboxStatus
+    job: Job | None
+    """None: made by hand."""
+    keep: bool
+    """Not to be deleted when it has ended."""
+    pod: Manifest | None
+    node: Manifest | None
+    """Of its pod, or of the pod that it had."""
+    is_any_node_ready: bool
+    nodes: tuple[Node, ...]
+    """All nodes where a pod is to be made, else its pod's own."""
+    refusals: Mapping[Variant, str]
+    """How the API server refused its pod, in its words."""
+    overlay_refusal: str | None
+    """The same of its namespace."""
+    image_volumes_refusal: str | None
+    """The same of image volumes, anywhere."""
+    key: str | None
+    policies: frozenset[str]
+    """Names of its owner's NetworkPolicies that exist."""
+    last_error: str | None
+    config: OperatorConfig
+    now: datetime
+
+    @property
+    def owner_uid(self) -> str:
+        """Uid of what owns its key and its NetworkPolicy."""
+        return self.job.uid if self.job else self.uid
+
+    @property
+    def key_secret(self) -> Ref:
+        """The Secret with its key."""
+        return Ref("Secret", self.namespace, runner_name(self.job.name) if self.job else by_hand_name(self.name))
+
+
+def observe(world: World, sandbox: Manifest) -> Observed:
+    """What is known of a Sandbox. It exists."""
+    metadata, cache = sandbox["metadata"], world.cache
+    name, namespace, uid = metadata["name"], metadata["namespace"], uid_of(sandbox)
+    job = _job_of(world, sandbox)
+    status = _status(sandbox.get("status") or {})
+    pod = cache.get("Pod", namespace, name)
+    if pod is not None and (controller_of(pod) or {}).get("uid") != uid:
+        pod = None
+    node_name = pod["spec"].get("nodeName") if pod else status.node_name
+    node = cache.get("Node", "", node_name) if node_name else None
+    is_well = node is not None and node_is_ready(node)
+    owner_uid = job.uid if isinstance(job, Job) else uid
+    refused = {variant: world.recall(pod_refused(uid, variant)) for variant in VARIANTS}
+    return Observed(
+        name=name,
+        namespace=namespace,
+        uid=uid,
+        generation=metadata.get("generation"),
+        created=moment(metadata["creationTimestamp"]),
+        is_deleted="deletionTimestamp" in metadata or job == GONE,
+        spec=parse_spec(sandbox.get("spec") or {}),
+        status=status,
+        job=job if isinstance(job, Job) else None,
+        keep=(sandbox.get("spec") or {}).get("whenFinished") == "Retain",
+        pod=pod,
+        node=node,
+        is_any_node_ready=is_well or any(node_is_ready(other) for other in cache.all("Node")),
+        nodes=_nodes(world, cache.all("Node") if pod is None else filter(None, [node])),
+        refusals={variant: words for variant, words in refused.items() if words is not None},
+        overlay_refusal=world.recall(overlay_refused(namespace)),
+        image_volumes_refusal=world.recall(IMAGE_VOLUMES_REFUSED),
+        key=world.keys.get(owner_uid),
+        policies=frozenset(policy["metadata"]["name"] for policy in cache.owned("NetworkPolicy", owner_uid)),
+        last_error=world.last_error,
+        config=world.config,
+        now=world.now,
+    )
+
+
+def _job_of(world: World, sandbox: Manifest) -> Job | str | None:
+    """Its job; GONE when that is deleted; None when it has none."""
+    owner = controller_of(sandbox)
+    if owner is None or owner["kind"] != "RolloutJob":
+        return None
+    job = world.cache.get("RolloutJob", sandbox["metadata"]["namespace"], owner["name"])
+    if job is None or uid_of(job) != owner["uid"] or "deletionTimestamp" in job["metadata"]:
+        return GONE
+    spec: Mapping[str, Any] = job["spec"]
+    return Job(
+        name=owner["name"],
+        uid=owner["uid"],
+        pod_template=(spec.get("sandbox") or {}).get("podTemplate") or {},
+        security=Security(spec.get("security", Security.STANDARD)),
+    )
+
+
+def _nodes(world: World, nodes: Iterable[Manifest]) -> tuple[Node, ...]:
+    names = ((node, node["metadata"]["name"]) for node in nodes)
+    return tuple(
+        node_of(node, world.recall(trial_failed(name)), world.recall(exec_failed(name))) for node, name in names
+    )
+
+
+def _status(status: Mapping[str, Any]) -> SandboxStatus:
+    try:
+        return SandboxStatus.model_validate(status)
+    except ValidationError:
+        # Written by another version of the operator: made anew from what the pod says.
+        return SandboxStatus()

@@ -1,0 +1,203 @@
+"""What to do about one Sandbox now. Pure: everything that was seen goes in, what to do comes out.
+
+    no pod ──► make one ──► it waits ──► it runs: Ready ──► it has ended: Finished ──► pod deleted ──► Sandbox deleted
+                 ▲            │ Overlay cannot be made there, or the executor's volume cannot be executed
+                 └────────────┘ before anybody was served
+
+What was learned is written into the status first, and what it was learned from is deleted in the next round: whoever
+looks later, another operator included, finds the same.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from rollout_api.conditions import Condition
+from rollout_api.sandbox import SandboxSpec, WorkspaceMode
+from rollout_operator.actions import Action, Delete, Event, Fact, Manifest, Plan, Ref, Remember
+from rollout_operator.cache import uid_of
+from rollout_operator.sandbox import making, status
+from rollout_operator.sandbox.clocks import seconds_kept, seconds_to_start, seconds_until_missed
+from rollout_operator.sandbox.conditions import FINISHED, OVERLAY, READY, condition, find, holds, moment
+from rollout_operator.sandbox.mode import TRIAL_FAILED
+from rollout_operator.sandbox.observe import Observed, exec_failed, trial_failed
+from rollout_operator.sandbox.reasons import (
+    NODE_GRACE,
+    Ending,
+    FinishedReason,
+    Waiting,
+    ending_of,
+    exec_failure,
+    is_running,
+    is_terminating,
+    node_is_ready,
+    seconds_until_lost,
+    trial_failure,
+    waiting_for,
+)
+
+
+def plan(seen: Observed) -> Plan:
+    """What to do now; empty when there is nothing to do but wait for the next change or `requeue_seconds`."""
+    if seen.is_deleted:
+        return Plan()
+    if finished := find(seen.status.conditions, FINISHED):
+        return _clean_up(seen, finished)
+    if isinstance(seen.spec, list):
+        return _finish(seen, Ending(FinishedReason.INVALID, "; ".join(seen.spec)))
+    if seen.pod is None:
+        return _without_pod(seen, seen.spec)
+    return _with_pod(seen, seen.spec, seen.pod)
+
+
+def _clean_up(seen: Observed, finished: Condition) -> Plan:
+    """The pod goes at once, the Sandbox a little later, so that its end can be read."""
+    actions: list[Action] = []
+    if seen.pod is not None and not is_terminating(seen.pod):
+        actions.append(_delete_pod(seen, seen.pod))
+    if seen.keep:
+        return Plan(tuple(actions))
+    left = seconds_kept(moment(finished.last_transition_time), seen.now) if finished.last_transition_time else 0
+    if left > 0:
+        return Plan(tuple(actions), requeue_seconds=left)
+    return Plan((*actions, Delete(Ref("Sandbox", seen.namespace, seen.name), seen.uid)))
+
+
+def _without_pod(seen: Observed, spec: SandboxSpec) -> Plan:
+    if (ready := find(seen.status.conditions, READY)) and ready.status == "True":
+        seconds = seconds_until_missed(ready, seen.now)
+        return Plan(requeue_seconds=seconds) if seconds > 0 else _finish(seen, _how_it_vanished(seen))
+    left = seconds_to_start(seen.created, spec.start_seconds, seen.now)
+    if left <= 0:
+        return _finish(seen, _too_late(spec, f"its pod could not be made: {seen.last_error or 'no reason is known'}"))
+    made = making.make_pod(seen, spec)
+    if isinstance(made, making.Invalid):
+        return _finish(seen, Ending(FinishedReason.INVALID, made.message), made.conditions)
+    return Plan(made, requeue_seconds=left)
+
+
+def _with_pod(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
+    is_ready = holds(seen.status.conditions, READY)
+    left = seconds_to_start(seen.created, spec.start_seconds, seen.now)
+
+    if remade := _remake(seen, spec, pod, left):
+        return remade
+    if ending := ending_of(pod) or _replaced(seen, pod, is_ready=is_ready):
+        return _finish(seen, ending)
+    lost_in = seconds_until_lost(seen.node, seen.now) if seen.node is not None and seen.is_any_node_ready else None
+    if lost_in is not None and lost_in <= 0:
+        node_name = pod["spec"].get("nodeName")
+        message = f"its node {node_name} has not been ready for {NODE_GRACE.total_seconds():.0f} s"
+        return _finish(seen, Ending(FinishedReason.NODE_LOST, message))
+    if is_running(pod):
+        return _report_ready(seen, spec, pod, lost_in)
+    if is_ready:
+        return Plan(requeue_seconds=lost_in)
+    return _wait(seen, spec, pod, left if lost_in is None else min(left, lost_in))
+
+
+def _wait(seen: Observed, spec: SandboxSpec, pod: Manifest, left: float) -> Plan:
+    waiting = waiting_for(pod)
+    conditions = _conditions_of(waiting)
+    if left <= 0:
+        return _finish(seen, _too_late(spec, f"{waiting.reason}: {waiting.message}"), conditions)
+    fresh = status.with_conditions(seen.status, conditions, seen.now, seen.generation)
+    if fresh == seen.status or not conditions:
+        return Plan(requeue_seconds=left)
+    event = Event("Warning", waiting.reason, waiting.message)
+    return Plan(status=fresh.wire(), events=(event,), requeue_seconds=left)
+
+
+def _report_ready(seen: Observed, spec: SandboxSpec, pod: Manifest, lost_in: float | None) -> Plan:
+    learned = making.lessons(seen)
+    if holds(seen.status.conditions, READY):
+        return Plan(learned, requeue_seconds=lost_in)
+    fresh = status.ready(seen.status, spec, pod, seen.now, seen.generation)
+    overlay = find(fresh.conditions, OVERLAY)
+    events: tuple[Event, ...] = ()
+    if overlay and overlay.status == "False" and spec.workspaces.mode == WorkspaceMode.AUTO:
+        events = (Event("Normal", overlay.reason, f"its workspaces are Plain: {overlay.message}"),)
+    return Plan(learned, fresh.wire(), events, lost_in)
+
+
+def _remake(seen: Observed, spec: SandboxSpec, pod: Manifest, left: float) -> Plan | None:
+    """For a pod whose executor has never listened: the next way to make it. None: the pod is not such a one."""
+    node = pod["spec"].get("nodeName", "")
+    if (words := trial_failure(pod)) is not None:
+        message = f"Overlay was tried on node {node}, and failed: {words}"
+        if spec.workspaces.mode == WorkspaceMode.OVERLAY:
+            advice = f"{message}; set spec.workspaces.mode to Auto or Plain"
+            return _finish(seen, Ending(FinishedReason.CRASHED, advice))
+        if left <= 0:
+            return _finish(seen, _too_late(spec, message))
+        return _remake_plain(seen, pod, trial_failed(node), words, message, left)
+    if (words := exec_failure(pod)) is not None and left > 0:
+        return _remake_with_copy(seen, pod, node, words, left)
+    return None
+
+
+def _remake_plain(seen: Observed, pod: Manifest, fact: Fact, words: str, message: str, left: float) -> Plan:
+    overlay = find(seen.status.conditions, OVERLAY)
+    if overlay is None or overlay.reason != TRIAL_FAILED:
+        fresh = status.without_pod(seen.status, message, seen.now, seen.generation)
+        is_known = any(node.trial_failure is not None for node in seen.nodes)
+        return Plan(
+            actions=() if is_known else _remember(fact, words),
+            status=fresh.wire(),
+            events=(Event("Warning", "OverlayTrialFailed", message),),
+            requeue_seconds=left,
+        )
+    if is_terminating(pod):
+        return Plan(requeue_seconds=left)
+    # Its container has ended, so there is nothing to wait for: its name is free at once.
+    return Plan((_delete_pod(seen, pod, grace_seconds=0),), requeue_seconds=left)
+
+
+def _remake_with_copy(seen: Observed, pod: Manifest, node: str, words: str, left: float) -> Plan:
+    """The image volume cannot be executed there, as where a runtime mounts them noexec: copy the bundle instead."""
+    if is_terminating(pod):
+        return Plan(requeue_seconds=left)
+    message = f"on node {node}, so an init container copies the executor: {words}"
+    return Plan(
+        (*_remember(exec_failed(node), words), _delete_pod(seen, pod, grace_seconds=0)),
+        events=(Event("Normal", "ImageVolumeNotExecutable", message),),
+        requeue_seconds=left,
+    )
+
+
+def _finish(seen: Observed, ending: Ending, more: Iterable[Condition] = ()) -> Plan:
+    fresh = status.finished(seen.status, ending, more, seen.now, seen.generation)
+    kind: Literal["Normal", "Warning"] = "Normal" if ending.reason == FinishedReason.IDLE else "Warning"
+    return Plan(status=fresh.wire(), events=(Event(kind, ending.reason.value, ending.message),))
+
+
+def _how_it_vanished(seen: Observed) -> Ending:
+    """The pod is gone, and nobody has seen why."""
+    node = seen.status.node_name or ""
+    if seen.is_any_node_ready and (seen.node is None or not node_is_ready(seen.node)):
+        return Ending(FinishedReason.NODE_LOST, f"its pod is gone, and its node {node} is not ready")
+    return Ending(FinishedReason.POD_DELETED, "its pod was deleted")
+
+
+def _replaced(seen: Observed, pod: Manifest, *, is_ready: bool) -> Ending | None:
+    """A pod of the same name with another address: not the one that callers were told of, and without its state."""
+    address = pod["status"].get("podIP")
+    if not is_ready or not address or address == seen.status.pod_ip:
+        return None
+    return Ending(FinishedReason.POD_DELETED, f"its pod ({seen.status.pod_ip}) was replaced by another one ({address})")
+
+
+def _too_late(spec: SandboxSpec, words: str) -> Ending:
+    message = f"not ready {spec.start_seconds} s after it was asked for (spec.startSeconds): {words}"
+    return Ending(FinishedReason.START_DEADLINE_EXCEEDED, message)
+
+
+def _conditions_of(waiting: Waiting) -> list[Condition]:
+    return [condition(waiting.condition, False, waiting.reason, waiting.message)] if waiting.is_problem else []
+
+
+def _delete_pod(seen: Observed, pod: Manifest, grace_seconds: int | None = None) -> Delete:
+    return Delete(Ref("Pod", seen.namespace, seen.name), uid_of(pod), grace_seconds)
+
+
+def _remember(fact: Fact, words: str) -> tuple[Remember, ...]:
+    return (Remember(fact, words, making.LEARNED_SECONDS),)

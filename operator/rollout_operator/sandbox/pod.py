@@ -1,0 +1,272 @@
+"""The pod of a Sandbox: untrusted, the task's image unchanged, the executor beside it, nothing secret in it. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollout_api.cluster import (
+    EXECUTOR_PATH,
+    EXECUTOR_PORT,
+    EXECUTOR_STATE,
+    MANAGED_BY,
+    NETWORK_LABEL,
+    ROLE_LABEL,
+    SANDBOX_LABEL,
+    SANDBOX_ROLE,
+    executor_token,
+    token_sha256,
+)
+from rollout_api.sandbox import SandboxSpec, WorkspaceMode
+from rollout_operator.config import Images
+from rollout_operator.sandbox import template as templates
+from rollout_operator.sandbox.mode import Choice
+from rollout_operator.sandbox.placement import restricted_to
+from rollout_operator.sandbox.pod_names import (
+    BUNDLE_VOLUME,
+    CONTAINER,
+    INIT_CONTAINER,
+    OVERLAY_ANNOTATION,
+    STATE_VOLUME,
+)
+from rollout_operator.sandbox.resources import LEAST_MEMORY, Needs, bytes_of, needs_of, quantity
+
+Json = dict[str, Any]
+
+# The same as for runner pods: long enough for a network hiccup, short enough that a lost node costs half a minute.
+NODE_TOLERATION_SECONDS = 30
+# The executor ends at once when told to; its workspaces hold nothing that has to be saved.
+GRACE_SECONDS = 2
+# What the executor needs, inside the pod's own user namespace only. Left out one by one in a real pod: without SYS_ADMIN,
+# SYS_CHROOT, SETUID, SETGID and SETFCAP no workspace is made; without the others layers lose owners, or bits, of files.
+OVERLAY_CAPABILITIES = (
+    *("SYS_ADMIN", "SYS_CHROOT", "SETUID", "SETGID", "SETFCAP"),
+    *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"),
+)
+# nobody's uid in distroless images; the init container only copies files that everyone may read.
+INIT_USER = 65532
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whose pod it is, and by what its executor knows its callers."""
+
+    name: str
+    namespace: str
+    uid: str
+    key: str
+    """Of the job, or of the Sandbox that has none."""
+    job_labels: Mapping[str, str]
+    """Of the job; empty for a Sandbox made by hand."""
+    network: str
+    """Digest of the NetworkPolicy that it needs."""
+
+
+def places_of(spec: SandboxSpec, mode: WorkspaceMode) -> int:
+    """Workspaces that a sandbox hosts at once."""
+    return (spec.workspaces.per_sandbox or 1) if mode == WorkspaceMode.OVERLAY else 1
+
+
+def pod_for(
+    who: Identity,
+    spec: SandboxSpec,
+    choice: Choice,
+    images: Images,
+    template: Mapping[str, Any],
+    *,
+    image_volume: bool,
+) -> Json:
+    """The pod. Raises ValueError that names the field when the template leaves the executor no memory.
+
+    Args:
+        who: whose it is.
+        spec: what is asked for; its image is there.
+        choice: the mode, and where that can be had.
+        images: the executor's image.
+        template: the user's, without nulls, and without anything that is refused.
+        image_volume: mount the executor's image; else an init container copies it.
+    """
+    places = places_of(spec, choice.mode)
+    needs = needs_of(spec.resources, places)
+    pod = templates.merge(_base(spec, choice.mode, images, needs, image_volume=image_volume), template)
+    container = next(c for c in pod["spec"]["containers"] if c["name"] == CONTAINER)
+    invariants = _invariants(who, spec, choice, images, needs, container, image_volume=image_volume)
+    container.pop("args", None)
+    pod = templates.merge(pod, invariants)
+    if choice.nodes:
+        pod["spec"] = restricted_to(pod["spec"], choice.nodes, choice.others)
+    return pod
+
+
+def executor_config(
+    who: Identity, spec: SandboxSpec, mode: WorkspaceMode, *, memory_bytes: int | None, disk_bytes: int | None
+) -> Json:
+    """What the executor is told, as docs/executor.md has it. The token itself is not in it."""
+    config: Json = {
+        "listen": f"tcp:0.0.0.0:{EXECUTOR_PORT}",
+        "tokenSha256": token_sha256(executor_token(who.key, who.name, who.uid)),
+        "mode": mode.value,
+        "places": places_of(spec, mode),
+        "stateDir": EXECUTOR_STATE,
+        "idleSeconds": spec.idle_seconds,
+    }
+    optional = {"user": spec.user, "memoryBytes": memory_bytes, "diskBytes": disk_bytes}
+    return config | {key: value for key, value in optional.items() if value is not None}
+
+
+def _base(spec: SandboxSpec, mode: WorkspaceMode, images: Images, needs: Needs, *, image_volume: bool) -> Json:
+    """What a template may change."""
+    # Kubernetes expands $(NAME) in values; `$$` is a `$` that it leaves alone.
+    env = [{"name": variable.name, "value": variable.value.replace("$", "$$")} for variable in spec.env]
+    container: Json = {
+        "name": CONTAINER,
+        "image": spec.image,
+        "imagePullPolicy": "IfNotPresent",
+        "ports": [{"name": "executor", "containerPort": EXECUTOR_PORT, "protocol": "TCP"}],
+        "resources": {"requests": needs.requests(), "limits": needs.limits()},
+        "securityContext": _security(spec, mode),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [],
+        **({"env": env} if env else {}),
+    }
+    unwell = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    seconds = NODE_TOLERATION_SECONDS
+    pod_spec: Json = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "tolerations": [
+            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds} for key in unwell
+        ],
+        "containers": [container],
+        "volumes": [],
+    }
+    if mode == WorkspaceMode.OVERLAY:
+        pod_spec["hostUsers"] = False
+    if spec.runtime_class_name:
+        pod_spec["runtimeClassName"] = spec.runtime_class_name
+    if not image_volume:
+        pod_spec["initContainers"] = [_copying_container(images)]
+    return {"metadata": {}, "spec": pod_spec}
+
+
+def _invariants(
+    who: Identity,
+    spec: SandboxSpec,
+    choice: Choice,
+    images: Images,
+    needs: Needs,
+    container: Mapping[str, Any],
+    *,
+    image_volume: bool,
+) -> Json:
+    """What no template changes, not even a privileged one: whose pod it is, and that the executor runs in it."""
+    bundle = (
+        {"image": {"reference": images.executor, "pullPolicy": images.pull_policy}}
+        if image_volume
+        else {"emptyDir": {}}
+    )
+    limit = None if needs.disk_bytes is None else quantity(needs.disk_bytes + needs.own_disk)
+    config = executor_config(
+        who, spec, choice.mode, memory_bytes=_memory_for_workspaces(container, needs), disk_bytes=needs.disk_bytes
+    )
+    command = [f"{EXECUTOR_PATH}/executor", "--config-json", json.dumps(config, separators=(",", ":"))]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": who.name,
+            "namespace": who.namespace,
+            "labels": {
+                **MANAGED_BY,
+                **who.job_labels,
+                ROLE_LABEL: SANDBOX_ROLE,
+                SANDBOX_LABEL: who.name,
+                NETWORK_LABEL: who.network,
+            },
+            "annotations": {OVERLAY_ANNOTATION: f"{choice.reason}: {choice.message}"},
+            "ownerReferences": [controller("Sandbox", who.name, who.uid)],
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": spec.lifetime_seconds,
+            "containers": [
+                {
+                    "name": CONTAINER,
+                    # Escaped as in `env`: commands are expanded too.
+                    "command": [part.replace("$", "$$") for part in command],
+                    "volumeMounts": [
+                        {"name": BUNDLE_VOLUME, "mountPath": EXECUTOR_PATH, "readOnly": True},
+                        {"name": STATE_VOLUME, "mountPath": EXECUTOR_STATE},
+                    ],
+                }
+            ],
+            "volumes": [
+                {"name": BUNDLE_VOLUME, **bundle},
+                {"name": STATE_VOLUME, "emptyDir": {"sizeLimit": limit} if limit else {}},
+            ],
+        },
+    }
+
+
+def controller(kind: str, name: str, uid: str) -> Json:
+    """Owner reference by which an object goes with its owner, and never holds it up."""
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": kind,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def _memory_for_workspaces(container: Mapping[str, Any], needs: Needs) -> int | None:
+    """What the pod's limit, which a template may have changed, leaves to the workspaces."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    if "memory" not in limits:
+        return needs.memory_bytes
+    left = bytes_of(limits["memory"], f"containers[{CONTAINER}].resources.limits.memory") - needs.own_memory
+    if left < LEAST_MEMORY:
+        least = quantity(needs.own_memory + LEAST_MEMORY)
+        raise ValueError(
+            f"containers[{CONTAINER}].resources.limits.memory: {limits['memory']} is too little for {needs.places} "
+            f"workspaces and the executor beside them; give at least {least}, or leave it out"
+        )
+    return left if needs.memory_bytes is None else min(left, needs.memory_bytes)
+
+
+def _security(spec: SandboxSpec, mode: WorkspaceMode) -> Json:
+    if mode == WorkspaceMode.OVERLAY:
+        return {
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "runAsNonRoot": False,
+            # containerd's own profile refuses mount; where there is no AppArmor the field does nothing.
+            "appArmorProfile": {"type": "Unconfined"},
+            "capabilities": {"drop": ["ALL"], "add": list(OVERLAY_CAPABILITIES)},
+        }
+    context: Json = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    uid, _, gid = (spec.user or "").partition(":")
+    if uid.isdigit():
+        # Without capabilities the executor cannot become another user, so it has to be started as that one.
+        context |= {"runAsUser": int(uid), "runAsNonRoot": int(uid) != 0}
+        context |= {"runAsGroup": int(gid)} if gid.isdigit() else {}
+    return context
+
+
+def _copying_container(images: Images) -> Json:
+    return {
+        "name": INIT_CONTAINER,
+        "image": images.executor,
+        "imagePullPolicy": images.pull_policy,
+        "command": ["/executor", "--copy-to", EXECUTOR_PATH],
+        "volumeMounts": [{"name": BUNDLE_VOLUME, "mountPath": EXECUTOR_PATH}],
+        "securityContext": {
+            "runAsUser": INIT_USER,
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }

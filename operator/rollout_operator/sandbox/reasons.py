@@ -1,0 +1,220 @@
+"""What a pod's status means: is it running, what does it wait for, why has it ended. Pure, from the pod's JSON alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from rollout_operator.actions import Manifest
+from rollout_operator.sandbox.conditions import IMAGE_PULLED, READY, SCHEDULED, moment
+from rollout_operator.sandbox.pod_names import BUNDLE_VOLUME, CONTAINER
+
+TRIAL_FAILED_EXIT = 3
+"""Exit code of an executor whose Overlay trial failed: it has served nobody (docs/executor.md)."""
+# A trial takes a tenth of a second, on a starved node some. What lived longer may have served somebody.
+LONGEST_TRIAL = timedelta(seconds=60)
+# As long as sandbox pods tolerate the taints of such a node: after that Kubernetes itself begins to delete them.
+NODE_GRACE = timedelta(seconds=30)
+
+
+class FinishedReason(StrEnum):
+    """Why a Sandbox has ended: reasons of its condition Finished."""
+
+    IDLE = "Idle"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
+    OOM_KILLED = "OOMKilled"
+    EVICTED = "Evicted"
+    PREEMPTED = "Preempted"
+    NODE_LOST = "NodeLost"
+    POD_DELETED = "PodDeleted"
+    CRASHED = "Crashed"
+    INVALID = "Invalid"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why it has ended, for machines and for people."""
+
+    reason: FinishedReason
+    message: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a pod that does not run yet waits for. `condition` is the one that it keeps from being true."""
+
+    condition: str
+    reason: str
+    message: str
+    is_problem: bool
+    """It will not pass by itself in a moment: worth telling."""
+
+
+# Kubernetes' own condition DisruptionTarget.
+_DISRUPTIONS = {
+    "PreemptionByScheduler": FinishedReason.PREEMPTED,
+    "EvictionByEvictionAPI": FinishedReason.EVICTED,
+    "DeletionByTaintManager": FinishedReason.NODE_LOST,
+    "DeletionByPodGC": FinishedReason.NODE_LOST,
+}
+# The kubelet's `status.reason`.
+_POD_REASONS = {
+    "Evicted": FinishedReason.EVICTED,
+    "Preempting": FinishedReason.PREEMPTED,
+    "NodeLost": FinishedReason.NODE_LOST,
+    "NodeShutdown": FinishedReason.NODE_LOST,
+    "Terminated": FinishedReason.NODE_LOST,
+    "Shutdown": FinishedReason.NODE_LOST,
+}
+_PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
+_IMAGE_REASONS = _PULL_REASONS | {"InvalidImageName", "ErrImageNeverPull", "SignatureValidationFailed"}
+_ON_ITS_WAY = frozenset({"", "ContainerCreating", "PodInitializing"})
+# What containerd and CRI-O say of a container whose node has lost track of it, as after a reboot.
+_LOST_TRACK = frozenset({"ContainerStatusUnknown", "Unknown"})
+_START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError", "CreateContainerError"})
+
+
+def is_running(pod: Manifest) -> bool:
+    """Whether its container runs and it has an address."""
+    return "running" in _container(pod).get("state", {}) and bool(pod["status"].get("podIP"))
+
+
+def is_terminating(pod: Manifest) -> bool:
+    """Whether someone has deleted it."""
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def trial_failure(pod: Manifest) -> str | None:
+    """The executor's words when it could not make an Overlay workspace here."""
+    ended = _terminated(pod)
+    if ended is None or ended.get("exitCode") != TRIAL_FAILED_EXIT or pod["spec"].get("hostUsers") is not False:
+        return None
+    if "startedAt" in ended and moment(ended["finishedAt"]) - moment(ended["startedAt"]) > LONGEST_TRIAL:
+        return None
+    return _words(ended, "it did not say why")
+
+
+def exec_failure(pod: Manifest) -> str | None:
+    """The runtime's words when the executor could not be executed from its image volume."""
+    if not any(volume.get("name") == BUNDLE_VOLUME and "image" in volume for volume in pod["spec"].get("volumes", ())):
+        return None
+    state = _terminated(pod) or _waiting(pod)
+    if state.get("reason") not in _START_ERRORS or "permission denied" not in state.get("message", ""):
+        return None
+    return _words(state)
+
+
+def ending_of(pod: Manifest) -> Ending | None:
+    """Why the pod has ended or is about to; None while it lives."""
+    status, ended = pod["status"], _terminated(pod)
+    is_over = is_terminating(pod) or ended is not None or status.get("phase") in ("Failed", "Succeeded")
+    # Kubernetes says that it is about to end a pod before it does, and now and then thinks better of it.
+    if is_over and (disruption := _condition(pod, "DisruptionTarget")):
+        reason = _DISRUPTIONS.get(disruption.get("reason", ""))
+        if reason is not None:
+            return Ending(reason, _words(disruption, disruption["reason"]))
+    if status.get("reason") == "DeadlineExceeded":
+        return Ending(FinishedReason.DEADLINE_EXCEEDED, "its lifetime is over (spec.lifetimeSeconds)")
+    if reason := _POD_REASONS.get(status.get("reason", "")):
+        return Ending(reason, _words(status, status["reason"]))
+    if ended and ended.get("reason") == "OOMKilled":
+        return Ending(
+            FinishedReason.OOM_KILLED, "the whole sandbox was killed: it used more memory than its pod's limit"
+        )
+    if is_terminating(pod):
+        return Ending(FinishedReason.POD_DELETED, "its pod was deleted")
+    if ended:
+        return _exit(ended)
+    if failed := _failed_init(pod):
+        return Ending(FinishedReason.CRASHED, f"the executor could not be copied into the pod: {_how(failed)}")
+    if _waiting(pod).get("reason") == "InvalidImageName":
+        return Ending(FinishedReason.INVALID, f"spec.image: {_words(_waiting(pod))}; expected an image reference")
+    if is_over:
+        why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
+        return Ending(FinishedReason.EVICTED, f"its node refused the pod: {why or 'no reason was given'}")
+    return None
+
+
+def _exit(ended: Mapping[str, Any]) -> Ending:
+    code = ended.get("exitCode")
+    if ended.get("reason") in _LOST_TRACK:
+        return Ending(FinishedReason.NODE_LOST, f"its node lost the container, as after a reboot: {_words(ended)}")
+    if code == 0:
+        return Ending(FinishedReason.IDLE, "nobody has spoken to it for spec.idleSeconds")
+    return Ending(FinishedReason.CRASHED, f"the executor ended with {_how(ended)}")
+
+
+def _how(ended: Mapping[str, Any]) -> str:
+    code = f"signal {ended['signal']}" if ended.get("signal") else f"exit code {ended.get('exitCode')}"
+    return f"{code}: {_words(ended, 'it did not say why')}"
+
+
+def waiting_for(pod: Manifest) -> Waiting:
+    """What a pod that lives and does not run yet waits for."""
+    scheduled = _condition(pod, "PodScheduled", "False")
+    if scheduled:
+        return Waiting(SCHEDULED, scheduled.get("reason") or "Unschedulable", _words(scheduled), is_problem=True)
+    if not pod["spec"].get("nodeName"):
+        return Waiting(SCHEDULED, "Pending", "the scheduler has not looked at it yet", is_problem=False)
+    waiting = _waiting(pod)
+    reason = waiting.get("reason", "")
+    if reason in _PULL_REASONS:
+        # The kubelet alternates between the two; one name, and the registry's own words.
+        words = _words(waiting).rpartition("ErrImagePull: ")[2]
+        return Waiting(IMAGE_PULLED, "ImagePullBackOff", words, is_problem=True)
+    if reason in _IMAGE_REASONS:
+        return Waiting(IMAGE_PULLED, reason, _words(waiting), is_problem=True)
+    node = pod["spec"]["nodeName"]
+    words = _words(waiting, f"its image is being pulled, or its volumes are being mounted, on node {node}")
+    return Waiting(READY, reason or "ContainerCreating", words, is_problem=reason not in _ON_ITS_WAY)
+
+
+def node_is_ready(node: Manifest) -> bool:
+    """Whether the control plane hears from a node that it is well."""
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", ()))
+
+
+def seconds_until_lost(node: Manifest, now: datetime) -> float | None:
+    """How long a node may stay silent before what runs there counts as lost; None while it is ready."""
+    if node_is_ready(node):
+        return None
+    since = next(
+        (c.get("lastTransitionTime") for c in node["status"].get("conditions", ()) if c["type"] == "Ready"), None
+    )
+    return (moment(since) + NODE_GRACE - now).total_seconds() if since else NODE_GRACE.total_seconds()
+
+
+def _container(pod: Manifest) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(
+        (c for c in pod["status"].get("containerStatuses", ()) if c["name"] == CONTAINER), {}
+    )
+    return found
+
+
+def _terminated(pod: Manifest) -> Mapping[str, Any] | None:
+    found: Mapping[str, Any] | None = _container(pod).get("state", {}).get("terminated")
+    return found
+
+
+def _failed_init(pod: Manifest) -> Mapping[str, Any] | None:
+    ends = (status.get("state", {}).get("terminated") for status in pod["status"].get("initContainerStatuses", ()))
+    return next((ended for ended in ends if ended and ended.get("exitCode") != 0), None)
+
+
+def _waiting(pod: Manifest) -> Mapping[str, Any]:
+    """What a container waits for; an init container's trouble comes before the container's PodInitializing."""
+    for status in (*pod["status"].get("initContainerStatuses", ()), _container(pod)):
+        waiting: Mapping[str, Any] = status.get("state", {}).get("waiting") or {}
+        if waiting.get("reason", "") not in _ON_ITS_WAY:
+            return waiting
+    return _container(pod).get("state", {}).get("waiting") or {}
+
+
+def _condition(pod: Manifest, kind: str, status: str = "True") -> Mapping[str, Any] | None:
+    return next((c for c in pod["status"].get("conditions", ()) if c["type"] == kind and c["status"] == status), None)
+
+
+def _words(said: Mapping[str, Any], otherwise: str = "") -> str:
+    return str(said.get("message") or "").strip() or otherwise

@@ -1,0 +1,262 @@
+"""The user's pod template: what of it is refused, and how the rest is merged over the operator's pod. Pure.
+
+What may be changed is listed; everything else is refused, so that a field that Kubernetes adds tomorrow lends no right.
+"""
+
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rollout_api.base import API_GROUP
+from rollout_operator.sandbox.pod_names import BUNDLE_VOLUME, CONTAINER, OWN_FOLDER, STATE_VOLUME
+
+Json = Any
+
+_TEXT, _FLAG, _TEXTS, _ANY_MAP, _ANY_LIST = "text", "true or false", "a mapping of texts", "a mapping", "a list"
+_QUANTITIES = "a mapping of quantities"
+
+ALLOWED: Mapping[str, Json] = {
+    "metadata": {"labels": _TEXTS, "annotations": _TEXTS},
+    "spec": {
+        "nodeSelector": _TEXTS,
+        "affinity": _ANY_MAP,
+        "tolerations": _ANY_LIST,
+        "topologySpreadConstraints": _ANY_LIST,
+        "priorityClassName": _TEXT,
+        "schedulerName": _TEXT,
+        "imagePullSecrets": _ANY_LIST,
+        "dnsPolicy": _TEXT,
+        "dnsConfig": _ANY_MAP,
+        "hostAliases": _ANY_LIST,
+        "volumes": [{"name": _TEXT, "emptyDir": _ANY_MAP, "image": _ANY_MAP}],
+        "containers": [
+            {
+                "name": _TEXT,
+                "resources": {"requests": _QUANTITIES, "limits": _QUANTITIES},
+                "env": [{"name": _TEXT, "value": _TEXT}],
+                "volumeMounts": [{"name": _TEXT, "mountPath": _TEXT, "readOnly": _FLAG, "subPath": _TEXT}],
+                "imagePullPolicy": _TEXT,
+            }
+        ],
+    },
+}
+"""What a template may say in `security: Standard`, and of which form it is. A list of one entry: a list of these."""
+
+_NO_RIGHTS = "a sandbox has no identity in the cluster"
+_NODE = "it would join the node's own namespaces"
+_KERNEL = "it decides what the sandbox may do to the kernel"
+_ONE = "a sandbox is one container, and what it runs is the executor"
+_CLOCK = "the sandbox's own clocks decide when it ends: use spec.lifetimeSeconds and spec.idleSeconds"
+WHY: Mapping[str, str] = {
+    "serviceAccountName": _NO_RIGHTS,
+    "serviceAccount": _NO_RIGHTS,
+    "automountServiceAccountToken": _NO_RIGHTS,
+    "hostNetwork": _NODE,
+    "hostPID": _NODE,
+    "hostIPC": _NODE,
+    "hostUsers": _NODE,
+    "shareProcessNamespace": _ONE,
+    "securityContext": f"{_KERNEL}; who runs commands is said in spec.user",
+    "procMount": _KERNEL,
+    "initContainers": _ONE,
+    "ephemeralContainers": _ONE,
+    "command": _ONE,
+    "args": _ONE,
+    "lifecycle": _ONE,
+    "restartPolicy": "a restart would silently lose the state of all workspaces",
+    "activeDeadlineSeconds": _CLOCK,
+    "terminationGracePeriodSeconds": _CLOCK,
+    "image": "use spec.image",
+    "runtimeClassName": "use spec.runtimeClassName",
+    "envFrom": "it would bring Secrets into reach of untrusted code",
+    "valueFrom": "it would bring Secrets into reach of untrusted code; give a value",
+    "secret": "it would bring a Secret into reach of untrusted code",
+    "projected": "it may hold Secrets and service account tokens",
+    "hostPath": "it is the node's own disk",
+    "csi": "a driver decides what it holds and with whose rights",
+    "resourceClaims": "it lends devices of the node",
+    "claims": "it lends devices of the node",
+}
+"""Why a field is refused, by its name. Fields that are not here are just not supported."""
+
+# Annotations and labels by which other software changes a pod behind our back: security profiles, the container runtime,
+# further networks that no NetworkPolicy sees, containers that are injected with their own rights.
+REFUSED_KEYS = (
+    "container.apparmor.security.beta.kubernetes.io/",
+    "container.seccomp.security.alpha.kubernetes.io/",
+    "seccomp.security.alpha.kubernetes.io/",
+    "io.kubernetes.cri",
+    "io.containerd.",
+    "io.katacontainers.",
+    "io.cri-containerd",
+    "k8s.v1.cni.cncf.io/",
+    "v1.multus-cni.io/",
+    "cni.projectcalico.org/",
+    "sidecar.istio.io/",
+    "linkerd.io/",
+    "vault.hashicorp.com/",
+    "dapr.io/",
+    "azure.workload.identity/",
+    "iam.amazonaws.com/",
+)
+OWN_KEYS = (f"{API_GROUP}/", "app.kubernetes.io/managed-by")
+
+# By what the entries of a list are told apart when two are merged; other lists are replaced whole.
+MERGE_KEYS: Mapping[str, str] = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "resourceClaims": "name",
+    "claims": "name",
+}
+"""Kubernetes' own patchMergeKey of these fields."""
+
+
+def without_nulls(value: Json) -> Json:
+    """The value without fields that are null: in a template they are as if left out."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [without_nulls(inner) for inner in value if inner is not None]
+    return value
+
+
+def refusals(template: Mapping[str, Json], where: str) -> list[str]:
+    """Why a template (without nulls) cannot be had in `security: Standard`, by field. `where`: its path in the manifest."""
+    found = _compare(template, ALLOWED, where)
+    if found:
+        return found
+    spec, metadata = template.get("spec", {}), template.get("metadata", {})
+    for kind in ("labels", "annotations"):
+        found += _refused_keys(metadata.get(kind, {}), f"{where}.metadata.{kind}")
+    volumes = spec.get("volumes", [])
+    for index, volume in enumerate(volumes):
+        path = f"{where}.spec.volumes[{index}]"
+        if volume.get("name") in (BUNDLE_VOLUME, STATE_VOLUME):
+            found.append(f"{path}.name: {volume['name']} is the executor's own volume; choose another name")
+        if ("emptyDir" in volume) == ("image" in volume):
+            found.append(f"{path}: expected exactly one of emptyDir and image")
+    for index, container in enumerate(spec.get("containers", [])):
+        path = f"{where}.spec.containers[{index}]"
+        if container.get("name") != CONTAINER:
+            found.append(f"{path}.name: is {container.get('name')!r}, expected {CONTAINER!r}: {_ONE}")
+        names = {volume.get("name") for volume in volumes}
+        for number, mount in enumerate(container.get("volumeMounts", [])):
+            found += _refused_mount(mount, names, f"{path}.volumeMounts[{number}]")
+    return found
+
+
+def well_formed(template: Mapping[str, Json], where: str) -> list[str]:
+    """Why a template of `security: Privileged` cannot be merged at all, by field."""
+    spec = template.get("spec", {})
+    found = [
+        f"{where}.{name}: expected a mapping"
+        for name in ("metadata", "spec")
+        if not isinstance(template.get(name, {}), Mapping)
+    ]
+    if found or not isinstance(spec, Mapping):
+        return found
+    for name, key in MERGE_KEYS.items():
+        entries = spec.get(name, [])
+        if not isinstance(entries, list) or not all(
+            isinstance(e, Mapping) and isinstance(e.get(key), str) for e in entries
+        ):
+            found.append(f"{where}.spec.{name}: expected a list of mappings, each with {key}")
+    return found
+
+
+def merge(base: Mapping[str, Json], over: Mapping[str, Json]) -> dict[str, Json]:
+    """`over` merged over `base`: mappings field by field, lists of named things by name, other lists replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        before = merged.get(key)
+        if isinstance(value, Mapping):
+            merged[key] = merge(before if isinstance(before, Mapping) else {}, value)
+        elif isinstance(value, list) and isinstance(before, list):
+            merged[key] = _merge_lists(key, before, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _merge_lists(field: str, base: list[Json], over: list[Json]) -> list[Json]:
+    if field == "tolerations":
+        # Ours stay beside the user's unless they speak of the same taint.
+        spoken = {(t.get("key"), t.get("effect")) for t in over if isinstance(t, Mapping)}
+        return [t for t in base if isinstance(t, Mapping) and (t.get("key"), t.get("effect")) not in spoken] + over
+    key = MERGE_KEYS.get(field)
+    if key is None or not all(isinstance(entry, Mapping) for entry in over):
+        return list(over)
+    merged = {str(entry.get(key)): entry for entry in base if isinstance(entry, Mapping)}
+    for entry in over:
+        name = str(entry.get(key))
+        merged[name] = merge(merged.get(name, {}), entry)
+    return list(merged.values())
+
+
+def _compare(value: Json, allowed: Json, path: str) -> list[str]:
+    if isinstance(allowed, str):
+        return [] if _has_form(value, allowed) else [f"{path}: expected {allowed}"]
+    if isinstance(allowed, Sequence):
+        if not isinstance(value, list):
+            return [f"{path}: expected a list"]
+        return [problem for i, inner in enumerate(value) for problem in _compare(inner, allowed[0], f"{path}[{i}]")]
+    if not isinstance(value, Mapping):
+        return [f"{path}: expected a mapping"]
+    found = []
+    for name, inner in value.items():
+        if name in allowed:
+            found += _compare(inner, allowed[name], f"{path}.{name}")
+        else:
+            why = WHY.get(name, f"not supported here, supported are {', '.join(allowed)}")
+            found.append(f"{path}.{name}: refused: {why}")
+    return found
+
+
+def _has_form(value: Json, form: str) -> bool:
+    if form == _TEXT:
+        return isinstance(value, str)
+    if form == _FLAG:
+        return isinstance(value, bool)
+    if form == _ANY_LIST:
+        return isinstance(value, list) and all(isinstance(entry, Mapping) for entry in value)
+    if not isinstance(value, Mapping):
+        return False
+    if form == _ANY_MAP:
+        return True
+    types = str if form == _TEXTS else (str, int, float)
+    return all(isinstance(inner, types) and not isinstance(inner, bool) for inner in value.values())
+
+
+def _refused_keys(keys: Iterable[str], path: str) -> list[str]:
+    found = []
+    for key in keys:
+        if key.startswith(OWN_KEYS):
+            found.append(
+                f"{path}[{key}]: refused: by these the operator and its policies know the pod; choose another key"
+            )
+        elif key.startswith(REFUSED_KEYS):
+            found.append(f"{path}[{key}]: refused: other software changes the pod's rights or network because of it")
+    return found
+
+
+def _refused_mount(mount: Mapping[str, Json], names: set[Json], path: str) -> list[str]:
+    found = []
+    if mount.get("name") not in names:
+        found.append(f"{path}.name: {mount.get('name')!r} is not among the template's own volumes")
+    target = posixpath.normpath("/" + str(mount.get("mountPath", "/")).lstrip("/"))
+    if _is_below(target, OWN_FOLDER) or _is_below(OWN_FOLDER, target):
+        found.append(f"{path}.mountPath: {target} would hide the executor in {OWN_FOLDER}; choose another folder")
+    return found
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

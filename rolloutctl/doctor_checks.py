@@ -1,0 +1,300 @@
+"""What the answers of a cluster say about running jobs there: pure functions from answers to findings."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+from rollout_api.sandbox import WorkspaceMode
+from rollout_operator.config import OperatorConfig
+from rollout_operator.sandbox.mode import choose, image_volumes_work
+from rollout_operator.sandbox.placement import Node, candidates, node_of
+
+OLDEST: Final = (1, 33)
+"""The first Kubernetes with user namespaces and image volumes both on by default."""
+
+PLAIN_USER: Final = "1000"
+"""A user that is not root, whatever the image says."""
+
+RESOURCES: Final = ("rolloutjobs", "sandboxes", "modelservers")
+
+LEASE_SLACK: Final = timedelta(seconds=30)
+"""Clocks of this machine and of the operator's node differ."""
+
+POLICY_ENGINES: Final = ("antrea", "calico", "canal", "cilium", "kindnet", "kube-router", "ovnkube", "weave")
+"""Network add-ons that enforce NetworkPolicies, by the names of their DaemonSets."""
+
+Right = tuple[str, str, str, str, str]
+"""Verb, API group, resource, subresource, and what a person needs it for."""
+
+RIGHTS: Final[tuple[Right, ...]] = (
+    ("create", "rollout.dev", "rolloutjobs", "", "apply jobs"),
+    ("list", "rollout.dev", "rolloutjobs", "", "see jobs"),
+    ("patch", "rollout.dev", "rolloutjobs", "", "suspend and resume jobs"),
+    ("delete", "rollout.dev", "rolloutjobs", "", "cancel jobs"),
+    ("get", "rollout.dev", "sandboxes", "", "see sandboxes"),
+    ("get", "", "pods", "log", "read the log of a runner"),
+    ("create", "", "pods", "portforward", "use rolloutctl sandbox"),
+)
+"""Without the first, nothing works."""
+
+
+class State(StrEnum):
+    """How it is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor."""
+
+    state: State
+    subject: str
+    message: str
+    advice: str = ""
+    """What to do next."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The API server's no."""
+
+    status: int
+    message: str
+
+    @property
+    def not_allowed(self) -> bool:
+        """Who asks lacks the right, and nothing is known."""
+        # Admission says 403 as well, and names no user.
+        return self.status == 401 or (self.status == 403 and "cannot" in self.message and "User" in self.message)
+
+
+Answer = Mapping[str, Any] | Refusal
+
+
+def _ok(subject: str, message: str) -> Finding:
+    return Finding(State.OK, subject, message)
+
+
+def _unseen(subject: str, what: str, refusal: Refusal) -> Finding:
+    if refusal.not_allowed:
+        return Finding(State.WARN, subject, f"{what} cannot be seen with your rights", "ask who runs the cluster")
+    return Finding(State.WARN, subject, f"{what} cannot be seen: {refusal.message}")
+
+
+def version(answer: Answer) -> Finding:
+    """The API server's version."""
+    if isinstance(answer, Refusal):
+        return Finding(
+            State.FAIL, "Kubernetes", f"does not answer: {answer.message}", "check KUBECONFIG and its context"
+        )
+    found = answer.get("gitVersion", "unknown")
+    numbers = tuple(int(re.sub(r"\D", "", answer.get(part, "0")) or 0) for part in ("major", "minor"))
+    if numbers < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return Finding(State.FAIL, "Kubernetes", f"{found} is too old", f"upgrade the cluster to {oldest} or newer")
+    return _ok("Kubernetes", found)
+
+
+def definitions(answers: Mapping[str, Answer]) -> Finding:
+    """The CRDs, by plural."""
+    subject, advice = "resources", "install or upgrade the chart: docs/installing.md"
+    for plural, answer in answers.items():
+        if isinstance(answer, Refusal):
+            if answer.status == 404:
+                return Finding(State.FAIL, subject, f"{plural}.rollout.dev is not installed", advice)
+            return _unseen(subject, f"{plural}.rollout.dev", answer)
+        conditions = {c["type"]: c for c in answer.get("status", {}).get("conditions", ())}
+        established = conditions.get("Established", {})
+        if established.get("status") != "True":
+            why = established.get("message") or conditions.get("NamesAccepted", {}).get("message", "")
+            return Finding(State.FAIL, subject, f"{plural}.rollout.dev is not established: {why}", advice)
+    return _ok(subject, f"{', '.join(answers)} are installed")
+
+
+def config_of(config_map: Answer) -> OperatorConfig | None:
+    """An operator's configuration; None when it cannot be seen or read."""
+    if isinstance(config_map, Refusal):
+        return None
+    for text in config_map.get("data", {}).values():
+        try:
+            return OperatorConfig.model_validate(yaml.safe_load(text))
+        except (yaml.YAMLError, ValidationError):
+            continue
+    return None
+
+
+def operator(
+    deployments: Answer, config: OperatorConfig | None, lease: Answer, namespace: str, now: datetime
+) -> list[Finding]:
+    """Whether an operator runs, whether one of its replicas works, and whether it looks at this namespace."""
+    subject = "operator"
+    if isinstance(deployments, Refusal):
+        return [_unseen(subject, "the operator's Deployment", deployments)]
+    if not deployments["items"]:
+        return [Finding(State.FAIL, subject, "is not installed", "helm install: docs/installing.md")]
+    if len(deployments["items"]) > 1:
+        places = ", ".join(sorted(d["metadata"]["namespace"] for d in deployments["items"]))
+        advice = "keep one, or give each its own watch.namespaces"
+        found = [Finding(State.WARN, subject, f"is installed {len(deployments['items'])} times: {places}", advice)]
+    else:
+        found = []
+    deployment = deployments["items"][0]
+    name, place = deployment["metadata"]["name"], deployment["metadata"]["namespace"]
+    ready = deployment.get("status", {}).get("readyReplicas", 0)
+    if not ready:
+        advice = f"kubectl describe pods -n {place} -l app.kubernetes.io/instance={name}"
+        return [*found, Finding(State.FAIL, subject, f"{place}/{name} has no pod that is ready", advice)]
+    found.append(_ok(subject, f"{place}/{name}: {ready} of {deployment['spec'].get('replicas', 1)} pods ready"))
+    found.append(_leader(lease, place, name, now))
+    if config is not None and config.watch.namespaces and namespace not in config.watch.namespaces:
+        watched = ", ".join(config.watch.namespaces)
+        advice = f"use one of those, or add {namespace} to the chart's watch.namespaces"
+        found.append(Finding(State.FAIL, subject, f"looks at namespaces {watched} only, not at {namespace}", advice))
+    return found
+
+
+def _leader(lease: Answer, place: str, name: str, now: datetime) -> Finding:
+    subject, advice = "leader", f"read the operator's log: kubectl logs -n {place} deployment/{name}"
+    if isinstance(lease, Refusal):
+        if lease.status == 404:
+            return Finding(State.FAIL, subject, "no replica has ever taken the lease", advice)
+        return _unseen(subject, "the operator's lease", lease)
+    spec = lease.get("spec", {})
+    holder, renewed = spec.get("holderIdentity"), spec.get("renewTime")
+    if not holder or not renewed:
+        return Finding(State.FAIL, subject, "no replica holds the lease", advice)
+    age = now - datetime.fromisoformat(renewed)
+    if age > timedelta(seconds=spec.get("leaseDurationSeconds", 15)) + LEASE_SLACK:
+        message = f"{holder} holds the lease and has not renewed it for {age.total_seconds():.0f} s"
+        return Finding(State.FAIL, subject, message, advice)
+    return _ok(subject, f"{holder} works")
+
+
+def nodes(answer: Answer) -> Iterator[Finding]:
+    """Where many workspaces can share a pod, and how the executor comes into it."""
+    if isinstance(answer, Refusal):
+        yield _unseen("nodes", "what nodes can do", answer)
+        return
+    linux = [node for node in answer["items"] if _is_ready(node)]
+    known = candidates({}, [node_of(node, None, None) for node in linux])
+    if not known:
+        yield Finding(State.FAIL, "nodes", "none is ready and free of taints", "kubectl get nodes")
+        return
+    choice = choose(WorkspaceMode.AUTO, known)
+    if choice.mode is WorkspaceMode.PLAIN:
+        advice = "jobs run with one pod a rollout; for Overlay, upgrade the nodes"
+        yield Finding(State.WARN, "Overlay", choice.message, advice)
+    else:
+        yield _overlay_nodes(known, choice.others)
+    runtimes = ", ".join(sorted({node.runtime for node in known}))
+    if image_volumes_work(known):
+        yield _ok("image volumes", f"the executor's image is mounted ({runtimes})")
+    else:
+        message = f"not on all nodes ({runtimes}); the executor is copied by an init container, which takes longer"
+        yield Finding(State.WARN, "image volumes", message, "containerd 2.1 or CRI-O 1.31 have them")
+
+
+def _overlay_nodes(known: Sequence[Node], others: Sequence[Node]) -> Finding:
+    if not others:
+        return _ok(
+            "Overlay", f"all {len(known)} nodes can do it" if len(known) > 1 else f"node {known[0].name} can do it"
+        )
+    told = ", ".join(f"{node.name} ({node.runtime})" for node in others[:5]) + (", …" if len(others) > 5 else "")
+    message = f"{len(known) - len(others)} of {len(known)} nodes can do it; these report no user namespaces: {told}"
+    return Finding(State.WARN, "Overlay", message, "sandboxes go to the others; upgrade these to use them too")
+
+
+def _is_ready(node: Mapping[str, Any]) -> bool:
+    conditions = {c["type"]: c["status"] for c in node.get("status", {}).get("conditions", ())}
+    return conditions.get("Ready") == "True" and not node["spec"].get("unschedulable")
+
+
+def admission(namespace: Answer, overlay: Answer, plain: Answer, plain_as_user: Answer) -> Iterator[Finding]:
+    """Whether sandbox pods are let in, from dry runs of each kind; the last one as PLAIN_USER."""
+    subject = "admission"
+    if isinstance(namespace, Refusal) and namespace.status == 404:
+        advice = "kubectl create namespace, or choose another with -n"
+        yield Finding(State.FAIL, subject, "the namespace does not exist", advice)
+        return
+    level = "unknown"
+    if not isinstance(namespace, Refusal):
+        level = namespace["metadata"].get("labels", {}).get("pod-security.kubernetes.io/enforce", "not set")
+    if isinstance(plain_as_user, Refusal):
+        if plain_as_user.not_allowed:
+            yield _unseen(subject, f"whether sandbox pods are admitted (Pod Security: {level})", plain_as_user)
+        else:
+            advice = "nothing can run here; choose another namespace"
+            yield Finding(State.FAIL, subject, f"sandbox pods are refused: {plain_as_user.message}", advice)
+        return
+    if isinstance(plain, Refusal):
+        advice = f'set sandbox.user to a number, such as "{PLAIN_USER}": a name in an image cannot be checked'
+        yield Finding(State.WARN, subject, f"Plain sandbox pods without a user are refused: {plain.message}", advice)
+    if isinstance(overlay, Refusal):
+        advice = (
+            "jobs run Plain here, one pod a rollout; Overlay needs label pod-security.kubernetes.io/enforce=privileged"
+        )
+        yield Finding(State.WARN, subject, f"Overlay sandbox pods are refused: {overlay.message}", advice)
+    if not isinstance(plain, Refusal) and not isinstance(overlay, Refusal):
+        yield _ok(subject, f"Overlay and Plain sandbox pods are admitted (Pod Security: {level})")
+
+
+def isolation(daemon_sets: Answer) -> Finding:
+    """Whether NetworkPolicies are enforced. The API server takes them from everybody and cannot tell."""
+    subject, advice = (
+        "network policies",
+        "without an enforcer, sandboxes reach the whole network; ask who runs the cluster",
+    )
+    if isinstance(daemon_sets, Refusal):
+        return _unseen(subject, "what enforces them", daemon_sets)
+    names = sorted({d["metadata"]["name"] for d in daemon_sets["items"]})
+    engines = [name for name in names if any(engine in name for engine in POLICY_ENGINES)]
+    if engines:
+        return _ok(subject, f"{', '.join(engines)} is here, which enforces them unless told otherwise")
+    return Finding(State.WARN, subject, "nothing that is known to enforce them was seen; the API cannot tell", advice)
+
+
+def secrets(answers: Mapping[str, tuple[str, Answer]]) -> Iterator[Finding]:
+    """Secrets that are needed, by name, with the field that names each."""
+    for name, (field, answer) in answers.items():
+        if not isinstance(answer, Refusal):
+            yield _ok("secret", f"{name} is there ({field})")
+        elif answer.status == 404:
+            advice = f"kubectl create secret generic {name} --from-literal=NAME=VALUE …"
+            yield Finding(State.FAIL, "secret", f"{name}, which {field} names, does not exist", advice)
+        else:
+            yield _unseen("secret", f"{name} ({field})", answer)
+
+
+def rights(allowed: Mapping[Right, bool]) -> Iterator[Finding]:
+    """What the person may do."""
+    missing = [right for right, granted in allowed.items() if not granted]
+    for verb, _, resource, subresource, purpose in missing:
+        state = State.FAIL if (verb, resource) == ("create", "rolloutjobs") else State.WARN
+        what = f"{resource}/{subresource}" if subresource else resource
+        yield Finding(state, "your rights", f"you may not {verb} {what}, to {purpose}", "ask for the role `edit` here")
+    if not missing:
+        yield _ok("your rights", "all that is needed")
+
+
+def running(sandboxes: Answer) -> Iterator[Finding]:
+    """What the Sandboxes of the namespace say of themselves: why some are Plain, why some do not start."""
+    if isinstance(sandboxes, Refusal):
+        return
+    reasons: dict[tuple[str, str, str], int] = {}
+    for sandbox in sandboxes["items"]:
+        for condition in sandbox.get("status", {}).get("conditions", ()):
+            told = (condition["type"], condition["reason"], condition.get("message", ""))
+            if condition["status"] == "False" and told[:2] != ("Overlay", "NotAsked") and condition["type"] != "Ready":
+                reasons[told] = reasons.get(told, 0) + 1
+    for (kind, reason, message), count in sorted(reasons.items()):
+        what = "run Plain" if kind == "Overlay" else f"are not {kind}"
+        yield Finding(State.WARN, "sandboxes", f"{count} {what}: {reason}: {message}", "kubectl describe sandbox")

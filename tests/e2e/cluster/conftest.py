@@ -1,0 +1,75 @@
+"""The real cluster: `make cluster` brings it up and installs the chart; these tests find it there."""
+
+import contextlib
+import itertools
+import os
+import secrets
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.cluster import Cluster, Job, Object, find_cluster, storage_secret
+from tests.support.outages import Outages
+
+numbers = itertools.count()
+# One word for all namespaces of a test run, so that a second run on the same cluster does not meet the first.
+RUN = secrets.token_hex(3)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """The cluster, with the chart installed."""
+    found = find_cluster()
+    if found is None:
+        pytest.fail("there is no cluster: `make cluster` brings one up, ROLLOUT_TEST_KUBECONFIG names another")
+    return found
+
+
+Namespaces = Callable[..., str]
+
+
+@pytest.fixture
+def new_namespace(cluster: Cluster) -> Iterator[Namespaces]:
+    """Makes namespaces with the storage Secret in them, gone after the test. `level` is that of Pod Security."""
+    made: list[str] = []
+
+    def make(level: str = "privileged") -> str:
+        name = f"e2e-{RUN}-{next(numbers)}"
+        label = {"pod-security.kubernetes.io/enforce": level}
+        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": label}})
+        made.append(name)
+        cluster.apply(storage_secret(cluster, name))
+        return name
+
+    yield make
+    if "ROLLOUT_TEST_KEEP" not in os.environ:
+        for name in made:
+            with contextlib.suppress(AssertionError):
+                cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def namespace(new_namespace: Namespaces) -> str:
+    """A namespace that admits both modes."""
+    return new_namespace()
+
+
+@pytest.fixture
+def new_job(cluster: Cluster, namespace: str) -> Callable[[Object], Job]:
+    """Turns a manifest into a job of the test's namespace whose results go to the cluster's storage; not yet applied."""
+
+    def make(manifest: Object, to: str = namespace) -> Job:
+        manifest["spec"]["output"] = {"uri": f"s3://{cluster.bucket}/{to}", "secretRef": "storage"}
+        return Job(cluster, to, manifest)
+
+    return make
+
+
+@pytest.fixture
+def outages(cluster: Cluster) -> Iterator[Outages]:
+    """Takes parts of the cluster away; all are back after the test."""
+    if not cluster.details:
+        pytest.skip("this test stops parts of the cluster itself, which only the harness (hack/cluster) lets it do")
+    found = Outages(cluster)
+    yield found
+    found.restore()

@@ -1,0 +1,128 @@
+"""A second cluster beside the first one: two nodes, started, hurt, recovered and stopped without a trace."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hack.cluster.harness.processes import parse_stat
+from tests.integration.cluster_harness.pods import PORT, base_archive, pod, reach, run_harness, run_pods
+from tests.support.cluster import REPOSITORY, Cluster, eventually
+
+NAME = "lifecycle"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gone_afterwards() -> Iterator[None]:
+    yield
+    run_harness("down", "--name", NAME)
+
+
+@pytest.fixture
+def second() -> Cluster:
+    """The second cluster, healthy, with two nodes and the image of the pods on both."""
+    run_harness("up", "--name", NAME, "--nodes", "2")
+    run_harness("load-image", "--name", NAME, base_archive())
+    details = json.loads(run_harness("status", "--name", NAME, "--json"))
+    return Cluster(Path(details["kubeconfig"]), {}, details["s3"]["bucket"], details)
+
+
+def is_healthy() -> bool:
+    status = [str(REPOSITORY / "hack/cluster/status"), "--name", NAME]
+    return subprocess.run(status, capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def processes_of(namespaces: set[str]) -> list[int]:
+    """All processes in these process id namespaces, but for the dead that their parent has not asked after yet."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(folder / "ns/pid") in namespaces and parse_stat((folder / "stat").read_text())[0] != "Z":
+                found.append(int(folder.name))
+    return found
+
+
+def namespaces_of(cluster: Cluster) -> set[str]:
+    """Process id namespaces of the nodes; a pod has one of its own below."""
+    return {os.readlink(f"/proc/{node['components']['kubelet']}/ns/pid") for node in cluster.details["nodes"]}
+
+
+def test_pods_of_two_nodes_see_each_others_own_addresses_and_policies_hold_between_them(second: Cluster) -> None:
+    addresses = run_pods(
+        second,
+        pod("near", "default", nodeName=f"{NAME}-0"),
+        pod("far", "default", nodeName=f"{NAME}-1"),
+    )
+    far, near = f"{addresses['far']}:{PORT}", f"{addresses['near']}:{PORT}"
+    # A policy counts who is calling by address: it must survive the way between nodes.
+    assert reach(second, "default", "near", far) == {far: addresses["near"]}
+    assert reach(second, "default", "far", near) == {near: addresses["far"]}
+    assert reach(second, "default", "far", "kubernetes.default:443") == {"kubernetes.default:443": "open"}
+    closed = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "closed", "namespace": "default"},
+        "spec": {"podSelector": {"matchLabels": {"app": "far"}}, "policyTypes": ["Ingress"]},
+    }
+    second.apply(closed)
+    eventually(lambda: reach(second, "default", "near", far) == {far: None} or None, 30)
+
+
+def test_a_stopped_component_is_noticed_and_starts_again_with_all_it_had(second: Cluster) -> None:
+    second.kubectl("create", "configmap", "kept")
+    for component in ("apiserver", "etcd", "s3"):
+        run_harness("component", "kill", component, "--name", NAME)
+        assert not is_healthy(), component
+        run_harness("component", "start", component, "--name", NAME)
+        eventually(lambda: is_healthy() or None, 60)
+    assert second.get("configmap", "kept", "default") is not None
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(second.details["s3"]["endpoint"], timeout=10)
+
+
+def test_a_killed_node_takes_its_pods_with_it_and_another_can_be_added(second: Cluster) -> None:
+    kubelet = second.details["nodes"][1]["components"]["kubelet"]
+    lost = {os.readlink(f"/proc/{kubelet}/ns/pid")}
+    assert processes_of(lost)
+    run_harness("node", "kill", "1", "--name", NAME)
+    assert not processes_of(lost)
+
+    def is_missed() -> bool | None:
+        node = second.get("node", f"{NAME}-1", "")
+        assert node is not None
+        return any(c["type"] == "Ready" and c["status"] == "Unknown" for c in node["status"]["conditions"]) or None
+
+    eventually(is_missed, 120)
+    run_harness("node", "add", "--name", NAME)
+    assert is_healthy()
+
+
+def test_a_cluster_whose_processes_were_all_killed_at_once_comes_up_again_and_goes_down_without_a_trace(
+    second: Cluster,
+) -> None:
+    run_pods(second, pod("victim", "default"))
+    for pid in processes_of(namespaces_of(second)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert not is_healthy()
+    run_harness("up", "--name", NAME)
+    assert is_healthy()
+
+    details = json.loads(run_harness("status", "--name", NAME, "--json"))
+    namespaces = {os.readlink(f"/proc/{node['components']['kubelet']}/ns/pid") for node in details["nodes"]}
+    run_harness("down", "--name", NAME)
+    state = Path(details["kubeconfig"]).parent
+    assert not state.exists()
+    assert not processes_of(namespaces)
+    assert str(state) not in Path("/proc/self/mountinfo").read_text()
+    assert not list(Path("/sys/fs/cgroup").glob("**/agent-rollouts-lifecycle-*"))
+    routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout
+    assert details["podRange"] not in routes
+    assert details["serviceRange"] not in routes
+    assert is_healthy() is False

@@ -1,0 +1,136 @@
+"""What the API server does on a bad day, and that nothing which runs notices."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from aiohttp import web
+
+from agent_runtime.sandboxes.base import SandboxFailure
+from tests.integration.cluster_provider.conftest import Opened, acquire, say, until
+from tests.integration.cluster_provider.stand_in_api import StandInApi, refuse
+from tests.integration.cluster_provider.stand_in_operator import StandInOperator
+
+Trouble = Callable[[web.Request], Awaitable[web.Response | None]]
+
+
+def lost_reply(api: StandInApi) -> Trouble:
+    """It is stored, and the connection breaks before the reply."""
+
+    async def trouble(request: web.Request) -> None:
+        api.create(await request.json())
+        assert request.transport is not None
+        request.transport.abort()
+
+    return trouble
+
+
+def late_504(api: StandInApi) -> Trouble:
+    """It is stored, and a proxy on the way gives up."""
+
+    async def trouble(request: web.Request) -> web.Response:
+        api.create(await request.json())
+        return refuse(504, "Timeout", "request did not complete within the allotted timeout")
+
+    return trouble
+
+
+def throttled(api: StandInApi) -> Trouble:
+    async def trouble(request: web.Request) -> web.Response:
+        return refuse(429, "TooManyRequests", "too many requests", {"Retry-After": "1"})
+
+    return trouble
+
+
+def starting_up(api: StandInApi) -> Trouble:
+    """An API server that has not read its roles yet."""
+
+    async def trouble(request: web.Request) -> web.Response:
+        words = (
+            'sandboxes.rollout.dev is forbidden: User "r" cannot create resource "sandboxes" in API group "rollout.dev"'
+        )
+        return refuse(403, "Forbidden", words)
+
+    return trouble
+
+
+@pytest.mark.parametrize("trouble", [lost_reply, late_504, throttled, starting_up])
+async def test_a_create_that_goes_wrong_on_its_way_makes_one_sandbox(
+    opened: Opened, operator: StandInOperator, trouble: Callable[[StandInApi], Trouble]
+) -> None:
+    provider = await opened()
+    operator.api.trouble = [trouble(operator.api)]
+    workspace = await acquire(provider)
+    assert await say(workspace, "echo here") == "here"
+    assert operator.api.writes == [("create", workspace.handle["sandbox"])]
+    assert not operator.api.trouble
+
+
+async def test_a_refused_create_is_told_in_the_api_servers_words(opened: Opened, operator: StandInOperator) -> None:
+    async def exhausted(request: web.Request) -> web.Response:
+        return refuse(403, "Forbidden", "exceeded quota: count/sandboxes.rollout.dev")
+
+    provider = await opened()
+    operator.api.trouble = [exhausted]
+    with pytest.raises(SandboxFailure, match="exceeded quota"):
+        await acquire(provider)
+    assert await say(await acquire(provider, "0-1"), "echo here") == "here"
+
+
+async def test_an_api_server_that_is_away_stops_no_running_workspace_and_delays_a_new_one(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    provider = await opened()
+    workspace = await acquire(provider)
+    await operator.api.stop()
+    under_way = asyncio.create_task(say(workspace, "sleep 1; echo done", "1:slow"))
+    waiting = asyncio.create_task(acquire(provider, "9-0", image="another"))
+    assert await say(await acquire(provider, "1-0"), "echo beside") == "beside"
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    await operator.api.start()
+    assert await under_way == "done"
+    assert await say(await waiting, "echo late") == "late"
+
+
+async def test_an_end_during_a_dropped_watch_is_heard_of(opened: Opened, operator: StandInOperator) -> None:
+    provider = await opened()
+    workspace = await acquire(provider)
+    operator.api.drop_watches()
+    operator.finish(workspace.handle["sandbox"], "Evicted", "node pressure")
+    with pytest.raises(SandboxFailure, match="node pressure"):
+        await say(workspace, "sleep 60")
+    assert operator.api.lists == 1
+
+
+async def test_a_deletion_that_no_watch_remembers_is_found_by_a_new_list(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    provider = await opened()
+    workspace = await acquire(provider)
+    survivor = await acquire(provider, "9-0", image="another")
+    under_way = asyncio.create_task(say(workspace, "sleep 60"))
+    await asyncio.sleep(0.1)
+    await operator.api.stop()
+    operator.api.remove(workspace.handle["sandbox"])
+    operator.api.forget_history()
+    await operator.api.start()
+    with pytest.raises(SandboxFailure) as failure:
+        await under_way
+    assert failure.value.reason == "SandboxDeleted"
+    assert operator.api.lists >= 2
+    assert await say(survivor, "echo here") == "here"
+    watches = operator.api.watches
+    operator.finish(survivor.handle["sandbox"], "Evicted", "after all that")
+    with pytest.raises(SandboxFailure, match="after all that"):
+        await say(survivor, "sleep 60", "1:later")
+    assert operator.api.watches - watches <= 2
+
+
+async def test_the_sandboxes_of_other_runners_are_none_of_ours(opened: Opened, operator: StandInOperator) -> None:
+    one, other = await opened(runner=0), await opened(runner=1)
+    mine, theirs = await acquire(one), await acquire(other, "1-0")
+    assert mine.handle["sandbox"] != theirs.handle["sandbox"]
+    await other.close()
+    await until(lambda: set(operator.api.sandboxes) == {mine.handle["sandbox"]})
+    assert await say(mine, "echo here") == "here"

@@ -1,0 +1,147 @@
+"""A sandbox that ends: everybody in it is told at once, with the true reason; what lives elsewhere does not notice."""
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.cluster import fleet
+from tests.integration.cluster_provider.conftest import Opened, acquire, rollout_job, say, until
+from tests.integration.cluster_provider.stand_in_operator import StandInOperator, condition
+
+OUTSIDE = ["Evicted", "Preempted", "NodeLost", "PodDeleted", "DeadlineExceeded", "Idle"]
+INSIDE = ["OOMKilled", "Crashed"]
+
+
+@pytest.mark.parametrize("reason", [*OUTSIDE, *INSIDE])
+async def test_a_call_under_way_ends_with_the_sandboxs_own_reason_though_its_address_is_silent(
+    opened: Opened, operator: StandInOperator, reason: str
+) -> None:
+    provider = await opened()
+    workspace = await acquire(provider)
+    name = workspace.handle["sandbox"]
+    under_way = asyncio.create_task(say(workspace, "sleep 60"))
+    await asyncio.sleep(0.1)
+    started = time.monotonic()
+    operator.finish(name, reason, "the words", executor=signal.SIGSTOP)
+    with pytest.raises(SandboxFailure, match="the words") as failure:
+        await under_way
+    assert failure.value.reason == reason
+    assert failure.value.from_outside == (reason in OUTSIDE)
+    with pytest.raises(SandboxFailure, match="the words"):
+        await workspace.read("given.txt")
+    with pytest.raises(SandboxFailure, match="the words"):
+        _ = [chunk async for chunk in workspace.tar(".")]
+    await workspace.release()
+    # Far below the time-outs of connections: nothing waited for one.
+    assert time.monotonic() - started < 4
+    await until(lambda: name not in operator.api.sandboxes)
+
+
+async def test_others_go_on_and_the_next_attempt_gets_another_sandbox(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    provider = await opened()
+    lost, *_ = await asyncio.gather(*(acquire(provider, f"{n}-0", group="g0") for n in range(4)))
+    others = await asyncio.gather(*(acquire(provider, f"{n}-0", group="g1") for n in range(4, 8)))
+    assert {other.handle["sandbox"] for other in others} != {lost.handle["sandbox"]}
+    operator.finish(lost.handle["sandbox"], "Evicted")
+    again = await acquire(provider, "0-1", group="g0")
+    assert again.handle["sandbox"] != lost.handle["sandbox"]
+    assert await say(again, "cat setup.log") == "prepared"
+    assert [await say(other, "echo here") for other in others] == ["here"] * 4
+
+
+async def test_a_sandbox_that_a_person_deletes_is_no_policys_doing(opened: Opened, operator: StandInOperator) -> None:
+    provider = await opened()
+    workspace = await acquire(provider)
+    under_way = asyncio.create_task(say(workspace, "sleep 60"))
+    await asyncio.sleep(0.1)
+    operator.api.remove(workspace.handle["sandbox"])
+    with pytest.raises(SandboxFailure, match="was deleted") as failure:
+        await under_way
+    assert (failure.value.reason, failure.value.from_outside) == ("SandboxDeleted", True)
+
+
+async def test_a_broken_connection_is_told_with_the_reason_that_comes_a_moment_later(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    provider = await opened()
+    workspace = await acquire(provider)
+    name = workspace.handle["sandbox"]
+    under_way = asyncio.create_task(say(workspace, "sleep 60"))
+    await asyncio.sleep(0.1)
+    operator.executors[name].kill()
+    await asyncio.sleep(8)
+    assert not under_way.done()
+    operator.finish(name, "OOMKilled", "too much memory")
+    with pytest.raises(SandboxFailure, match="too much memory") as failure:
+        await under_way
+    assert (failure.value.reason, failure.value.from_outside) == ("OOMKilled", False)
+
+
+async def test_a_broken_connection_that_nobody_explains_is_a_lost_sandbox(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "REASON_SECONDS", 0.5)
+    provider = await opened()
+    workspace = await acquire(provider)
+    name = workspace.handle["sandbox"]
+    operator.executors[name].kill()
+    with pytest.raises(SandboxFailure) as failure:
+        await say(workspace, "echo here")
+    assert (failure.value.reason, failure.value.from_outside) == ("SandboxLost", False)
+    await until(lambda: name not in operator.api.sandboxes)
+    assert await say(await acquire(provider, "0-1"), "echo here") == "here"
+
+
+async def test_a_start_that_fails_is_told_at_once_with_its_reason(opened: Opened, operator: StandInOperator) -> None:
+    words = "StartDeadlineExceeded: ImagePullBackOff: no such image"
+    operator.answers = [{"conditions": [condition("Finished", True, "StartDeadlineExceeded", words)]}]
+    provider = await opened()
+    tries = await asyncio.gather(*(acquire(provider, f"{n}-0") for n in range(4)), return_exceptions=True)
+    assert [(type(t), getattr(t, "reason", None)) for t in tries] == [(SandboxFailure, "StartDeadlineExceeded")] * 4
+    assert "no such image" in str(tries[0])
+    assert await say(await acquire(provider, "0-1"), "echo here") == "here"
+
+
+async def test_a_start_that_is_evicted_is_made_again_without_a_failed_attempt(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    operator.answers = [{"conditions": [condition("Finished", True, "Preempted", "by another pod")]}] * 2
+    provider = await opened()
+    assert await say(await acquire(provider), "echo here") == "here"
+    await until(lambda: sorted(verb for verb, _ in operator.api.writes) == ["create"] * 3 + ["delete"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words"),
+    [
+        ({"conditions": [condition("Scheduled", False, "Unschedulable", "0/3 nodes")]}, "Unschedulable", "0/3 nodes"),
+        ({"conditions": [condition("ImagePulled", False, "ImagePullBackOff", "no tag")]}, "ImagePullBackOff", "no tag"),
+        ({}, "StartDeadlineExceeded", "operator"),
+    ],
+)
+async def test_a_start_that_takes_too_long_says_what_it_waited_for(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch, status: object, reason: str, words: str
+) -> None:
+    monkeypatch.setattr(fleet, "OPERATOR_GRACE_SECONDS", 0.2)
+    operator.answers = [status] if isinstance(status, dict) and status else []
+    operator.hears = bool(status)
+    provider = await opened(rollout_job(startSeconds=1))
+    with pytest.raises(SandboxFailure, match=words) as failure:
+        await acquire(provider, start_seconds=1)
+    assert failure.value.reason == reason
+    await until(lambda: not operator.api.sandboxes)
+
+
+async def test_while_the_operator_is_down_a_start_only_takes_longer(opened: Opened, operator: StandInOperator) -> None:
+    operator.hears = False
+    provider = await opened()
+    waiting = asyncio.create_task(acquire(provider))
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    operator.hear()
+    assert await say(await waiting, "echo here") == "here"

@@ -1,0 +1,138 @@
+"""Where workspaces go: groups share a sandbox, places are used again, empty sandboxes go, nothing is doubled."""
+
+import asyncio
+
+import pytest
+
+from agent_runtime.sandboxes.base import SandboxFailure, SetupFailed
+from agent_runtime.sandboxes.cluster import fleet
+from tests.integration.cluster_provider.conftest import Opened, acquire, rollout_job, say, until
+from tests.integration.cluster_provider.stand_in_operator import StandInOperator
+
+
+async def test_a_group_shares_one_sandbox_and_its_setup_runs_once(opened: Opened, operator: StandInOperator) -> None:
+    provider = await opened()
+    members = await asyncio.gather(*(acquire(provider, f"{number}-0") for number in range(4)))
+    assert [await say(member, "cat given.txt setup.log") for member in members] == ["given\nprepared"] * 4
+    assert len({member.handle["sandbox"] for member in members}) == 1
+    assert len({member.handle["prepared"] for member in members}) == 1
+    assert operator.api.writes == [("create", members[0].handle["sandbox"])]
+
+
+async def test_a_warm_workspace_costs_no_write(opened: Opened, operator: StandInOperator) -> None:
+    provider = await opened()
+    await (await acquire(provider)).release()
+    writes = list(operator.api.writes)
+    for number in range(1, 6):
+        workspace = await acquire(provider, f"{number}-0", group="g1")
+        assert await say(workspace, "echo here") == "here"
+        await workspace.release()
+    assert operator.api.writes == writes
+
+
+async def test_what_does_not_fit_one_sandbox_goes_to_the_next(opened: Opened, operator: StandInOperator) -> None:
+    provider = await opened()
+    members = await asyncio.gather(*(acquire(provider, f"{number}-0", group=f"g{number // 4}") for number in range(10)))
+    by_sandbox: dict[str, list[int]] = {}
+    for number, member in enumerate(members):
+        by_sandbox.setdefault(member.handle["sandbox"], []).append(number // 4)
+    assert sorted(by_sandbox.values()) == [[0] * 4, [1] * 4, [2] * 2]
+    assert len(operator.api.writes) == 3
+
+
+async def test_an_empty_sandbox_is_given_back_after_a_while(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "KEEP_EMPTY_SECONDS", 0.5)
+    provider = await opened()
+    workspace = await acquire(provider)
+    await asyncio.sleep(1.5)
+    assert operator.api.sandboxes
+    await workspace.release()
+    await until(lambda: not operator.api.sandboxes)
+    assert provider.sandbox_states() == {}
+
+
+async def test_a_plain_sandbox_serves_one_workspace_and_the_next_one_stands_ready(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    provider = await opened(rollout_job("Plain"))
+    agent = await acquire(provider)
+    assert await say(agent, "cat given.txt setup.log") == "given\nprepared"
+    assert any("pod of its own" in warning for warning in provider.warnings)
+    await until(lambda: provider.sandbox_states() == {"Ready": 2})
+    await agent.release()
+    grading = await acquire(provider, name="grading")
+    assert grading.handle["sandbox"] != agent.handle["sandbox"]
+    await until(lambda: agent.handle["sandbox"] not in operator.api.sandboxes)
+
+
+async def test_nodes_without_overlay_give_plain_sandboxes_and_the_job_goes_on(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    operator.modes = ["Plain"] * 9
+    provider = await opened(rollout_job("Auto"))
+    members = await asyncio.gather(*(acquire(provider, f"{number}-0") for number in range(3)))
+    assert len({member.handle["sandbox"] for member in members}) == 3
+    assert members[0].description["mode"] == "Plain"
+    assert members[0].description["modeReason"] == "the kernel refused the mount"
+
+
+async def test_a_pod_that_cannot_do_overlay_is_followed_by_the_plain_one_in_its_place(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    operator.trial_fails = True
+    provider = await opened(rollout_job("Auto"))
+    workspace = await acquire(provider)
+    assert await say(workspace, "cat setup.log") == "prepared"
+    assert workspace.description["mode"] == "Plain"
+
+
+async def test_a_failed_setup_is_told_to_all_and_leaves_its_places_free(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    provider = await opened()
+    tries = [acquire(provider, f"{number}-0", group="bad", setup=["exit 3"]) for number in range(4)]
+    failures = await asyncio.gather(*tries, return_exceptions=True)
+    assert all(isinstance(failure, SetupFailed) for failure in failures)
+    members = await asyncio.gather(*(acquire(provider, f"{number}-1", group="good") for number in range(4)))
+    assert {("create", member.handle["sandbox"]) for member in members} == set(operator.api.writes[:1])
+
+
+async def test_cancelled_requests_leave_their_places_free(opened: Opened, operator: StandInOperator) -> None:
+    provider = await opened()
+    first = await acquire(provider)
+    for pause in (0.0, 0.002, 0.004, 0.006, 0.01, 0.02):
+        tasks = [asyncio.create_task(acquire(provider, f"{n}-{pause}")) for n in range(1, 4)]
+        await asyncio.sleep(pause)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    members = await asyncio.gather(*(acquire(provider, f"{number}-x") for number in range(1, 4)))
+    assert {member.handle["sandbox"] for member in members} == {first.handle["sandbox"]}
+
+
+async def test_the_same_attempt_asked_for_again_gets_its_own_workspace(opened: Opened) -> None:
+    provider = await opened()
+    first = await acquire(provider)
+    await first.write("mark", b"here", key="1:a")
+    again = await acquire(provider)
+    assert await again.read("mark") == b"here"
+
+
+async def test_closing_deletes_every_sandbox_also_those_on_their_way(opened: Opened, operator: StandInOperator) -> None:
+    provider = await opened()
+    await acquire(provider)
+    late = asyncio.create_task(acquire(provider, "9-0", image="other"))
+    await asyncio.sleep(0)
+    await provider.close()
+    assert operator.api.sandboxes == {}
+    with pytest.raises(SandboxFailure):
+        await late
+
+
+async def test_what_was_given_back_in_the_last_moment_is_deleted_too(opened: Opened, operator: StandInOperator) -> None:
+    provider = await opened(rollout_job("Plain"))
+    await (await acquire(provider)).release()
+    await provider.close()
+    assert operator.api.sandboxes == {}

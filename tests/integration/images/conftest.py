@@ -1,0 +1,280 @@
+"""Real images, unpacked, and an executor started from its bundle in a root of its own, as a container would be.
+
+Needs root on Debian; what the roots are made of is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+TOKEN = "a token that only the test knows"
+START_SECONDS = 20.0
+# Debian's packages of the programs below.
+PROGRAMS = {"busybox": "busybox-static", "musl-gcc": "musl-tools", "gcc": "gcc"}
+# As the container runtime does: namespaces, the image's root, /proc, /dev, the two volumes of a sandbox pod.
+AS_A_CONTAINER = """
+set -e
+mount --bind "$ROOT" "$ROOT"
+mkdir -p "$ROOT"/proc "$ROOT"/sys "$ROOT"/dev "$ROOT"/.rollout/executor "$ROOT"/.rollout/state
+mount -t proc proc "$ROOT"/proc
+mount --rbind /dev "$ROOT"/dev
+mount --bind -o ro "$BUNDLE" "$ROOT"/.rollout/executor
+mount --bind "$STATE" "$ROOT"/.rollout/state
+cd "$ROOT"
+# Not chroot alone: the kernel refuses user namespaces to who has been chrooted.
+mount --move "$ROOT" /
+exec env -i "$@"
+"""
+SAYS_HELLO = """
+#include <stdio.h>
+#include <stdlib.h>
+int main(int count, char **words) {
+    printf("hello %s %s\\n", count > 1 ? words[1] : "", getenv("OF_THE_IMAGE"));
+    return 3;
+}
+"""
+
+
+def build(*targets: str) -> list[Path]:
+    """The archives of these images."""
+    made = subprocess.run([REPOSITORY / "hack/images/build", *targets], stdout=subprocess.PIPE, text=True, check=True)
+    return [Path(line) for line in made.stdout.split()]
+
+
+def unpack(archive: Path, workshop: Path) -> tuple[list[Path], dict[str, Any]]:
+    """An image's layers, the lowest first, each unpacked once whatever number of images has it; and its configuration."""
+
+    def read(name: str) -> Any:
+        return json.loads(subprocess.run(["tar", "-xOf", archive, name], stdout=subprocess.PIPE, check=True).stdout)
+
+    (manifest,) = read("manifest.json")
+    folders = [workshop / "layers" / layer.removesuffix(".tar") for layer in manifest["Layers"]]
+    for layer, folder in zip(manifest["Layers"], folders, strict=True):
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            command = 'set -o pipefail; tar -xOf "$1" "$2" | tar -x --numeric-owner -C "$3"'
+            subprocess.run(["bash", "-ec", command, "-", archive, layer, folder], check=True)
+    configuration: dict[str, Any] = read(manifest["Config"])["config"]
+    return folders, configuration
+
+
+@pytest.fixture(scope="session", autouse=True)
+def needs_root() -> None:
+    """Fails with what is missing, rather than hide that nothing was tested."""
+    assert os.geteuid() == 0, "the images are built and unpacked by root; run these tests as root"
+    missing = sorted(package for program, package in PROGRAMS.items() if not shutil.which(program))
+    if missing:
+        subprocess.run(["apt-get", "update", "-qq"], check=True)
+        subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], check=True)
+
+
+@pytest.fixture(scope="session")
+def workshop() -> Iterator[Path]:
+    """A folder for roots. Not pytest's own, which lives on after the tests."""
+    folder = Path(tempfile.mkdtemp(prefix="images-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def bundle(workshop: Path) -> Path:
+    """The executor image's files."""
+    (archive,) = build("executor")
+    ((folder,), _) = unpack(archive, workshop)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def debian(workshop: Path) -> Path:
+    """A Debian with Python."""
+    base = subprocess.run([REPOSITORY / "hack/images/base"], stdout=subprocess.PIPE, text=True, check=True)
+    ((folder,), _) = unpack(Path(base.stdout.strip()), workshop)
+    return folder
+
+
+def compile_c(code: str, place: Path, *options: str, compiler: str = "gcc") -> None:
+    """A program, or with `-shared` a library."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run([compiler, "-O1", "-x", "c", *options, "-o", place, "-"], input=code, text=True, check=True)
+
+
+@pytest.fixture(scope="session")
+def busybox(workshop: Path) -> Path:
+    """A shell and small tools, no Python, no libc."""
+    root = workshop / "busybox"
+    (root / "bin").mkdir(parents=True)
+    shutil.copy(str(shutil.which("busybox")), root / "bin/busybox")
+    subprocess.run(["chroot", root, "/bin/busybox", "--install", "-s", "/bin"], check=True)
+    compile_c(SAYS_HELLO, root / "hello", "-static")
+    return root
+
+
+@pytest.fixture(scope="session")
+def musl(workshop: Path) -> Path:
+    """Like Alpine: musl is the libc of all that there is."""
+    root = workshop / "musl"
+    compile_c(SAYS_HELLO, root / "hello", compiler="musl-gcc")
+    program = subprocess.run(["readelf", "-l", root / "hello"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    loader = program.partition("program interpreter: ")[2].partition("]")[0]
+    assert "musl" in loader
+    (root / "lib").mkdir()
+    shutil.copy(os.path.realpath(loader), root / loader.lstrip("/"))
+    return root
+
+
+@pytest.fixture(scope="session")
+def scratch(workshop: Path) -> Path:
+    """One static program and nothing else."""
+    compile_c(SAYS_HELLO, workshop / "scratch/hello", "-static")
+    return workshop / "scratch"
+
+
+@pytest.fixture(scope="session")
+def debian_hello(debian: Path) -> Path:
+    """The Debian root, with the same program as the others have."""
+    compile_c(SAYS_HELLO, debian / "hello")
+    return debian
+
+
+class Container:
+    """An executor that runs as PID 1 of a root."""
+
+    def __init__(self, root: Path, bundle: Path, mode: str, variables: Mapping[str, str]) -> None:
+        self.state = Path(tempfile.mkdtemp(prefix="state-"))
+        self.address = f"unix:{self.state}/socket"
+        config = {
+            "listen": "unix:/.rollout/state/socket",
+            "tokenSha256": hashlib.sha256(TOKEN.encode()).hexdigest(),
+            "mode": mode,
+            "places": 4,
+            "stateDir": "/.rollout/state",
+        }
+        launcher = "/.rollout/executor/executor"
+        start = [str(shutil.which("chroot")), ".", launcher, "--config-json", json.dumps(config)]
+        self.log = self.state / "log"
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", AS_A_CONTAINER, "-"]
+                + [f"{name}={value}" for name, value in variables.items()]
+                + start,
+                env=os.environ | {"ROOT": str(root), "BUNDLE": str(bundle), "STATE": str(self.state)},
+                stderr=log,
+            )
+
+    async def wait_until_it_listens(self) -> None:
+        """What a probe sees. Fails with the executor's own words when it ends."""
+        connector = aiohttp.UnixConnector(self.address.removeprefix("unix:"))
+        async with aiohttp.ClientSession(connector=connector) as session, asyncio.timeout(START_SECONDS):
+            while self._process.poll() is None:
+                try:
+                    async with session.get("http://executor/healthz") as response:
+                        assert response.status == 200
+                        return
+                except aiohttp.ClientConnectorError:
+                    await asyncio.sleep(0.01)
+        raise AssertionError(f"ended with {self._process.returncode}: {self.log.read_text()}")
+
+    def end(self) -> int:
+        """Its exit status after SIGTERM."""
+        if self._process.poll() is None:
+            # unshare's child, which is PID 1 in there.
+            children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+            for child in children:
+                os.kill(int(child), signal.SIGTERM)
+        try:
+            return self._process.wait(START_SECONDS)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            shutil.rmtree(self.state)
+
+
+@pytest.fixture
+def run_container(bundle: Path) -> Callable[..., Any]:
+    """`async with run_container(root, mode, **variables) as container`: an executor that listens."""
+
+    @asynccontextmanager
+    async def run(root: Path, mode: str, **variables: str) -> AsyncIterator[Container]:
+        container = Container(root, bundle, mode, variables)
+        try:
+            await container.wait_until_it_listens()
+            yield container
+        finally:
+            container.end()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def compile_library() -> Callable[[str, Path], None]:
+    """A shared library from C."""
+    return lambda code, place: compile_c(code, place, "-shared", "-fPIC")
+
+
+@pytest.fixture(scope="session")
+def run_bundle(bundle: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run_bundle(folder, *arguments)`: the bundle's image run as nobody, as an init container, `folder` at /copied."""
+    script = """
+        set -e
+        mkdir -p "$ROOT" && mount -t tmpfs -o mode=755 tmpfs "$ROOT"
+        cp -a "$BUNDLE"/. "$ROOT" && mkdir "$ROOT"/proc "$ROOT"/copied
+        mount -t proc proc "$ROOT"/proc && mount --bind "$COPIED" "$ROOT"/copied
+        exec chroot --userspec 65534:65534 --groups= "$ROOT" /executor "$@"
+    """
+
+    def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        with tempfile.TemporaryDirectory() as root:
+            return subprocess.run(
+                ["unshare", "--mount", "--pid", "--fork", "sh", "-c", script, "-", *arguments],
+                env=os.environ | {"ROOT": root, "BUNDLE": str(bundle), "COPIED": str(folder)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def build_images() -> Callable[..., list[Path]]:
+    """`build`, for tests."""
+    return build
+
+
+@pytest.fixture(scope="module")
+def mounted(workshop: Path) -> Iterator[Callable[[str], tuple[Path, dict[str, Any]]]]:
+    """`mounted(target)`: an image's root folder and its configuration."""
+    done: dict[str, tuple[Path, dict[str, Any]]] = {}
+
+    def get(target: str) -> tuple[Path, dict[str, Any]]:
+        if target not in done:
+            (archive,) = build(target)
+            layers, configuration = unpack(archive, workshop)
+            root = workshop / f"image-{target}"
+            root.mkdir()
+            # Read-only, and for a single layer with an empty one, as an overlay wants two.
+            (workshop / "empty").mkdir(exist_ok=True)
+            lower = ":".join(map(str, [*reversed(layers), workshop / "empty"]))
+            subprocess.run(["mount", "-t", "overlay", "-o", f"lowerdir={lower}", "overlay", root], check=True)
+            done[target] = root, configuration
+        return done[target]
+
+    yield get
+    for root, _ in done.values():
+        subprocess.run(["umount", root], check=True)

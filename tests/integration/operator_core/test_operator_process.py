@@ -1,0 +1,136 @@
+"""The operator's processes on a real API server: what users see when a replica, or the API server, goes away."""
+
+import signal
+import time
+from typing import Any
+
+from tests.integration.operator_core.conftest import StartReplica
+from tests.integration.operator_core.control_plane import ControlPlane, until
+
+
+def sandbox(name: str, namespace: str) -> dict[str, Any]:
+    """A Sandbox applied by hand."""
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "Sandbox",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"image": "localhost/none:1", "workspaces": {"mode": "Plain"}},
+    }
+
+
+def test_when_a_replica_is_killed_the_other_takes_over_and_nothing_is_made_twice(
+    plane: ControlPlane, namespace: str, start: StartReplica
+) -> None:
+    first = start("first")
+    until(first.leads, "the first replica leads")
+    second = start("second")
+    plane.apply(*(sandbox(f"before-{number}", namespace) for number in range(4)))
+    until(lambda: len(plane.names("pods", namespace)) == 4, "four pods")
+    assert not second.leads()
+
+    first.process.send_signal(signal.SIGKILL)
+    plane.apply(*(sandbox(f"after-{number}", namespace) for number in range(4)))
+    until(second.leads, "the second replica leads")
+    until(lambda: len(plane.names("pods", namespace)) == 8, "eight pods")
+
+    by_first, by_second = plane.writes("first", namespace), plane.writes("second", namespace)
+    assert set(by_first).isdisjoint(by_second)
+    assert sorted(write for write in by_first + by_second if write.startswith("create pods")) == sorted(
+        f"create pods/{when}-{number}" for when in ("before", "after") for number in range(4)
+    )
+
+
+def test_a_replica_that_is_stopped_gives_the_lease_back_so_that_an_upgrade_leaves_no_gap(
+    plane: ControlPlane, namespace: str, start: StartReplica
+) -> None:
+    first = start("first")
+    until(first.leads, "the first replica leads")
+    second = start("second")
+    assert first.stop() == 0
+    lease = plane.get("lease", "rollout-operator", namespace)
+    assert lease is not None
+    assert lease["spec"].get("holderIdentity", "") == "" or second.leads()
+    until(second.leads, "the second replica leads")
+
+
+def test_a_frozen_leader_does_not_write_when_it_thaws(plane: ControlPlane, namespace: str, start: StartReplica) -> None:
+    first = start("first")
+    until(first.leads, "the first replica leads")
+    second = start("second")
+    first.process.send_signal(signal.SIGSTOP)
+    until(second.leads, "the second replica leads")
+    plane.apply(sandbox("one", namespace))
+    until(lambda: plane.names("pods", namespace), "its pod")
+    first.process.send_signal(signal.SIGCONT)
+    until(lambda: first.metric("rollout_leader") == 0, "the first replica has noticed")
+    plane.apply(sandbox("two", namespace))
+    until(lambda: len(plane.names("pods", namespace)) == 2, "the second pod")
+    assert plane.writes("first", namespace) == []
+    assert not first.leads()
+
+
+def test_an_outage_of_the_api_server_neither_ends_the_operator_nor_leaves_ghosts(
+    plane: ControlPlane, namespace: str, start: StartReplica
+) -> None:
+    replica = start("first")
+    until(replica.leads, "the replica leads")
+    plane.apply(*(sandbox(f"s-{number}", namespace) for number in range(3)))
+    until(lambda: len(plane.names("pods", namespace)) == 3, "three pods")
+
+    plane.kill_api_server()
+    until(lambda: not replica.leads(), "it stops writing when it cannot renew")
+    assert replica.healthy()
+    assert replica.process.poll() is None
+    plane.start_api_server()
+    # Gone before the watches are back, and too late for them to resume from where they were.
+    plane.kubectl("delete", "sandbox", "s-0", "s-1", "-n", namespace, "--wait=false")
+
+    until(replica.leads, "it leads again")
+    until(lambda: replica.metric('rollout_sandboxes{state="Starting"}') == 1, "it has noticed both deletions")
+    plane.apply(sandbox("s-3", namespace))
+    until(lambda: plane.get("pod", "s-3", namespace), "it works again")
+
+
+def test_what_belongs_to_an_earlier_object_of_the_same_name_is_not_taken_for_ours(
+    plane: ControlPlane, namespace: str, start: StartReplica
+) -> None:
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "earlier", "uid": "00000000-0000-0000-0000-000000000000"}
+    plane.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "earlier", "namespace": namespace}})
+    earlier = plane.get("configmap", "earlier", namespace)
+    assert earlier is not None
+    reference = owner | {"uid": earlier["metadata"]["uid"], "controller": True}
+    metadata = {"name": "s", "namespace": namespace, "ownerReferences": [reference]}
+    container = {"name": "c", "image": "localhost/none:1"}
+    plane.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}})
+
+    replica = start("first")
+    until(replica.leads, "the replica leads")
+    plane.apply(sandbox("s", namespace))
+    until(
+        lambda: "belongs to ConfigMap earlier" in plane.kubectl("get", "events", "-n", namespace, "-o", "json"),
+        "an event that says what is in the way",
+    )
+    plane.kubectl("delete", "configmap", "earlier", "-n", namespace)
+    until(lambda: _controller(plane.get("pod", "s", namespace)) == "Sandbox", "the Sandbox's own pod")
+
+
+def test_a_settled_object_costs_no_further_write(plane: ControlPlane, namespace: str, start: StartReplica) -> None:
+    replica = start("first")
+    until(replica.leads, "the replica leads")
+    plane.apply(sandbox("s", namespace))
+    until(lambda: plane.get("pod", "s", namespace), "its pod")
+    until(lambda: replica.metric('rollout_workqueue_depth{name="Sandbox"}') == 0, "an empty queue")
+    time.sleep(2)
+    before = plane.writes("first", namespace)
+    for number in range(5):
+        plane.kubectl("label", "sandbox", "s", "-n", namespace, f"note={number}", "--overwrite")
+    name = 'rollout_controller_reconcile_total{controller="Sandbox",result="requeue_after"}'
+    seen = replica.metric(name)
+    plane.kubectl("label", "sandbox", "s", "-n", namespace, "note=last", "--overwrite")
+    until(lambda: replica.metric(name) > seen, "the change was looked at")
+    assert plane.writes("first", namespace) == before
+
+
+def _controller(obj: dict[str, Any] | None) -> str:
+    owners = obj["metadata"].get("ownerReferences", []) if obj else []
+    return next((owner["kind"] for owner in owners if owner.get("controller")), "")

@@ -1,0 +1,55 @@
+"""The rights that the chart gives the operator: all that it needs, tried with nothing but them."""
+
+from pathlib import Path
+
+from tests.integration.operator_core.conftest import OPERATOR_ACCOUNT, Replica
+from tests.integration.operator_core.control_plane import REPOSITORY, ControlPlane, until
+
+NAMESPACE = "rights"
+
+
+def test_with_the_charts_rights_alone_jobs_and_sandboxes_live_through_all_their_states(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    plane.kubectl("create", "namespace", NAMESPACE)
+    rights = plane.helm(
+        "template", "rollout-operator", str(REPOSITORY / "charts/agent-rollouts"), "--namespace", NAMESPACE,
+        "--kube-version", "1.35.4", "--show-only", "templates/rbac.yaml", "--set", f"watch.namespaces={{{NAMESPACE}}}",
+    )  # fmt: skip
+    plane.kubectl("apply", "-f", "-", text=rights)
+    replica = Replica(plane, NAMESPACE, OPERATOR_ACCOUNT, tmp_path)
+    try:
+        until(replica.leads, "the replica leads")
+        job = {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "RolloutJob",
+            "metadata": {"name": "job", "namespace": NAMESPACE},
+            "spec": {
+                "tasks": {"inline": [{"name": "task", "prompt": "do it"}]},
+                "agent": {"type": "Nop"},
+                "sandbox": {"image": "localhost/none:1"},
+                "output": {"uri": "s3://bucket/results"},
+            },
+        }
+        sandbox = {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "Sandbox",
+            "metadata": {"name": "by-hand", "namespace": NAMESPACE},
+            "spec": {"image": "localhost/none:1", "startSeconds": 3, "workspaces": {"mode": "Plain"}},
+        }
+        plane.apply(job, sandbox)
+        until(lambda: plane.get("job", "job-runner", NAMESPACE), "the Job of its runners")
+        until(lambda: "create pods/by-hand" in plane.writes(OPERATOR_ACCOUNT, NAMESPACE), "the Sandbox's pod")
+        until(lambda: "delete pods/by-hand" in plane.writes(OPERATOR_ACCOUNT, NAMESPACE), "its end: no node took it")
+        plane.kubectl("patch", "rolloutjob", "job", "-n", NAMESPACE, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+        until(lambda: "patch jobs/job-runner" in plane.writes(OPERATOR_ACCOUNT, NAMESPACE), "its suspension")
+        until(lambda: "event/" in plane.kubectl("get", "events", "-n", NAMESPACE, "-o", "name"), "events")
+        # The one right that only a Job with failed pods needs, when it is resumed.
+        assert (
+            plane.kubectl("auth", "can-i", "delete", "jobs.batch", "-n", NAMESPACE, f"--as={OPERATOR_ACCOUNT}") == "yes"
+        )
+    finally:
+        replica.process.kill()
+        replica.process.wait()
+    assert plane.forbidden(OPERATOR_ACCOUNT, NAMESPACE) == []
+    assert "forbidden" not in replica.log.read_text()

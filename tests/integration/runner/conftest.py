@@ -1,0 +1,237 @@
+"""Runners as processes of their own, with a stand-in for the two calls that they make to the API server."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[2]
+
+SUPERVISOR = """
+import sys
+from agent_runtime.runner.supervisor import supervise
+sys.exit(supervise([sys.executable, *sys.argv[1:]]))
+"""
+
+
+class ApiServer:
+    """One RolloutJob: `get`, and server-side apply to its status, with what was seen of a real API server (1.35).
+
+    An entry of `status.runners` belongs to its manager; a resource version that is not the newest is refused with 409.
+    """
+
+    def __init__(self, job: dict[str, Any], folder: Path) -> None:
+        self.job: dict[str, Any] | None = deepcopy(job)
+        self.job["metadata"]["resourceVersion"] = "1"  # type: ignore[index]
+        self.reports: list[dict[str, Any]] = []
+        """Every entry that was applied, in order."""
+        self._lock = threading.Lock()
+        self._port = 0
+        self.start()
+        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "test",
+                    "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{self._port}"}}],
+                    "users": [{"name": "test", "user": {"token": "none"}}],
+                    "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+                }
+            )
+        )
+
+    def start(self) -> None:
+        """Answer; always on the same port."""
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer(*api._get())
+
+            def do_PATCH(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                assert self.headers["Content-Type"] == "application/apply-patch+yaml"
+                assert "force=true" in self.path
+                self._answer(*api._apply(body))
+
+            def _answer(self, status: int, value: Any) -> None:
+                data = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        ThreadingHTTPServer.allow_reuse_address = True
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        self._port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.05,)).start()
+
+    def stop(self) -> None:
+        """Answer nobody."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def runners(self) -> dict[int, dict[str, Any]]:
+        """The standing reports by runner."""
+        with self._lock:
+            entries = (self.job or {}).get("status", {}).get("runners", [])
+            return {entry["index"]: entry for entry in entries}
+
+    def _get(self) -> tuple[int, Any]:
+        with self._lock:
+            return (200, deepcopy(self.job)) if self.job is not None else self._absent()
+
+    def _apply(self, body: dict[str, Any]) -> tuple[int, Any]:
+        with self._lock:
+            if self.job is None:
+                return self._absent()
+            metadata = self.job["metadata"]
+            if body["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
+                return 409, {"kind": "Status", "reason": "Conflict", "message": "the object has been modified"}
+            (entry,) = body["status"]["runners"]
+            self.reports.append(entry)
+            others = [e for e in self.job.get("status", {}).get("runners", []) if e["index"] != entry["index"]]
+            self.job["status"] = {"runners": [*others, entry]}
+            metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 1)
+            return 200, deepcopy(self.job)
+
+    def _absent(self) -> tuple[int, Any]:
+        return 404, {"kind": "Status", "reason": "NotFound", "message": "rolloutjobs.rollout.dev not found"}
+
+
+class Runner:
+    """A supervisor with its engine, as in a pod."""
+
+    def __init__(self, folder: Path, index: int, kubeconfig: Path, temporary: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.metrics_port = free.getsockname()[1]
+        self.log = folder / f"runner-{index}.log"
+        environ = dict(
+            os.environ,
+            PYTHONPATH=str(REPOSITORY),
+            KUBECONFIG=str(kubeconfig),
+            JOB_COMPLETION_INDEX=str(index),
+            TMPDIR=temporary,
+        )
+        engine = [str(HERE / "local_engine.py"), str(folder), str(self.metrics_port)]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", SUPERVISOR, *engine], env=environ, stdout=log, stderr=log
+            )
+
+    @property
+    def engine(self) -> int | None:
+        """Process id of the engine."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        try:
+            pids = path.read_text().split()
+        except OSError:
+            return None
+        return int(pids[0]) if pids else None
+
+    def end(self, seconds: float = 240) -> int:
+        """Its exit code."""
+        return self.process.wait(timeout=seconds)
+
+    def starts(self) -> int:
+        """Engines that have got as far as to their shard."""
+        return self.log.read_text().count(" its shard of ")
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Its log."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+class Pods:
+    """A job's folder, its API server and its runners."""
+
+    def __init__(self, folder: Path, job: dict[str, Any]) -> None:
+        self.folder = folder
+        folder.mkdir()
+        # Short: sockets are made in it, whose paths have at most 107 bytes.
+        self._temporary = tempfile.TemporaryDirectory(prefix="r-")
+        job = deepcopy(job)
+        job["metadata"].update(namespace="team", uid="0e6a2a3c-71f3-4b5e-9d1c-7f54b9d6c001")
+        job["spec"]["output"] = {"uri": str(folder / "out")}
+        (folder / "job.json").write_text(json.dumps(job))
+        (folder / "key").write_text("ab" * 32)
+        self.api = ApiServer(job, folder)
+        self.runners: list[Runner] = []
+
+    def start(self, index: int = 0) -> Runner:
+        """Start a runner."""
+        runner = Runner(self.folder, index, self.api.kubeconfig, self._temporary.name)
+        self.runners.append(runner)
+        return runner
+
+    def close(self) -> None:
+        """End what still runs."""
+        for runner in self.runners:
+            if runner.process.poll() is None:
+                if (engine := runner.engine) is not None:
+                    os.kill(engine, 9)
+                runner.process.kill()
+                runner.process.wait()
+        self.api.stop()
+        # Sandboxes outlive their runner, to be found by the next one.
+        for executor in self._executors():
+            os.kill(executor, signal.SIGTERM)
+        wait_for(lambda: not self._executors())
+        self._temporary.cleanup()
+
+    def _executors(self) -> list[int]:
+        return [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if f"{self._temporary.name}/" in _text(path)
+        ]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+StartPods = Callable[[str, dict[str, Any]], Pods]
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[StartPods]:
+    made: list[Pods] = []
+
+    def start(name: str, job: dict[str, Any]) -> Pods:
+        made.append(Pods(tmp_path / name, job))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
+    """Return once it holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.02)

@@ -1,0 +1,220 @@
+"""A runner pod's process, all of it real but for pods and API server: killed, stopped, cut off, and never wrong."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agent_runtime.recording.store import Store
+from agent_runtime.runner.exits import Exit
+from tests.integration.runner.conftest import Pods, Runner, StartPods, wait_for
+from tests.support.fingerprint import fingerprint
+from tests.support.quickstart import REWARDS
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "job.yaml"
+KILLS = 10
+
+
+def quickstart() -> dict[str, Any]:
+    job: dict[str, Any] = yaml.safe_load(QUICKSTART.read_text())
+    return job
+
+
+def counting(groups: int = 4, turns: int = 4, delay: float = 0.05, **spec: Any) -> dict[str, Any]:
+    """Each turn adds a line and counts them: a call that was lost or done twice changes what the model sees."""
+    script: list[dict[str, Any]] = [
+        {
+            "toolCalls": [{"name": "bash", "arguments": {"command": f"echo {turn} >> log; sleep 0.05; wc -l < log"}}],
+            "delaySeconds": delay,
+        }
+        for turn in range(turns)
+    ]
+    script.append({"toolCalls": [{"name": "finish", "arguments": {"message": "done"}}]})
+    tasks = [
+        {"name": f"count-{n}", "prompt": "Count.", "verifier": {"commands": [f'test "$(wc -l < log)" -eq {turns}']}}
+        for n in range(groups)
+    ]
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": "counting"},
+        "spec": {
+            "groupSize": 2,
+            "tasks": {"inline": tasks},
+            "model": {"scripted": {"tasks": [{"task": t["name"], "members": [{"turns": script}]} for t in tasks]}},
+            "agent": {"tools": ["bash", "finish"]},
+            "runners": {"concurrency": 4},
+            "output": {"uri": "out"},
+            **spec,
+        },
+    }
+
+
+def prints(pods: Pods, name: str) -> dict[int, Any]:
+    return asyncio.run(fingerprint(Store.open(str(pods.folder / "out"), {}), name))
+
+
+def results(pods: Pods) -> list[dict[str, Any]]:
+    (path,) = pods.folder.glob("out/*/results.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def sealed(pods: Pods) -> int:
+    return len(list(pods.folder.glob("out/*/seals/*.json")))
+
+
+def complete(pods: Pods, index: int = 0) -> Runner:
+    runner = pods.start(index)
+    assert runner.end() == Exit.REPORTED, runner.log.read_text()[-3000:]
+    return runner
+
+
+def test_an_engine_killed_ten_times_gives_the_results_of_an_undisturbed_one(pods: StartPods) -> None:
+    calm, killed = pods("calm", quickstart()), pods("killed", quickstart())
+    complete(calm)
+    seed = int(os.environ.get("ROLLOUT_SEED", time.time()))
+    print(f"ROLLOUT_SEED={seed}")
+    rng = random.Random(seed)
+    runner, kills = killed.start(), 0
+    total = sum(map(len, REWARDS.values()))
+    while kills < KILLS:
+        seals = sealed(killed)
+        wait_for(lambda lives=kills + 1: runner.starts() >= lives or runner.process.poll() is not None)
+        if kills % 4 == 3:
+            # Else a slow machine comes to ten kills before its first seal, which rightly fails the pod.
+            wait_for(lambda seals=seals: sealed(killed) > seals or runner.process.poll() is not None)
+        time.sleep(rng.uniform(0, 1.5))
+        if sealed(killed) == total or (engine := runner.engine) is None:
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(engine, signal.SIGKILL)
+        kills += 1
+    assert runner.end() == Exit.REPORTED, runner.log.read_text()[-3000:]
+    assert kills >= 3, "it was disturbed"
+    assert prints(killed, "quickstart") == prints(calm, "quickstart")
+    rewards = [reward for group in REWARDS.values() for reward in group]
+    for one in (calm, killed):
+        assert [r["reward"] for r in results(one)] == rewards
+        report = one.api.runners[0]
+        assert (report["state"], report["sealed"], report["total"]) == ("Completed", total, total)
+        assert report["sealedIndexes"] == f"0-{total - 1}"
+        assert report["rewardSum"] == sum(rewards)
+    counts = [report["sealed"] for report in killed.api.reports]
+    assert counts == sorted(counts), "a restarted engine never reports less than the one before"
+
+
+def test_an_evicted_runner_finishes_its_turns_and_the_next_one_goes_on_in_the_same_workspaces(pods: StartPods) -> None:
+    drained = pods("drained", counting(groups=6, delay=0.3))
+    first = drained.start()
+    wait_for(lambda: drained.api.runners.get(0, {}).get("running"))
+    time.sleep(0.7)
+    first.process.terminate()
+    assert first.end() == Exit.DRAINED
+    report = drained.api.runners[0]
+    assert (report["state"], report["running"]) == ("Draining", 0)
+    assert report["sealed"] == sealed(drained) < 12
+    complete(drained)
+    for result in results(drained):
+        assert (result["outcome"], result["reward"], result["attempt"]) == ("Completed", 1.0, 0), (
+            "no attempt was used up"
+        )
+        assert not result.get("failedAttempts")
+        assert result["turns"] == 5
+    assert drained.api.runners[0]["state"] == "Completed"
+
+
+def test_a_deleted_job_ends_its_runner_at_once_and_keeps_what_is_sealed(pods: StartPods) -> None:
+    cancelled = pods("cancelled", counting(groups=20, delay=300.0))
+    runner = cancelled.start()
+    wait_for(lambda: cancelled.api.runners.get(0, {}).get("running"))
+    cancelled.api.job = None
+    runner.process.terminate()
+    assert runner.end() == Exit.CANCELLED, "had it waited for its turns, it would have drained"
+    assert not list(cancelled.folder.glob("out/*/shards/*"))
+
+
+def test_an_api_server_that_is_away_neither_stops_rollouts_nor_loses_the_verdict(pods: StartPods) -> None:
+    away = pods("away", counting(delay=0.2))
+    runner = away.start()
+    wait_for(lambda: away.api.runners.get(0, {}).get("running"))
+    away.api.stop()
+    wait_for(lambda: list(away.folder.glob("out/*/results.jsonl")))
+    time.sleep(1)
+    assert runner.process.poll() is None, "it waits to deliver its verdict"
+    away.api.start()
+    assert runner.end() == Exit.REPORTED
+    assert (away.api.runners[0]["state"], away.api.runners[0]["sealed"]) == ("Completed", 8)
+    told = [line["message"] for line in runner.lines() if "does not take the report" in line["message"]]
+    assert len(told) == 1, "an outage is told once"
+
+
+def test_a_runner_of_a_deleted_job_never_reports_to_its_namesake(pods: StartPods) -> None:
+    replaced = pods("replaced", counting(groups=1, delay=0.3))
+    runner = replaced.start()
+    wait_for(lambda: replaced.api.runners.get(0, {}).get("running"))
+    assert replaced.api.job is not None
+    replaced.api.job["metadata"]["uid"] = "another"
+    replaced.api.job["status"] = {}
+    assert runner.end() == Exit.CANCELLED
+    assert replaced.api.runners == {}
+
+
+def test_three_runners_share_the_groups_and_whoever_is_last_writes_the_results(pods: StartPods) -> None:
+    shared = pods("shared", counting(groups=7, runners={"replicas": 3, "concurrency": 2}))
+    runners = [shared.start(index) for index in range(3)]
+    assert [runner.end() for runner in runners] == [Exit.REPORTED] * 3
+    assert [result["index"] for result in results(shared)] == list(range(14))
+    reports = shared.api.runners
+    assert {index: report["total"] for index, report in reports.items()} == {0: 6, 1: 4, 2: 4}
+    assert {index: report["sealedIndexes"] for index, report in reports.items()} == {0: "0-5", 1: "0-3", 2: "0-3"}
+    assert {report["state"] for report in reports.values()} == {"Completed"}
+
+
+def test_a_job_that_cannot_run_as_written_is_aborted_with_the_reason(pods: StartPods) -> None:
+    wrong = pods("wrong", counting(agent={"type": "Tolcalling"}))
+    runner = wrong.start()
+    assert runner.end() == Exit.BAD_JOB
+    report = wrong.api.runners[0]
+    assert report["state"] == "Aborted"
+    assert "Tolcalling" in report["message"]
+    assert len([line for line in runner.lines() if line["level"] == "error"]) == 1
+
+
+def test_storage_that_refuses_is_told_and_hides_nothing_that_was_counted(pods: StartPods) -> None:
+    refused = pods("refused", counting())
+    assert refused.api.job is not None
+    refused.api.job["status"] = {"runners": [{"index": 0, "sealed": 5, "running": 3, "outcomes": {"Completed": 5}}]}
+    (refused.folder / "out").write_text("a file where a folder is needed")
+    runner = refused.start()
+    assert runner.end() == Exit.STORAGE
+    report = refused.api.runners[0]
+    assert (report["state"], report["sealed"], report["running"]) == ("Running", 5, 0), "it may be mended: no verdict"
+    assert "out" in report["message"]
+
+
+def test_metrics_and_health_are_served_while_it_runs(pods: StartPods) -> None:
+    shown = pods("shown", counting(groups=3, delay=0.5))
+    runner = shown.start()
+
+    def fetch(path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{runner.metrics_port}{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    wait_for(lambda: any("goes on with" in line or "starts" in line for line in runner.log.read_text().splitlines()))
+    wait_for(lambda: 'rollout_rollouts_total{outcome="Completed"} 0.0' not in fetch("/metrics"))
+    text = fetch("/metrics")
+    assert fetch("/healthz") == "ok\n"
+    for name in ("tool_call", "model_call", "storage_request", "workspace_acquire"):
+        counts = [line for line in text.splitlines() if line.startswith(f"rollout_{name}_seconds_count")]
+        assert sum(float(line.split()[-1]) for line in counts) > 0, name
+    assert runner.end() == Exit.REPORTED
+    messages = [line["message"] for line in runner.lines()]
+    assert sum("is finished" in message for message in messages) == 3

@@ -1,0 +1,259 @@
+"""A real cluster for end-to-end tests: objects through kubectl, as a user would, results read from object storage."""
+
+import asyncio
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from agent_runtime.recording.store import Store
+from tests.support.quickstart import REWARDS
+
+REPOSITORY = Path(__file__).parents[2]
+OPERATOR_NAMESPACE = "agent-rollouts"
+STORAGE_SECRET = "storage"
+QUICKSTART_IMAGE = "agent-rollouts-quickstart:test"
+
+Object = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster with the chart installed. `environ` are the settings of its object storage, the same for pods."""
+
+    kubeconfig: Path
+    environ: Mapping[str, str]
+    bucket: str
+    details: Mapping[str, Any]
+    """What `hack/cluster/status --json` says; empty for a cluster that somebody else brought."""
+
+    def kubectl(self, *arguments: str, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
+        """kubectl with these arguments, `text` on its standard input."""
+        done = subprocess.run(
+            ["kubectl", "--kubeconfig", str(self.kubeconfig), *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done
+
+    def apply(self, *objects: Object) -> None:
+        """kubectl apply."""
+        self.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(objects))
+
+    def get(self, kind: str, name: str, namespace: str) -> Object | None:
+        """An object, None when there is none."""
+        done = self.kubectl("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
+        found: Object | None = json.loads(done.stdout) if done.stdout.strip() else None
+        return found
+
+    def list(self, kind: str, namespace: str, selector: str = "") -> Sequence[Object]:
+        """Objects of a kind, by label."""
+        found: Sequence[Object] = json.loads(
+            self.kubectl("get", kind, "-n", namespace, "-o", "json", *(["-l", selector] if selector else [])).stdout
+        )["items"]
+        return found
+
+    def node_process(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """A command of the harness, such as `component kill apiserver`."""
+        done = subprocess.run(
+            [str(REPOSITORY / "hack" / "cluster" / command[0]), *command[1:], *_name()],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"hack/cluster/{' '.join(command)}: {done.stderr}"
+        return done
+
+
+class Job:
+    """A RolloutJob in a namespace of its own storage prefix."""
+
+    def __init__(self, cluster: Cluster, namespace: str, manifest: Object) -> None:
+        self.cluster, self.namespace, self.manifest = cluster, namespace, manifest
+        self.name: str = manifest["metadata"]["name"]
+        manifest["metadata"]["namespace"] = namespace
+
+    def apply(self) -> "Job":
+        """kubectl apply."""
+        self.cluster.apply(self.manifest)
+        return self
+
+    @property
+    def object(self) -> Object:
+        """As the API server has it now."""
+        found = self.cluster.get("rolloutjob", self.name, self.namespace)
+        assert found is not None, f"RolloutJob {self.name} is gone"
+        return found
+
+    @cached_property
+    def uid(self) -> str:
+        """Of its first object."""
+        return str(self.object["metadata"]["uid"])
+
+    @property
+    def status(self) -> Object:
+        """Its status, empty before the operator has seen it."""
+        status: Object = self.object.get("status", {})
+        return status
+
+    def condition(self, kind: str) -> Object:
+        """A condition, empty when it is not there."""
+        return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
+
+    def pods(self, role: str) -> Sequence[Object]:
+        """Pods of its runners or sandboxes."""
+        return self.cluster.list("pods", self.namespace, f"rollout.dev/job-uid={self.uid},rollout.dev/role={role}")
+
+    def sandboxes(self) -> Sequence[Object]:
+        """Its Sandboxes."""
+        return self.cluster.list("sandboxes", self.namespace, f"rollout.dev/job-uid={self.uid}")
+
+    def wait(self, condition: str, seconds: float = 240) -> Object:
+        """Until a condition is true. Says what the job looked like when it never came, or another end came."""
+        ends = {"Succeeded", "Failed", "Invalid"} - {condition}
+
+        def true() -> Object | None:
+            status = self.status
+            for found in status.get("conditions", []):
+                if found["type"] == condition and found["status"] == "True":
+                    return dict(found)
+                assert not (found["type"] in ends and found["status"] == "True"), found
+            return None
+
+        return eventually(true, seconds, lambda: f"{condition} of {self.name}: {self.describe()}")
+
+    def wait_sealed(self, count: int, seconds: float = 240) -> None:
+        """Until so many rollouts are sealed, as the status says."""
+        eventually(lambda: self.status.get("sealed", 0) >= count or None, seconds, self.describe)
+
+    def results(self) -> list[Object]:
+        """Lines of results.jsonl."""
+        return [json.loads(line) for line in self.read("results.jsonl").decode().splitlines()]
+
+    def read(self, key: str) -> bytes:
+        """An object of its run's folder."""
+        data = asyncio.run(self.store().get(key))
+        assert data is not None, f"{key} of {self.name} is not in storage"
+        return data
+
+    def keys(self, prefix: str) -> Sequence[str]:
+        """Keys of its run's folder below a prefix."""
+        return [meta.key for meta in asyncio.run(self.store().list(prefix))]
+
+    def sealed(self) -> int:
+        """Rollouts that are sealed, as its storage says."""
+        return len(self.keys("seals"))
+
+    def store(self) -> Store:
+        """Its run's folder."""
+        uri = self.manifest["spec"]["output"]["uri"]
+        return Store.open(f"{uri}/{self.name}-{self.uid[:8]}", self.cluster.environ, patience_seconds=30)
+
+    def delete(self, *options: str) -> None:
+        """kubectl delete."""
+        self.cluster.kubectl("delete", "rolloutjob", self.name, "-n", self.namespace, *options)
+
+    def describe(self) -> str:
+        """All that a failed test wants to know."""
+        found = [
+            self.cluster.kubectl("get", "rolloutjobs,sandboxes,jobs,pods", "-n", self.namespace, check=False).stdout,
+            self.cluster.kubectl("describe", "rolloutjob", self.name, "-n", self.namespace, check=False).stdout[-6000:],
+        ]
+        for pod in self.pods("runner"):
+            logs = self.cluster.kubectl(
+                "logs", pod["metadata"]["name"], "-n", self.namespace, "--tail=40", check=False
+            ).stdout
+            found.append(logs)
+        return "\n".join(found)
+
+
+def eventually(found: Callable[[], T | None], seconds: float, describe: Callable[[], str] = str) -> T:
+    """The first value that is not None; a failed test that says what was there when time is over."""
+    until = time.monotonic() + seconds
+    while (value := found()) is None:
+        assert time.monotonic() < until, describe()
+        time.sleep(0.2)
+    return value
+
+
+def storage_secret(cluster: Cluster, namespace: str) -> Object:
+    """The Secret with the settings of the object storage."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": STORAGE_SECRET, "namespace": namespace},
+        "stringData": dict(cluster.environ),
+    }
+
+
+def quickstart_manifest() -> Object:
+    """examples/quickstart/job.yaml."""
+    manifest: Object = yaml.safe_load((REPOSITORY / "examples/quickstart/job.yaml").read_text())
+    return manifest
+
+
+def slow_quickstart(turn_seconds: float, **spec: object) -> Object:
+    """The quickstart's job on a cluster, each answer of its model after so long: time for something to happen to it."""
+    manifest = quickstart_manifest()
+    manifest["spec"]["sandbox"]["image"] = QUICKSTART_IMAGE
+    manifest["spec"] |= spec
+    for task in manifest["spec"]["model"]["scripted"]["tasks"]:
+        for turn in (turn for member in task["members"] for turn in member["turns"]):
+            turn["delaySeconds"] = turn_seconds
+    return manifest
+
+
+def assert_undisturbed(job: Job) -> None:
+    """A quickstart's results are those of a laptop run, each rollout there once and sealed at its first attempt."""
+    results = job.results()
+    assert [result["index"] for result in results] == list(range(24))
+    rewards: dict[str, list[float]] = {}
+    for result in results:
+        assert (result["outcome"], result["attempt"], result.get("failedAttempts", [])) == ("Completed", 1, []), result
+        rewards.setdefault(result["task"], []).append(result["reward"])
+    assert rewards == REWARDS
+
+
+def _name() -> list[str]:
+    """Which of the harness's clusters is meant."""
+    name = os.environ.get("ROLLOUT_TEST_CLUSTER")
+    return ["--name", name] if name else []
+
+
+def find_cluster() -> Cluster | None:
+    """The harness's cluster, or the one that ROLLOUT_TEST_KUBECONFIG names, with its storage in ROLLOUT_TEST_S3_*."""
+    if kubeconfig := os.environ.get("ROLLOUT_TEST_KUBECONFIG"):
+        environ = {
+            "AWS_ACCESS_KEY_ID": os.environ["ROLLOUT_TEST_S3_KEY"],
+            "AWS_SECRET_ACCESS_KEY": os.environ["ROLLOUT_TEST_S3_SECRET"],
+            "AWS_ENDPOINT_URL": os.environ["ROLLOUT_TEST_S3_ENDPOINT"],
+            "AWS_REGION": "us-east-1",
+        }
+        return Cluster(Path(kubeconfig), environ, os.environ["ROLLOUT_TEST_S3_BUCKET"], {})
+    status = subprocess.run(
+        [str(REPOSITORY / "hack/cluster/status"), "--json", *_name()], capture_output=True, text=True, timeout=60, check=False
+    )
+    if status.returncode != 0:
+        return None
+    details = json.loads(status.stdout)
+    s3 = details["s3"]
+    environ = {
+        "AWS_ACCESS_KEY_ID": s3["accessKey"],
+        "AWS_SECRET_ACCESS_KEY": s3["secretKey"],
+        "AWS_ENDPOINT_URL": s3["endpoint"],
+        "AWS_REGION": "us-east-1",
+    }
+    return Cluster(Path(details["kubeconfig"]), environ, s3["bucket"], details)

@@ -1,0 +1,114 @@
+"""Taking parts of the harness's own cluster away, as accidents would, and giving all of them back."""
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.cluster import Cluster, Object, eventually
+
+
+@dataclass(frozen=True)
+class Write:
+    """One write that the API server carried out."""
+
+    verb: str
+    resource: str
+    """With its subresource, as in `rolloutjobs/status`."""
+    namespace: str
+    name: str
+    user: str
+    pod: str
+    """Pod of whoever wrote, where it was one."""
+    time: str
+    """When it was asked for, RFC 3339 in UTC."""
+
+
+class Outages:
+    """What a test takes away is back after it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._stopped: set[tuple[str, int]] = set()
+        self._added: list[str] = []
+
+    @contextlib.contextmanager
+    def without(self, component: str) -> Iterator[None]:
+        """A component of the first node is stopped within."""
+        self._stopped.add((component, 0))
+        self._harness("component", "stop", component)
+        yield
+        self._start(component, 0)
+
+    def kill(self, pod: Object) -> None:
+        """SIGKILL of all processes of a pod's containers, at once."""
+        killed = 0
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                # The sandbox container (pause) stays: without it the pod would be made anew, not its containers.
+                if f"/pod{pod['metadata']['uid']}/" in (folder / "cgroup").read_text() and not _is_pause(folder):
+                    os.kill(int(folder.name), signal.SIGKILL)
+                    killed += 1
+        assert killed, f"pod {pod['metadata']['name']} has no process on this machine"
+
+    def add_node(self) -> str:
+        """A further node, ready; its name."""
+        index = self._harness("node", "add").strip()
+        name = next(node["name"] for node in self._status()["nodes"] if node["index"] == int(index))
+        self._added.append(name)
+        return str(name)
+
+    def kill_node(self, name: str) -> None:
+        """A power failure of a node that was added."""
+        self._harness("node", "kill", name.rpartition("-")[2])
+
+    def writes(self, namespace: str) -> Sequence[Write]:
+        """All writes of objects of a namespace so far, in the order in which they were asked for."""
+        found = []
+        with Path(self._cluster.details["auditLog"]).open() as log:
+            for line in log:
+                # A cheap look first: the log is long.
+                if f'"{namespace}"' in line and (write := _write(json.loads(line))).namespace == namespace:
+                    found.append(write)
+        return sorted(found, key=lambda write: write.time)
+
+    def restore(self) -> None:
+        """Give everything back."""
+        for component, node in self._stopped:
+            self._start(component, node)
+        for name in self._added:
+            if any(node["name"] == name for node in self._status()["nodes"]):
+                self.kill_node(name)
+            self._cluster.kubectl("delete", "node", name, "--ignore-not-found")
+
+    def _start(self, component: str, node: int) -> None:
+        self._harness("component", "start", component, "--node", str(node))
+        ready = lambda: self._cluster.kubectl("get", "--raw", "/readyz", check=False).returncode == 0 or None  # noqa: E731
+        eventually(ready, 60, lambda: f"the API server is not ready after {component} was started again")
+
+    def _status(self) -> Mapping[str, Object]:
+        status: Object = json.loads(self._harness("status", "--json"))
+        return status
+
+    def _harness(self, *command: str) -> str:
+        return self._cluster.node_process(*command).stdout
+
+
+def _is_pause(process: Path) -> bool:
+    return (process / "comm").read_text().strip() == "pause"
+
+
+def _write(event: Object) -> Write:
+    about, user = event.get("objectRef", {}), event["user"]
+    return Write(
+        verb=event["verb"] if event.get("responseStatus", {}).get("code", 500) < 400 else "refused",
+        resource="/".join(filter(None, (about.get("resource", ""), about.get("subresource", "")))),
+        namespace=about.get("namespace", ""),
+        name=about.get("name", ""),
+        user=user["username"],
+        pod=next(iter(user.get("extra", {}).get("authentication.kubernetes.io/pod-name", [])), ""),
+        time=event["requestReceivedTimestamp"],
+    )

@@ -1,0 +1,51 @@
+"""How the engine came back decides whether a job succeeds, fails, or is tried again: never guessed."""
+
+import pytest
+
+from agent_runtime.engine.events import JobSummary
+from agent_runtime.models.base import ModelConfigError, ModelError
+from agent_runtime.models.extensions import ExtensionError
+from agent_runtime.recording.job_record import ManifestChanged
+from agent_runtime.recording.journal import Superseded
+from agent_runtime.recording.store import StorageError, StorageUnavailable
+from agent_runtime.runner.exits import Exit
+from agent_runtime.runner.shard_run import Ending, ending_of
+from agent_runtime.sandboxes.base import Fenced, SandboxFailure
+from rollout_api.rollout_job import RunnerState
+
+
+def summary(*, completed: bool = False, aborted: str | None = None) -> JobSummary:
+    return JobSummary("job", "f", "uri", 2, {}, None, completed, aborted, resumable=not completed)
+
+
+def test_only_a_verdict_completes_the_index() -> None:
+    assert ending_of(summary(completed=True)) == Ending(Exit.REPORTED, RunnerState.COMPLETED)
+    assert ending_of(summary(aborted="too much was lost")) == Ending(
+        Exit.REPORTED, RunnerState.ABORTED, "too much was lost"
+    )
+    assert ending_of(summary()) == Ending(Exit.DRAINED, RunnerState.DRAINING)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StorageUnavailable("away"), Exit.STORAGE),
+        (StorageError("refused"), Exit.STORAGE),
+        (ModelError("Unreachable", "refused"), Exit.MODEL),
+        (ModelConfigError("NoKey", "the Secret has none"), Exit.MODEL),
+        (SandboxFailure("ProviderUnavailable", "no rights"), Exit.SANDBOXES),
+        (Superseded("epoch 3 is claimed"), Exit.SUPERSEDED),
+        (Fenced("epoch 3"), Exit.SUPERSEDED),
+    ],
+)
+def test_what_can_be_mended_is_no_verdict(error: Exception, code: Exit) -> None:
+    assert ending_of(error) == Ending(code, RunnerState.RUNNING, str(error))
+
+
+@pytest.mark.parametrize("error", [ExtensionError("no such agent"), ManifestChanged("job", ["seed: 1 → 2"])])
+def test_what_no_other_pod_can_run_either_fails_the_job_at_once(error: Exception) -> None:
+    assert ending_of(error) == Ending(Exit.BAD_JOB, RunnerState.ABORTED, str(error))
+
+
+def test_a_bug_is_no_ending_and_is_tried_again() -> None:
+    assert ending_of(ValueError("bug")) is None

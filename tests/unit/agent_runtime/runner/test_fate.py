@@ -1,0 +1,34 @@
+"""SIGTERM must not throw work away when the job goes on, nor keep a pod when the job is gone."""
+
+from typing import Any
+
+import pytest
+
+from agent_runtime.runner.fate import Fate, fate_of
+from agent_runtime.sandboxes.cluster.api import ApiError
+from rollout_api.conditions import Metadata
+
+JOB = Metadata(name="job", namespace="team", uid="uid-1")
+
+
+def job(uid: str = "uid-1", **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "job", "uid": uid}, "spec": spec}
+
+
+@pytest.mark.parametrize("answer", [job(), job(suspend=True), ApiError(0, "Unreachable", ""), ApiError(503, "", "")])
+def test_suspension_eviction_and_an_api_server_that_is_away_drain(answer: dict[str, Any] | ApiError) -> None:
+    assert fate_of(JOB, answer) is Fate.GOES_ON
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ApiError(404, "NotFound", ""),
+        ApiError(403, "Forbidden", ""),
+        ApiError(401, "Unauthorized", ""),
+        job(uid="uid-2"),
+        {"metadata": {"name": "job", "uid": "uid-1", "deletionTimestamp": "2026-01-01T00:00:00Z"}},
+    ],
+)
+def test_a_job_that_is_deleted_or_replaced_ends_its_runners_at_once(answer: dict[str, Any] | ApiError) -> None:
+    assert fate_of(JOB, answer) is Fate.CANCELLED

@@ -1,0 +1,91 @@
+"""`kubectl logs` of a runner: one JSON object a line, whatever is told."""
+
+import json
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.engine.events import AttemptFailed, GroupFinished, JobEnded, JobStarted, JobSummary, RolloutSealed
+from agent_runtime.runner.event_log import EventLog, lines_of
+from agent_runtime.runner.log import JsonLines
+from rollout_api.records import Outcome, Result
+
+
+def sealed(member: int) -> Result:
+    return Result(
+        index=member,
+        group=0,
+        member=member,
+        task="fix",
+        mode="Train",
+        seed=0,
+        outcome=Outcome.COMPLETED,
+        reward=0.5,
+        attempt=0,
+        ended=0.0,
+    )
+
+
+def summary(*, completed: bool = False, aborted: str | None = None) -> JobSummary:
+    return JobSummary("job", "f", "uri", 2, {}, None, completed, aborted, resumable=not completed)
+
+
+@given(st.text(), st.dictionaries(st.text(min_size=1), st.text() | st.floats() | st.none()))
+def test_any_message_is_one_line_that_a_collector_can_read(message: str, fields: dict[str, object]) -> None:
+    record = logging.LogRecord("runner", logging.INFO, "", 0, "%s", (message,), None)
+    record.fields = fields
+    line = JsonLines().format(record)
+    assert "\n" not in line
+    assert json.loads(line).keys() >= {"time", "level", "message"}
+
+
+def test_an_exception_stays_on_its_line() -> None:
+    try:
+        raise RuntimeError("bug\nin two lines")
+    except RuntimeError as error:
+        record = logging.LogRecord("runner", logging.ERROR, "", 0, "crashed", (), (type(error), error, None))
+    line = JsonLines().format(record)
+    assert "\n" not in line
+    assert "RuntimeError" in json.loads(line)["traceback"]
+
+
+def test_what_went_wrong_stands_out_and_single_rollouts_do_not() -> None:
+    warned = JobStarted("job", "f", "uri", 4, 0, resumed=False, warnings=("no isolation of processes",))
+    assert [level for level, _, _ in lines_of(warned)] == [logging.INFO, logging.WARNING]
+    assert [level for level, _, _ in lines_of(RolloutSealed(sealed(0)))] == [logging.DEBUG]
+    ((level, message, fields),) = lines_of(AttemptFailed(3, 1, "NodeLost", "node-7 is gone", retry=False))
+    assert (level, fields["reason"], fields["why"]) == (logging.WARNING, "NodeLost", "node-7 is gone")
+    assert "rollout 3" in message
+    assert "last one" in message
+
+
+def test_a_finished_group_shows_its_rewards() -> None:
+    ((level, message, fields),) = lines_of(GroupFinished(0, "fix", (sealed(0), sealed(1))))
+    assert (level, fields["rewards"]) == (logging.INFO, [0.5, 0.5])
+    assert "fix" in message
+
+
+def test_the_end_says_which_end_it_is() -> None:
+    texts = [
+        next(iter(lines_of(JobEnded(end))))[1]
+        for end in (summary(completed=True), summary(), summary(aborted="7 of 20 were lost"))
+    ]
+    assert texts == [
+        "the shard is completed",
+        "stopped; the rest can be gone on with",
+        "the job is given up: 7 of 20 were lost",
+    ]
+
+
+def test_a_restarted_engine_does_not_fill_the_log_with_what_was_finished_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "rollout.runner")
+    log = EventLog()
+    before = (sealed(0), sealed(1))
+    log.observe(JobStarted("job", "f", "uri", 4, 2, resumed=True, results=before))
+    log.observe(GroupFinished(0, "fix", before))
+    log.observe(GroupFinished(1, "other", (sealed(2), sealed(3))))
+    assert [record.getMessage() for record in caplog.records[1:]] == ["group 1 (other) is finished"]

@@ -1,0 +1,130 @@
+"""What dashboards and alerts are made of: counted once, bounded in number, there from the start."""
+
+from collections.abc import Iterable
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent_runtime.engine.events import (
+    AttemptFailed,
+    Event,
+    JobStarted,
+    RolloutSealed,
+    StorageRequested,
+    ToolEnded,
+    TurnEnded,
+    WorkspaceAcquired,
+)
+from agent_runtime.engine.shard import Shard
+from agent_runtime.runner.metrics import MOST_REASONS, RunnerMetrics
+from agent_runtime.runner.report import ShardTally
+from rollout_api.records import Outcome, Result, Usage
+
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class Shown:
+    """A runner's metrics, and what Prometheus reads of them."""
+
+    def __init__(self, *tools: str) -> None:
+        self.tally = ShardTally(Shard(), 2)
+        self.metrics = RunnerMetrics(self.tally, tools)
+
+    def after(self, events: Iterable[Event]) -> "Shown":
+        for event in events:
+            self.tally.observe(event)
+            self.metrics.observe(event)
+        return self
+
+    def samples(self) -> dict[Sample, float]:
+        families = text_string_to_metric_families(self.metrics.exposition().decode())
+        return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.samples()[name, tuple(sorted(labels.items()))]
+
+
+def sealed(index: int, outcome: Outcome, reward: float | None = None) -> RolloutSealed:
+    group, member = divmod(index, 2)
+    return RolloutSealed(
+        Result(
+            index=index,
+            group=group,
+            member=member,
+            task="t",
+            mode="Train",
+            seed=0,
+            outcome=outcome,
+            reward=reward,
+            attempt=0,
+            ended=0.0,
+        )
+    )
+
+
+def test_rollouts_rewards_and_the_fraction_that_an_alert_watches() -> None:
+    before = sealed(0, Outcome.INFRA_FAILED).result
+    shown = Shown().after(
+        [
+            JobStarted("job", "f", "uri", 8, 1, resumed=True, results=(before,)),
+            sealed(1, Outcome.COMPLETED, 0.5),
+            sealed(2, Outcome.CANCELLED),
+            sealed(3, Outcome.COMPLETED, 1.0),
+        ]
+    )
+    assert shown.value("rollout_rollouts_total", outcome="Completed") == 2
+    assert shown.value("rollout_rollouts_total", outcome="InfraFailed") == 0, "an earlier process has counted it"
+    assert (shown.value("rollout_reward_sum"), shown.value("rollout_reward_count")) == (1.5, 2)
+    assert shown.value("rollout_infra_failure_fraction") == 1 / 3, "cancelled ones count for neither side"
+    assert shown.value("rollout_groups_waiting") == 2
+
+
+def test_a_turn_that_the_journal_repeats_costs_no_tokens_twice() -> None:
+    usage = Usage(prompt_tokens=100, completion_tokens=7)
+    shown = Shown().after([TurnEnded(0, 0, 1.0, usage, replayed=True), TurnEnded(0, 1, 2.0, usage, replayed=False)])
+    assert shown.value("rollout_turns_total") == 1
+    assert shown.value("rollout_tokens_total", kind="prompt") == 100
+    assert shown.value("rollout_tokens_total", kind="completion") == 7
+    assert shown.value("rollout_model_call_seconds_sum") == 2.0
+
+
+def test_a_model_that_invents_tools_and_reasons_cannot_fill_prometheus() -> None:
+    shown = Shown("bash").after(
+        [
+            ToolEnded(0, "bash", 0.01, error=False),
+            *(ToolEnded(0, f"invented-{n}", 0.01, error=True) for n in range(1000)),
+            *(AttemptFailed(0, n, f"Reason{n}", "", retry=True) for n in range(1000)),
+        ]
+    )
+    assert shown.value("rollout_tool_call_seconds_count", tool="bash") == 1
+    assert shown.value("rollout_tool_call_errors_total", tool="Other") == 1000
+    reasons = [labels for name, labels in shown.samples() if name == "rollout_attempts_failed_total"]
+    assert len(reasons) == MOST_REASONS + 1
+    assert shown.value("rollout_attempts_failed_total", reason="Other") == 1000 - MOST_REASONS
+
+
+def test_storage_and_workspaces_are_timed_from_a_millisecond_on() -> None:
+    shown = Shown().after(
+        [
+            StorageRequested("create", 0.03, failed=False),
+            StorageRequested("create", 0.5, failed=True),
+            WorkspaceAcquired(0, 0.0009),
+        ]
+    )
+    assert shown.value("rollout_storage_request_seconds_count", operation="create") == 2
+    assert shown.value("rollout_storage_errors_total", operation="create") == 1
+    assert shown.value("rollout_workspace_acquire_seconds_bucket", le="0.001") == 1
+
+
+def test_sandboxes_are_counted_when_prometheus_asks() -> None:
+    shown, states = Shown(), {"Ready": 2}
+    shown.metrics.watch_sandboxes(lambda: states)
+    shown.metrics.sandbox_started(0.7)
+    states["Starting"] = 1
+    assert shown.value("rollout_sandboxes", state="Ready") == 2
+    assert shown.value("rollout_sandboxes", state="Starting") == 1
+    assert shown.value("rollout_sandbox_start_seconds_sum") == 0.7
+
+
+def test_series_that_alerts_take_rates_of_are_there_before_their_first_count() -> None:
+    names = {name for name, _ in Shown("bash").samples()}
+    assert {"rollout_rollouts_total", "rollout_tokens_total", "rollout_turns_total", "rollout_reward_count"} <= names

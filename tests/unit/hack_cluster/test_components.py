@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import pytest
+
+from hack.cluster.harness.components import Component, control_plane, find, node_components
+from hack.cluster.harness.layout import Layout
+
+PROGRAMS = Path("/programs")
+
+
+def flags(component: Component) -> str:
+    return " ".join(component.argv)
+
+
+def test_no_component_of_a_cluster_is_told_of_another_clusters_folder_or_address() -> None:
+    one, other = Layout("one", 1), Layout("other", 2)
+    for component in (*control_plane(one, PROGRAMS), *node_components(one.node(1), PROGRAMS)):
+        for foreign in (str(other.state), "10.102.", "10.202."):
+            assert foreign not in flags(component)
+
+
+def test_a_node_uses_files_of_its_own() -> None:
+    layout = Layout("test", 0)
+    for component in node_components(layout.node(1), PROGRAMS):
+        assert "/nodes/0/" not in flags(component)
+        assert "node-0.kubeconfig" not in flags(component)
+
+
+@pytest.mark.parametrize("name", ["apiserver", "etcd", "s3", "scheduler", "controller-manager", "kubelet", "kwok"])
+def test_every_component_that_tests_stop_is_found_by_its_name(name: str) -> None:
+    assert find(Layout("test", 0), name, 0, PROGRAMS).name == name
+
+
+def test_a_component_that_is_not_on_that_node_is_refused_with_those_that_are() -> None:
+    with pytest.raises(KeyError, match="expected one of containerd, kube-proxy, kubelet, network-policy"):
+        find(Layout("test", 0), "etcd", 1, PROGRAMS)

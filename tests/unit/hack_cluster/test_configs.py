@@ -1,0 +1,43 @@
+import ipaddress
+import json
+import tomllib
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hack.cluster.harness import configs, kwok
+from hack.cluster.harness.layout import MAX_NODES, SLOTS, Layout
+
+layouts = st.builds(Layout, st.just("test"), st.integers(0, SLOTS - 1))
+
+
+@given(layouts, st.integers(0, MAX_NODES - 1))
+def test_pods_get_addresses_of_their_node_and_names_from_the_clusters_dns(layout: Layout, index: int) -> None:
+    node = layout.node(index)
+    bridge = json.loads(configs.cni(node))["plugins"][0]
+    assert bridge["ipam"]["ranges"][0][0] == {"subnet": node.pod_range, "gateway": node.address}
+    dns = json.loads(configs.kubelet(node))["clusterDNS"]
+    services = [item["spec"]["clusterIP"] for item in configs.cluster_objects(layout) if item["kind"] == "Service"]
+    assert dns == services
+    assert ipaddress.ip_address(dns[0]) in ipaddress.ip_network(layout.service_range)
+
+
+def test_a_node_has_an_address_for_every_pod_that_it_may_start() -> None:
+    node = Layout("test", 0).node(0)
+    limit = json.loads(configs.kubelet(node))["maxPods"]
+    # Network, broadcast and the node's own are not for pods; as many again may still be going.
+    assert ipaddress.ip_network(node.pod_range).num_addresses - 3 >= 2 * limit
+
+
+def test_containerd_is_told_where_the_nodes_network_and_the_built_runc_are() -> None:
+    node = Layout("test", 0).node(1)
+    runtime = tomllib.loads(configs.containerd(node, Path("/programs")))["plugins"]["io.containerd.cri.v1.runtime"]
+    assert runtime["cni"]["conf_dir"] == f"{node.state}/cni"
+    assert runtime["containerd"]["runtimes"]["runc"]["options"]["BinaryName"] == "/programs/runc"
+
+
+def test_real_pods_never_land_on_a_simulated_node_which_says_what_a_real_one_says() -> None:
+    node = kwok.fake_node(7)
+    assert [taint["effect"] for taint in node["spec"]["taints"]] == ["NoSchedule"]
+    assert all(handler["features"]["userNamespaces"] for handler in node["status"]["runtimeHandlers"])

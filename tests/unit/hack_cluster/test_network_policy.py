@@ -1,0 +1,210 @@
+"""The ruleset is read here by a small interpreter and held against the words of the NetworkPolicy documentation."""
+
+import ipaddress
+import re
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hack.cluster.harness.network_policy import Pod, isolate, matches, parse_pod, ruleset
+
+Labels = dict[str, str]
+NAMESPACES: dict[str, Labels] = {"red": {"team": "a"}, "blue": {"team": "b"}, "plain": {}}
+OUTSIDE = "203.0.113.7"
+
+
+def passes(rules: str, source: str, destination: str, protocol: str, port: int) -> bool:
+    """What the kernel would do with the first packet of a connection."""
+    chains = {name: body.strip().splitlines() for name, body in re.findall(r"chain (\S+) \{\n(.*?)\n  \}", rules, re.S)}
+    packet = {"ip saddr": source, "ip daddr": destination}
+
+    def run(chain: str) -> bool:
+        for line in map(str.strip, chains[chain]):
+            if line.startswith("ct state"):
+                continue  # not the first packet
+            if vmap := re.fullmatch(r"(ip [sd]addr) vmap \{ (.*) \}", line):
+                jumps = dict(item.split(" : jump ") for item in vmap[2].split(", "))
+                if (target := jumps.get(packet[vmap[1]])) and not run(target):
+                    return False
+                continue
+            *conditions, verdict = re.findall(r"ip saddr \. ip daddr \{.*?\}|\S+ \S+ (?:!= )?\{.*?\}|return|drop", line)
+            assert verdict in ("return", "drop"), line
+            if all(holds(condition) for condition in conditions):
+                return bool(verdict == "return")
+        return True
+
+    def holds(condition: str) -> bool:
+        key, negated, values = re.fullmatch(r"(.*?) (!= )?\{ (.*) \}", condition).groups()  # type: ignore[union-attr]
+        elements = values.split(", ")
+        if key == "ip saddr . ip daddr":
+            return f"{source} . {destination}" in elements
+        if key.startswith("ip "):
+            address = ipaddress.ip_address(packet[key])
+            return any(address in ipaddress.ip_network(element) for element in elements) != bool(negated)
+        ranges = [(int(first), int(last or first)) for first, _, last in (e.partition("-") for e in elements)]
+        return key == f"{protocol.lower()} dport" and any(first <= port <= last for first, last in ranges)
+
+    return run("policies")
+
+
+def is_allowed(policies: list[Any], pods: list[Pod], source: str, destination: str, protocol: str, port: int) -> bool:
+    """The documentation: a pod that policies select for a direction gets what any of them allows, and nothing else."""
+    by_address = {pod.address: pod for pod in pods}
+
+    def selects(peer: dict[str, Any], namespace: str, address: str) -> bool:
+        if block := peer.get("ipBlock"):
+            inside = [
+                ipaddress.ip_address(address) in ipaddress.ip_network(n) for n in (block["cidr"], *block["except"])
+            ]
+            return inside[0] and not any(inside[1:])
+        if (pod := by_address.get(address)) is None:
+            return False
+        if "namespaceSelector" in peer:
+            if not matches(peer["namespaceSelector"], NAMESPACES[pod.namespace]):
+                return False
+        elif pod.namespace != namespace:
+            return False
+        return matches(peer.get("podSelector", {}), pod.labels)
+
+    def opens(item: dict[str, Any]) -> bool:
+        number = item.get("port")
+        if isinstance(number, str):
+            target = by_address.get(destination)
+            number = target.ports.get((number, item["protocol"])) if target else None
+            return item["protocol"] == protocol and number == port
+        return item["protocol"] == protocol and (number is None or number <= port <= item.get("endPort", number))
+
+    def direction(kind: str, subject: str, other: str) -> bool:
+        pod = by_address.get(subject)
+        chosen = [
+            policy
+            for policy in policies
+            if pod is not None
+            and policy["metadata"]["namespace"] == pod.namespace
+            and matches(policy["spec"]["podSelector"], pod.labels)
+            and kind in policy["spec"]["policyTypes"]
+        ]
+        return not chosen or any(
+            (not rule[end] or any(selects(peer, policy["metadata"]["namespace"], other) for peer in rule[end]))
+            and (not rule["ports"] or any(opens(item) for item in rule["ports"]))
+            for policy in chosen
+            for end in (("from",) if kind == "Ingress" else ("to",))
+            for rule in policy["spec"][kind.lower()]
+        )
+
+    if source == destination:
+        return True
+    return direction("Egress", source, destination) and direction("Ingress", destination, source)
+
+
+labels = st.dictionaries(st.sampled_from(["app", "team"]), st.sampled_from(["a", "b"]), max_size=2)
+expressions = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "key": st.sampled_from(["app", "team"]),
+            "operator": st.sampled_from(["In", "NotIn"]),
+            "values": st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=2),
+        }
+    ),
+    st.fixed_dictionaries({"key": st.just("app"), "operator": st.sampled_from(["Exists", "DoesNotExist"])}),
+)
+selectors = st.fixed_dictionaries(
+    {}, optional={"matchLabels": labels, "matchExpressions": st.lists(expressions, max_size=1)}
+)
+blocks = st.fixed_dictionaries(
+    {
+        "cidr": st.sampled_from(["0.0.0.0/0", "10.100.0.0/16", "203.0.113.0/24"]),
+        "except": st.lists(st.sampled_from(["10.100.0.0/30", "10.100.0.2/32", "203.0.113.0/28"]), max_size=3),
+    }
+)
+peers = st.one_of(
+    st.fixed_dictionaries({"ipBlock": blocks}),
+    st.fixed_dictionaries({"podSelector": selectors}),
+    st.fixed_dictionaries({"namespaceSelector": selectors}, optional={"podSelector": selectors}),
+)
+numbers = st.sampled_from([80, 81, 90])
+protocols = st.sampled_from(["TCP", "UDP"])
+port_items = st.one_of(
+    st.fixed_dictionaries({"protocol": protocols}, optional={"port": numbers}),
+    st.fixed_dictionaries({"protocol": protocols, "port": st.just(80), "endPort": st.sampled_from([80, 85])}),
+    st.fixed_dictionaries({"protocol": protocols, "port": st.just("web")}),
+)
+
+
+def rules_of(end: str) -> Any:
+    one = st.fixed_dictionaries({end: st.lists(peers, max_size=2), "ports": st.lists(port_items, max_size=2)})
+    return st.lists(one, max_size=2)
+
+
+policies_strategy = st.lists(
+    st.builds(
+        lambda namespace, selector, types, ingress, egress: {
+            "metadata": {"namespace": namespace},
+            "spec": {"podSelector": selector, "policyTypes": types, "ingress": ingress, "egress": egress},
+        },
+        st.sampled_from(sorted(NAMESPACES)),
+        selectors,
+        st.sampled_from([["Ingress"], ["Egress"], ["Ingress", "Egress"]]),
+        rules_of("from"),
+        rules_of("to"),
+    ),
+    max_size=3,
+)
+pods_strategy = st.lists(
+    st.tuples(st.sampled_from(sorted(NAMESPACES)), labels, st.dictionaries(st.just(("web", "TCP")), numbers)),
+    max_size=4,
+).map(lambda found: [Pod(ns, labelled, f"10.100.0.{2 + i}", ports) for i, (ns, labelled, ports) in enumerate(found)])
+
+
+@given(policies_strategy, pods_strategy, protocols, numbers)
+def test_what_is_let_through_is_what_the_documentation_says(
+    policies: list[Any], pods: list[Pod], protocol: str, port: int
+) -> None:
+    rules = ruleset(isolate(policies, pods, NAMESPACES))
+    ends = [*(pod.address for pod in pods), OUTSIDE]
+    for source in ends:
+        for destination in ends:
+            expected = is_allowed(policies, pods, source, destination, protocol, port)
+            assert passes(rules, source, destination, protocol, port) == expected, (source, destination, rules)
+
+
+@given(policies_strategy, pods_strategy, st.randoms())
+def test_the_same_cluster_gives_the_same_text_in_whatever_order_it_is_listed(
+    policies: list[Any], pods: list[Pod], random: Any
+) -> None:
+    rules = ruleset(isolate(policies, pods, NAMESPACES))
+    random.shuffle(policies)
+    random.shuffle(pods)
+    assert ruleset(isolate(policies, pods, NAMESPACES)) == rules
+
+
+def test_a_cluster_without_policies_drops_nothing_but_ipv6() -> None:
+    rules = ruleset(isolate([], [Pod("red", {}, "10.100.0.2")], NAMESPACES))
+    assert [line.strip() for line in rules.splitlines() if "drop" in line] == ["meta nfproto ipv6 drop"]
+
+
+def test_a_thousand_pods_of_one_policy_share_a_chain() -> None:
+    policy = {"metadata": {"namespace": "red"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}
+    pods = [Pod("red", {}, f"10.100.{i // 250}.{i % 250 + 1}") for i in range(1000)]
+    assert ruleset(isolate([policy], pods, NAMESPACES)).count("chain ") == 4
+
+
+def manifest(**status: Any) -> dict[str, Any]:
+    container = {"ports": [{"name": "web", "containerPort": 80}, {"containerPort": 81}]}
+    sidecar = {"ports": [{"name": "dns", "containerPort": 53, "protocol": "UDP"}]}
+    spec = {"containers": [container], "initContainers": [sidecar]}
+    return {"metadata": {"namespace": "red", "labels": {"app": "a"}}, "spec": spec, "status": status}
+
+
+def test_a_pod_is_known_by_its_address_and_the_names_of_its_ports() -> None:
+    expected = Pod("red", {"app": "a"}, "10.100.0.2", {("web", "TCP"): 80, ("dns", "UDP"): 53})
+    assert parse_pod(manifest(phase="Running", podIP="10.100.0.2")) == expected
+
+
+def test_a_pod_without_an_address_of_its_own_is_nobody() -> None:
+    assert parse_pod(manifest(phase="Pending")) is None
+    assert parse_pod(manifest(phase="Failed", podIP="10.100.0.2")) is None
+    on_the_node = manifest(phase="Running", podIP="10.100.0.1")
+    on_the_node["spec"]["hostNetwork"] = True
+    assert parse_pod(on_the_node) is None

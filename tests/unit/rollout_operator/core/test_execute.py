@@ -1,0 +1,63 @@
+"""Deciding whether a status has to be written, and what an answer of the API server means."""
+
+from typing import Any
+
+import pytest
+
+from rollout_operator.api import UNREACHABLE, ApiError
+from rollout_operator.execute import differs, worth_telling
+from rollout_operator.keys import check_owner
+
+READY = {"type": "Ready", "status": "True", "reason": "Up"}
+DONE = {"type": "Finished", "status": "False", "reason": "Running"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "expected"),
+    [
+        ({"podName": "p"}, {"podName": "p"}, False),
+        ({"podName": "p"}, {}, True),
+        ({"podName": "p"}, {"podName": "p", "mode": "Plain"}, True),
+        ({"conditions": [READY, DONE]}, {"conditions": [DONE, READY]}, False),
+        ({"conditions": [READY]}, {"conditions": [READY | {"status": "False"}]}, True),
+        ({"sealed": 3}, {"sealed": 3, "runners": [{"index": 0, "sealed": 3}]}, False),
+        ({"meanReward": 1}, {"meanReward": 1.0}, False),
+    ],
+)
+def test_a_status_is_written_when_the_operators_part_differs_and_only_then(
+    wanted: dict[str, Any], found: dict[str, Any], expected: bool
+) -> None:
+    assert differs(wanted, found) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "refused"),
+    [
+        (403, 'pods "s" is forbidden: violates PodSecurity "baseline:latest": hostUsers', True),
+        (400, "admission webhook denied the request", True),
+        (422, "Pod is invalid: spec.volumes[0]: Required value: must specify a volume type", True),
+        (403, 'pods "s" is forbidden: exceeded quota: q, requested: pods=1, used: pods=5, limited: pods=5', False),
+        (403, 'pods is forbidden: User "x" cannot create resource "pods" in API group "" in the namespace "n"', False),
+        (403, "unable to create new content in namespace n because it is being terminated", False),
+        (429, "too many requests", False),
+        (500, "etcdserver: request timed out", False),
+        (UNREACHABLE, "the API server cannot be reached", False),
+    ],
+)
+def test_what_may_pass_by_itself_is_not_learned_as_a_refusal(status: int, message: str, refused: bool) -> None:
+    assert ApiError(status, message).refused == refused
+
+
+def test_outages_and_throttling_are_no_news_about_an_object() -> None:
+    assert not any(worth_telling(ApiError(status, "m")) for status in (UNREACHABLE, 429, 500, 503))
+    assert all(worth_telling(ApiError(status, "m")) for status in (403, 404, 409, 422))
+
+
+def test_an_object_of_an_earlier_owner_is_not_taken_for_ours() -> None:
+    owner = {"kind": "RolloutJob", "name": "j", "uid": "1", "controller": True}
+    found = {"metadata": {"namespace": "n", "name": "j-runner", "ownerReferences": [owner]}}
+    check_owner(found, "Job", "1")
+    with pytest.raises(ApiError, match=r"Job n/j-runner exists and belongs to RolloutJob j \(uid 1\)"):
+        check_owner(found, "Job", "2")
+    with pytest.raises(ApiError, match="belongs to nobody"):
+        check_owner({"metadata": {"namespace": "n", "name": "x"}}, "Job", "2")

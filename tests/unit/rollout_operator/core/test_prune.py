@@ -1,0 +1,105 @@
+"""Pruning: what planners read is kept, what costs memory is not."""
+
+from rollout_operator.prune import prune
+
+METADATA = {
+    "name": "p",
+    "namespace": "n",
+    "uid": "u",
+    "resourceVersion": "7",
+    "labels": {"a": "b"},
+    "managedFields": [{"manager": "x", "fieldsV1": {"f:spec": {}}}],
+    "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "kept": "yes"},
+    "ownerReferences": [{"kind": "Sandbox", "name": "s", "uid": "o", "controller": True}],
+}
+
+
+def test_a_pod_keeps_its_place_its_state_and_its_owner_but_not_its_command() -> None:
+    terminated = {"terminated": {"exitCode": 3, "reason": "Error", "message": "overlay: denied"}}
+    pod = {
+        "metadata": METADATA,
+        "spec": {
+            "nodeName": "node-1",
+            "hostUsers": False,
+            "containers": [{"name": "sandbox", "command": ["x"] * 100, "env": [{"name": "A", "value": "1"}]}],
+            "volumes": [{"name": "executor", "image": {"reference": "i"}}, {"name": "state", "emptyDir": {}}],
+        },
+        "status": {
+            "phase": "Failed",
+            "podIP": "10.0.0.1",
+            "conditions": [{"type": "PodScheduled", "status": "True"}],
+            "containerStatuses": [
+                {"name": "sandbox", "ready": False, "restartCount": 0, "state": terminated, "imageID": "sha256:1"}
+            ],
+        },
+    }
+    kept = prune("Pod", pod)
+    assert kept["metadata"] == {
+        key: METADATA[key] for key in METADATA if key not in ("managedFields", "annotations")
+    } | {"annotations": {"kept": "yes"}}
+    assert kept["spec"] == {
+        "nodeName": "node-1",
+        "hostUsers": False,
+        "initContainers": [],
+        "volumes": [{"name": "executor", "image": {"reference": "i"}}],
+    }
+    assert kept["status"]["containerStatuses"] == [
+        {"name": "sandbox", "ready": False, "restartCount": 0, "state": terminated}
+    ]
+    assert (kept["status"]["phase"], kept["status"]["podIP"]) == ("Failed", "10.0.0.1")
+
+
+def test_what_people_and_runners_wrote_is_kept_whole() -> None:
+    for kind in ("Sandbox", "RolloutJob"):
+        obj = {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": kind,
+            "metadata": METADATA,
+            "spec": {"podTemplate": {"spec": {"nodeSelector": {"a": "b"}}}},
+            "status": {"runners": [{"index": 0}]},
+        }
+        kept = prune(kind, obj)
+        assert (kept["spec"], kept["status"], kept["kind"]) == (obj["spec"], obj["status"], kind)
+        assert "managedFields" not in kept["metadata"]
+
+
+def test_a_node_keeps_whether_it_is_ready_and_what_its_runtime_can_do() -> None:
+    handlers = [{"name": "runc", "features": {"userNamespaces": True}}]
+    node = {
+        "metadata": {
+            "name": "node-1",
+            "uid": "u",
+            "resourceVersion": "1",
+            "labels": {"a": "b"},
+            "annotations": {"c": "d"},
+        },
+        "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}], "podCIDR": "10.0.0.0/24"},
+        "status": {
+            "conditions": [
+                {"type": "MemoryPressure", "status": "False"},
+                {
+                    "type": "Ready",
+                    "status": "True",
+                    "reason": "KubeletReady",
+                    "lastHeartbeatTime": "2026-01-01T00:00:00Z",
+                },
+            ],
+            "runtimeHandlers": handlers,
+            "nodeInfo": {"containerRuntimeVersion": "containerd://2.1", "bootID": "b"},
+            "images": [{"names": ["x"] * 50}],
+        },
+    }
+    kept = prune("Node", node)
+    assert kept["status"] == {
+        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+        "runtimeHandlers": handlers,
+        "nodeInfo": {"containerRuntimeVersion": "containerd://2.1"},
+    }
+    assert kept["spec"] == {"taints": [{"key": "k", "effect": "NoSchedule"}]}
+    assert kept["metadata"]["labels"] == {"a": "b"}
+
+
+def test_a_job_loses_its_pod_template_only() -> None:
+    job = {"metadata": METADATA, "spec": {"suspend": True, "template": {"spec": {}}}, "status": {"succeeded": 1}}
+    kept = prune("Job", job)
+    assert (kept["spec"], kept["status"]) == ({"suspend": True}, {"succeeded": 1})

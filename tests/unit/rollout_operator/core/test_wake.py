@@ -1,0 +1,66 @@
+"""Waking: no change that matters to a RolloutJob or Sandbox goes unnoticed, and heartbeats wake nobody."""
+
+from typing import Any
+
+import pytest
+
+from rollout_api.cluster import JOB_LABEL, ROLE_LABEL
+from rollout_operator.actions import Ref
+from rollout_operator.cache import Cache
+from rollout_operator.wake import wakes
+
+
+def obj(name: str, owner: tuple[str, str] | None = None, **metadata: Any) -> dict[str, Any]:
+    """An object, with its controller as (kind, name)."""
+    references = [{"kind": owner[0], "name": owner[1], "uid": "u", "controller": True}] if owner else []
+    return {
+        "metadata": {"namespace": "n", "name": name, "uid": name, "ownerReferences": references, **metadata},
+        "spec": {},
+    }
+
+
+def node(ready: str | None) -> dict[str, Any]:
+    """A node with that status of its Ready condition."""
+    conditions = [{"type": "Ready", "status": ready, "reason": "KubeletReady"}] if ready else []
+    return {"metadata": {"name": "node-1", "uid": "node-1"}, "spec": {}, "status": {"conditions": conditions}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "woken"),
+    [
+        ("Sandbox", obj("s"), Ref("Sandbox", "n", "s")),
+        ("RolloutJob", obj("j"), Ref("RolloutJob", "n", "j")),
+        ("Pod", obj("p", ("Sandbox", "s")), Ref("Sandbox", "n", "s")),
+        ("Job", obj("j-runner", ("RolloutJob", "j")), Ref("RolloutJob", "n", "j")),
+        ("NetworkPolicy", obj("j-net-1", ("RolloutJob", "j")), Ref("RolloutJob", "n", "j")),
+        (
+            "Pod",
+            obj("j-runner-0", ("Job", "j-runner"), labels={ROLE_LABEL: "runner", JOB_LABEL: "j"}),
+            Ref("RolloutJob", "n", "j"),
+        ),
+    ],
+)
+def test_a_change_wakes_whom_it_concerns_also_when_the_object_is_deleted(
+    kind: str, changed: dict[str, Any], woken: Ref
+) -> None:
+    assert wakes(kind, None, changed, Cache()) == [woken]
+    assert wakes(kind, changed, None, Cache()) == [woken]
+
+
+def test_pods_of_nobody_we_know_wake_nobody() -> None:
+    assert wakes("Pod", None, obj("p", ("ReplicaSet", "r")), Cache()) == []
+    assert wakes("Pod", None, obj("p"), Cache()) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "concerns"),
+    [("True", "True", False), ("True", "Unknown", True), ("Unknown", "True", True), ("True", None, True)],
+)
+def test_a_node_wakes_its_sandboxes_when_its_readiness_changes_only(
+    before: str, after: str | None, concerns: bool
+) -> None:
+    cache = Cache()
+    cache.put("Pod", {**obj("p", ("Sandbox", "s")), "spec": {"nodeName": "node-1"}})
+    cache.put("Pod", {**obj("q", ("Sandbox", "other")), "spec": {"nodeName": "node-2"}})
+    woken = wakes("Node", node(before), node(after) if after else None, cache)
+    assert woken == ([Ref("Sandbox", "n", "s")] if concerns else [])

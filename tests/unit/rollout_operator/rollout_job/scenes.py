@@ -1,0 +1,245 @@
+"""RolloutJobs and what a cluster holds of them, made up; and a cluster in miniature that carries plans out."""
+
+import copy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from rollout_api.cluster import JOB_LABEL, MANAGED_BY
+from rollout_operator.actions import Action, Create, Delete, EnsureKey, Event, Patch, Plan, Remember
+from rollout_operator.cache import Cache
+from rollout_operator.config import OperatorConfig
+from rollout_operator.memory import Memory
+from rollout_operator.rollout_job import observe, plan
+from rollout_operator.rollout_job.observe import Observed
+from rollout_operator.world import World
+
+START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+UID = "5f0c2c1e-0000-4000-8000-000000000001"
+CONFIG = OperatorConfig.model_validate(
+    {"images": {"runtime": "runtime:1", "executor": "executor:1"}, "lease": {"namespace": "operator"}}
+)
+
+
+def config(**changes: Any) -> OperatorConfig:
+    """The operator's configuration with some fields in their form on the wire."""
+    return OperatorConfig.model_validate(CONFIG.wire() | changes)
+
+
+def manifest(**spec: Any) -> dict[str, Any]:
+    """A RolloutJob as the API server has it; two tasks of four rollouts."""
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {
+            "name": "sums",
+            "namespace": "team",
+            "uid": UID,
+            "generation": 1,
+            "creationTimestamp": "2026-03-01T12:00:00Z",
+        },
+        "spec": {
+            "groupSize": 4,
+            "agent": {"type": "Nop"},
+            "tasks": {"inline": [task("one"), task("two")]},
+            "sandbox": {"image": "tasks:1"},
+            "output": {"uri": "s3://bucket/runs"},
+            **spec,
+        },
+    }
+
+
+def task(name: str, **changes: Any) -> dict[str, Any]:
+    """A task that is graded with `true`."""
+    return {"name": name, "prompt": "add them up", "verifier": {"commands": ["true"]}, **changes}
+
+
+def report(index: int, state: str = "Running", **changes: Any) -> dict[str, Any]:
+    """A runner's entry in the status."""
+    return {"index": index, "state": state, "sealed": 0, "running": 0, "outcomes": {}, **changes}
+
+
+def time_of(moment: datetime) -> str:
+    """As Kubernetes writes it."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass
+class Scene:
+    """A RolloutJob and a cluster around it, which does to the runners' Job what Kubernetes would do."""
+
+    job: dict[str, Any]
+    config: OperatorConfig = CONFIG
+    now: datetime = START
+    cache: Cache = field(default_factory=Cache)
+    memory: Memory = field(default_factory=Memory)
+    keys: dict[str, str] = field(default_factory=dict)
+    made: list[str] = field(default_factory=list)
+    """Kinds of all that was created, in order."""
+    events: list[Event] = field(default_factory=list)
+    status_writes: int = 0
+    gone: bool = False
+
+    def observe(self) -> Observed:
+        """What the plan sees now."""
+        return observe(World(self.cache, self.config, self.now, self.memory, self.keys), self.job)
+
+    def plan(self) -> Plan:
+        """The plan now; nothing is done."""
+        return plan(self.observe())
+
+    def settle(self, rounds: int = 5) -> Plan:
+        """Plan and carry out until nothing is left to do; the last plan is returned."""
+        for _ in range(rounds):
+            step = self.plan()
+            if (not step.actions and step.status is None) or self.gone:
+                return step
+            self.carry_out(step)
+        raise AssertionError(f"still something to do after {rounds} rounds: {self.plan()}")
+
+    def carry_out(self, step: Plan) -> None:
+        """What the loop does with a plan."""
+        for action in step.actions:
+            self._do(action)
+        if step.status is not None:
+            assert "runners" not in step.status, "the operator may not write what belongs to runners"
+            runners = self.status.get("runners")
+            self.job["status"] = {**copy.deepcopy(dict(step.status)), **({"runners": runners} if runners else {})}
+            self.status_writes += 1
+        self.events += step.events
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case EnsureKey(body):
+                self.made.append("Secret")
+                self.keys[body["metadata"]["ownerReferences"][0]["uid"]] = "0" * 64
+            case Create(body):
+                self.made.append(body["kind"])
+                if body["kind"] == "Job":
+                    assert self.batch_job is None, "two Jobs for one RolloutJob"
+                    metadata = {**copy.deepcopy(body["metadata"]), "uid": "job-uid"}
+                    self.cache.put("Job", {**copy.deepcopy(dict(body)), "metadata": metadata, "status": {}})
+                    self.kubernetes_follows()
+            case Patch(ref, spec):
+                assert ref.kind == "Job"
+                assert self.batch_job is not None
+                self.batch_job["spec"] |= spec
+                self.kubernetes_follows()
+            case Delete(ref, uid):
+                if ref.kind == "RolloutJob":
+                    assert uid == UID
+                    self.gone = True
+                else:
+                    self.cache.remove(ref.kind, ref.namespace, ref.name)
+            case Remember():
+                self.memory.learn(action, self.now.timestamp())
+            case _:
+                raise AssertionError(f"a RolloutJob has no need of {action}")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The status, with what the runners wrote."""
+        found: dict[str, Any] = self.job.setdefault("status", {})
+        return found
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """A condition as it was last written."""
+        return next(c for c in self.status["conditions"] if c["type"] == kind)
+
+    def told(self) -> list[str]:
+        """Reasons of all Events, in order."""
+        return [event.reason for event in self.events]
+
+    @property
+    def batch_job(self) -> dict[str, Any] | None:
+        """The Indexed Job."""
+        found = self.cache.get("Job", "team", "sums-runner")
+        return None if found is None else dict(found)
+
+    @property
+    def runners(self) -> list[dict[str, Any]]:
+        """Runner pods that run."""
+        return [dict(pod) for pod in self.cache.all("Pod") if pod["status"]["phase"] in ("Pending", "Running")]
+
+    def passes(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += timedelta(seconds=seconds)
+
+    def reports(self, *entries: dict[str, Any]) -> None:
+        """Runners write their entries."""
+        kept = {entry["index"]: entry for entry in self.status.get("runners", [])}
+        self.status["runners"] = list((kept | {entry["index"]: entry for entry in entries}).values())
+
+    def kubernetes_follows(self) -> None:
+        """The Job controller and the kubelet catch up: pods for the indexes that have none, or none when suspended."""
+        job = self.batch_job
+        if job is None:
+            return
+        job["status"] = status = dict(job.get("status") or {})
+        status.setdefault("failed", 0)
+        if job["spec"]["suspend"]:
+            status |= {"active": 0, "conditions": [{"type": "Suspended", "status": "True"}]}
+            for pod in self.runners:
+                self.cache.remove("Pod", "team", pod["metadata"]["name"])
+        elif not status.get("completed"):
+            status["conditions"] = []
+            running = {pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] for pod in self.runners}
+            for index in range(job["spec"]["completions"]):
+                if str(index) not in running and index not in status.get("done", ()):
+                    self.cache.put("Pod", runner_pod(index, f"sums-runner-{index}-{status['failed']}", job))
+            status["active"] = len(self.runners)
+        self.cache.put("Job", job)
+
+    def runner_fails(self, index: int = 0, message: str = "storage is away") -> None:
+        """A runner pod ends with an error; Kubernetes starts another one."""
+        for pod in self.runners:
+            if pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == str(index):
+                ended = {"reason": "Error", "exitCode": 4, "message": message, "finishedAt": time_of(self.now)}
+                status = {"phase": "Failed", "containerStatuses": [{"state": {"terminated": ended}}]}
+                self.cache.put("Pod", {**pod, "status": status})
+                job = self.batch_job
+                assert job is not None
+                self.cache.put("Job", {**job, "status": {**job["status"], "failed": job["status"]["failed"] + 1}})
+        self.kubernetes_follows()
+
+    def runner_ends(self, index: int, state: str, **changes: Any) -> None:
+        """A runner writes its verdict, and its pod ends well."""
+        self.reports(report(index, state, **changes))
+        job = self.batch_job
+        assert job is not None
+        done = sorted({*job["status"].get("done", ()), index})
+        for pod in self.runners:
+            if pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == str(index):
+                self.cache.put("Pod", {**pod, "status": {"phase": "Succeeded"}})
+        status = {**job["status"], "done": done, "succeeded": len(done)}
+        if len(done) == job["spec"]["completions"]:
+            complete = {"type": "Complete", "status": "True", "lastTransitionTime": time_of(self.now)}
+            status |= {"conditions": [complete], "completed": True, "active": 0}
+        self.cache.put("Job", {**job, "status": status})
+
+    def has_sandbox(self, name: str) -> None:
+        """A runner has asked for a sandbox."""
+        owner = {"kind": "RolloutJob", "name": "sums", "uid": UID, "controller": True}
+        metadata = {"name": name, "namespace": "team", "uid": f"uid-of-{name}", "ownerReferences": [owner]}
+        self.cache.put("Sandbox", {"kind": "Sandbox", "metadata": metadata, "spec": {}})
+
+    @property
+    def sandboxes(self) -> list[str]:
+        """Names of the sandboxes."""
+        return [sandbox["metadata"]["name"] for sandbox in self.cache.all("Sandbox")]
+
+
+def runner_pod(index: int, name: str, job: dict[str, Any]) -> dict[str, Any]:
+    """A runner pod that runs."""
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"uid-of-{name}",
+            "labels": {**MANAGED_BY, JOB_LABEL: "sums", "batch.kubernetes.io/job-completion-index": str(index)},
+            "ownerReferences": [{"kind": "Job", "uid": job["metadata"]["uid"], "controller": True}],
+        },
+        "spec": {},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    }

@@ -1,0 +1,48 @@
+"""A runner may do what it must, for its own job, and nothing else."""
+
+import json
+
+from rollout_api.manifest import validate
+from rollout_api.rollout_job import RolloutJob
+from rollout_operator.rollout_job.access import access, secret
+from rollout_operator.rollout_job.resolve import resolve
+from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, UID, manifest
+
+
+def resolved(**spec: object) -> RolloutJob:
+    job = resolve(manifest(**spec), CONFIG).job
+    assert job is not None
+    return job
+
+
+def test_a_runner_reaches_neither_pods_nor_secrets_nor_other_jobs() -> None:
+    _, role, _ = access(resolved())
+    allowed = {(r["resources"][0], tuple(r["verbs"]), tuple(r.get("resourceNames", ()))) for r in role["rules"]}
+    assert allowed == {
+        ("sandboxes", ("get", "list", "watch", "create", "delete"), ()),
+        ("rolloutjobs", ("get",), ("sums",)),
+        ("rolloutjobs/status", ("get", "patch"), ("sums",)),
+        ("modelservers", ("get", "list", "watch"), ()),
+    }
+    assert {group for rule in role["rules"] for group in rule["apiGroups"]} == {"rollout.dev"}
+
+
+def test_an_account_for_workload_identity_gets_the_runners_role_and_no_second_account_is_made() -> None:
+    role, binding = access(resolved(runners={"serviceAccountName": "cloud"}))
+    assert (role["kind"], binding["kind"]) == ("Role", "RoleBinding")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "cloud", "namespace": "team"}]
+
+
+def test_everything_goes_with_the_job_and_holds_nothing_up() -> None:
+    for body in (secret(resolved()), *access(resolved())):
+        (owner,) = body["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (UID, True, False)
+        assert "finalizers" not in body["metadata"]
+
+
+def test_runners_read_back_the_very_job_that_was_resolved() -> None:
+    job = resolved(tasks={"inline": [{"name": "sums", "prompt": "日本", "verifier": {"commands": ["true"]}}]})
+    body = secret(job)
+    assert validate(RolloutJob, json.loads(body["stringData"]["job.json"])) == job
+    assert body["immutable"] is True
+    assert "key" not in body["stringData"], "the loop makes the key"

@@ -1,0 +1,21 @@
+"""A finished job goes when its time is over, never earlier, and only when asked for."""
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_operator.rollout_job.expiry import seconds_left
+
+ENDED = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def test_a_job_is_kept_when_it_runs_or_nobody_asked_for_its_deletion() -> None:
+    assert seconds_left(None, 0, ENDED) is None
+    assert seconds_left(ENDED, None, ENDED + timedelta(days=1000)) is None
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
+def test_it_is_due_exactly_when_its_seconds_are_over(ttl: int, elapsed: int) -> None:
+    left = seconds_left(ENDED, ttl, ENDED + timedelta(seconds=elapsed))
+    assert left == max(0, ttl - elapsed)

@@ -1,0 +1,323 @@
+"""The life of a job: started once, suspended and resumed without loss, judged by its runners, cleaned up."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollout_api.rollout_job import RolloutJobStatus
+from rollout_operator.actions import Create, EnsureKey
+from tests.unit.rollout_operator.rollout_job.scenes import Scene, config, manifest, report
+
+DONE = {"total": 8, "sealed": 8, "outcomes": {"Completed": 8}, "rewardSum": 6.0, "rewarded": 8}
+
+
+def running(**spec: Any) -> Scene:
+    scene = Scene(manifest(**spec))
+    scene.settle()
+    return scene
+
+
+def test_pods_start_only_when_all_that_they_need_is_there() -> None:
+    scene = Scene(manifest())
+    assert [type(action) for action in scene.plan().actions] == [EnsureKey], "the key comes first, and alone"
+    scene.settle()
+    assert scene.made == ["Secret", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Job"]
+
+
+def test_a_job_that_runs_costs_no_further_writes_when_nothing_happens() -> None:
+    scene = running()
+    writes = scene.status_writes
+    for _ in range(5):
+        scene.passes(60)
+        scene.settle()
+    assert scene.status_writes == writes
+
+
+def test_describe_reads_like_a_story() -> None:
+    scene = running()
+    scene.runner_fails()
+    scene.settle()
+    scene.reports(report(0, total=8, sealed=3))
+    scene.settle()
+    for suspend in (True, False):
+        scene.job["spec"]["suspend"] = suspend
+        scene.settle()
+    scene.runner_ends(0, "Completed", **DONE)
+    scene.settle()
+    assert scene.told() == ["Started", "RunnerRestarted", "Suspended", "Resumed", "Succeeded"]
+    assert scene.events[-1].message == (
+        "8 of 8 rollouts sealed; 8 Completed; mean reward 0.75; results are in s3://bucket/runs/sums-5f0c2c1e"
+    )
+
+
+def test_a_runner_that_fails_is_told_of_even_when_a_new_result_comes_at_the_same_time() -> None:
+    scene = running()
+    scene.runner_fails()
+    scene.reports(report(0, total=8, sealed=3))
+    scene.settle()
+    assert "RunnerRestarted" in scene.told()
+
+
+def test_each_failure_of_a_runner_is_told_of() -> None:
+    scene = running()
+    for _ in range(3):
+        scene.runner_fails()
+        scene.passes(20)
+        scene.settle()
+    assert scene.told().count("RunnerRestarted") == 3
+
+
+def test_an_invalid_job_starts_nothing_and_is_told_of_once() -> None:
+    scene = Scene(manifest(output={"uri": "out"}))
+    scene.settle()
+    scene.passes(600)
+    scene.settle()
+    assert scene.made == []
+    assert scene.told() == ["InvalidSpec"]
+    assert scene.condition("Invalid")["message"].startswith("nothing was started: spec.output.uri: 'out' is a folder")
+    assert scene.condition("Progressing")["status"] == "False"
+
+
+def test_an_invalid_job_starts_when_the_chart_gets_a_default_for_it() -> None:
+    scene = Scene(manifest(output={"uri": "out"}))
+    scene.settle()
+    scene.config = config(defaults={"output": {"uri": "s3://shared", "secretRef": "store"}})
+    scene.settle()
+    assert "Job" in scene.made
+    assert "Invalid" not in {c["type"] for c in scene.status["conditions"]}
+    assert scene.status["resultURI"] == "s3://shared/sums-5f0c2c1e"
+
+
+def test_the_chart_may_change_its_defaults_while_a_job_runs_without_moving_its_results() -> None:
+    scene = Scene(manifest(output={"uri": "out"}), config(defaults={"output": {"uri": "s3://first"}}))
+    scene.settle()
+    scene.config = config(defaults={"output": {"uri": "s3://second"}})
+    scene.settle()
+    assert scene.status["resultURI"] == "s3://first/sums-5f0c2c1e"
+
+
+def test_suspension_gives_sandboxes_back_only_when_the_last_runner_is_gone() -> None:
+    scene = running()
+    scene.has_sandbox("sums-0-1")
+    pod = scene.runners[0]
+    scene.job["spec"]["suspend"] = True
+    scene.carry_out(scene.plan())
+    scene.cache.put("Pod", pod)  # it still finishes its turns
+    scene.settle()
+    assert scene.sandboxes == ["sums-0-1"]
+    assert scene.condition("Suspended")["status"] == "False"
+    assert scene.condition("Progressing")["reason"] == "Draining"
+    scene.cache.remove("Pod", "team", pod["metadata"]["name"])
+    scene.settle()
+    assert scene.sandboxes == []
+    assert scene.condition("Suspended")["status"] == "True"
+
+
+def test_a_job_created_suspended_starts_no_pod_until_it_is_released() -> None:
+    scene = running(suspend=True)
+    assert scene.runners == []
+    assert scene.condition("Suspended")["status"] == "True"
+    scene.job["spec"]["suspend"] = False
+    scene.settle()
+    assert len(scene.runners) == 1
+    assert scene.told() == ["Suspended", "Resumed"]
+
+
+def test_a_runner_on_a_dead_node_does_not_hold_a_suspension_up_for_ever() -> None:
+    scene = running()
+    pod = scene.runners[0]
+    scene.job["spec"]["suspend"] = True
+    scene.carry_out(scene.plan())
+    pod["metadata"]["deletionTimestamp"] = scene.now.isoformat()
+    scene.cache.put("Pod", pod)
+    waiting = scene.settle()
+    assert scene.condition("Suspended")["status"] == "False"
+    assert waiting.requeue_seconds is not None, "nobody will tell"
+    scene.passes(waiting.requeue_seconds + 1)
+    scene.settle()
+    assert scene.condition("Suspended")["status"] == "True"
+
+
+def test_ten_failures_without_a_new_result_fail_the_job_and_start_no_more_pods() -> None:
+    scene = running()
+    for _ in range(10):
+        assert scene.condition("Failed")["status"] == "False"
+        scene.runner_fails()
+        scene.passes(30)
+        scene.settle()
+    assert scene.condition("Failed")["reason"] == "RunnersFail"
+    assert "storage is away" in scene.condition("Failed")["message"]
+    assert scene.runners == []
+    scene.reports(report(0, total=8, sealed=1))
+    scene.settle()
+    assert scene.runners == [], "a result that comes too late starts nothing either"
+
+
+def test_a_job_whose_runners_failed_goes_on_after_its_owner_suspends_and_resumes_it() -> None:
+    scene = running()
+    scene.reports(report(0, total=8, sealed=5))
+    scene.settle()
+    for _ in range(10):
+        scene.runner_fails()
+        scene.settle()
+    assert scene.condition("Failed")["status"] == "True"
+    for suspend in (True, False):
+        scene.job["spec"]["suspend"] = suspend
+        scene.settle()
+    assert scene.condition("Failed")["status"] == "False"
+    assert len(scene.runners) == 1
+    assert scene.made.count("Job") == 2, "Kubernetes lets a Job that failed ten times wait for ten minutes"
+    scene.runner_fails()
+    scene.settle()
+    assert scene.condition("Failed")["status"] == "False", "failures of before the mending count no more"
+    assert scene.told()[-3:] == ["Suspended", "Resumed", "RunnerRestarted"]
+
+
+def test_a_job_given_up_by_one_runner_lets_the_others_end_by_themselves() -> None:
+    scene = running(runners={"replicas": 2})
+    scene.has_sandbox("sums-1-1")
+    scene.runner_ends(0, "Aborted", message="8 of 20 rollouts were lost")
+    scene.settle()
+    assert scene.condition("Failed") | {"lastTransitionTime": ""} == {
+        "type": "Failed",
+        "status": "True",
+        "reason": "Aborted",
+        "message": "8 of 20 rollouts were lost",
+        "observedGeneration": 1,
+        "lastTransitionTime": "",
+    }
+    assert scene.condition("Progressing")["reason"] == "Ending"
+    assert (len(scene.runners), scene.sandboxes) == (1, ["sums-1-1"])
+    scene.runner_ends(1, "Aborted")
+    scene.settle()
+    assert scene.sandboxes == []
+    assert scene.condition("Progressing")["status"] == "False"
+
+
+def test_a_runner_that_gave_up_and_ends_with_an_error_is_not_started_again() -> None:
+    scene = running()
+    scene.reports(report(0, "Aborted", message="there is no tool of that name"))
+    scene.runner_fails()
+    for pod in scene.runners:  # Kubernetes waits 10 s before it starts another one
+        scene.cache.remove("Pod", "team", pod["metadata"]["name"])
+    scene.settle()
+    scene.kubernetes_follows()
+    assert scene.runners == []
+    assert scene.condition("Failed")["message"] == "there is no tool of that name"
+
+
+def test_a_finished_job_is_deleted_when_its_time_is_over_and_not_before() -> None:
+    scene = running(ttlSecondsAfterFinished=100)
+    scene.passes(1000)
+    scene.settle()
+    assert not scene.gone, "it has not finished"
+    scene.runner_ends(0, "Completed", **DONE)
+    last = scene.settle()
+    assert last.requeue_seconds == 100
+    scene.passes(99)
+    scene.settle()
+    assert not scene.gone
+    scene.passes(1)
+    scene.settle()
+    assert scene.gone
+
+
+def test_a_job_that_is_being_deleted_is_left_to_garbage_collection() -> None:
+    scene = running()
+    scene.has_sandbox("sums-0-1")
+    scene.job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
+    scene.cache.remove("Job", "team", "sums-runner")
+    step = scene.plan()
+    assert (step.actions, step.status) == ((), None)
+
+
+def test_counts_alone_are_written_at_most_every_ten_seconds() -> None:
+    scene = running()
+    scene.reports(report(0, total=8))
+    scene.settle()
+    writes = scene.status_writes
+    for sealed in range(1, 9):
+        scene.passes(1)
+        scene.reports(report(0, total=8, sealed=sealed))
+        scene.carry_out(step := scene.plan())
+        assert step.requeue_seconds is not None, "what was held back must be told later"
+    assert scene.status_writes == writes
+    scene.passes(10)
+    scene.settle()
+    assert scene.status["sealed"] == 8
+
+
+def test_a_job_whose_runner_job_somebody_deleted_is_started_again_while_it_has_not_ended() -> None:
+    scene = running()
+    scene.cache.remove("Job", "team", "sums-runner")
+    scene.settle()
+    assert scene.made.count("Job") == 2
+
+
+def test_a_job_that_has_ended_is_not_started_again_when_somebody_deletes_its_runner_job() -> None:
+    scene = running()
+    scene.runner_ends(0, "Completed", **DONE)
+    scene.settle()
+    scene.cache.remove("Job", "team", "sums-runner")
+    scene.settle()
+    assert scene.made.count("Job") == 1
+
+
+STEPS = ("fails", "seals", "completes", "aborts", "suspends", "resumes", "time", "sandbox", "operator restarts")
+happenings = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2)), max_size=40)
+
+
+def let_happen(scene: Scene, what: str, index: int) -> None:
+    entry = next((r for r in scene.status.get("runners", []) if r["index"] == index), report(index, total=3))
+    at_work = entry["state"] == "Running" and len(scene.runners) > 0
+    match what:
+        case "fails" if at_work:
+            scene.runner_fails(index)
+        case "seals" if at_work and entry["sealed"] < 3:
+            sealed = entry["sealed"] + 1
+            scene.reports(entry | {"sealed": sealed, "outcomes": {"Completed": sealed}})
+        case "completes" if at_work:
+            scene.runner_ends(index, "Completed", total=3, sealed=3, outcomes={"Completed": 3})
+        case "aborts" if at_work:
+            scene.runner_ends(index, "Aborted", message="too much was lost", total=3)
+        case "suspends" | "resumes":
+            scene.job["spec"]["suspend"] = what == "suspends"
+            scene.job["metadata"]["generation"] += 1
+        case "time":
+            scene.passes(30)
+        case "sandbox" if scene.runners:
+            scene.has_sandbox(f"sums-{index}-1")
+        case "operator restarts":
+            scene.keys.clear()
+
+
+@settings(max_examples=150, deadline=None)
+@given(happenings, st.booleans())
+def test_whatever_happens_plans_converge_and_keep_their_promises(steps: list[tuple[str, int]], eager: bool) -> None:
+    scene = Scene(manifest(runners={"replicas": 3}))
+    ended = ""
+    for what, index in steps:
+        if eager or what in ("resumes", "completes"):
+            scene.settle()
+        let_happen(scene, what, index)
+        step = scene.plan()
+        scene.carry_out(step)
+        RolloutJobStatus.model_validate(scene.status)
+        told = {c["type"]: c["status"] for c in scene.status.get("conditions", ())}
+        if told.get("Succeeded") == "True":
+            assert [r["state"] for r in scene.status["runners"]] == ["Completed"] * 3
+        assert not (told.get("Succeeded") == told.get("Failed") == "True")
+        if ended == "Succeeded" or (ended and scene.condition("Failed")["reason"] == "Aborted"):
+            assert told[ended] == "True", "a verdict stands"
+            assert not any(isinstance(action, Create) for action in step.actions)
+        ended = next((kind for kind in ("Succeeded", "Failed") if told.get(kind) == "True"), "")
+        if scene.status.get("total") is not None:
+            assert scene.status["sealed"] <= scene.status["total"]
+            assert sum(scene.status["outcomes"].values()) <= scene.status["total"]
+    scene.passes(30)
+    scene.settle()
+    again = scene.plan()
+    assert (again.actions, again.status, again.events) == ((), None, ())
+    if ended and not scene.runners:
+        assert scene.sandboxes == []

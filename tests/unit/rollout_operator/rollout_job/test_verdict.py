@@ -1,0 +1,58 @@
+"""Success is said only when every runner said so; failure names its cause."""
+
+from tests.unit.rollout_operator.rollout_job.scenes import Scene, manifest, report
+
+
+def two_runners() -> Scene:
+    scene = Scene(manifest(runners={"replicas": 2}))
+    scene.settle()
+    return scene
+
+
+def test_reports_alone_are_no_success_while_pods_still_run() -> None:
+    scene = two_runners()
+    scene.reports(report(0, "Completed"), report(1, "Completed"))
+    scene.settle()
+    assert scene.condition("Succeeded")["status"] == "False"
+
+
+def test_a_report_that_is_late_is_waited_for() -> None:
+    scene = two_runners()
+    scene.runner_ends(0, "Completed")
+    scene.runner_ends(1, "Running")
+    waiting = scene.settle()
+    assert (scene.condition("Succeeded")["status"], scene.condition("Failed")["status"]) == ("False", "False")
+    assert waiting.requeue_seconds is not None, "it may never come"
+    scene.reports(report(1, "Completed"))
+    scene.settle()
+    assert scene.condition("Succeeded")["status"] == "True"
+
+
+def test_a_runner_that_ended_without_a_verdict_is_no_success() -> None:
+    scene = two_runners()
+    scene.runner_ends(0, "Completed")
+    scene.runner_ends(1, "Draining")
+    scene.passes(61)
+    scene.settle()
+    assert scene.condition("Succeeded")["status"] == "False"
+    assert scene.condition("Failed")["reason"] == "NoVerdict"
+    assert "runners 1" in scene.condition("Failed")["message"]
+    assert "s3://bucket/runs/sums-5f0c2c1e" in scene.condition("Failed")["message"]
+
+
+def test_an_entry_of_a_runner_that_the_job_does_not_have_counts_for_nothing() -> None:
+    scene = two_runners()
+    scene.reports(report(7, "Aborted", total=5, sealed=5), {"index": "no number"})
+    scene.settle()
+    assert scene.condition("Failed")["status"] == "False"
+    assert scene.status["sealed"] == 0
+
+
+def test_a_job_that_kubernetes_gave_up_has_failed() -> None:
+    scene = two_runners()
+    job = scene.batch_job
+    assert job is not None
+    failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "was active too long"}
+    scene.cache.put("Job", {**job, "status": {**job["status"], "conditions": [failed]}})
+    scene.settle()
+    assert scene.condition("Failed")["reason"] == "DeadlineExceeded"

@@ -1,0 +1,115 @@
+"""Sandboxes, pods and nodes as the API server has them, for the tests of this folder."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from rollout_operator.cache import Cache
+from rollout_operator.config import OperatorConfig
+from rollout_operator.memory import Memory
+from rollout_operator.sandbox.conditions import timestamp
+from rollout_operator.world import World
+
+Json = dict[str, Any]
+
+NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
+NAMESPACE = "lab"
+KEY = "5a" * 32
+CONFIG = OperatorConfig.model_validate(
+    {
+        "images": {"runtime": "runtime:1", "executor": "executor:1"},
+        "lease": {"namespace": "operators"},
+        "privilegedNamespaces": ["trusted"],
+    }
+)
+
+
+def sandbox(name: str = "s", *, job: str | None = None, namespace: str = NAMESPACE, **spec: Any) -> Json:
+    """A Sandbox that was asked for at NOW."""
+    metadata: Json = {
+        "name": name,
+        "namespace": namespace,
+        "uid": f"uid-{name}",
+        "generation": 1,
+        "creationTimestamp": timestamp(NOW),
+    }
+    if job:
+        metadata["ownerReferences"] = [{"kind": "RolloutJob", "name": job, "uid": f"uid-{job}", "controller": True}]
+    return {"kind": "Sandbox", "metadata": metadata, "spec": {"image": "busybox:1", **spec}}
+
+
+def rollout_job(name: str = "j", *, namespace: str = NAMESPACE, template: Json | None = None, **spec: Any) -> Json:
+    """A RolloutJob, as far as its Sandboxes need it."""
+    metadata = {"name": name, "namespace": namespace, "uid": f"uid-{name}"}
+    return {"kind": "RolloutJob", "metadata": metadata, "spec": {"sandbox": {"podTemplate": template}, **spec}}
+
+
+def node(
+    name: str = "n1",
+    *,
+    user_namespaces: bool = True,
+    ready: bool = True,
+    runtime: str = "containerd://2.1.0",
+    labels: dict[str, str] | None = None,
+    since: datetime = NOW,
+    taints: tuple[Json, ...] = (),
+) -> Json:
+    """A node. `since`: when it became ready, or was seen last."""
+    condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastTransitionTime": timestamp(since)}
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}", "labels": {"kubernetes.io/hostname": name, **(labels or {})}},
+        "spec": {"taints": list(taints)},
+        "status": {
+            "conditions": [condition],
+            "runtimeHandlers": [{"name": "", "features": {"userNamespaces": user_namespaces}}],
+            "nodeInfo": {"containerRuntimeVersion": runtime},
+        },
+    }
+
+
+def pod(
+    state: Json | None = None, *, name: str = "s", overlay: bool = True, node_name: str = "n1", **status: Any
+) -> Json:
+    """A pod of Sandbox `name` whose container is in `state`."""
+    container = [{"name": "sandbox", "state": state}] if state is not None else []
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "uid": f"uid-pod-{name}",
+            "creationTimestamp": timestamp(NOW),
+            "ownerReferences": [{"kind": "Sandbox", "name": name, "uid": f"uid-{name}", "controller": True}],
+        },
+        "spec": {"nodeName": node_name, "volumes": [], **({"hostUsers": False} if overlay else {})},
+        "status": {"phase": "Pending", "containerStatuses": container, **status},
+    }
+
+
+def waiting(reason: str, message: str = "") -> Json:
+    """State of a container that waits."""
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def ended(code: int, reason: str = "Error", message: str = "", lived: float = 1.0, **more: Any) -> Json:
+    """State of a container that has ended `lived` seconds after its start."""
+    times = {"startedAt": timestamp(NOW), "finishedAt": timestamp(NOW + timedelta(seconds=lived))}
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message, **times, **more}}
+
+
+RUNNING: Json = {"running": {"startedAt": timestamp(NOW)}}
+
+
+def disrupted(reason: str, message: str = "") -> list[Json]:
+    """Conditions of a pod that Kubernetes itself ends."""
+    return [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}]
+
+
+def world(
+    *objects: Json, now: datetime = NOW, keys: dict[str, str] | None = None, memory: Memory | None = None
+) -> World:
+    """A world with these objects in its cache. All keys are known unless others are given."""
+    cache = Cache()
+    for each in objects:
+        cache.put(each.get("kind", "Node"), each)
+    known = dict.fromkeys(("uid-s", "uid-j"), KEY) if keys is None else keys
+    return World(cache, CONFIG, now, memory or Memory(), known)

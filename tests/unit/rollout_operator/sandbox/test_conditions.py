@@ -1,0 +1,47 @@
+"""Conditions change when something changed, and only then."""
+
+from datetime import timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_operator.sandbox.conditions import MOST_CHARACTERS, condition, find, holds, merged, timestamp
+from tests.unit.rollout_operator.sandbox.objects import NOW
+
+LATER = NOW + timedelta(minutes=1)
+
+
+def test_a_problem_whose_words_change_at_every_look_is_written_once() -> None:
+    old = merged([], [condition("Scheduled", False, "Unschedulable", "0/3 nodes")], NOW, 1)
+    assert merged(old, [condition("Scheduled", False, "Unschedulable", "0/4 nodes")], LATER, 1) == old
+
+
+def test_another_reason_is_told_and_keeps_the_time_of_the_last_change_of_status() -> None:
+    old = merged([], [condition("Ready", False, "TrialFailed")], NOW, 1)
+    (now,) = merged(old, [condition("Ready", False, "OOMKilled")], LATER, 2)
+    assert (now.reason, now.last_transition_time, now.observed_generation) == ("OOMKilled", timestamp(NOW), 2)
+    (then,) = merged([now], [condition("Ready", True, "Running")], LATER, 2)
+    assert then.last_transition_time == timestamp(LATER)
+
+
+def test_conditions_stand_in_the_order_in_which_they_come_true() -> None:
+    new = [condition(kind, True, "R") for kind in ("Finished", "Ready", "Scheduled", "Overlay", "ImagePulled")]
+    assert [found.type for found in merged([], new, NOW, 1)] == [
+        "Scheduled",
+        "ImagePulled",
+        "Overlay",
+        "Ready",
+        "Finished",
+    ]
+
+
+@given(st.text())
+def test_whatever_a_registry_says_fits_into_a_status(words: str) -> None:
+    assert len(condition("Ready", False, "R", words * 50).message) <= MOST_CHARACTERS
+
+
+def test_a_condition_that_is_not_there_does_not_hold() -> None:
+    conditions = [condition("Ready", False, "R")]
+    assert not holds(conditions, "Ready")
+    assert not holds(conditions, "Finished")
+    assert find(conditions, "Finished") is None

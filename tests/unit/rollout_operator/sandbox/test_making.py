@@ -1,0 +1,151 @@
+"""How a pod is made, in which order, and what is tried after a refusal."""
+
+from typing import Any
+
+import pytest
+
+from rollout_api.sandbox import SandboxSpec
+from rollout_operator.actions import Create, EnsureKey, ReadKey, Remember
+from rollout_operator.memory import Memory
+from rollout_operator.sandbox import observe
+from rollout_operator.sandbox.making import Invalid, lessons, make_pod
+from rollout_operator.sandbox.observe import IMAGE_VOLUMES_REFUSED, VARIANTS, overlay_refused, pod_refused
+from rollout_operator.world import World
+from tests.unit.rollout_operator.sandbox.objects import NOW, RUNNING, Json, node, pod, rollout_job, sandbox, world
+
+
+def make(where: World, asked: Json) -> Any:
+    seen = observe(where, asked)
+    assert isinstance(seen.spec, SandboxSpec)
+    return make_pod(seen, seen.spec)
+
+
+def pod_of(actions: tuple[Any, ...]) -> Json:
+    return dict(actions[-1].body)
+
+
+def refused(*variants: tuple[Any, bool], words: str = "violates PodSecurity") -> Memory:
+    memory = Memory()
+    for variant in variants:
+        memory.learn(Remember(pod_refused("uid-s", variant), words, 60), NOW.timestamp())
+    return memory
+
+
+def way(made: tuple[Any, ...]) -> tuple[str, str]:
+    spec = pod_of(made)["spec"]
+    return "Overlay" if spec.get("hostUsers") is False else "Plain", "copied" if "initContainers" in spec else "volume"
+
+
+def test_the_policy_is_there_before_the_pod_and_is_made_once_for_all_that_need_the_same() -> None:
+    policy, created = make(world(node(), rollout_job()), sandbox(job="j"))
+    assert (policy.body["kind"], created.body["kind"]) == ("NetworkPolicy", "Pod")
+    assert policy.ref.name == f"j-net-{created.body['metadata']['labels']['rollout.dev/network']}"
+    assert policy.body["metadata"]["ownerReferences"][0]["uid"] == "uid-j"
+    assert [action.ref.kind for action in make(world(node(), rollout_job(), policy.body), sandbox(job="j"))] == ["Pod"]
+
+
+def test_the_policy_selects_the_pod_that_needs_it_and_admits_its_jobs_runners() -> None:
+    policy, created = make(world(node(), rollout_job()), sandbox(job="j"))
+    labels = created.body["metadata"]["labels"]
+    assert policy.body["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    (source,) = policy.body["spec"]["ingress"][0]["from"]
+    assert source == {"podSelector": {"matchLabels": {"rollout.dev/job-uid": "uid-j", "rollout.dev/role": "runner"}}}
+
+
+def test_nothing_is_made_before_the_key_is_known() -> None:
+    assert make(world(node(), rollout_job(), keys={}), sandbox(job="j")) == (
+        ReadKey(observe(world(rollout_job()), sandbox(job="j")).key_secret, "uid-j"),
+    )
+    (action,) = make(world(node(), keys={}), sandbox())
+    assert isinstance(action, EnsureKey)
+    assert action.body["metadata"]["name"] == "s-sandbox"
+    assert action.body["metadata"]["ownerReferences"][0]["uid"] == "uid-s"
+
+
+def test_a_sandbox_by_hand_admits_the_pods_that_it_names() -> None:
+    selector = {"matchLabels": {"app": "notebook"}}
+    policy, created = make(world(node()), sandbox(clients=selector))
+    assert policy.body["spec"]["ingress"][0]["from"] == [{"podSelector": selector}]
+    assert policy.body["spec"]["podSelector"]["matchLabels"].items() <= created.body["metadata"]["labels"].items()
+
+
+def test_every_way_is_tried_in_order_and_the_refusal_of_the_last_one_is_told() -> None:
+    tried: list[tuple[Any, bool]] = []
+    for expected in [("Overlay", "volume"), ("Overlay", "copied"), ("Plain", "volume"), ("Plain", "copied")]:
+        made = make(world(node(), memory=refused(*tried)), sandbox())
+        assert way(made) == expected
+        create = made[-1]
+        assert isinstance(create, Create)
+        assert create.if_refused is not None
+        tried = [
+            variant
+            for variant in VARIANTS
+            if pod_refused("uid-s", variant) == create.if_refused.fact or variant in tried
+        ]
+    told = make(world(node(), memory=refused(*tried, words="runAsNonRoot != true")), sandbox())
+    assert isinstance(told, Invalid)
+    assert told.message == "the API server refuses its pod: runAsNonRoot != true; set spec.user to a uid such as 1000"
+
+
+def test_who_insists_on_overlay_is_told_why_not_instead_of_getting_less() -> None:
+    told = make(world(node(user_namespaces=False)), sandbox(workspaces={"mode": "Overlay"}))
+    assert isinstance(told, Invalid)
+    assert "Overlay cannot be had here (NodesLackUserNamespaces" in told.message
+    assert told.conditions[0].reason == "NodesLackUserNamespaces"
+    refusal = refused(*VARIANTS[:2], words="violates PodSecurity")
+    told = make(world(node(), memory=refusal), sandbox(workspaces={"mode": "Overlay"}))
+    assert isinstance(told, Invalid)
+    assert "AdmissionRefused: violates PodSecurity" in told.message
+
+
+@pytest.mark.parametrize("asked", ["Auto", "Overlay"])
+def test_a_namespace_that_refused_overlay_is_not_asked_for_every_sandbox(asked: str) -> None:
+    memory = Memory()
+    memory.learn(Remember(overlay_refused("lab"), "violates PodSecurity", 60), NOW.timestamp())
+    made = make(world(node(), memory=memory), sandbox(workspaces={"mode": asked}))
+    if asked == "Auto":
+        assert way(made) == ("Plain", "volume")
+        assert (
+            pod_of(made)["metadata"]["annotations"]["rollout.dev/overlay"] == "AdmissionRefused: violates PodSecurity"
+        )
+    else:
+        assert isinstance(made, Invalid)
+
+
+def test_old_runtimes_get_the_executor_copied() -> None:
+    assert way(make(world(node(runtime="containerd://1.7.27")), sandbox())) == ("Overlay", "copied")
+
+
+def test_overlay_goes_to_the_nodes_that_can_within_those_that_the_template_chose() -> None:
+    nodes = [node("a"), node("b", user_namespaces=False), node("c", labels={"pool": "x"}, user_namespaces=False)]
+    spec = pod_of(make(world(*nodes), sandbox()))["spec"]
+    assert "'a'" in str(spec["affinity"])
+    in_pool = make(world(*nodes), sandbox(podTemplate={"spec": {"nodeSelector": {"pool": "x"}}}))
+    assert way(in_pool) == ("Plain", "volume")
+
+
+def test_only_what_was_admitted_in_the_end_teaches_of_a_namespace() -> None:
+    everything = refused(*VARIANTS)
+    plain = observe(world(node(), pod(RUNNING, overlay=False), memory=everything), sandbox())
+    learned = {remember.fact: remember.message for remember in lessons(plain)}
+    assert learned == {overlay_refused("lab"): "violates PodSecurity", IMAGE_VOLUMES_REFUSED: "violates PodSecurity"}
+    copied = observe(
+        world(node(), pod(RUNNING), memory=refused(VARIANTS[0], words="must specify a volume type")), sandbox()
+    )
+    assert [remember.fact for remember in lessons(copied)] == [IMAGE_VOLUMES_REFUSED]
+    waiting = observe(world(node(), memory=everything), sandbox())
+    assert lessons(waiting) == ()
+
+
+def test_what_is_known_already_is_not_learned_again() -> None:
+    memory = refused(*VARIANTS[:2])
+    for remember in lessons(observe(world(pod(RUNNING, overlay=False), memory=memory), sandbox())):
+        memory.learn(remember, NOW.timestamp())
+    assert lessons(observe(world(pod(RUNNING, overlay=False), memory=memory), sandbox())) == ()
+
+
+def test_a_template_that_starves_the_executor_is_invalid_and_not_tried() -> None:
+    template = {"spec": {"containers": [{"name": "sandbox", "resources": {"limits": {"memory": "8Mi"}}}]}}
+    told = make(world(node()), sandbox(podTemplate=template))
+    assert isinstance(told, Invalid)
+    assert "resources.limits.memory: 8Mi is too little" in told.message

@@ -1,0 +1,61 @@
+"""Only what belongs to a Sandbox is taken for its own."""
+
+from datetime import timedelta
+
+from rollout_api.sandbox import Security
+from rollout_operator.actions import Ref, Remember
+from rollout_operator.memory import Memory
+from rollout_operator.sandbox import observe
+from rollout_operator.sandbox.observe import exec_failed, overlay_refused, trial_failed
+from tests.unit.rollout_operator.sandbox.objects import KEY, NOW, RUNNING, node, pod, rollout_job, sandbox, world
+
+
+def test_the_pod_of_an_earlier_sandbox_of_the_same_name_is_not_its_pod() -> None:
+    old = pod(RUNNING)
+    old["metadata"]["ownerReferences"][0]["uid"] = "uid-earlier"
+    assert observe(world(old), sandbox()).pod is None
+    assert observe(world(pod(RUNNING)), sandbox()).pod is not None
+
+
+def test_the_template_and_the_key_are_those_of_the_owning_job() -> None:
+    seen = observe(world(rollout_job(template={"metadata": {}}, security="Privileged")), sandbox(job="j"))
+    assert seen.job is not None
+    assert (seen.job.pod_template, seen.job.security) == ({"metadata": {}}, Security.PRIVILEGED)
+    assert (seen.key, seen.key_secret, seen.owner_uid) == (KEY, Ref("Secret", "lab", "j-runner"), "uid-j")
+
+
+def test_a_job_of_the_same_name_made_later_does_not_own_it() -> None:
+    later = rollout_job()
+    later["metadata"]["uid"] = "uid-later"
+    assert observe(world(later), sandbox(job="j")).is_deleted
+    assert observe(world(), sandbox(job="j")).is_deleted
+
+
+def test_a_job_that_is_being_deleted_gets_no_new_pods() -> None:
+    going = rollout_job()
+    going["metadata"]["deletionTimestamp"] = "2026-05-04T12:00:00Z"
+    assert observe(world(going), sandbox(job="j")).is_deleted
+
+
+def test_a_sandbox_by_hand_has_a_key_of_its_own() -> None:
+    seen = observe(world(), sandbox())
+    assert (seen.job, seen.key_secret, seen.owner_uid) == (None, Ref("Secret", "lab", "s-sandbox"), "uid-s")
+
+
+def test_what_was_learned_of_nodes_and_namespaces_counts_until_it_expires() -> None:
+    memory = Memory()
+    for fact in (trial_failed("n1"), exec_failed("n2"), overlay_refused("lab")):
+        memory.learn(Remember(fact, "words", 60), NOW.timestamp())
+    seen = observe(world(node("n1"), node("n2"), memory=memory), sandbox())
+    assert {found.name: (found.trial_failure, found.exec_failure) for found in seen.nodes} == {
+        "n1": ("words", None),
+        "n2": (None, "words"),
+    }
+    assert seen.overlay_refusal == "words"
+    later = observe(world(node("n1"), memory=memory, now=NOW + timedelta(minutes=2)), sandbox())
+    assert (later.overlay_refusal, later.nodes[0].trial_failure) == (None, None)
+
+
+def test_a_status_that_another_version_wrote_is_made_anew() -> None:
+    strange = {**sandbox(), "status": {"phase": "Running"}}
+    assert observe(world(), strange).status.conditions == []

@@ -1,0 +1,236 @@
+"""A Sandbox's life, situation by situation. `test_life.py` plays them in any order."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rollout_api.sandbox import SandboxStatus
+from rollout_operator.actions import Delete, Plan, Ref, Remember
+from rollout_operator.memory import Memory
+from rollout_operator.sandbox import observe, plan
+from tests.unit.rollout_operator.sandbox.objects import (
+    NOW,
+    RUNNING,
+    Json,
+    ended,
+    node,
+    pod,
+    rollout_job,
+    sandbox,
+    waiting,
+    world,
+)
+
+POD = Ref("Pod", "lab", "s")
+IP = {"podIP": "10.0.0.1"}
+
+
+def look(asked: Json, *objects: Json, seconds: float = 0, memory: Memory | None = None) -> Plan:
+    return plan(observe(world(*objects, now=NOW + timedelta(seconds=seconds), memory=memory), asked))
+
+
+def after(asked: Json, *objects: Json, seconds: float = 0) -> Json:
+    """The Sandbox with the status that was planned written."""
+    planned = look(asked, *objects, seconds=seconds)
+    assert planned.status is not None
+    return {**asked, "status": planned.status}
+
+
+def conditions(asked: Json) -> dict[str, tuple[str, str, str]]:
+    status = SandboxStatus.model_validate(asked["status"])
+    return {found.type: (found.status, found.reason, found.message) for found in status.conditions}
+
+
+def ready(**spec: Any) -> Json:
+    return after(sandbox(**spec), node(), pod(RUNNING, **IP), seconds=1)
+
+
+def finished(state: Json | None = None, **spec: Any) -> Json:
+    return after(ready(**spec), node(), pod(state or ended(0, "Completed"), **IP), seconds=2)
+
+
+def test_a_sandbox_that_starts_well_costs_one_pod_and_one_status_write() -> None:
+    assert len(look(sandbox(), node()).actions) == 2  # its policy, too, which others share
+    assert look(sandbox(), node(), pod()).status is None
+    assert look(sandbox(), node(), pod(waiting("ContainerCreating"))).status is None
+    done = ready(workspaces={"perSandbox": 8})
+    assert done["status"]["mode"] == "Overlay"
+    assert done["status"]["places"] == {"total": 8}
+    status = SandboxStatus.model_validate(done["status"])
+    assert (status.pod_name, status.pod_ip, status.node_name) == ("s", "10.0.0.1", "n1")
+    assert {kind: held for kind, (held, _, _) in conditions(done).items()} == {
+        "Scheduled": "True",
+        "ImagePulled": "True",
+        "Overlay": "True",
+        "Ready": "True",
+    }
+    assert look(done, node(), pod(RUNNING, **IP), seconds=9) == Plan()
+
+
+def test_a_plain_sandbox_says_why_and_what_its_network_cannot_keep() -> None:
+    plain = pod(RUNNING, overlay=False, **IP)
+    plain["metadata"]["annotations"] = {"rollout.dev/overlay": "NodesLackUserNamespaces: none of 1 nodes"}
+    asked = sandbox(workspaces={"perSandbox": 8}, network={"setup": "Public"})
+    done = after(asked, node(), plain)
+    assert (done["status"]["mode"], done["status"]["places"]) == ("Plain", {"total": 1})
+    held, reason, message = conditions(done)["Overlay"]
+    assert (held, reason) == ("False", "NodesLackUserNamespaces")
+    assert message == "none of 1 nodes. Network in Plain mode: what one phase may reach all phases may reach"
+    assert look(asked, node(), plain).events[0].reason == "NodesLackUserNamespaces"
+
+
+def test_a_missing_image_is_told_once_however_often_it_is_tried() -> None:
+    first = look(sandbox(), node(), pod(waiting("ErrImagePull", "not found")))
+    assert first.events[0].reason == "ImagePullBackOff"
+    told = after(sandbox(), node(), pod(waiting("ErrImagePull", "not found")))
+    assert conditions(told) == {"ImagePulled": ("False", "ImagePullBackOff", "not found")}
+    again = look(told, node(), pod(waiting("ImagePullBackOff", "Back-off pulling image: ErrImagePull: not found")))
+    assert (again.status, again.events) == (None, ())
+    assert again.requeue_seconds == 600
+
+
+def test_the_start_deadline_ends_it_and_says_what_it_was_waiting_for() -> None:
+    asked, stuck = sandbox(startSeconds=60), pod(waiting("ImagePullBackOff", "not found"))
+    assert look(asked, node(), stuck, seconds=59).requeue_seconds == 1
+    done = after(asked, node(), stuck, seconds=60)
+    held, reason, message = conditions(done)["Finished"]
+    assert (held, reason) == ("True", "StartDeadlineExceeded")
+    assert message == "not ready 60 s after it was asked for (spec.startSeconds): ImagePullBackOff: not found"
+    assert conditions(done)["ImagePulled"][0] == "False"
+
+
+def test_the_start_deadline_holds_for_a_pod_that_could_never_be_made() -> None:
+    where = world(node(), now=NOW + timedelta(seconds=601))
+    told = plan(observe(type(where)(**{**where.__dict__, "last_error": "exceeded quota: pods"}), sandbox()))
+    assert "exceeded quota: pods" in str(told.status)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [(ended(0, "Completed"), "Idle"), (ended(137, "OOMKilled"), "OOMKilled"), (ended(1), "Crashed")],
+)
+def test_the_end_is_written_before_the_pod_is_deleted_and_the_sandbox_stays_to_be_read(
+    state: Json, reason: str
+) -> None:
+    gone = pod(state, **IP)
+    first = look(ready(), node(), gone, seconds=2)
+    assert first.actions == ()
+    done = after(ready(), node(), gone, seconds=2)
+    assert conditions(done)["Finished"][:2] == ("True", reason)
+    assert conditions(done)["Ready"][:2] == ("False", reason)
+    assert look(done, node(), gone, seconds=2) == Plan((Delete(POD, "uid-pod-s"),), requeue_seconds=60)
+    assert look(done, node(), seconds=61).actions == ()
+    assert look(done, node(), seconds=62).actions == (Delete(Ref("Sandbox", "lab", "s"), "uid-s"),)
+
+
+def test_a_pod_that_is_going_already_is_not_deleted_again() -> None:
+    going = pod(ended(0), **IP)
+    going["metadata"]["deletionTimestamp"] = "2026-05-04T12:00:00Z"
+    assert look(finished(), node(), going, seconds=2).actions == ()
+
+
+def test_retain_keeps_the_sandbox_and_not_its_pod() -> None:
+    done = finished(whenFinished="Retain")
+    assert look(done, node(), pod(ended(0), **IP), seconds=10**6).actions == (Delete(POD, "uid-pod-s"),)
+    assert look(done, node(), seconds=10**6) == Plan()
+
+
+def test_a_ready_sandboxs_pod_is_never_made_again_for_its_state_is_gone() -> None:
+    asked = ready()
+    assert look(asked, node(), seconds=2).actions == ()  # it may only be out of sight
+    done = after(asked, node(), seconds=10)
+    assert conditions(done)["Finished"][:2] == ("True", "PodDeleted")
+
+
+def test_a_pod_that_vanished_with_its_node_is_lost_and_not_deleted() -> None:
+    done = after(ready(), node("other"), node("n1", ready=False), seconds=10)
+    assert conditions(done)["Finished"][1] == "NodeLost"
+    done = after(ready(), node("other"), seconds=10)
+    assert conditions(done)["Finished"][1] == "NodeLost"
+
+
+def test_another_pod_under_the_same_name_is_not_taken_for_the_one_that_callers_know() -> None:
+    done = after(ready(), node(), pod(RUNNING, podIP="10.0.0.2"), seconds=10)
+    held, reason, message = conditions(done)["Finished"]
+    assert (held, reason) == ("True", "PodDeleted")
+    assert "10.0.0.1" in message
+    assert "10.0.0.2" in message
+
+
+def test_a_silent_node_loses_its_sandboxes_after_half_a_minute_without_waiting_for_kubernetes() -> None:
+    silent, other = node("n1", ready=False), node("n2")
+    waits = look(ready(), silent, other, pod(RUNNING, **IP), seconds=10)
+    assert (waits.status, waits.requeue_seconds) == (None, 20)
+    done = after(ready(), silent, other, pod(RUNNING, **IP), seconds=30)
+    assert conditions(done)["Finished"][1] == "NodeLost"
+
+
+def test_when_no_node_at_all_is_heard_of_it_is_the_control_plane_that_is_cut_off() -> None:
+    assert look(ready(), node("n1", ready=False), pod(RUNNING, **IP), seconds=600) == Plan()
+
+
+def test_a_failed_trial_gives_a_plain_pod_and_the_reason() -> None:
+    failed = pod(ended(3, message="mount: EPERM"))
+    first = look(sandbox(), node(), failed)
+    assert [type(action) for action in first.actions] == [Remember]
+    assert first.events[0].reason == "OverlayTrialFailed"
+    told = after(sandbox(), node(), failed)
+    assert conditions(told)["Overlay"] == (
+        "False",
+        "TrialFailed",
+        "Overlay was tried on node n1, and failed: mount: EPERM",
+    )
+    second = look(told, node(), failed)
+    assert second.actions == (Delete(POD, "uid-pod-s", grace_seconds=0),)
+    third = look(told, node())
+    assert "hostUsers" not in third.actions[-1].body["spec"]
+    plain = pod(RUNNING, overlay=False, **IP)
+    plain["metadata"]["annotations"] = third.actions[-1].body["metadata"]["annotations"]
+    done = after(told, node(), plain, seconds=5)
+    assert conditions(done)["Ready"][0] == "True"
+    assert conditions(done)["Overlay"][:2] == ("False", "TrialFailed")
+    assert done["status"]["mode"] == "Plain"
+
+
+def test_a_trial_that_fails_just_after_the_pod_was_seen_running_is_no_loss_either() -> None:
+    told = after(ready(), node(), pod(ended(3, message="mount: EPERM"), **IP), seconds=2)
+    assert conditions(told)["Ready"][:2] == ("False", "TrialFailed")
+    assert SandboxStatus.model_validate(told["status"]).pod_ip is None
+
+
+def test_a_failed_trial_is_told_to_who_insists_on_overlay() -> None:
+    done = after(sandbox(workspaces={"mode": "Overlay"}), node(), pod(ended(3, message="mount: EPERM")))
+    held, reason, message = conditions(done)["Finished"]
+    assert (held, reason) == ("True", "Crashed")
+    assert message.endswith("mount: EPERM; set spec.workspaces.mode to Auto or Plain")
+
+
+def test_a_volume_that_cannot_be_executed_gives_a_pod_with_a_copy() -> None:
+    memory = Memory()
+    denied = pod(ended(128, "StartError", "permission denied"))
+    denied["spec"]["volumes"] = [{"name": "rollout-executor", "image": {}}]
+    first = look(sandbox(), node(), denied, memory=memory)
+    remember, delete = first.actions
+    assert isinstance(remember, Remember)
+    assert delete == Delete(POD, "uid-pod-s", grace_seconds=0)
+    memory.learn(remember, NOW.timestamp())
+    body = look(sandbox(), node(), memory=memory).actions[-1].body
+    assert body["spec"]["initContainers"][0]["name"] == "executor"
+    assert body["spec"]["hostUsers"] is False
+
+
+def test_an_invalid_sandbox_is_finished_before_anything_is_made() -> None:
+    asked = sandbox(podTemplate={"spec": {"hostNetwork": True}})
+    planned = look(asked, node())
+    assert planned.actions == ()
+    held, reason, message = conditions(after(asked, node()))["Finished"]
+    assert (held, reason) == ("True", "Invalid")
+    assert message.startswith("spec.podTemplate.spec.hostNetwork: refused: ")
+
+
+def test_what_is_being_deleted_is_left_to_garbage_collection() -> None:
+    asked = sandbox()
+    asked["metadata"]["deletionTimestamp"] = "2026-05-04T12:00:00Z"
+    assert look(asked, node()) == Plan()
+    assert look(sandbox(job="gone"), node(), rollout_job("other")) == Plan()

@@ -1,0 +1,154 @@
+"""The pod of a Sandbox: what runs, with which rights, and what its executor is told."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.executor.config import read_config
+from rollout_api.base import quantity_value
+from rollout_api.cluster import executor_token, token_sha256
+from rollout_api.sandbox import SandboxSpec, WorkspaceMode
+from rollout_operator.sandbox.mode import Choice
+from rollout_operator.sandbox.placement import Node
+from rollout_operator.sandbox.pod import Identity, pod_for
+from tests.unit.rollout_operator.sandbox.objects import CONFIG, KEY, Json
+
+WHO = Identity("s", "lab", "uid-s", KEY, {}, "abcd1234")
+OVERLAY, PLAIN = Choice(WorkspaceMode.OVERLAY, "Supported", ""), Choice(WorkspaceMode.PLAIN, "NotAsked", "asked")
+
+
+def made(choice: Choice = OVERLAY, template: Json | None = None, *, image_volume: bool = True, **spec: Any) -> Json:
+    sandbox = SandboxSpec.model_validate({"image": "busybox:1", "workspaces": {"perSandbox": 8}, **spec})
+    return pod_for(WHO, sandbox, choice, CONFIG.images, template or {}, image_volume=image_volume)
+
+
+def container(pod: Json) -> Json:
+    (found,) = pod["spec"]["containers"]
+    return dict(found)
+
+
+def told(pod: Json) -> Json:
+    """What the executor is told, after Kubernetes has expanded its command."""
+    launcher, option, text = container(pod)["command"]
+    assert (launcher, option) == ("/.rollout/executor/executor", "--config-json")
+    config: Json = json.loads(text.replace("$$", "$"))
+    return config
+
+
+def test_the_pod_carries_the_digest_of_the_token_and_neither_token_nor_key() -> None:
+    token = executor_token(KEY, "s", "uid-s")
+    text = json.dumps(made())
+    assert told(made())["tokenSha256"] == token_sha256(token)
+    assert token not in text
+    assert KEY not in text
+
+
+@pytest.mark.parametrize("choice", [OVERLAY, PLAIN])
+def test_the_executor_understands_what_it_is_told(choice: Choice) -> None:
+    spec = {"resources": {"memory": "1Gi", "disk": "2Gi"}, "user": "1000:1000", "idleSeconds": 60}
+    pod = made(choice, **spec)
+    config = read_config(json.dumps(told(pod)))
+    places = 8 if choice == OVERLAY else 1
+    assert (config.listen, config.idle_seconds, config.host.state_dir) == ("tcp:0.0.0.0:8470", 60, "/.rollout/state")
+    assert (config.host.mode, config.host.places, config.host.user) == (choice.mode.value, places, "1000:1000")
+    assert (config.host.memory_bytes, config.host.disk_bytes) == (places * 2**30, places * 2**31)
+
+
+def test_a_plain_pod_has_no_capability_and_cannot_gain_any() -> None:
+    pod = made(PLAIN)
+    assert container(pod)["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert "hostUsers" not in pod["spec"]
+
+
+def test_an_overlay_pods_capabilities_hold_in_its_own_user_namespace_alone() -> None:
+    pod = made(OVERLAY)
+    assert pod["spec"]["hostUsers"] is False
+    assert "privileged" not in container(pod)["securityContext"]
+
+
+@pytest.mark.parametrize("choice", [OVERLAY, PLAIN])
+def test_no_identity_in_the_cluster_no_services_in_the_environment_no_restart(choice: Choice) -> None:
+    spec = made(choice)["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False
+    assert spec["restartPolicy"] == "Never"
+    assert spec["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert "serviceAccountName" not in spec
+
+
+def test_a_plain_pod_starts_as_the_user_that_it_cannot_become_later() -> None:
+    assert container(made(PLAIN, user="1000:2000"))["securityContext"]["runAsUser"] == 1000
+    assert container(made(PLAIN, user="1000:2000"))["securityContext"]["runAsGroup"] == 2000
+    assert container(made(PLAIN, user="1000"))["securityContext"]["runAsNonRoot"] is True
+    assert container(made(PLAIN, user="0"))["securityContext"]["runAsNonRoot"] is False
+    assert "runAsUser" not in container(made(PLAIN, user="agent"))["securityContext"]
+
+
+@given(st.text(alphabet="$()AB {}", max_size=20))
+def test_a_variable_has_its_value_taken_literally(value: str) -> None:
+    (variable,) = container(made(env=[{"name": "A", "value": value}]))["env"]
+    # Kubernetes' own rule: `$$` is `$`, and `$(NAME)` only counts behind an even number of them.
+    assert variable["value"].count("$") == 2 * value.count("$")
+    assert variable["value"].replace("$$", "$") == value
+
+
+def test_the_image_is_unchanged_and_the_executor_comes_from_a_read_only_image_volume() -> None:
+    pod = made(image="registry/task@sha256:abc")
+    assert container(pod)["image"] == "registry/task@sha256:abc"
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert volumes["rollout-executor"]["image"] == {"reference": "executor:1", "pullPolicy": "IfNotPresent"}
+    mounts = {mount["name"]: mount for mount in container(pod)["volumeMounts"]}
+    assert mounts["rollout-executor"] == {
+        "name": "rollout-executor",
+        "mountPath": "/.rollout/executor",
+        "readOnly": True,
+    }
+    assert "initContainers" not in pod["spec"]
+
+
+def test_without_image_volumes_an_init_container_without_rights_copies_the_executor() -> None:
+    pod = made(image_volume=False)
+    (init,) = pod["spec"]["initContainers"]
+    assert (init["image"], init["command"]) == ("executor:1", ["/executor", "--copy-to", "/.rollout/executor"])
+    assert init["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert volumes["rollout-executor"] == {"name": "rollout-executor", "emptyDir": {}}
+
+
+def test_the_pods_own_limit_is_above_what_the_executor_lets_workspaces_use() -> None:
+    pod = made(resources={"memory": "256Mi", "disk": "1Gi"})
+    limits = container(pod)["resources"]["limits"]
+    assert quantity_value(limits["memory"]) > told(pod)["memoryBytes"] == 8 * 256 * 2**20
+    assert quantity_value(limits["ephemeral-storage"]) > told(pod)["diskBytes"]
+    state = next(volume for volume in pod["spec"]["volumes"] if volume["name"] == "rollout-state")
+    assert quantity_value(state["emptyDir"]["sizeLimit"]) > told(pod)["diskBytes"]
+
+
+def test_a_limit_that_a_template_sets_is_what_the_executor_keeps() -> None:
+    template = {"spec": {"containers": [{"name": "sandbox", "resources": {"limits": {"memory": "1Gi"}}}]}}
+    assert told(made(template=template))["memoryBytes"] < 2**30
+    assert told(made(template=template, resources={"memory": "16Mi"}))["memoryBytes"] == 8 * 16 * 2**20
+
+
+@pytest.mark.parametrize("limit", ["32Mi", "1", "lots"])
+def test_a_limit_too_small_for_the_executor_is_refused_by_name(limit: str) -> None:
+    template = {"spec": {"containers": [{"name": "sandbox", "resources": {"limits": {"memory": limit}}}]}}
+    with pytest.raises(ValueError, match=r"containers\[sandbox\]\.resources\.limits\.memory: .*"):
+        made(template=template)
+
+
+def test_a_pod_that_can_run_on_some_nodes_only_is_sent_there() -> None:
+    some = Choice(WorkspaceMode.OVERLAY, "Supported", "", [Node("able")], [Node("unable"), Node("too")])
+    affinity = made(some)["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert affinity["nodeSelectorTerms"] == [
+        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["able"]}]}
+    ]
+
+
+def test_a_lost_node_costs_half_a_minute_and_a_lifetime_ends() -> None:
+    spec = made(lifetimeSeconds=100)["spec"]
+    assert {toleration["tolerationSeconds"] for toleration in spec["tolerations"]} == {30}
+    assert spec["activeDeadlineSeconds"] == 100

@@ -1,0 +1,205 @@
+"""What a pod's status means. Messages are as the kubelet, scheduler and runtimes of Kubernetes 1.33 to 1.35 write them."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rollout_operator.sandbox.reasons import (
+    ending_of,
+    exec_failure,
+    is_running,
+    seconds_until_lost,
+    trial_failure,
+    waiting_for,
+)
+from tests.unit.rollout_operator.sandbox.objects import NOW, RUNNING, Json, disrupted, ended, node, pod, waiting
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "reason"),
+    [
+        (ended(0, "Completed"), {}, "Idle"),
+        (ended(137, "OOMKilled"), {"phase": "Failed"}, "OOMKilled"),
+        (ended(2), {}, "Crashed"),
+        (ended(0, "Completed"), {"reason": "DeadlineExceeded", "phase": "Failed"}, "DeadlineExceeded"),
+        (None, {"reason": "Evicted", "phase": "Failed", "message": "low on memory"}, "Evicted"),
+        (ended(143), {"conditions": disrupted("EvictionByEvictionAPI")}, "Evicted"),
+        (None, {"conditions": disrupted("DeletionByPodGC"), "phase": "Failed"}, "NodeLost"),
+        (ended(137), {"conditions": disrupted("TerminationByKubelet"), "reason": "Preempting"}, "Preempted"),
+        (ended(0), {"conditions": disrupted("TerminationByKubelet"), "reason": "Terminated"}, "NodeLost"),
+        (ended(255, "Unknown"), {}, "NodeLost"),
+        (ended(137, "ContainerStatusUnknown"), {"phase": "Failed"}, "NodeLost"),
+        (
+            None,
+            {"phase": "Failed", "reason": "OutOfcpu", "message": "Node didn't have enough resource: cpu"},
+            "Evicted",
+        ),
+        (waiting("InvalidImageName", 'couldn\'t parse image name "A B"'), {}, "Invalid"),
+    ],
+)
+def test_each_end_has_its_own_reason_so_that_no_bad_luck_is_taken_for_the_policys_doing(
+    state: Json | None, status: Json, reason: str
+) -> None:
+    ending = ending_of(pod(state, **status))
+    assert ending is not None
+    assert ending.reason == reason
+    assert ending.message
+
+
+@pytest.mark.parametrize("state", [None, RUNNING, waiting("ContainerCreating"), waiting("ImagePullBackOff")])
+def test_a_pod_that_lives_has_not_ended(state: Json | None) -> None:
+    assert ending_of(pod(state, podIP="10.0.0.1")) is None
+
+
+def deleted(made: Json) -> Json:
+    made["metadata"]["deletionTimestamp"] = "2026-05-04T12:00:00Z"
+    return made
+
+
+def test_a_pod_that_somebody_deletes_is_not_taken_for_idle_though_its_executor_ends_with_0() -> None:
+    for state in (RUNNING, ended(0, "Completed"), ended(137)):
+        ending = ending_of(deleted(pod(state)))
+        assert ending is not None
+        assert ending.reason == "PodDeleted"
+
+
+@pytest.mark.parametrize(
+    ("by", "reason"),
+    [
+        ("EvictionByEvictionAPI", "Evicted"),
+        ("PreemptionByScheduler", "Preempted"),
+        ("DeletionByTaintManager", "NodeLost"),
+    ],
+)
+def test_a_pod_that_kubernetes_deletes_says_why_at_once_and_not_before_it_is_deleted(by: str, reason: str) -> None:
+    made = pod(RUNNING, conditions=disrupted(by))
+    assert ending_of(made) is None
+    ending = ending_of(deleted(made))
+    assert ending is not None
+    assert (ending.reason, ending.message) == (reason, by)
+
+
+def test_a_pod_that_was_out_of_memory_before_it_was_deleted_is_still_out_of_memory() -> None:
+    ending = ending_of(deleted(pod(ended(137, "OOMKilled"))))
+    assert ending is not None
+    assert ending.reason == "OOMKilled"
+
+
+def test_the_executors_last_words_are_told() -> None:
+    ending = ending_of(pod(ended(2, message="config: listen: expected unix:PATH or tcp:HOST:PORT\n")))
+    assert ending is not None
+    assert ending.message == "the executor ended with exit code 2: config: listen: expected unix:PATH or tcp:HOST:PORT"
+
+
+def test_a_container_on_a_node_that_is_lost_does_not_run_though_its_status_says_so_before() -> None:
+    assert is_running(pod(RUNNING, podIP="10.0.0.1"))
+    assert not is_running(pod(RUNNING))
+    assert not is_running(pod(waiting("ContainerCreating"), podIP="10.0.0.1"))
+
+
+PULL = 'failed to pull and unpack image "x:1": not found'
+
+
+@pytest.mark.parametrize(
+    ("made", "condition", "reason", "message"),
+    [
+        (pod(waiting("ErrImagePull", PULL)), "ImagePulled", "ImagePullBackOff", PULL),
+        (
+            pod(waiting("ImagePullBackOff", f'Back-off pulling image "x:1": ErrImagePull: {PULL}')),
+            "ImagePulled",
+            "ImagePullBackOff",
+            PULL,
+        ),
+        (pod(waiting("ErrImageNeverPull", "not present")), "ImagePulled", "ErrImageNeverPull", "not present"),
+        (
+            pod(waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root")),
+            "Ready",
+            "CreateContainerConfigError",
+            "container has runAsNonRoot and image will run as root",
+        ),
+    ],
+)
+def test_what_keeps_a_pod_from_starting_is_told_in_the_words_of_who_knows(
+    made: Json, condition: str, reason: str, message: str
+) -> None:
+    found = waiting_for(made)
+    assert (found.condition, found.reason, found.message, found.is_problem) == (condition, reason, message, True)
+
+
+def test_the_scheduler_is_quoted() -> None:
+    words = "0/3 nodes are available: 3 Insufficient memory."
+    made = pod(conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}])
+    del made["spec"]["nodeName"]
+    found = waiting_for(made)
+    assert (found.condition, found.reason, found.message, found.is_problem) == (
+        "Scheduled",
+        "Unschedulable",
+        words,
+        True,
+    )
+
+
+@pytest.mark.parametrize("state", [None, waiting("ContainerCreating"), waiting("PodInitializing")])
+def test_what_passes_in_a_moment_is_no_problem_and_costs_no_write(state: Json | None) -> None:
+    found = waiting_for(pod(state))
+    assert not found.is_problem
+    assert "n1" in found.message
+    unscheduled = pod()
+    del unscheduled["spec"]["nodeName"]
+    assert not waiting_for(unscheduled).is_problem
+
+
+def test_an_init_container_that_cannot_be_pulled_is_not_hidden_by_the_container_that_waits_for_it() -> None:
+    made = pod(
+        waiting("PodInitializing"), initContainerStatuses=[{"name": "executor", "state": waiting("ErrImagePull", PULL)}]
+    )
+    assert waiting_for(made).reason == "ImagePullBackOff"
+
+
+def test_an_executor_that_could_not_be_copied_is_not_taken_for_a_node_that_refused_the_pod() -> None:
+    init = [{"name": "executor", "state": ended(2, message="--copy-to: no space left")}]
+    ending = ending_of(pod(waiting("PodInitializing"), phase="Failed", initContainerStatuses=init))
+    assert ending is not None
+    assert (ending.reason, ending.message.endswith("exit code 2: --copy-to: no space left")) == ("Crashed", True)
+    done = [{"name": "executor", "state": ended(0, "Completed")}]
+    assert ending_of(pod(waiting("PodInitializing"), initContainerStatuses=done)) is None
+
+
+def test_a_failed_trial_is_known_by_its_exit_code_in_overlay_pods_alone() -> None:
+    assert trial_failure(pod(ended(3, message="mount: EPERM"))) == "mount: EPERM"
+    assert trial_failure(pod(ended(3), overlay=False)) is None
+    assert trial_failure(pod(ended(2, message="mount: EPERM"))) is None
+    assert trial_failure(pod(RUNNING)) is None
+
+
+def test_an_executor_that_ends_with_3_after_a_long_life_has_crashed_for_it_may_have_served_somebody() -> None:
+    late = pod(ended(3, lived=600))
+    assert trial_failure(late) is None
+    ending = ending_of(late)
+    assert ending is not None
+    assert ending.reason == "Crashed"
+
+
+DENIED = 'exec: "/.rollout/executor/executor": permission denied'
+
+
+@pytest.mark.parametrize(
+    "state",
+    [ended(128, "StartError", DENIED), waiting("RunContainerError", DENIED), ended(126, "ContainerCannotRun", DENIED)],
+)
+def test_a_volume_that_cannot_be_executed_is_told_from_an_executor_that_crashed(state: Json) -> None:
+    made = pod(state)
+    assert exec_failure(made) is None, "no image volume is in it"
+    made["spec"]["volumes"] = [{"name": "rollout-executor", "image": {"reference": "executor:1"}}]
+    assert exec_failure(made) == DENIED
+    other: Any = next(iter(state.values()))
+    other["message"] = "no such file or directory"
+    assert exec_failure(made) is None
+
+
+def test_a_node_is_lost_only_after_a_while() -> None:
+    assert seconds_until_lost(node(), NOW) is None
+    silent = node(ready=False, since=NOW)
+    assert seconds_until_lost(silent, NOW) == 30
+    assert seconds_until_lost(silent, NOW + timedelta(seconds=31)) == -1

@@ -1,0 +1,45 @@
+"""What a sandbox of N workspaces asks for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_api.base import quantity_value
+from rollout_api.sandbox import Resources
+from rollout_operator.sandbox.resources import EXECUTOR_MEMORY, bytes_of, needs_of, quantity
+
+QUANTITIES = st.builds(lambda n, unit: f"{n}{unit}", st.integers(1, 10**4), st.sampled_from(["", "k", "Mi", "Gi", "M"]))
+
+
+@given(QUANTITIES, QUANTITIES, st.integers(1, 1024))
+def test_the_workspaces_can_use_all_they_were_promised_before_the_pods_own_limit_ends_them_all(
+    memory: str, disk: str, places: int
+) -> None:
+    needs = needs_of(Resources(memory=memory, disk=disk), places)
+    limits = needs.limits()
+    assert needs.memory_bytes is not None
+    assert needs.memory_bytes >= quantity_value(memory) * places
+    assert bytes_of(limits["memory"], "") - needs.memory_bytes >= EXECUTOR_MEMORY
+    assert bytes_of(limits["ephemeral-storage"], "") > quantity_value(disk) * places
+
+
+def test_eight_workspaces_of_half_a_core_ask_for_four_cores() -> None:
+    assert needs_of(Resources(cpu="500m"), 8).limits() == {"cpu": "4000m"}
+    assert needs_of(Resources(cpu="0.1"), 3).requests()["cpu"] == "300m"
+
+
+def test_without_bounds_a_pod_is_not_the_first_to_be_evicted_and_has_no_limit() -> None:
+    needs = needs_of(Resources(), 1)
+    assert needs.limits() == {}
+    assert set(needs.requests()) == {"memory"}
+
+
+@given(st.integers(0, 2**50))
+def test_a_quantity_says_exactly_these_bytes(count: int) -> None:
+    assert bytes_of(quantity(count), "") == count
+
+
+@pytest.mark.parametrize("given_text", ["lots", "", "1Zi", "--1"])
+def test_a_limit_that_is_no_quantity_is_named_with_its_field(given_text: str) -> None:
+    with pytest.raises(ValueError, match=r"limits\.memory: .* expected a quantity such as 512Mi"):
+        bytes_of(given_text, "limits.memory")

@@ -1,0 +1,62 @@
+"""What is wrong with a Sandbox is found before anything is made, and told by field."""
+
+from typing import Any
+
+import pytest
+
+from rollout_api.sandbox import SandboxSpec, Security
+from rollout_operator.sandbox.validate import Job, parse_spec, problems
+
+JOB = Job("j", "uid-j", {}, Security.STANDARD)
+DANGEROUS = {"spec": {"hostNetwork": True}}
+
+
+def told(job: Job | None = None, namespace: str = "lab", **spec: Any) -> list[str]:
+    return problems(SandboxSpec.model_validate({"image": "x:1", **spec}), job, namespace, ["trusted"])
+
+
+def test_a_good_one_has_no_problems() -> None:
+    assert told() == told(JOB) == []
+
+
+def test_an_image_is_needed() -> None:
+    (problem,) = told(image=None)
+    assert problem.startswith("spec.image: is missing")
+
+
+@pytest.mark.parametrize("field", [{"podTemplate": {}}, {"clients": {}}, {"security": "Privileged"}])
+def test_a_runner_cannot_give_its_sandboxes_what_their_job_does_not_say(field: dict[str, Any]) -> None:
+    (problem,) = told(JOB, **field)
+    assert problem.startswith(f"spec.{next(iter(field))}: a Sandbox of a job takes it from RolloutJob j")
+
+
+def test_a_template_is_refused_where_it_stands() -> None:
+    assert told(podTemplate=DANGEROUS)[0].startswith("spec.podTemplate.spec.hostNetwork: refused: ")
+    job = Job("j", "uid-j", DANGEROUS, Security.STANDARD)
+    assert told(job)[0].startswith("RolloutJob j spec.sandbox.podTemplate.spec.hostNetwork: refused: ")
+
+
+def test_privileged_is_only_had_where_the_chart_says_so() -> None:
+    job = Job("j", "uid-j", DANGEROUS, Security.PRIVILEGED)
+    assert told(job, "trusted") == []
+    (problem,) = told(job, "lab")
+    assert problem.startswith("RolloutJob j spec.security: Privileged is not allowed in namespace lab")
+    assert "trusted" in problem
+    assert told(namespace="trusted", security="Privileged", podTemplate=DANGEROUS) == []
+
+
+def test_a_refusal_says_how_it_can_be_had() -> None:
+    assert "spec.security: Privileged" in told(podTemplate=DANGEROUS)[-1]
+
+
+def test_clients_are_a_label_selector() -> None:
+    assert told(clients={"matchLabels": {"app": "notebook"}}) == []
+    (problem,) = told(clients={"labels": {"app": "notebook"}})
+    assert problem.startswith("spec.clients.labels: is not a known field")
+
+
+def test_what_the_api_servers_schema_cannot_check_is_told_by_field() -> None:
+    found = parse_spec({"image": "x", "network": {"agent": ["example.org"]}, "env": [{"name": "A"}, {"name": "A"}]})
+    assert isinstance(found, list)
+    assert any(problem.startswith("spec.network.agent") for problem in found)
+    assert any("A is set twice" in problem for problem in found)
