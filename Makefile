@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; 
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart install install-test test check unit integration e2e cluster-tests cluster images test-full \
+.PHONY: help quickstart install install-test test check unit integration e2e cluster-tests test-kind cluster images test-full \
 	bench crds format clean
 
 help:
@@ -14,7 +14,7 @@ help:
 	@echo 'make test-full    the long counts: 100 kills, whole benchmarks'
 	@echo 'make cluster      start a real Kubernetes on this machine and install the chart there (Linux, root, Go)'
 	@echo 'make images       build the images'
-	@echo 'make check|unit|integration|e2e|cluster-tests|bench|crds|format|clean'
+	@echo 'make check|unit|integration|e2e|cluster-tests|test-kind|bench|crds|format|clean'
 
 quickstart: install
 	$(BIN)/rolloutctl run examples/quickstart/job.yaml
@@ -61,6 +61,9 @@ e2e: install-test
 
 cluster-tests: install-test
 	hack/cluster-tests
+
+test-kind: install-test
+	hack/kind-tests
 
 cluster: install-test
 	hack/cluster/up

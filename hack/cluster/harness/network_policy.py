@@ -155,9 +155,8 @@ def _ingress_allows(
     namespaces: Mapping[str, Mapping[str, str]],
 ) -> Iterable[Allow]:
     ports = _ports(rule.get("ports"), target)
-    if ports != ():
-        for peers in _peers(rule.get("from"), namespace, everyone, namespaces):
-            yield Allow(peers.networks, peers.excluded, ports)
+    for peers in _peers(rule.get("from"), namespace, everyone, namespaces):
+        yield Allow(peers.networks, peers.excluded, ports)
 
 
 def _egress_allows(
@@ -170,7 +169,7 @@ def _egress_allows(
             yield Allow(peers.networks, peers.excluded, _ports(numbered, None))
         # A name means a number only for a pod that has a port of that name.
         for pod in everyone if named else ():
-            if (peers.networks is None or pod.address in peers.networks) and (ports := _ports(named, pod)):
+            if _covers(peers, pod.address) and (ports := _ports(named, pod)):
                 yield Allow((pod.address,), (), ports)
 
 
@@ -204,6 +203,13 @@ def _peers(
                 addresses.add(pod.address)
     if addresses:
         yield Allow(tuple(sorted(addresses, key=ipaddress.ip_address)))
+
+
+def _covers(peers: Allow, address: str) -> bool:
+    def inside(networks: tuple[str, ...]) -> bool:
+        return any(ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False) for network in networks)
+
+    return (peers.networks is None or inside(peers.networks)) and not inside(peers.excluded)
 
 
 def _ports(ports: list[dict[str, Any]] | None, named_by: Pod | None) -> tuple[Ports, ...] | None:
