@@ -26,12 +26,19 @@ COPY --from=bundle /bundle /
 ENTRYPOINT ["/executor"]
 
 # ---- What runner and operator share ----
+# Apart, so that only a change of the requirements themselves has them installed again.
+FROM base AS requirements
+WORKDIR /build
+COPY pyproject.toml hack/images/requirements.py ./
+RUN python3 requirements.py cluster operator > requirements.txt
+
 # What the package index needs here (its address, a certificate authority) comes as build secrets, which no layer keeps.
 FROM base AS dependencies
 WORKDIR /build
-COPY pyproject.toml constraints.txt hack/images/requirements.py ./
+COPY --from=requirements /build/requirements.txt ./
+COPY constraints.txt ./
 RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
-    python3 -m venv /opt/venv && python3 requirements.py operator > requirements.txt \
+    python3 -m venv /opt/venv \
     && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir -c constraints.txt -r requirements.txt
 
 FROM base AS product

@@ -25,7 +25,6 @@ from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, by_hand_name, executor_
 from rollout_api.sandbox import Sandbox
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
-from rolloutctl.port_forward import forwarded_port
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Use a Sandbox in the cluster by hand.")
 
@@ -160,8 +159,15 @@ async def _snapshot(name: str, namespace: str | None, workspace: str, file: Path
 @contextlib.asynccontextmanager
 async def _opened(name: str, namespace: str | None, workspace: str) -> AsyncIterator[ExecutorWorkspace]:
     """The workspace of that name, made where there is none yet."""
-    from kubernetes import client, config  # a second of imports that no other command needs
+    # A second of imports that no other command needs.
+    try:
+        from kubernetes import client, config
 
+        from rolloutctl.port_forward import forwarded_port
+    except ImportError as error:
+        raise CommandError(
+            f"the Kubernetes client is not installed: {error}", hint="pip install 'agent-rollouts[cluster]'"
+        ) from error
     try:
         config.load_config()  # type: ignore[no-untyped-call]
     except config.ConfigException as error:

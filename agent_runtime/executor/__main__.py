@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from agent_runtime.executor.workspaces import HostFailure, start_zygote
+from agent_runtime.executor.workspaces.kernel import name_process
 
 USAGE_ERROR = 2
 MODE_IMPOSSIBLE = 3
@@ -46,6 +47,8 @@ def _copy_to(folder: str) -> int:
 
 
 def _serve(option: str, value: str, variables: Sequence[str]) -> int:
+    if option == "--config-json":
+        name_process("executor")
     # Before anything is read: what workspaces are forked from has never seen a token, a request or a secret.
     start_zygote()
 

@@ -7,7 +7,9 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from agent_runtime.executor import CONTRACT_VERSION
@@ -17,6 +19,9 @@ from agent_runtime.executor.routes import Application
 from agent_runtime.executor.sandbox import Sandbox, empty
 from agent_runtime.executor.server import Server, log
 from agent_runtime.executor.workspaces import open_host
+
+# siginfo(7): sent by kill(2), whose sender the kernel fills in.
+_SI_USER = 0
 
 
 class Daemon:
@@ -50,9 +55,7 @@ class Daemon:
     async def run(self) -> None:
         """Serve until a signal, or until nobody has asked for `idleSeconds`."""
         told_to_end = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, told_to_end.set)
+        _on_stop_signal(told_to_end.set)
         address = await self.server.listen(self._config.listen)
         self._write_ready_file(address)
         while not told_to_end.is_set():
@@ -88,6 +91,30 @@ class Daemon:
         with open(beside, "w", encoding="utf-8") as file:
             json.dump(ready, file)
         os.rename(beside, path)
+
+
+def _on_stop_signal(call: Callable[[], None]) -> None:
+    """Call it, in this loop, when this process is told to end; as PID 1 of a container only by those outside it.
+
+    The kernel keeps from a container's PID 1 what it has no handler for; but who handles SIGTERM gets a tool's too.
+    """
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    if os.getpid() != 1:
+        for number in numbers:
+            loop.add_signal_handler(number, call)
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def wait() -> None:
+        while True:
+            sent = signal.sigwaitinfo(numbers)
+            # Senders outside this PID namespace have no number in it. Nobody can pretend to SI_USER.
+            if sent.si_code == _SI_USER and sent.si_pid == 0:
+                loop.call_soon_threadsafe(call)
+                return
+
+    threading.Thread(target=wait, name="stop signals", daemon=True).start()
 
 
 async def serve(config: ExecutorConfig) -> None:

@@ -62,7 +62,7 @@ class FileFailure(Exception):
 
 
 class WorkspaceFailure(Exception):
-    """The workspace itself is gone; `cause` names why where it is known (Memory, Disk, Processes, WorkspaceEnded)."""
+    """The workspace itself is gone; `cause` names why (Memory, Disk, Processes, Attacked, WorkspaceEnded, CreateFailed)."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -110,7 +110,9 @@ class Workspace(Protocol):
         """
 
     async def end_processes(self, cause: str) -> None:
-        """Kill everything in it, daemons that left their command included; the workspace lives on."""
+        """Kill everything in it, daemons that left their command included; the workspace lives on, unless this raises
+        WorkspaceFailure.
+        """
 
     def usage(self) -> dict[str, int]:
         """`memoryBytes`, `processes`, `diskBytes` as last seen."""

@@ -43,7 +43,9 @@ class Fenced(Exception):
 
 
 class WorkspaceLimit(Exception):
-    """The workspace was ended because what ran in it used up memory, disk or processes: the policy's own doing."""
+    """The workspace was ended because what ran in it used up memory, disk or processes, or killed what serves it: the
+    policy's own doing.
+    """
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -91,7 +93,7 @@ class CommandResult:
     exit_code: int | None
     signal: int | None
     cause: str | None
-    """Deadline | Signal | Memory | Disk | Processes | WorkspaceEnded when the executor ended it, else None."""
+    """Deadline | Signal | Memory | Disk | Processes | Attacked | WorkspaceEnded when the executor ended it, else None."""
     seconds: float
     stdout: bytes
     stderr: bytes

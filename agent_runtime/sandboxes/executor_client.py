@@ -30,7 +30,7 @@ CONNECT_SECONDS = 5.0
 REPLY_SECONDS = 30.0
 # Beyond it aiohttp wants a file object, which it sends piece by piece.
 WHOLE_BODY_BYTES = 1 << 20
-LIMIT_CAUSES = frozenset({"Memory", "Disk", "Processes"})
+LIMIT_CAUSES = frozenset({"Memory", "Disk", "Processes", "Attacked"})
 
 Query = Sequence[tuple[str, str]]
 Body = bytes | AsyncIterator[bytes] | None

@@ -223,7 +223,7 @@ class ExecutorWorkspace:
             status = (await self._client.call("GET", path, query=query, wait_seconds=WAIT_SECONDS)).json()
         if status["cause"] in ("Memory", "Disk"):
             raise WorkspaceLimit(status["cause"], f"the command used up the {status['cause'].lower()} of its workspace")
-        if status["cause"] == "WorkspaceEnded":
+        if status["cause"] in ("WorkspaceEnded", "Attacked"):
             await self.require_live()
         return command_result(status)
 

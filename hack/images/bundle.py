@@ -17,7 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
-from modulefinder import Module, ModuleFinder
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 # Optional imports of standard modules that the executor never gets to. TLS alone would add 7 MB.
@@ -33,8 +33,8 @@ LIBGCC = "libgcc_s.so.1"
 PRELOAD_FILE = b"/etc/ld.so.preload\0"
 
 
-def imported_modules(package: str) -> list[Module]:
-    """Every module that `package` may import, itself included."""
+def imported_modules(package: str) -> dict[str, Path]:
+    """The file of every module that `package` may import, itself included."""
     finder = ModuleFinder(path=[os.getcwd(), *(path for path in sys.path if "-packages" not in path)], excludes=UNUSED)
     for file in sorted(Path(package.replace(".", "/")).rglob("*.py")):
         finder.import_hook(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
@@ -43,7 +43,8 @@ def imported_modules(package: str) -> list[Module]:
     # What the interpreter itself imports when it starts.
     for name in ("os", "io", "codecs", "warnings"):
         finder.import_hook(name)
-    return [module for module in finder.modules.values() if getattr(module, "__file__", None)]
+    files = {name: getattr(module, "__file__", None) for name, module in finder.modules.items()}
+    return {name: Path(file) for name, file in files.items() if file}
 
 
 def needed_libraries(program: Path) -> dict[str, Path]:
@@ -54,12 +55,11 @@ def needed_libraries(program: Path) -> dict[str, Path]:
     return {name: Path(path) for name, path in named} | {path: Path(path) for path in loader}
 
 
-def copy_modules(modules: list[Module], library: Path) -> list[Path]:
+def copy_modules(modules: dict[str, Path], library: Path) -> list[Path]:
     """Compile or copy them below `library`; the shared objects among them."""
     extensions = []
-    for module in modules:
-        source = Path(module.__file__ or "")
-        place = library / module.__name__.replace(".", "/")
+    for name, source in modules.items():
+        place = library / name.replace(".", "/")
         if source.suffix == ".so":
             target = library / "lib-dynload" / source.name
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,24 @@ class Cluster:
             self.kubectl("get", kind, "-n", namespace, "-o", "json", *(["-l", selector] if selector else [])).stdout
         )["items"]
         return found
+
+    def helm(self, *arguments: str) -> None:
+        """helm with these arguments."""
+        command = ["helm", "--kubeconfig", str(self.kubeconfig), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+
+    def rolloutctl(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        """rolloutctl, as on the laptop of somebody with this kubeconfig and the credentials of the storage."""
+        return subprocess.run(
+            [sys.executable, "-m", "rolloutctl.main", *arguments],
+            input=text,
+            env=os.environ | dict(self.environ) | {"KUBECONFIG": str(self.kubeconfig), "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
 
     def node_process(self, *command: str) -> subprocess.CompletedProcess[str]:
         """A command of the harness, such as `component kill apiserver`."""
@@ -162,6 +181,15 @@ class Job:
         uri = self.manifest["spec"]["output"]["uri"]
         return Store.open(f"{uri}/{self.name}-{self.uid[:8]}", self.cluster.environ, patience_seconds=30)
 
+    def patch(self, spec: Object) -> None:
+        """kubectl patch of fields of its spec."""
+        patch = json.dumps({"spec": spec})
+        self.cluster.kubectl("patch", "rolloutjob", self.name, "-n", self.namespace, "--type=merge", "-p", patch)
+
+    def suspend(self, suspend: bool) -> None:
+        """Suspend or resume it."""
+        self.patch({"suspend": suspend})
+
     def delete(self, *options: str) -> None:
         """kubectl delete."""
         self.cluster.kubectl("delete", "rolloutjob", self.name, "-n", self.namespace, *options)
@@ -205,6 +233,22 @@ def quickstart_manifest() -> Object:
     return manifest
 
 
+def small_job(name: str, tasks: int = 1, **spec: object) -> Object:
+    """A job that takes seconds: its Oracle solves every task, so each reward is 1."""
+    task = {"prompt": "p", "solution": ["touch solved"], "verifier": {"commands": ["test -e solved"]}}
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": name},
+        "spec": {
+            "agent": {"type": "Oracle"},
+            "sandbox": {"image": QUICKSTART_IMAGE},
+            "tasks": {"inline": [{"name": f"task-{number}"} | task for number in range(tasks)]},
+            **spec,
+        },
+    }
+
+
 def slow_quickstart(turn_seconds: float, **spec: object) -> Object:
     """The quickstart's job on a cluster, each answer of its model after so long: time for something to happen to it."""
     manifest = quickstart_manifest()
@@ -222,7 +266,7 @@ def assert_undisturbed(job: Job) -> None:
     assert [result["index"] for result in results] == list(range(24))
     rewards: dict[str, list[float]] = {}
     for result in results:
-        assert (result["outcome"], result["attempt"], result.get("failedAttempts", [])) == ("Completed", 1, []), result
+        assert (result["outcome"], result["attempt"], result.get("failedAttempts", [])) == ("Completed", 0, []), result
         rewards.setdefault(result["task"], []).append(result["reward"])
     assert rewards == REWARDS
 
@@ -244,7 +288,11 @@ def find_cluster() -> Cluster | None:
         }
         return Cluster(Path(kubeconfig), environ, os.environ["ROLLOUT_TEST_S3_BUCKET"], {})
     status = subprocess.run(
-        [str(REPOSITORY / "hack/cluster/status"), "--json", *_name()], capture_output=True, text=True, timeout=60, check=False
+        [str(REPOSITORY / "hack/cluster/status"), "--json", *_name()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     if status.returncode != 0:
         return None

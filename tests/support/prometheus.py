@@ -1,14 +1,20 @@
-"""A real Prometheus that scrapes a cluster as the chart's ServiceMonitor and PodMonitor ask, through the API server's proxy."""
+"""A real Prometheus that scrapes a cluster as the chart's ServiceMonitor and PodMonitor ask, through the API server's proxy.
+
+Debian's Prometheus is built without discovery in Kubernetes: a small server here tells it the same facts over HTTP.
+"""
 
 import contextlib
 import json
 import re
 import socket
 import subprocess
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +40,7 @@ class Prometheus:
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def _get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", timeout=30) as answer:
-            return json.load(answer)["data"]
+        return get(f"http://127.0.0.1:{self.port}/api/v1/{path}")["data"]
 
 
 @contextlib.contextmanager
@@ -44,15 +49,16 @@ def scrape(cluster: Cluster, monitors: list[Manifest], folder: Path) -> Iterator
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((folder / "log").open("w"))
         api = free_port()
+        command = ["kubectl", "--kubeconfig", str(cluster.kubeconfig), "proxy", "--port", str(api)]
+        stack.enter_context(running(command, log))
+        discovery = stack.enter_context(serve_discovery(f"http://127.0.0.1:{api}"))
         config = {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "5s"},
+            "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "5s"},
             "rule_files": [str(CHART / "files" / "alerts.yaml")],
-            "scrape_configs": [scrape_config(monitor, api) for monitor in monitors],
+            "scrape_configs": [scrape_config(monitor, api, discovery) for monitor in monitors],
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         port = free_port()
-        command = ["kubectl", "--kubeconfig", str(cluster.kubeconfig), "proxy", "--port", str(api)]
-        stack.enter_context(running(command, log))
         command = [
             tool("prometheus"),
             f"--config.file={folder}/prometheus.yml",
@@ -64,28 +70,25 @@ def scrape(cluster: Cluster, monitors: list[Manifest], folder: Path) -> Iterator
         yield Prometheus(port)
 
 
-def scrape_config(monitor: Manifest, api: int) -> Manifest:
+def scrape_config(monitor: Manifest, api: int, discovery: str) -> Manifest:
     """What the Prometheus operator makes of a ServiceMonitor or PodMonitor; but the way leads through a local proxy."""
     spec = monitor["spec"]
     if monitor["kind"] == "PodMonitor":
-        role, label, port = "pod", "pod_label", "pod_container_port_name"
-        [endpoint], namespaces = spec["podMetricsEndpoints"], spec["namespaceSelector"].get("matchNames", [])
+        role, label, [endpoint] = "pods", "pod_label", spec["podMetricsEndpoints"]
     else:
-        role, label, port = "endpointslice", "service_label", "endpointslice_port_name"
-        [endpoint], namespaces = spec["endpoints"], [monitor["metadata"]["namespace"]]
+        role, label, [endpoint] = "services", "service_label", spec["endpoints"]
     selected = {f"{label}_{key}": value for key, value in spec["selector"]["matchLabels"].items()}
     keep = [
         {"source_labels": [meta(name)], "regex": re.escape(value), "action": "keep"}
-        for name, value in {**selected, port: endpoint["port"]}.items()
+        for name, value in {**selected, "port_name": endpoint["port"]}.items()
     ]
     relabel = [
         {"source_labels": rule["sourceLabels"], "target_label": rule["targetLabel"]}
         for rule in endpoint.get("relabelings", ())
     ]
-    pod = [meta("namespace"), meta("pod_name"), "__address__"]
     way = [
         {
-            "source_labels": pod,
+            "source_labels": [meta("namespace"), meta("pod_name"), "__address__"],
             "regex": "(.+);(.+);.+:([0-9]+)",
             "target_label": "__metrics_path__",
             "replacement": "/api/v1/namespaces/$1/pods/$2:$3/proxy/metrics",
@@ -96,11 +99,77 @@ def scrape_config(monitor: Manifest, api: int) -> Manifest:
     ]
     return {
         "job_name": monitor["metadata"]["name"],
-        "kubernetes_sd_configs": [
-            {"role": role, "api_server": f"http://127.0.0.1:{api}", "namespaces": {"names": namespaces}}
-        ],
+        "http_sd_configs": [{"url": f"{discovery}/{role}", "refresh_interval": "5s"}],
         "relabel_configs": [*keep, *relabel, *way],
     }
+
+
+@contextlib.contextmanager
+def serve_discovery(api: str) -> Iterator[str]:
+    """Serves `/pods` and `/services`: the targets of a cluster whose API answers at that URL."""
+    targets = {"/pods": partial(pod_targets, api), "/services": partial(service_targets, api)}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(targets[self.path]()).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def pod_targets(api: str) -> list[Manifest]:
+    """Every port of every running pod, as Prometheus' own discovery describes it."""
+    return [
+        target(pod["status"]["podIP"], port, pod["metadata"]["namespace"], pod["metadata"]["name"], "pod_label", pod)
+        for pod in get(f"{api}/api/v1/pods")["items"]
+        if pod["status"]["phase"] == "Running" and "podIP" in pod["status"]
+        for container in pod["spec"]["containers"]
+        for port in (
+            {"name": port.get("name", ""), "port": port["containerPort"]} for port in container.get("ports", ())
+        )
+    ]
+
+
+def service_targets(api: str) -> list[Manifest]:
+    """Every port of every pod behind a Service; slices carry the labels of their Service."""
+    return [
+        target(
+            one["addresses"][0], port, part["metadata"]["namespace"], one["targetRef"]["name"], "service_label", part
+        )
+        for part in get(f"{api}/apis/discovery.k8s.io/v1/endpointslices")["items"]
+        for one in part["endpoints"] or ()
+        if "targetRef" in one
+        for port in part["ports"]
+    ]
+
+
+def target(address: str, port: Manifest, namespace: str, pod: str, label: str, labelled: Manifest) -> Manifest:
+    """One address to scrape."""
+    facts = {"namespace": namespace, "pod_name": pod, "port_name": port["name"]}
+    labels = {f"{label}_{key}": value for key, value in labelled["metadata"].get("labels", {}).items()}
+    return {
+        "targets": [f"{address}:{port['port']}"],
+        "labels": {meta(name): value for name, value in {**facts, **labels}.items()},
+    }
+
+
+def get(url: str) -> Any:
+    """A JSON answer."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return json.load(answer)
 
 
 def meta(name: str) -> str:

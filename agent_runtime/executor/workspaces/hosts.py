@@ -58,6 +58,8 @@ class Host:
     mode = ""
     own_network = False
     own_layers = False
+    unasked_end = "WorkspaceEnded"
+    """Cause of the end of a workspace whose init was killed or stopped, and not by this host."""
 
     def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int) -> None:
         self.places = config.places
@@ -309,14 +311,17 @@ class OverlayHost(Host):
 
 
 class PlainHost(Host):
-    """One workspace on the given root, with no namespaces of its own."""
+    """One workspace on the given root, with no namespaces of its own. Tools of the same user can end what serves them."""
 
     mode = "Plain"
+    unasked_end = "Attacked"
 
     def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int) -> None:
         super().__init__(config, zygote, zygote_pid, lock)
         self.places = 1
         self._created_at = 0
+        self._failing: asyncio.Task[None] | None = None
+        zygote.gone.add_done_callback(lambda _: self._zygote_gone())
 
     async def create(self, spec: WorkspaceSpec) -> LiveWorkspace:
         """As in the interface. There is nothing to fork from."""
@@ -331,6 +336,12 @@ class PlainHost(Host):
             )
         self._created_at = time.clock_gettime_ns(_FILE_CLOCK)
         return await self._make(spec, "", {"user": spec.user or self.config.user or _plain_user()})
+
+    def _zygote_gone(self) -> None:
+        """It counts the disk's use, and sweeps: nobody gains from killing it."""
+        for workspace in self._live:
+            message = f"workspace {workspace.spec.id!r} has ended: the process that made it was killed"
+            self._failing = asyncio.create_task(workspace.fail(self.unasked_end, message))
 
     def refuse_freeze(self) -> None:
         raise WorkspaceFailure(
@@ -354,7 +365,8 @@ class PlainHost(Host):
     def guarantees(self) -> dict[str, str]:
         """As in the interface."""
         return {
-            "isolation": "None: the sandbox is the wall; tools see the executor's processes, which cannot be traced or read",
+            "isolation": "None: the sandbox is the wall; tools see the executor's processes, untraceable and "
+            "unreadable; who kills one ends the workspace",
             "files": "None: tools write the container's own root; a clean state is a new sandbox",
             "memory": "RLIMIT_DATA for each process; use of all of them looked at every 20 ms or so, killed when over",
             "processes": "their number looked at every 20 ms or so, killed when over",

@@ -25,6 +25,8 @@ from agent_runtime.executor.workspaces.channel import Channel, Message, close_al
 from agent_runtime.executor.workspaces.commands import Surroundings
 
 _BACKLOG = 128
+# What an init says on its own behalf when it fails; requests are numbered from 1, and below 2**32 - 1.
+CRASHED = 2**32 - 1
 
 
 class Init:
@@ -53,6 +55,13 @@ class Init:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for source in (self._channel.end.fileno(), self._starts.end.fileno(), self._notes_read, wake_read):
             self._poll.register(source, select.POLLIN)
+        try:
+            self._serve(wake_read)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody else would ever know
+            self._channel.send(CRASHED, {"crashed": f"{type(error).__name__}: {error}"})
+            os._exit(1)
+
+    def _serve(self, wake_read: int) -> NoReturn:
         self._where.make_working_folder()
         self._fork_subreaper()
         while True:
@@ -194,12 +203,12 @@ class Init:
         return bool(chosen)
 
     def _kill_all(self) -> bool:
-        if not self._where.isolated:
-            return processes.kill_below(self._proc, os.getpid())
-        # One call reaches every process of the namespace but this one; none can fork away from it.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
-        return True
+        if self._where.isolated:
+            # One call reaches every process of the namespace but this one; none can fork away from it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        # Until the last one is dead, a subreaper among them may still take a request with it.
+        return processes.kill_below(self._proc, os.getpid())
 
     def _open_terminal(self, number: int, rows: int, columns: int) -> None:
         master, slave = os.openpty()

@@ -148,6 +148,12 @@ class Peer:
             if self.gone.done():
                 return
 
+    def finish(self, reason: str) -> None:
+        """Take what was said already, then end the conversation."""
+        if not self.gone.done():
+            self._readable()
+        self.close(reason)
+
     def close(self, reason: str) -> None:
         """End the conversation; whoever waits for an answer gets PeerGone."""
         if self.gone.done():

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 from agent_runtime.executor.host import WorkspaceFailure
-from agent_runtime.executor.workspaces.processes import Process, all_processes, descendants
+from agent_runtime.executor.workspaces.processes import all_processes, descendants
 from agent_runtime.executor.workspaces.trees import remove_entry
 from agent_runtime.executor.workspaces.usage import (
     Usage,
@@ -111,10 +112,16 @@ class Watch:
         active = {str(id(workspace)): workspace for workspace in self._active}
         over = sandbox_excess(usages, active, self._memory_limit, self._disk_limit)
         if over is not None:
-            self._stop(active[over[0]], over[1])
+            self._stop(active[over[0]], self._end(active[over[0]], over[1]))
 
     def _look(self, workspace: LiveWorkspace, used: int) -> None:
-        running = _running(workspace)
+        everything = all_processes(workspace.proc)
+        if any(process.pid == workspace.inner_init and process.state == "T" for process in everything):
+            if workspace not in self._stopping:
+                message = f"workspace {workspace.spec.id!r} has ended: its init was stopped"
+                self._stop(workspace, workspace.fail(workspace.unasked_end, message))
+            return
+        running = descendants(everything, workspace.inner_init)
         known = self._known[workspace]
         limits = workspace.spec.limits
         memory_limit = min(
@@ -133,7 +140,7 @@ class Watch:
             known.counting = asyncio.create_task(self._count(workspace, known))
         cause = excess(workspace.last, limits)
         if cause and running and workspace not in self._stopping and not (cause == "Disk" and disk <= known.stopped_at):
-            self._stop(workspace, cause)
+            self._stop(workspace, self._end(workspace, cause))
         if count == 0 and not workspace.busy:
             # Whoever is still there is init's spare subreaper, or dying; neither is counted for ever.
             workspace.last = Usage(shared, 0, disk)
@@ -150,16 +157,16 @@ class Watch:
         finally:
             known.counting = None
 
-    def _stop(self, workspace: LiveWorkspace, cause: str) -> None:
+    def _stop(self, workspace: LiveWorkspace, ending: Coroutine[Any, Any, None]) -> None:
         # What it has left on disk stays; a later command that only removes some of it is let be.
         self._known[workspace].stopped_at = workspace.last.disk_bytes
-        task = asyncio.create_task(self._end(workspace, cause))
+        task = asyncio.create_task(ending)
         self._stopping[workspace] = task
         task.add_done_callback(lambda _: self._stopping.pop(workspace, None))
 
     async def _end(self, workspace: LiveWorkspace, cause: str) -> None:
         before = workspace.last.memory_bytes
-        await workspace.end_processes(cause)
+        await workspace.stop_excess(cause)
         if cause == "Memory" and workspace.shm is not None:
             await asyncio.get_running_loop().run_in_executor(None, _clear, os.dup(workspace.shm))
         # A large process takes a while to die, and its memory counts until it has.
@@ -176,11 +183,6 @@ class Watch:
 def _limited(workspace: LiveWorkspace) -> bool:
     limits = workspace.spec.limits
     return any(limit is not None for limit in (limits.memory_bytes, limits.processes, limits.disk_bytes))
-
-
-def _running(workspace: LiveWorkspace) -> list[Process]:
-    known = all_processes(workspace.proc)
-    return descendants(known, workspace.inner_init)
 
 
 def _clear(folder: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_runtime.executor.host import Exit, FileFailure, WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.workspaces.channel import Message, close_all
+from agent_runtime.executor.workspaces.init import CRASHED
 from agent_runtime.executor.workspaces.peer import Peer, PeerGone
 from agent_runtime.executor.workspaces.usage import Usage, resident_bytes
 
@@ -113,6 +114,7 @@ class LiveWorkspace:
         self.layer, self.proc, self.shm = layer, proc, shm
         # Its number in the process list that `proc` shows.
         self.inner_init = 1 if host.own_network else init_pid
+        self.unasked_end = host.unasked_end
         self.init_bytes = resident_bytes(proc, self.inner_init)
         self.frozen = False
         self.last = Usage()
@@ -122,8 +124,11 @@ class LiveWorkspace:
         self._commands: dict[int, Command] = {}
         self._file_operations = 0
         self._ending: asyncio.Task[None] | None = None
-        self._cause = "WorkspaceEnded"
+        self._cause = self.unasked_end
+        peer.listen(CRASHED, self._crashed)
         peer.gone.add_done_callback(lambda gone: self._lost(gone.result()))
+        # Its children may live on and keep the channel open, where they are not in a namespace that ends with it.
+        asyncio.get_running_loop().add_reader(process, self._init_ended)
 
     async def spawn(
         self,
@@ -284,24 +289,41 @@ class LiveWorkspace:
         return self._host.ancestors(self)
 
     async def end_processes(self, cause: str) -> None:
-        """Kill everything in it, for that cause; the workspace itself lives on, unless its init does not obey."""
+        """As in the interface. When its init does not obey, which on a busy node takes a while, the workspace has failed."""
+        for command in self._commands.values():
+            command.blame(cause)
+        try:
+            await self.request({"do": "kill"}, seconds=_ANSWER_SECONDS)
+        except WorkspaceFailure as failure:
+            await self.fail(failure.cause, failure.message)
+            raise
+
+    async def stop_excess(self, cause: str) -> None:
+        """Kill everything in it, which is over the limit `cause`; where its init is too slow for that, the workspace too."""
         for command in self._commands.values():
             command.blame(cause)
         try:
             await self.request({"do": "kill"}, seconds=_KILL_SECONDS)
-        except WorkspaceFailure:
-            self._cause = cause
-            await self.stop()
+        except WorkspaceFailure as failure:
+            await self.fail(cause, failure.message)
 
-    async def stop(self) -> None:
+    async def fail(self, cause: str, message: str) -> None:
+        """End it with all that is in it; whoever asks for it from now on is told why."""
+        if self._ending is None:
+            self.failed.set_result(WorkspaceFailure(cause, message))
+        await self.stop(cause)
+
+    async def stop(self, cause: str = "WorkspaceEnded") -> None:
         """Kill its init, and with it everything in it; returns when all of it is gone. Idempotent."""
         if self._ending is None:
+            self._cause = cause
             self._ending = asyncio.create_task(self._stop())
         await asyncio.shield(self._ending)
 
     async def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
+            asyncio.get_running_loop().remove_reader(process)
             await self._host.end_init(self, process)
             os.close(process)
         self._peer.close("it was stopped")
@@ -309,6 +331,18 @@ class LiveWorkspace:
             [descriptor for descriptor in (self.proc, self.shm) if descriptor is not None and self._host.own_network]
         )
         self.last = Usage(disk_bytes=self.last.disk_bytes)
+
+    def _init_ended(self) -> None:
+        if self._process is not None:
+            asyncio.get_running_loop().remove_reader(self._process)
+        self._peer.finish("its init has ended")
+
+    def _crashed(self, message: Message, descriptors: list[int]) -> None:
+        """Its init tells of a mistake in itself, which no tool is to blame for."""
+        close_all(descriptors)
+        if self._ending is None:
+            self._cause = "WorkspaceEnded"
+            self._peer.close(f"its init failed: {_text(message, 'crashed')}")
 
     def _lost(self, reason: str) -> None:
         """Its init has gone: so has everything else."""

@@ -43,7 +43,7 @@ for rollout.dev are there for the runners' Role alone.
   verbs: [get, list, watch, create, delete]
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create]

@@ -34,6 +34,12 @@ def scale(cluster: Cluster, replicas: int) -> None:
     eventually(there, 60, lambda: f"{DEPLOYMENT} has not come to {replicas} pods")
 
 
+def has_restarted(cluster: Cluster) -> bool:
+    """Whether an operator is ready whose container was started again in its pod."""
+    statuses = [status for pod in operator_pods(cluster) for status in pod["status"]["containerStatuses"]]
+    return any(status["ready"] and status["restartCount"] for status in statuses)
+
+
 @pytest.fixture(autouse=True)
 def one_operator(cluster: Cluster) -> Iterator[None]:
     """Whatever a test does, one operator is there after it."""
@@ -59,6 +65,7 @@ def test_rollouts_go_on_while_the_operator_is_killed_and_away(
 
     (operator,) = operator_pods(cluster)
     outages.kill(operator)
+    eventually(lambda: has_restarted(cluster) or None, 60, lambda: "the operator's container was not started again")
     scale(cluster, 0)
     before = job.sealed()
     eventually(lambda: job.sealed() >= before + 3 or None, 120, job.describe)

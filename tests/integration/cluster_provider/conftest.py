@@ -25,7 +25,7 @@ def rollout_job(mode: str = "Overlay", *, places: int = 4, group_size: int = 4, 
     sandbox = {
         "image": "task",
         "workspaces": {"mode": mode, "perSandbox": places},
-        "startSeconds": 20,
+        "startSeconds": 90,
         "idleSeconds": 120,
     }
     return RolloutJob.model_validate(
@@ -54,7 +54,7 @@ def spec(group: str = "g0", **changes: Any) -> WorkspaceSpec:
         "files": [TaskFile(path="given.txt", content="given\n")],
         "setup": ["echo prepared >> setup.log"],
         "setup_seconds": 30,
-        "start_seconds": 20,
+        "start_seconds": 90,
     }
     return WorkspaceSpec(**{**defaults, **changes})
 
@@ -120,7 +120,7 @@ async def say(workspace: ExecutorWorkspace, command: str, key: str = "1:say") ->
     return (await workspace.run(command, key=key, deadline_seconds=60)).stdout.decode().strip()
 
 
-async def until(holds: Callable[[], Any], seconds: float = 15) -> None:
+async def until(holds: Callable[[], Any], seconds: float = 60) -> None:
     """Wait until it holds; fails when it does not in so long."""
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110 (the condition is whatever a test says)

@@ -108,7 +108,7 @@ class StandInOperator:
         mode = self.modes.pop(0) if self.modes else "Overlay" if asked == "Auto" else asked
         places = workspaces["perSandbox"] if mode == "Overlay" else 1
         address = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}.{random.randint(1, 254)}"
-        home = self._homes[name] = tempfile.TemporaryDirectory(prefix="rollout-stand-in-")
+        home = self._homes[name] = tempfile.TemporaryDirectory(prefix="rollout-stand-in-", ignore_cleanup_errors=True)
         folder = Path(home.name)
         folder.chmod(0o711)
         for part in ("state", "root"):

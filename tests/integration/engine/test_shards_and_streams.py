@@ -35,9 +35,12 @@ class Commands:
     def __init__(self, turns: int = 1, seconds: float = 0.0) -> None:
         self.turns, self.seconds = turns, seconds
         self.asked: list[tuple[str, int, int]] = []
+        self.asked_ten_times = asyncio.Event()
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         self.asked.append((request.task, request.member, request.turn))
+        if len(self.asked) == 10:
+            self.asked_ten_times.set()
         await asyncio.sleep(self.seconds)
         last = request.turn == self.turns
         name, arguments = ("finish", '{"message": "done"}') if last else ("bash", '{"command": "true"}')
@@ -129,7 +132,7 @@ async def test_an_open_job_takes_groups_until_it_is_closed_and_gives_each_out_on
     for step in range(2):
         numbers = [await record.submit(Task.model_validate(a_task(0)), label=f"step-{step}") for _ in range(3)]
         assert numbers == [3 * step, 3 * step + 1, 3 * step + 2]
-        while sum([len(await record.fed_groups(shard)) for shard in range(2)]) < 3 * step + 3:
+        while sum([len(await record.fed_groups(shard)) for shard in range(2)]) < 3 * step + 3:  # noqa: ASYNC110 a folder
             assert not any(shard.done() for shard in shards)
             await asyncio.sleep(0.02)
     assert await record.close() == 6
@@ -151,8 +154,7 @@ async def test_a_drained_run_finishes_its_turns_and_goes_on_where_it_stopped(tmp
     job = a_job(tmp_path, listed(4), runners={"concurrency": 4})
     model, drain, world = Commands(turns=5, seconds=0.05), Drain(), f"shards-{next(worlds)}"
     run = asyncio.create_task(run_shard(job, Shard(), model, drain=drain, world=world))
-    while len(model.asked) < 10:
-        await asyncio.sleep(0.01)
+    await model.asked_ten_times.wait()
     drain.request()
     first = await run
     assert first.resumable

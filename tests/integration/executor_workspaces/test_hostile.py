@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.executor.host import FileFailure, Limits, Workspace
+from agent_runtime.executor.host import FileFailure, Limits, Workspace, WorkspaceFailure
 from agent_runtime.executor.workspaces import HostConfig
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, get, put, read_all, run, start, write
@@ -246,6 +246,26 @@ async def test_a_tool_cannot_stall_its_workspace_by_stopping_helpers(masked: Ins
     await read_all(output)
     assert (await run(workspace, "echo fine")).output == "fine\n"
     await write(workspace, "/tmp/file", b"x")
+
+
+@pytest.mark.parametrize(
+    "attack", ["kill -KILL $init", "kill -STOP $init", "kill -KILL $zygote", "kill -KILL $PPID $init $zygote"]
+)
+async def test_a_tool_that_ends_what_serves_it_is_named_as_the_one_who_did(plain: Inside, attack: str) -> None:
+    """Otherwise a policy could have its attempt taken for one that was lost to infrastructure, and be tried again."""
+    workspace = await plain.make(user="0" if os.geteuid() == 0 else None)
+    command, output = await start(
+        workspace,
+        "parent() { sed 's/.*) . //' /proc/$1/stat | cut -d' ' -f1; }\n"
+        f"init=$(parent $PPID) zygote=$(parent $init)\n{attack}\nsleep 2000",
+    )
+    failure = await asyncio.wait_for(workspace.failed, 20)
+    ended = await asyncio.wait_for(command.exited, 20)
+    assert (failure.cause, ended.cause) == ("Attacked", "Attacked")
+    await read_all(output)  # nothing of it lives on
+    with pytest.raises(WorkspaceFailure) as told:
+        await run(workspace, "true")
+    assert told.value.cause == "Attacked"
 
 
 async def test_killing_everything_it_sees_gains_a_tool_nothing(masked: Inside) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -157,6 +158,23 @@ async def test_a_workspace_whose_init_died_says_so(overlay: Inside) -> None:
 def _init_of(workspace: Any) -> int:
     with open(f"/proc/self/fdinfo/{workspace._process}", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+
+
+@pytest.fixture(params=["overlay", "plain"])
+def either(request: pytest.FixtureRequest) -> Inside:
+    inside: Inside = request.getfixturevalue(request.param)
+    return inside
+
+
+async def test_ending_what_runs_in_a_workspace_of_a_busy_node_does_not_cost_the_workspace(either: Inside) -> None:
+    workspace = await either.make()
+    init = _init_of(workspace)
+    os.kill(init, signal.SIGSTOP)  # it gets no processor
+    ending = asyncio.create_task(workspace.end_processes("Signal"))
+    await asyncio.sleep(3)
+    os.kill(init, signal.SIGCONT)
+    await ending
+    assert (await run(workspace, "echo fine")).output == "fine\n"
 
 
 async def test_auto_says_why_it_is_plain(tmp_path: Path) -> None:

@@ -176,6 +176,10 @@ async def test_an_images_environment_is_for_its_commands_alone(
                     f"{name}={value}" for name, value in variables.items() if name != "KUBERNETES_SERVICE_HOST"
                 }
                 assert "KUBERNETES" not in seen["stdout"]["head"]["data"]
+                # What the executor was told is for it alone, though every process of it is a fork that says so.
+                listed = await caller.run(shell="cat /proc/[0-9]*/cmdline")
+                assert "tokenSha256" not in listed["stdout"]["head"]["data"]
+                assert "KUBERNETES" not in listed["stdout"]["head"]["data"]
                 with pytest.raises(FileError, match="/opt/bin:/usr/bin"):
                     await caller.run(argv=["no-such-program"])
     finally:

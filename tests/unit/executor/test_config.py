@@ -54,7 +54,8 @@ def test_a_wrong_start_says_what_was_expected(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Forking a zygote is for a process that has nothing else in it.
-    monkeypatch.setattr("agent_runtime.executor.__main__.start_zygote", lambda: None)
+    for name in ("start_zygote", "name_process"):
+        monkeypatch.setattr(f"agent_runtime.executor.__main__.{name}", lambda *_: None)
     assert main(arguments) == USAGE_ERROR
     assert said in capsys.readouterr().err
 
@@ -62,7 +63,8 @@ def test_a_wrong_start_says_what_was_expected(
 def test_a_configuration_file_is_named_where_it_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_runtime.executor.__main__.start_zygote", lambda: None)
+    for name in ("start_zygote", "name_process"):
+        monkeypatch.setattr(f"agent_runtime.executor.__main__.{name}", lambda *_: None)
     file = tmp_path / "executor.json"
     file.write_text(json.dumps({**CONFIG, "listen": "udp:1"}))
     assert main(["--config", str(file)]) == USAGE_ERROR

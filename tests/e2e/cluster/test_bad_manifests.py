@@ -1,0 +1,239 @@
+"""A wrong manifest is refused by `kubectl apply` itself, before anything starts, and `rolloutctl validate` says the same of it."""
+
+import copy
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rolloutctl.check import validate
+from rolloutctl.console import Form
+from rolloutctl.errors import CommandError
+from tests.support.cluster import Cluster, Object
+
+GOOD: Object = yaml.safe_load("""
+apiVersion: rollout.dev/v1alpha1
+kind: RolloutJob
+metadata: {name: bad}
+spec:
+  groupSize: 2
+  tasks:
+    inline:
+      - name: task
+        prompt: Do it.
+        files: [{path: given, content: x}]
+        verifier: {commands: ["true"]}
+  model: {endpoint: {baseURL: "http://model.test/v1", name: m}}
+  output: {uri: "s3://bucket/runs"}
+  suspend: true
+""")
+
+# What kubectl says when a rule is broken, and what rolloutctl says.
+RULES = {
+    "required": ("Required value", "is missing"),
+    "known": ("unknown field", "is not a known field"),
+    "type": ("must be of type", "expected (text|a list|a mapping|a whole number|true or false)"),
+    "one of": ("Unsupported value", "is not allowed, expected"),
+    "form": ("should match", "does not have the expected form"),
+    "at least": ("greater than or equal to|at least", "expected at least"),
+    "more than": ("greater than", "expected more than"),
+    "at most": ("less than or equal to|may not be more than", "expected at most"),
+    "unique": ("Duplicate value", "twice|names must differ"),
+    "exactly one": ("exactly one of|one and only one schema", "exactly one of"),
+    "groupSize": ("is more than groupSize", "more than groupSize"),
+    "a model": ("model is needed for this agent", "model is needed for agent"),
+    "a report": ("report is needed for kind junit", "report is needed for kind junit"),
+    "named tests": ("tests can be named for kinds pytest and junit only",) * 2,
+}
+
+MISSING = object()
+TASK = "spec.tasks.inline[0]"
+ENDPOINT = "spec.model.endpoint"
+# (what is set, to which value, the rule that this breaks), and the field that is to be named where it is another one.
+BAD: list[tuple[str, Any, str] | tuple[str, Any, str, str]] = [
+    ("metadata.name", "first.job", "form"),
+    ("metadata.name", "x" * 53, "at most"),
+    ("spec", MISSING, "required"),
+    ("spec.mode", "Test", "one of"),
+    ("spec.seed", -1, "at least"),
+    ("spec.seed", 2**53 + 1, "at most"),
+    ("spec.seed", "7", "type"),
+    ("spec.seed", 1.5, "type"),
+    ("spec.groupSize", 0, "at least"),
+    ("spec.groupSize", 1025, "at most"),
+    ("spec.groupSize", "2", "type"),
+    ("spec.groupsize", 2, "known"),
+    ("spec.maxTurns", 9, "known"),
+    ("spec.tasks", MISSING, "required"),
+    ("spec.tasks", {}, "exactly one"),
+    ("spec.tasks.stream", {}, "exactly one", "spec.tasks"),
+    ("spec.tasks", {"stream": {"maxInFlight": 0}}, "at least", "spec.tasks.stream.maxInFlight"),
+    ("spec.tasks", {"from": {"uri": ""}}, "at least", "spec.tasks.from.uri"),
+    ("spec.tasks", {"from": {"uri": "s3://b/t", "format": "Csv"}}, "one of", "spec.tasks.from.format"),
+    ("spec.tasks", {"from": {"uri": "s3://b/t", "limit": 0}}, "at least", "spec.tasks.from.limit"),
+    ("spec.tasks.inline", [], "at least"),
+    ("spec.tasks.inline", {}, "type"),
+    ("spec.tasks.inline[1]", GOOD["spec"]["tasks"]["inline"][0], "unique", "spec.tasks.inline"),
+    (f"{TASK}.name", MISSING, "required"),
+    (f"{TASK}.name", "my task", "form"),
+    (f"{TASK}.name", "x" * 201, "at most"),
+    (f"{TASK}.prompt", MISSING, "required"),
+    (f"{TASK}.prompt", "", "at least"),
+    (f"{TASK}.prompt", "  ", "form"),
+    (f"{TASK}.files[0].path", MISSING, "required"),
+    (f"{TASK}.files[0].path", "", "at least"),
+    (f"{TASK}.files[0].mode", 644, "type"),
+    (f"{TASK}.files[0].mode", "rwx", "form"),
+    (f"{TASK}.files[0].content", MISSING, "exactly one", f"{TASK}.files[0]"),
+    (f"{TASK}.files[0].contentBase64", "eA==", "exactly one", f"{TASK}.files[0]"),
+    (f"{TASK}.files[1]", {"path": "given", "content": "other"}, "unique", f"{TASK}.files"),
+    (f"{TASK}.verifier.commands", MISSING, "required"),
+    (f"{TASK}.verifier.commands", [], "at least"),
+    (f"{TASK}.verifier.commands", "true", "type"),
+    (f"{TASK}.verifier.kind", "Pytest", "one of"),
+    (f"{TASK}.verifier.kind", "junit", "a report", f"{TASK}.verifier"),
+    (f"{TASK}.verifier.report", "report.xml", "a report", f"{TASK}.verifier"),
+    (f"{TASK}.verifier.tests", ["test_a"], "named tests", f"{TASK}.verifier"),
+    (f"{TASK}.timeouts.agentSeconds", 0, "at least"),
+    (f"{TASK}.timeouts.commandSeconds", 604_801, "at most"),
+    (f"{TASK}.timeouts.setupSeconds", "5m", "type"),
+    (f"{TASK}.sandbox.workingDir", "here", "form"),
+    (f"{TASK}.sandbox.podTemplate", {}, "known"),
+    ("spec.model", MISSING, "a model", "spec"),
+    ("spec.model", {}, "exactly one"),
+    ("spec.model.serverRef", "server", "exactly one", "spec.model"),
+    ("spec.model", {"function": "no-module"}, "form", "spec.model.function"),
+    ("spec.model", {"scripted": {"tasks": []}}, "at least", "spec.model.scripted.tasks"),
+    (
+        "spec.model",
+        {"scripted": {"tasks": [{"task": "task", "members": [{"turns": []}]}]}},
+        "at least",
+        "spec.model.scripted.tasks[0].members[0].turns",
+    ),
+    (f"{ENDPOINT}.baseURL", MISSING, "required"),
+    (f"{ENDPOINT}.baseURL", "model.test/v1", "form"),
+    (f"{ENDPOINT}.name", "", "at least"),
+    (f"{ENDPOINT}.api", "openai", "one of"),
+    (f"{ENDPOINT}.callSeconds", 0, "at least"),
+    (f"{ENDPOINT}.apiKey", "sk-1", "known"),
+    (f"{ENDPOINT}.apiKeyFrom", {}, "exactly one"),
+    (f"{ENDPOINT}.apiKeyFrom", {"env": "K", "secretKeyRef": {"name": "s", "key": "k"}}, "exactly one"),
+    (f"{ENDPOINT}.apiKeyFrom", {"secretKeyRef": {"name": "s"}}, "required", f"{ENDPOINT}.apiKeyFrom.secretKeyRef.key"),
+    (f"{ENDPOINT}.apiKeyFrom.env", "API-KEY", "form"),
+    ("spec.sampling.temperature", 11, "at most"),
+    ("spec.sampling.topP", 0, "more than"),
+    ("spec.sampling.maxTokens", 0, "at least"),
+    ("spec.sampling.stop", "END", "type"),
+    ("spec.agent.type", "my agent", "form"),
+    ("spec.agent.tools", ["ba sh"], "form", "spec.agent.tools[0]"),
+    ("spec.agent.maxTurns", 0, "at least"),
+    ("spec.agent.tokenBudget", 0, "at least"),
+    ("spec.agent.maxFormatErrors", 1001, "at most"),
+    ("spec.sandbox.image", "", "at least"),
+    ("spec.sandbox.workingDir", "workspace", "form"),
+    ("spec.sandbox.user", 1000, "type"),
+    ("spec.sandbox.user", "some body", "form"),
+    ("spec.sandbox.env", [{"name": "A-B", "value": "x"}], "form", "spec.sandbox.env[0].name"),
+    ("spec.sandbox.env", [{"name": "A", "value": 1}], "type", "spec.sandbox.env[0].value"),
+    ("spec.sandbox.env", [{"name": "A"}, {"name": "A"}], "unique"),
+    ("spec.sandbox.resources.cpu", 1, "type"),
+    ("spec.sandbox.resources.memory", "512 MB", "form"),
+    ("spec.sandbox.resources.processes", 0, "at least"),
+    ("spec.sandbox.resources.gpu", 1, "known"),
+    ("spec.sandbox.network", "None", "type"),
+    ("spec.sandbox.network.agent", [], "at least"),
+    ("spec.sandbox.startSeconds", 0, "at least"),
+    ("spec.sandbox.lifetimeSeconds", 604_801, "at most"),
+    ("spec.sandbox.runtimeClassName", "g_visor", "form"),
+    ("spec.sandbox.podTemplate", [], "type"),
+    ("spec.sandbox.workspaces.mode", "overlay", "one of"),
+    ("spec.sandbox.workspaces.perSandbox", 0, "at least"),
+    ("spec.sandbox.provider", "Docker", "one of"),
+    ("spec.verifier.mode", "shared", "one of"),
+    ("spec.verifier.artifacts", [], "at least"),
+    ("spec.verifier.artifactsLimit", "a lot", "form"),
+    ("spec.verifier.reward", "Mean", "one of"),
+    ("spec.attempts.limit", 0, "at least"),
+    ("spec.attempts.backoffSeconds", -1, "at least"),
+    ("spec.completion.minCompletedPerGroup", 3, "groupSize", "completion.minCompletedPerGroup"),
+    ("spec.completion.maxInfraFailureFraction", 1.5, "at most"),
+    ("spec.completion.cancelStragglers", "yes", "type"),
+    ("spec.runners.replicas", 257, "at most"),
+    ("spec.runners.concurrency", 0, "at least"),
+    ("spec.runners.serviceAccountName", "Me", "form"),
+    ("spec.output", MISSING, "required"),
+    ("spec.output.uri", MISSING, "required"),
+    ("spec.output.uri", "", "at least"),
+    ("spec.output.secretRef", "my_secret", "form"),
+    ("spec.security", "Root", "one of"),
+    ("spec.suspend", "true", "type"),
+    ("spec.ttlSecondsAfterFinished", -1, "at least"),
+]
+
+
+def changed(where: str, value: Any) -> Object:
+    """The good manifest with one thing set, or taken away."""
+    manifest = copy.deepcopy(GOOD)
+    at: Any = manifest
+    *parents, last = [int(part) if part.isdigit() else part for part in re.findall(r"\w+", where)]
+    for part in parents:
+        at = at[part] if isinstance(part, int) else at.setdefault(part, {})
+    if value is MISSING:
+        del at[last]
+    elif isinstance(last, int):
+        at.insert(last, value)
+    else:
+        at[last] = value
+    return manifest
+
+
+@pytest.fixture(scope="module")
+def shared_namespace(cluster: Cluster) -> Iterator[str]:
+    """One for all: nothing is ever made in it."""
+    name = f"bad-manifests-{secrets.token_hex(3)}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: f"{bad[0]}: {bad[2]}")
+def test_kubectl_and_rolloutctl_name_the_same_field_and_rule(
+    cluster: Cluster, shared_namespace: str, tmp_path: Path, bad: tuple[str, Any, str, str]
+) -> None:
+    where, value, rule, *named = bad
+    (field,) = named or [where]
+    text = yaml.safe_dump(changed(where, value))
+    applied = cluster.kubectl("apply", "-n", shared_namespace, "-f", "-", text=text, check=False)
+    assert applied.returncode != 0
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(CommandError) as refused:
+        validate(tmp_path / "job.yaml", None, Form.TEXT)
+    for said, words in zip((applied.stderr, refused.value.message), RULES[rule], strict=True):
+        assert re.search(rf"(?<![\w.]){re.escape(field)}(?!\.?\w)", said), said
+        assert re.search(words, said), said
+    # One thing is wrong, and that is what is told.
+    assert len(refused.value.message.splitlines()) == 1
+
+
+def test_what_is_refused_above_is_refused_for_what_is_wrong_with_it(cluster: Cluster, shared_namespace: str) -> None:
+    assert len(BAD) >= 60
+    cluster.kubectl("apply", "-n", shared_namespace, "--dry-run=server", "-f", "-", text=yaml.safe_dump(GOOD))
+    assert not cluster.list("rolloutjobs", shared_namespace)
+
+
+def test_the_command_line_tells_everything_at_once_with_its_lines(cluster: Cluster, tmp_path: Path) -> None:
+    text = (
+        "apiVersion: rollout.dev/v1alpha1\nkind: RolloutJob\nmetadata: {name: bad}\nspec:\n  groupSize: 0\n"
+        "  output: {uri: 7}\n  tasks: {stream: {}}\n"
+    )
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    done = cluster.rolloutctl("validate", str(path))
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert f"{path}:5: spec.groupSize: is 0, expected at least 1" in said
+    assert f"{path}:6: spec.output.uri: is the number 7, expected text" in said

@@ -1,0 +1,186 @@
+"""A job from its manifest to its end: started or refused, shared, suspended and resumed, deleted, made again."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.cluster import (
+    OPERATOR_NAMESPACE,
+    QUICKSTART_IMAGE,
+    REPOSITORY,
+    STORAGE_SECRET,
+    Cluster,
+    Job,
+    eventually,
+    slow_quickstart,
+    small_job,
+)
+
+NewJob = Callable[..., Job]
+
+
+def wait_gone(job: Job, seconds: float = 60) -> None:
+    """Until nothing of a deleted job is left but its results."""
+    gone = lambda: not (job.pods("runner") or job.pods("sandbox") or job.sandboxes()) or None  # noqa: E731
+    eventually(gone, seconds, lambda: f"{job.name} left {job.pods('runner')}, {job.pods('sandbox')}")
+    assert job.cluster.get("rolloutjob", job.name, job.namespace) is None
+
+
+def running(job: Job) -> list[str]:
+    """Its runner pods that have not ended."""
+    return [pod["metadata"]["name"] for pod in job.pods("runner") if pod["status"]["phase"] in ("Pending", "Running")]
+
+
+def test_a_suspended_job_gives_its_sandboxes_back_and_goes_on_without_using_up_an_attempt(new_job: NewJob) -> None:
+    # One attempt is all that a rollout has: whatever suspension costs would be seen in its outcome.
+    job = new_job(slow_quickstart(2, groupSize=2, attempts={"limit": 1}, runners={"concurrency": 4})).apply()
+    job.wait_sealed(2)
+    assert job.pods("sandbox")
+
+    job.suspend(True)
+    job.wait("Suspended")
+    assert not running(job), job.describe()
+    eventually(lambda: not (job.sandboxes() or job.pods("sandbox")) or None, 60, job.describe)
+    before = {key: job.read(key) for key in job.keys("seals")}
+    assert 2 <= len(before) < 12
+    assert job.status["sealed"] == len(before)
+
+    job.suspend(False)
+    job.wait("Succeeded")
+    assert [result["index"] for result in job.results()] == list(range(12))
+    assert {result["outcome"] for result in job.results()} == {"Completed"}
+    assert {key: job.read(key) for key in before} == before
+    assert job.condition("Suspended")["status"] == "False"
+
+
+def test_a_job_that_is_created_suspended_waits_for_its_turn(new_job: NewJob) -> None:
+    job = new_job(small_job("queued", suspend=True)).apply()
+    job.wait("Suspended")
+    assert not job.pods("runner")
+    job.suspend(False)
+    job.wait("Succeeded")
+
+
+def test_three_runners_share_sixty_groups(new_job: NewJob) -> None:
+    workspaces = {"mode": "Overlay", "perSandbox": 20}
+    sandbox = {"image": QUICKSTART_IMAGE, "workspaces": workspaces, "resources": {"cpu": "10m", "memory": "64Mi"}}
+    job = new_job(small_job("shared", tasks=60, runners={"replicas": 3, "concurrency": 20}, sandbox=sandbox)).apply()
+    job.wait("Succeeded")
+    results = job.results()
+    assert [result["index"] for result in results] == list(range(60))
+    assert {(result["outcome"], result["reward"]) for result in results} == {("Completed", 1)}
+    status = job.status
+    shares = [(r["index"], r["state"], r["sealed"], r["sealedIndexes"]) for r in status["runners"]]
+    assert sorted(shares) == [(index, "Completed", 20, "0-19") for index in range(3)]
+    assert (status["total"], status["sealed"], status["outcomes"]) == (60, 60, {"Completed": 60})
+
+
+def test_jobs_of_one_name_in_two_namespaces_know_nothing_of_each_other(
+    new_namespace: Callable[..., str], new_job: NewJob
+) -> None:
+    team, other = new_namespace(), new_namespace("restricted")
+    jobs = [
+        new_job(small_job("same", tasks=2), team).apply(),
+        # What runs as a number without root is all that a restricted namespace lets in.
+        new_job(small_job("same", tasks=3, sandbox={"image": QUICKSTART_IMAGE, "user": "1000"}), other).apply(),
+    ]
+    for job, tasks in zip(jobs, (2, 3), strict=True):
+        job.wait("Succeeded")
+        assert [(result["index"], result["reward"]) for result in job.results()] == [(i, 1) for i in range(tasks)]
+    jobs[0].delete()
+    wait_gone(jobs[0])
+    assert jobs[1].condition("Succeeded")["status"] == "True"
+
+
+def test_a_job_applied_again_under_its_old_name_starts_anew_beside_the_old_results(new_job: NewJob) -> None:
+    first = new_job(slow_quickstart(2, groupSize=1, runners={"concurrency": 2})).apply()
+    first.wait_sealed(1)
+    sealed = {key: first.read(key) for key in first.keys("seals")}
+    # At once: the old one's runner, Secret and sandboxes are still there.
+    first.delete("--wait=false")
+    eventually(lambda: first.cluster.get("rolloutjob", first.name, first.namespace) is None or None, 30)
+
+    second = new_job(small_job(first.name, tasks=2)).apply()
+    second.wait("Succeeded")
+    assert second.uid != first.uid
+    assert [(result["task"], result["reward"]) for result in second.results()] == [("task-0", 1), ("task-1", 1)]
+    assert {key: first.read(key) for key in sealed} == sealed
+    assert second.status["total"] == 2
+
+
+def test_a_finished_job_stays_until_its_time_is_over_and_its_results_stay_for_good(new_job: NewJob) -> None:
+    job = new_job(small_job("finite", ttlSecondsAfterFinished=3600)).apply()
+    job.wait("Succeeded")
+    assert job.pods("runner"), "the log of a finished job can be read"
+    # It may be changed at any time, also after the end.
+    job.patch({"ttlSecondsAfterFinished": 0})
+    wait_gone(job)
+    assert [result["reward"] for result in job.results()] == [1]
+
+
+@pytest.fixture
+def chart_defaults(cluster: Cluster) -> Iterator[Callable[..., None]]:
+    """Sets values of the installed chart; as before after the test."""
+    upgrades = 0
+
+    def upgrade(*arguments: str) -> None:
+        nonlocal upgrades
+        upgrades += 1
+        cluster.helm(
+            "upgrade", "agent-rollouts", str(REPOSITORY / "charts/agent-rollouts"), "-n", OPERATOR_NAMESPACE,
+            "--reuse-values", "--wait", "--timeout", "3m", *arguments,
+        )  # fmt: skip
+
+    yield upgrade
+    if upgrades:
+        upgrade("--set", "defaults.output=null,defaults.model=null")
+
+
+def test_what_only_a_laptop_has_is_named_and_the_charts_defaults_fill_it_in(
+    cluster: Cluster, namespace: str, chart_defaults: Callable[..., None]
+) -> None:
+    manifest = small_job("laptop", output={"uri": "out"})
+    manifest["spec"]["model"] = {
+        "endpoint": {"baseURL": "http://localhost:8000/v1", "name": "m", "apiKeyFrom": {"env": "KEY"}}
+    }
+    job = Job(cluster, namespace, manifest).apply()
+    invalid = eventually(lambda: job.condition("Invalid") or None, 60, job.describe)
+    assert invalid["status"] == "True"
+    fields = ("spec.output.uri", "spec.model.endpoint.baseURL", "spec.model.endpoint.apiKeyFrom.env")
+    assert all(field in invalid["message"] for field in fields), invalid
+    assert not cluster.list("jobs", namespace)
+    assert not cluster.list("pods", namespace)
+
+    uri = f"s3://{cluster.bucket}/{namespace}/defaults"
+    chart_defaults(
+        "--set", f"defaults.output.uri={uri},defaults.output.secretRef={STORAGE_SECRET}",
+        "--set", "defaults.model.endpoint.baseURL=http://model.models:8000/v1,defaults.model.endpoint.name=m",
+    )  # fmt: skip
+    job.wait("Succeeded")
+    assert "Invalid" not in {condition["type"] for condition in job.status["conditions"]}
+    assert job.status["resultURI"].startswith(uri)
+
+
+def test_kubectl_tells_how_a_job_is_doing_and_what_each_field_means(cluster: Cluster, new_job: NewJob) -> None:
+    job = new_job(small_job("readable", tasks=2, groupSize=2)).apply()
+    job.wait("Succeeded")
+    header, row = cluster.kubectl("get", "rolloutjobs", "-n", job.namespace).stdout.splitlines()
+    cells = dict(zip(header.split(), row.split(), strict=True))
+    told = {"NAME": "readable", "SUCCEEDED": "True", "SEALED": "4", "TOTAL": "4", "COMPLETED": "4", "REWARD": "1"}
+    assert told.items() <= cells.items(), header + "\n" + row
+
+    def events() -> str | None:
+        described = cluster.kubectl("describe", "rolloutjob", job.name, "-n", job.namespace).stdout.partition("Events:")
+        return described[2] if "Succeeded" in described[2] else None
+
+    story = eventually(events, 30, job.describe)
+    assert "made 1 runner for 4 rollouts" in story
+    assert job.status["resultURI"] in story
+
+    for field, words in {
+        "rolloutjob.spec.groupSize": "Rollouts of each task",
+        "rolloutjob.spec.tasks.stream": "stays open",
+        "rolloutjob.status.meanReward": "rollouts that have a reward",
+        "sandbox.spec.clients": "pods that may reach",
+    }.items():
+        assert words in " ".join(cluster.kubectl("explain", field).stdout.split()), field

@@ -1,0 +1,176 @@
+"""What goes wrong with sandboxes: each rollout gets the outcome of who caused it, and its neighbours notice nothing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster, Job, Object, eventually
+from tests.support.outages import Outages
+from tests.support.scripted import careful, finish, scripted_job, task, turn
+
+NewJob = Callable[[Object], Job]
+WAITING = "sleep 4242"
+"""A tool call that a test finds among the processes of this machine."""
+
+
+def by_task(job: Job) -> dict[str, list[Object]]:
+    """Results by task, after a look that each rollout is there once."""
+    results = job.results()
+    assert [result["index"] for result in results] == list(range(len(results)))
+    assert len(results) == job.status["total"]
+    found: dict[str, list[Object]] = {}
+    for result in results:
+        found.setdefault(result["task"], []).append(result)
+    return found
+
+
+def assert_unharmed(results: list[Object]) -> None:
+    """All with their reward at the first attempt."""
+    for result in results:
+        assert (result["outcome"], result["reward"], result["failedAttempts"]) == ("Completed", 1, []), result
+
+
+def reasons(results: list[Object]) -> set[tuple[str, ...]]:
+    """Why attempts failed, once for each way that a rollout went."""
+    return {tuple(attempt["reason"] for attempt in result["failedAttempts"]) for result in results}
+
+
+def assert_nothing_left(job: Job) -> None:
+    """Neither Sandboxes nor their pods outlive the job's work."""
+    eventually(lambda: not (job.sandboxes() or job.pods("sandbox")) or None, 90, job.describe)
+
+
+def test_a_sandbox_that_cannot_be_had_costs_its_own_group_alone_and_says_why(new_job: NewJob) -> None:
+    manifest = scripted_job(
+        "cannot-start",
+        [
+            task("fine"),
+            task("no-image", sandbox={"image": "127.0.0.1:1/nothing:here"}),
+            task("too-large", sandbox={"resources": {"memory": "100Ti"}}),
+            task("bad-setup", setup=["echo no compiler here >&2; exit 3"]),
+        ],
+        {"careful": careful(0.2), "careful too": careful(0.2)},
+        attempts={"limit": 2, "backoffSeconds": 0.2},
+        completion={"maxInfraFailureFraction": 1},
+    )
+    manifest["spec"]["sandbox"]["startSeconds"] = 20
+    job = new_job(manifest).apply()
+    waiting = lambda kind: {  # noqa: E731
+        (condition["reason"], word in condition["message"])
+        for sandbox in job.sandboxes()
+        for condition in sandbox.get("status", {}).get("conditions", [])
+        for word in ["127.0.0.1:1" if kind == "ImagePulled" else "Insufficient memory"]
+        if condition["type"] == kind and condition["status"] == "False"
+    }
+    eventually(lambda: ("ImagePullBackOff", True) in waiting("ImagePulled") or None, 60, job.describe)
+    eventually(lambda: ("Unschedulable", True) in waiting("Scheduled") or None, 60, job.describe)
+    job.wait("Succeeded", 120)
+    found = by_task(job)
+    assert_unharmed(found["fine"])
+    for name, reason in {"no-image": "ImagePullBackOff", "too-large": "Unschedulable", "bad-setup": "SetupFailed"}.items():
+        assert {(r["outcome"], r["reward"], r["reason"]) for r in found[name]} == {("InfraFailed", None, reason)}
+        assert reasons(found[name]) == {(reason, reason)}
+    assert "no compiler here" in found["bad-setup"][0]["message"]
+    assert_nothing_left(job)
+
+
+def test_a_tool_call_that_eats_the_memory_ends_its_own_rollout_before_the_pod_is_at_its_limit(
+    new_job: NewJob, outages: Outages
+) -> None:
+    eat = "for i in 1 2 3 4 5; do python3 -c 'import time; x = b\"x\" * (60 << 20); time.sleep(60)' & done; wait"
+    manifest = scripted_job(
+        "hungry", [task("eats")], {"careful": careful(1), "eats": [turn(eat, think=2), finish()], "also": careful(1)}
+    )
+    manifest["spec"]["sandbox"]["resources"] = {"memory": "128Mi"}
+    job = new_job(manifest).apply()
+    (pod,) = eventually(lambda: [pod for pod in job.pods("sandbox") if _runs(pod)] or None, 120, job.describe)
+    eventually(lambda: job.sealed() == 3 or None, 120, job.describe)
+    # At its limit, cgroup v2 kills all processes of a container at once; cgroup v1 counts that it was there.
+    assert outages.out_of_memory_kills(pod) == 0
+    job.wait("Succeeded")
+    first, hungry, third = by_task(job)["eats"]
+    assert_unharmed([first, third])
+    assert (hungry["outcome"], hungry["stopReason"], hungry["failedAttempts"]) == ("Completed", "ResourceLimit", [])
+    assert "Memory" in hungry["message"]
+    assert {result["sandbox"]["sandbox"] for result in (first, hungry, third)} == {pod["metadata"]["name"]}
+
+
+def test_a_rollout_whose_tool_call_has_its_whole_container_killed_twice_is_to_blame_itself(
+    new_job: NewJob, outages: Outages
+) -> None:
+    """What the group kill of cgroup v2 does when something eats memory faster than anybody looks."""
+    manifest = scripted_job(
+        "group-kill", [task("kills")], {"kills": [turn(f"{WAITING}; true"), finish()], "careful": careful(1)}
+    )
+    manifest["spec"]["sandbox"]["workspaces"] = {"mode": "Plain"}
+    job = new_job(manifest).apply()
+    killed: set[str] = set()
+    for _ in range(2):
+        find = lambda: outages.pod_running(WAITING, [p for p in job.pods("sandbox") if p["metadata"]["uid"] not in killed])  # noqa: E731
+        pod = eventually(find, 120, job.describe)
+        outages.kill(pod)
+        killed.add(pod["metadata"]["uid"])
+    job.wait("Succeeded")
+    killer, neighbour = by_task(job)["kills"]
+    assert_unharmed([neighbour])
+    assert (killer["outcome"], killer["stopReason"], killer["reward"]) == ("Completed", "ResourceLimit", 0)
+    assert reasons([killer]) == {("Crashed", "Crashed")}
+    assert_nothing_left(job)
+
+
+@pytest.mark.parametrize("attack", ["kill -9 -1", "kill -STOP -1; sleep 60"])
+def test_a_policy_that_kills_what_serves_it_gets_a_verdict_and_no_second_try(new_job: NewJob, attack: str) -> None:
+    members = {
+        "attacks": [turn("echo started > steps"), turn(attack), finish()],
+        # The executor, as PID 1, is deaf to whoever is inside.
+        "tries": [*careful(0)[:3], turn("kill 1; kill -INT 1; kill -9 1; sleep 1; echo 3 >> steps"), *careful(0)[4:]],
+    }
+    manifest = scripted_job("attack", [task("attacks")], members)
+    manifest["spec"]["sandbox"]["workspaces"] = {"mode": "Plain"}
+    job = new_job(manifest).apply()
+    job.wait("Succeeded")
+    attacker, other = by_task(job)["attacks"]
+    assert (attacker["outcome"], attacker["stopReason"], attacker["reward"]) == ("Completed", "ResourceLimit", 0)
+    assert attacker["failedAttempts"] == []
+    assert_unharmed([other])
+
+
+def test_pods_that_are_deleted_or_evicted_mid_turn_cost_an_attempt_and_nobody_else_notices(
+    cluster: Cluster, new_job: NewJob
+) -> None:
+    tasks = [task("one"), task("two"), task("three")]
+    job = new_job(scripted_job("lost-pods", tasks, {"careful": careful(2), "careful too": careful(2)})).apply()
+    pods = eventually(
+        lambda: found if len(found := [pod for pod in job.pods("sandbox") if _runs(pod)]) == 3 else None,
+        120,
+        job.describe,
+    )
+    eventually(lambda: len({key.split("/")[1] for key in _turns(job)}) == 6 or None, 60, job.describe)
+    deleted, evicted, _ = (pod["metadata"]["name"] for pod in pods)
+    cluster.kubectl("delete", "pod", deleted, "-n", job.namespace, "--wait=false")
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": evicted, "namespace": job.namespace},
+    }
+    where = f"/api/v1/namespaces/{job.namespace}/pods/{evicted}/eviction"
+    cluster.kubectl("create", "--raw", where, "-f", "-", text=json.dumps(eviction))
+    job.wait("Succeeded")
+    found = by_task(job)
+    lost = {why[0] if why else None: results for results in found.values() for why in reasons(results)}
+    assert lost.keys() == {"PodDeleted", "Evicted", None}, found
+    assert_unharmed(lost[None])
+    for result in lost["PodDeleted"] + lost["Evicted"]:
+        assert (result["outcome"], result["reward"], result["attempt"]) == ("Completed", 1, 1)
+    assert_nothing_left(job)
+
+
+def _runs(pod: Object) -> bool:
+    return pod["status"].get("phase") == "Running"
+
+
+def _turns(job: Job) -> list[str]:
+    """Keys of the journal that hold a model's answers: the first segment of an attempt is what came before."""
+    return [key for key in job.keys("attempts") if key.endswith(".jsonl.zst") and not Path(key).name.endswith("-0.jsonl.zst")]

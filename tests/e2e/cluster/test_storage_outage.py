@@ -1,0 +1,73 @@
+"""Object storage away: it is where the truth is, so runners wait for it; refused by it, a job says so and can go on."""
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster, Job, Object, assert_undisturbed, eventually, slow_quickstart
+from tests.support.outages import Outages
+
+
+@pytest.fixture
+def bucket(cluster: Cluster, outages: Outages) -> Iterator[Path]:
+    """A bucket of the test's own: for the cluster's S3 server it is a folder."""
+    folder = Path(cluster.details["s3"]["folder"]) / f"e2e-{secrets.token_hex(4)}"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+def set_suspend(job: Job, suspend: bool) -> None:
+    """kubectl patch."""
+    change = json.dumps({"spec": {"suspend": suspend}})
+    job.cluster.kubectl("patch", "rolloutjob", job.name, "-n", job.namespace, "--type", "merge", "-p", change)
+
+
+def test_no_rollout_is_lost_while_object_storage_is_away(outages: Outages, new_job: Callable[[Object], Job]) -> None:
+    job = new_job(slow_quickstart(3, runners={"concurrency": 8})).apply()
+    eventually(lambda: job.sealed() >= 1 or None, 120, job.describe)
+    runners = [pod["metadata"]["uid"] for pod in job.pods("runner")]
+
+    with outages.without("s3"):
+        time.sleep(20)
+        assert job.condition("Failed")["status"] == "False"
+
+    job.wait("Succeeded")
+    assert_undisturbed(job)
+    assert [pod["metadata"]["uid"] for pod in job.pods("runner")] == runners
+
+
+def test_a_job_whose_bucket_is_gone_says_so_and_goes_on_when_it_is_back(
+    new_job: Callable[[Object], Job], bucket: Path
+) -> None:
+    manifest = slow_quickstart(3, runners={"concurrency": 8, "replicas": 3})
+    job = new_job(manifest)
+    manifest["spec"]["output"]["uri"] = f"s3://{bucket.name}/runs"
+    job.apply()
+    eventually(lambda: job.sealed() >= 1 or None, 120, job.describe)
+
+    lost = bucket.rename(bucket.parent.parent / bucket.name)
+    try:
+        if "ROLLOUT_FULL" in os.environ:
+            # Ten failures in a row; with Kubernetes' own back-off that is some twenty minutes.
+            failed = job.wait("Failed", 3000)
+            assert failed["reason"] == "RunnersFail"
+            assert bucket.name in failed["message"]
+        else:
+            said = lambda: bucket.name in job.condition("Progressing").get("message", "") or None  # noqa: E731
+            eventually(said, 120, job.describe)
+    finally:
+        lost.rename(bucket)
+
+    if "ROLLOUT_FULL" in os.environ:
+        set_suspend(job, True)
+        job.wait("Suspended")
+        set_suspend(job, False)
+    job.wait("Succeeded")
+    assert_undisturbed(job)

@@ -1,0 +1,243 @@
+"""What the chart installs, rendered by Helm: for review (golden files), for the API server, and for who guards a cluster."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rollout_api.crd import definitions
+from rollout_api.rollout_job import RolloutJob
+from rollout_operator.config import OperatorConfig, load_config
+from rollout_operator.rollout_job.access import access
+from tests.support.chart import CHART, NAMESPACE, RELEASE, ROOT, Manifest, of_kind, render, template, tool
+
+FOLDER = Path(__file__).parent
+SETS = sorted(path.stem for path in (FOLDER / "values").glob("*.yaml"))
+
+
+def rendered(name: str) -> list[Manifest]:
+    return render("--values", str(FOLDER / "values" / f"{name}.yaml"))
+
+
+@pytest.fixture(params=SETS)
+def documents(request: pytest.FixtureRequest) -> list[Manifest]:
+    return rendered(request.param)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_helm_finds_nothing_to_complain_about(name: str) -> None:
+    command = [tool("helm"), "lint", "--strict", str(CHART), "--values", str(FOLDER / "values" / f"{name}.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_what_is_installed_changes_only_where_somebody_has_looked(name: str) -> None:
+    """The golden files hold all but the definitions; ROLLOUT_GOLDEN=write writes them anew, to be read in the diff."""
+    kept = [document for document in rendered(name) if document["kind"] != "CustomResourceDefinition"]
+    text = yaml.safe_dump_all(kept, sort_keys=True, width=120, allow_unicode=True)
+    golden = FOLDER / "golden" / f"{name}.yaml"
+    if os.environ.get("ROLLOUT_GOLDEN") == "write":
+        golden.write_text(text)
+    assert golden.read_text() == text
+
+
+def test_the_api_server_knows_every_field(documents: list[Manifest], schemas: Path) -> None:
+    location = f"{schemas}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+    command = [tool("kubeconform"), "-strict", "-summary", "-output", "json", "-schema-location", location]
+    done = subprocess.run(command, input=yaml.safe_dump_all(documents), capture_output=True, text=True, check=False)
+    answer = json.loads(done.stdout)
+    assert not answer.get("resources"), answer["resources"]
+    assert answer["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}
+
+
+def test_a_misspelt_field_would_be_found(schemas: Path) -> None:
+    [service] = of_kind(render(), "Service")
+    service["spec"]["selectors"] = service["spec"].pop("selector")
+    location = f"{schemas}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+    command = [tool("kubeconform"), "-strict", "-schema-location", location]
+    done = subprocess.run(command, input=yaml.safe_dump(service), capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "selectors" in done.stdout
+
+
+def test_the_definitions_are_kept_when_the_chart_goes_and_are_those_of_the_models() -> None:
+    installed = {document["metadata"]["name"]: document for document in of_kind(render(), "CustomResourceDefinition")}
+    for expected in definitions().values():
+        found = installed.pop(expected["metadata"]["name"])
+        assert found["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+        del found["metadata"]["labels"]
+        assert found == expected
+    assert not installed
+    assert not of_kind(rendered("namespaced"), "CustomResourceDefinition")
+
+
+def test_nothing_can_block_an_uninstall(documents: list[Manifest]) -> None:
+    for document in documents:
+        assert "finalizers" not in document["metadata"]
+        assert "helm.sh/hook" not in document["metadata"].get("annotations", {})
+
+
+def rules(documents: list[Manifest], *kinds: str) -> list[Manifest]:
+    return [rule for kind in kinds for document in of_kind(documents, kind) for rule in document["rules"]]
+
+
+def test_no_right_is_given_wholesale(documents: list[Manifest]) -> None:
+    found = rules(documents, "ClusterRole", "Role")
+    assert found
+    for rule in found:
+        words = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+        assert not [word for word in words if "*" in word]
+        assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+        assert not {"pods/exec", "pods/attach", "pods/portforward", "serviceaccounts/token"} & set(rule["resources"])
+        if "secrets" in rule["resources"]:
+            assert set(rule["verbs"]) == {"get", "create"}, "listing Secrets would read all of them"
+
+
+def test_the_operator_has_the_rights_that_its_documentation_lists_and_no_others() -> None:
+    rights = (ROOT / "docs" / "operator.md").read_text().partition("## Rights")[2].partition("\n## ")[0]
+    listed: dict[str, set[str]] = {}
+    for row in re.findall(r"^\| (`.*) \|$", rights, re.MULTILINE):
+        resources, *verbs = row.split("|")
+        for name in re.findall("`([^`]+)`", resources):
+            listed.setdefault(name.split(".")[0], set()).update(re.findall(r"\w+", " ".join(verbs)))
+    granted: dict[str, set[str]] = {}
+    documents = render("--set", "userRoles=false")
+    for rule in rules(documents, "ClusterRole", "Role"):
+        for name in rule["resources"]:
+            granted.setdefault(name, set()).update(rule["verbs"])
+    assert granted == listed
+
+
+def test_an_operator_of_some_namespaces_has_no_rights_in_the_others() -> None:
+    documents = rendered("namespaced")
+    assert rules(documents, "ClusterRole") == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}]
+    namespaces = [role["metadata"]["namespace"] for role in of_kind(documents, "Role")]
+    assert sorted(namespaces) == [NAMESPACE, "team-a", "team-b"]
+    everywhere = rules(rendered("default"), "ClusterRole")
+    for role in of_kind(documents, "Role"):
+        if role["metadata"]["namespace"] != NAMESPACE:
+            assert [rule for rule in role["rules"] if rule not in everywhere] == []
+
+
+def grants(held: list[Manifest], asked: Manifest) -> bool:
+    return all(
+        any(
+            group in rule["apiGroups"] and resource in rule["resources"] and verb in rule["verbs"]
+            for rule in held
+            if "resourceNames" not in rule
+        )
+        for group in asked["apiGroups"]
+        for resource in asked["resources"]
+        for verb in asked["verbs"]
+    )
+
+
+JOB = """
+apiVersion: rollout.dev/v1alpha1
+kind: RolloutJob
+metadata: {name: j, namespace: team-a, uid: u}
+spec:
+  tasks: {inline: [{name: t, prompt: p, verifier: {commands: ["true"]}}]}
+  agent: {type: Nop}
+  output: {uri: "s3://b/p"}
+"""
+
+
+def test_the_operator_may_give_runners_their_role() -> None:
+    """Kubernetes lets nobody create a Role that holds more than its creator."""
+    held = rules(rendered("default"), "ClusterRole")
+    [role] = [body for body in access(RolloutJob.model_validate(yaml.safe_load(JOB))) if body["kind"] == "Role"]
+    assert [rule for rule in role["rules"] if not grants(held, rule)] == []
+
+
+def pod_templates(documents: list[Manifest]) -> list[Manifest]:
+    return [document["spec"]["template"] for document in documents if "template" in document.get("spec", {})]
+
+
+def test_every_pod_meets_the_restricted_pod_security_standard(documents: list[Manifest]) -> None:
+    templates = pod_templates(documents)
+    assert templates
+    for pod in (each["spec"] for each in templates):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        assert all(set(volume) - {"name"} <= {"configMap", "emptyDir"} for volume in pod["volumes"])
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert {"requests", "limits"} <= set(container["resources"])
+
+
+def configuration(documents: list[Manifest], folder: Path) -> OperatorConfig:
+    [config] = [document for document in of_kind(documents, "ConfigMap") if document["metadata"]["name"] == RELEASE]
+    path = folder / "operator.yaml"
+    path.write_text(config["data"]["operator.yaml"])
+    return load_config(path)
+
+
+def test_the_operator_reads_the_configuration(documents: list[Manifest], tmp_path: Path) -> None:
+    config = configuration(documents, tmp_path)
+    [deployment] = of_kind(documents, "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"metrics": config.metrics_port, "health": config.health_port}
+    leases = [rule for rule in rules(documents, "Role") if rule["resources"] == ["leases"]]
+    assert [rule["resourceNames"] for rule in leases if "resourceNames" in rule] == [[config.lease.name]]
+
+
+def test_values_reach_the_operator(tmp_path: Path) -> None:
+    config = configuration(rendered("production"), tmp_path)
+    assert config.images.runtime == "mirror.example:5000/rollouts/runtime:0.1.0"
+    assert (config.workers, config.budgets.creates_per_second, config.budgets.deletes_per_second) == (32, 100, 50)
+    assert config.defaults.model is not None
+    assert config.defaults.model.endpoint is not None
+    assert config.defaults.model.endpoint.name == "Qwen/Qwen3-8B"
+    config = configuration(rendered("namespaced"), tmp_path)
+    assert config.watch.namespaces == ["team-a", "team-b"]
+    assert config.privileged_namespaces == ["team-b"]
+    assert config.defaults.output is not None
+    assert config.defaults.output.secret_ref == "storage"
+
+
+def checksum(*settings: str) -> str:
+    [deployment] = of_kind(render(*settings), "Deployment")
+    found: str = deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+    return found
+
+
+def test_a_changed_configuration_reaches_running_operators_and_nothing_else_restarts_them() -> None:
+    assert checksum("--set", "workers=8") != checksum()
+    assert checksum("--set", "monitoring.alerts=true") == checksum()
+
+
+def test_selectors_find_the_pods_they_are_for(documents: list[Manifest]) -> None:
+    [pod] = pod_templates(documents)
+    labels = pod["metadata"]["labels"].items()
+    for document in documents:
+        spec: dict[str, Any] = document.get("spec") or {}
+        if document["kind"] in ("Deployment", "PodDisruptionBudget", "ServiceMonitor"):
+            assert spec["selector"]["matchLabels"].items() <= labels
+        if document["kind"] == "Service":
+            assert spec["selector"].items() <= labels
+        if document["kind"] == "NetworkPolicy":
+            assert spec["podSelector"]["matchLabels"].items() <= labels
+
+
+def test_two_releases_in_one_cluster_do_not_share_a_name() -> None:
+    def cluster_wide(namespace: str) -> set[str]:
+        found = template("--namespace", namespace, "--set", "crds.install=false").stdout
+        return {
+            f"{document['kind']} {document['metadata']['name']}"
+            for document in yaml.safe_load_all(found)
+            if "namespace" not in document["metadata"]
+        }
+
+    assert not cluster_wide("team-a") & cluster_wide("team-b")
