@@ -25,17 +25,25 @@ LABEL org.opencontainers.image.title="agent-rollouts executor" \
 COPY --from=bundle /bundle /
 ENTRYPOINT ["/executor"]
 
-# ---- What runner and operator share ----
+# ---- What runner and operator are made of ----
 # Apart, so that only a change of the requirements themselves has them installed again.
 FROM base AS requirements
 WORKDIR /build
 COPY pyproject.toml hack/images/requirements.py ./
-RUN python3 requirements.py cluster operator > requirements.txt
+RUN python3 requirements.py cluster > runtime.txt && python3 requirements.py operator > operator.txt
 
 # What the package index needs here (its address, a certificate authority) comes as build secrets, which no layer keeps.
-FROM base AS dependencies
+FROM base AS runtime-dependencies
 WORKDIR /build
-COPY --from=requirements /build/requirements.txt ./
+COPY --from=requirements /build/runtime.txt requirements.txt
+COPY constraints.txt ./
+RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
+    python3 -m venv /opt/venv \
+    && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir -c constraints.txt -r requirements.txt
+
+FROM base AS operator-dependencies
+WORKDIR /build
+COPY --from=requirements /build/operator.txt requirements.txt
 COPY constraints.txt ./
 RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
     python3 -m venv /opt/venv \
@@ -45,13 +53,13 @@ FROM base AS product
 # By name too: much software asks for the home folder of whoever runs it.
 RUN groupadd -g 65532 rollout && useradd -u 65532 -g rollout -d /app -M -s /usr/sbin/nologin rollout
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH=/app
-COPY --from=dependencies /opt/venv /opt/venv
 WORKDIR /app
 COPY rollout_api rollout_api
 
 FROM product AS runtime
 LABEL org.opencontainers.image.title="agent-rollouts runtime" \
       org.opencontainers.image.description="Runner pods: the engine that drives rollouts"
+COPY --from=runtime-dependencies /opt/venv /opt/venv
 COPY agent_runtime agent_runtime
 RUN python3 -m compileall -q .
 USER 65532:65532
@@ -60,6 +68,7 @@ ENTRYPOINT ["python3", "-m", "agent_runtime.runner"]
 FROM product AS operator
 LABEL org.opencontainers.image.title="agent-rollouts operator" \
       org.opencontainers.image.description="The control plane: turns RolloutJobs, Sandboxes and ModelServers into pods"
+COPY --from=operator-dependencies /opt/venv /opt/venv
 COPY operator/rollout_operator rollout_operator
 RUN python3 -m compileall -q .
 USER 65532:65532

@@ -10,10 +10,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
 END_SECONDS = 10.0  # to let go of servers and workspaces
@@ -26,19 +26,14 @@ class SubjectFailed(Exception):
     """The process ended without an answer; the message ends with its last words."""
 
 
-class Subject:
-    """A module run by an interpreter, asked line by line. A context manager: leaving it ends the process."""
+class Process:
+    """A program that is asked line by line. A context manager: leaving it ends the program."""
 
-    def __init__(self, module: str, python: Path = Path(sys.executable)) -> None:
-        self._module = module
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self._name = name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 closed in __exit__
         self._process = subprocess.Popen(
-            [str(python), "-m", module],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
 
     def ask(self, **question: Any) -> dict[str, Any]:
@@ -55,11 +50,11 @@ class Subject:
             code = self._process.wait()
             self._errors.seek(0)
             words = self._errors.read().decode(errors="replace")[-LAST_WORDS:]
-            raise SubjectFailed(f"{self._module} ended with code {code} when asked {question}: {words}")
+            raise SubjectFailed(f"{self._name} ended with code {code} when asked {question}: {words}")
         found: dict[str, Any] = json.loads(answer)
         return found
 
-    def __enter__(self) -> "Subject":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -71,6 +66,13 @@ class Subject:
             self._process.kill()
             self._process.wait()
         self._errors.close()
+
+
+class Subject(Process):
+    """A module run by an interpreter of this machine."""
+
+    def __init__(self, module: str, python: Path = Path(sys.executable)) -> None:
+        super().__init__(module, [str(python), "-m", module])
 
 
 async def answer_questions(handle: Handler) -> None:

@@ -40,6 +40,8 @@ WorkspaceOption = Annotated[
 HOLDER = Fence(epoch=1, holder="rolloutctl")
 ANSWER_SECONDS = 20.0
 """A ready Sandbox's executor answers within a second; longer, and it is not coming."""
+MOST_OUTPUT_BYTES = 1 << 20
+"""Of each stream that is shown: the most that an executor takes as `headBytes` (docs/executor.md)."""
 REMEMBERED_SECONDS = 86_400
 """The executor may forget how calls ended that are older: their turn is the time at which they were made."""
 
@@ -80,7 +82,7 @@ def snapshot(
 
 async def _execute(name: str, namespace: str | None, workspace: str, command: list[str], deadline: float) -> int:
     async with _opened(name, namespace, workspace) as place:
-        result = await place.run(command, key=_key("exec"), deadline_seconds=deadline, head_bytes=8 << 20)
+        result = await place.run(command, key=_key("exec"), deadline_seconds=deadline, head_bytes=MOST_OUTPUT_BYTES)
     sys.stdout.buffer.write(result.stdout)
     sys.stderr.buffer.write(result.stderr)
     if result.stdout_omitted or result.stderr_omitted:

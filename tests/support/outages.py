@@ -32,16 +32,16 @@ class Outages:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._stopped: set[tuple[str, int]] = set()
+        self._stopped: set[str] = set()
         self._added: list[str] = []
 
     @contextlib.contextmanager
     def without(self, component: str) -> Iterator[None]:
-        """A component of the first node is stopped within."""
-        self._stopped.add((component, 0))
-        self._harness("component", "stop", component)
+        """A component of the first node is dead within, killed without a word."""
+        self._stopped.add(component)
+        self._harness("component", "kill", component)
         yield
-        self._start(component, 0)
+        self._start(component)
 
     def kill(self, pod: Object) -> None:
         """SIGKILL of all processes of a pod's containers, at once."""
@@ -77,15 +77,15 @@ class Outages:
 
     def restore(self) -> None:
         """Give everything back."""
-        for component, node in self._stopped:
-            self._start(component, node)
+        for component in self._stopped:
+            self._start(component)
         for name in self._added:
             if any(node["name"] == name for node in self._status()["nodes"]):
                 self.kill_node(name)
             self._cluster.kubectl("delete", "node", name, "--ignore-not-found")
 
-    def _start(self, component: str, node: int) -> None:
-        self._harness("component", "start", component, "--node", str(node))
+    def _start(self, component: str) -> None:
+        self._harness("component", "start", component)
         ready = lambda: self._cluster.kubectl("get", "--raw", "/readyz", check=False).returncode == 0 or None  # noqa: E731
         eventually(ready, 60, lambda: f"the API server is not ready after {component} was started again")
 

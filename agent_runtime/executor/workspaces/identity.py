@@ -49,8 +49,14 @@ def _rows(database: bytes, columns: int) -> list[list[str]]:
     return [row for row in (line.split(":") for line in lines) if len(row) >= columns and row[0]]
 
 
-def resolve(user: str, passwd: bytes, group: bytes) -> Identity:
-    """`user` is a name, a uid, or `uid:gid` (each may be a name). Raises Refused for a name that nobody has."""
+ROOT = (0, 0)
+
+
+def resolve(user: str, passwd: bytes, group: bytes, own: tuple[int, int] = ROOT) -> Identity:
+    """`user` is a name, a uid, or `uid:gid` (each may be a name). Raises Refused for a name that nobody has.
+
+    `own` are uid and gid of this process.
+    """
     wanted, _, wanted_group = user.partition(":")
     accounts = _rows(passwd, 6)
     uid = _number(wanted)
@@ -63,8 +69,9 @@ def resolve(user: str, passwd: bytes, group: bytes) -> Identity:
         )
     name, home = (account[0], account[5]) if account else (str(uid), "/")
     groups = _rows(group, 4)
-    # A uid without an account gets a group of its own: group 0 would be the machine's where ids are not mapped.
-    gid = _number(account[3]) if account else uid
+    # A uid without an account gets a group of its own: group 0 would be the machine's where ids are not mapped. Who is
+    # that user already, and not root, has no other group to go to than the one that the container runtime gave it.
+    gid = _number(account[3]) if account else own[1] if uid == own[0] != 0 else uid
     if wanted_group:
         named = next((row[2] for row in groups if row[0] == wanted_group), wanted_group)
         gid = _number(named)
@@ -91,6 +98,8 @@ class Accounts:
     """The user lists of the root folder that this process sees, read again when they have changed."""
 
     def __init__(self) -> None:
+        # Of this process as it was started, not as whom it may have become since.
+        self._own = (os.geteuid(), os.getegid())
         self._seen: tuple[object, object] | None = None
         self._passwd = self._group = b""
         self._known: dict[str, Identity] = {}
@@ -103,7 +112,7 @@ class Accounts:
             self._known.clear()
         identity = self._known.get(user)
         if identity is None:
-            identity = self._known[user] = resolve(user, self._passwd, self._group)
+            identity = self._known[user] = resolve(user, self._passwd, self._group, self._own)
         return identity
 
 
@@ -130,6 +139,6 @@ def become(identity: Identity) -> None:
             error.errno or errno.EPERM,
             identity.name,
             f"cannot run as user {identity.name!r} ({identity.uid}:{identity.gid}) here: {error.strerror}; "
-            f"this sandbox may run commands as uid {os.geteuid()}",
+            f"this sandbox may run commands as {os.geteuid()}:{os.getegid()} alone",
         ) from None
     kernel.hide_from_tools()

@@ -1,5 +1,6 @@
 """What goes wrong with sandboxes: each rollout gets the outcome of who caused it, and its neighbours notice nothing."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +9,11 @@ import pytest
 
 from tests.support.cluster import Cluster, Job, Object, eventually
 from tests.support.outages import Outages
+from tests.support.pod_processes import memory_peak, pod_running
 from tests.support.scripted import careful, finish, scripted_job, task, turn
 
 NewJob = Callable[[Object], Job]
+MEBIBYTE = 2**20
 WAITING = "sleep 4242"
 """A tool call that a test finds among the processes of this machine."""
 
@@ -29,12 +32,12 @@ def by_task(job: Job) -> dict[str, list[Object]]:
 def assert_unharmed(results: list[Object]) -> None:
     """All with their reward at the first attempt."""
     for result in results:
-        assert (result["outcome"], result["reward"], result["failedAttempts"]) == ("Completed", 1, []), result
+        assert (result["outcome"], result["reward"], result.get("failedAttempts", [])) == ("Completed", 1, []), result
 
 
 def reasons(results: list[Object]) -> set[tuple[str, ...]]:
     """Why attempts failed, once for each way that a rollout went."""
-    return {tuple(attempt["reason"] for attempt in result["failedAttempts"]) for result in results}
+    return {tuple(attempt["reason"] for attempt in result.get("failedAttempts", [])) for result in results}
 
 
 def assert_nothing_left(job: Job) -> None:
@@ -69,16 +72,18 @@ def test_a_sandbox_that_cannot_be_had_costs_its_own_group_alone_and_says_why(new
     job.wait("Succeeded", 120)
     found = by_task(job)
     assert_unharmed(found["fine"])
-    for name, reason in {"no-image": "ImagePullBackOff", "too-large": "Unschedulable", "bad-setup": "SetupFailed"}.items():
-        assert {(r["outcome"], r["reward"], r["reason"]) for r in found[name]} == {("InfraFailed", None, reason)}
+    for name, reason in {
+        "no-image": "ImagePullBackOff",
+        "too-large": "Unschedulable",
+        "bad-setup": "SetupFailed",
+    }.items():
+        assert {(r["outcome"], r.get("reward"), r["reason"]) for r in found[name]} == {("InfraFailed", None, reason)}
         assert reasons(found[name]) == {(reason, reason)}
     assert "no compiler here" in found["bad-setup"][0]["message"]
     assert_nothing_left(job)
 
 
-def test_a_tool_call_that_eats_the_memory_ends_its_own_rollout_before_the_pod_is_at_its_limit(
-    new_job: NewJob, outages: Outages
-) -> None:
+def test_a_tool_call_that_eats_the_memory_ends_its_own_rollout_before_the_pod_is_at_its_limit(new_job: NewJob) -> None:
     eat = "for i in 1 2 3 4 5; do python3 -c 'import time; x = b\"x\" * (60 << 20); time.sleep(60)' & done; wait"
     manifest = scripted_job(
         "hungry", [task("eats")], {"careful": careful(1), "eats": [turn(eat, think=2), finish()], "also": careful(1)}
@@ -86,13 +91,25 @@ def test_a_tool_call_that_eats_the_memory_ends_its_own_rollout_before_the_pod_is
     manifest["spec"]["sandbox"]["resources"] = {"memory": "128Mi"}
     job = new_job(manifest).apply()
     (pod,) = eventually(lambda: [pod for pod in job.pods("sandbox") if _runs(pod)] or None, 120, job.describe)
-    eventually(lambda: job.sealed() == 3 or None, 120, job.describe)
-    # At its limit, cgroup v2 kills all processes of a container at once; cgroup v1 counts that it was there.
-    assert outages.out_of_memory_kills(pod) == 0
+    peaks = []
+
+    def all_sealed() -> bool | None:
+        with contextlib.suppress(StopIteration):  # its last process has gone
+            peaks.append(memory_peak(pod))
+        return job.sealed() == 3 or None
+
+    eventually(all_sealed, 120, job.describe)
+    peak, limit = peaks[-1]
+    # At the limit, cgroup v2 kills all processes of a container at once: members that did nothing wrong, too.
+    assert 128 * MEBIBYTE < peak < limit
     job.wait("Succeeded")
     first, hungry, third = by_task(job)["eats"]
     assert_unharmed([first, third])
-    assert (hungry["outcome"], hungry["stopReason"], hungry["failedAttempts"]) == ("Completed", "ResourceLimit", [])
+    assert (hungry["outcome"], hungry["stopReason"], hungry.get("failedAttempts", [])) == (
+        "Completed",
+        "ResourceLimit",
+        [],
+    )
     assert "Memory" in hungry["message"]
     assert {result["sandbox"]["sandbox"] for result in (first, hungry, third)} == {pod["metadata"]["name"]}
 
@@ -108,7 +125,7 @@ def test_a_rollout_whose_tool_call_has_its_whole_container_killed_twice_is_to_bl
     job = new_job(manifest).apply()
     killed: set[str] = set()
     for _ in range(2):
-        find = lambda: outages.pod_running(WAITING, [p for p in job.pods("sandbox") if p["metadata"]["uid"] not in killed])  # noqa: E731
+        find = lambda: pod_running(WAITING, [p for p in job.pods("sandbox") if p["metadata"]["uid"] not in killed])  # noqa: E731
         pod = eventually(find, 120, job.describe)
         outages.kill(pod)
         killed.add(pod["metadata"]["uid"])
@@ -133,7 +150,7 @@ def test_a_policy_that_kills_what_serves_it_gets_a_verdict_and_no_second_try(new
     job.wait("Succeeded")
     attacker, other = by_task(job)["attacks"]
     assert (attacker["outcome"], attacker["stopReason"], attacker["reward"]) == ("Completed", "ResourceLimit", 0)
-    assert attacker["failedAttempts"] == []
+    assert "failedAttempts" not in attacker
     assert_unharmed([other])
 
 
@@ -173,4 +190,8 @@ def _runs(pod: Object) -> bool:
 
 def _turns(job: Job) -> list[str]:
     """Keys of the journal that hold a model's answers: the first segment of an attempt is what came before."""
-    return [key for key in job.keys("attempts") if key.endswith(".jsonl.zst") and not Path(key).name.endswith("-0.jsonl.zst")]
+    return [
+        key
+        for key in job.keys("attempts")
+        if key.endswith(".jsonl.zst") and not Path(key).name.endswith("-0.jsonl.zst")
+    ]

@@ -1,0 +1,180 @@
+"""The test cluster as the benchmarks use it: a namespace, a job that stays open, and a process in its runner's pod.
+
+What a runner is measured for is measured where runners are: in a runner's pod, with its rights, its key and its network.
+"""
+
+import contextlib
+import io
+import json
+import secrets
+import subprocess
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.conversation import ROOT, Process
+from rollout_api.cluster import runner_name
+from tests.support.cluster import (
+    QUICKSTART_IMAGE,
+    STORAGE_SECRET,
+    Cluster,
+    Job,
+    Object,
+    eventually,
+    find_cluster,
+    storage_secret,
+)
+
+SUBJECT = "benchmarks.subjects.runner_pod"
+SUBJECT_FILES = ("conversation.py", "subjects/runner_pod.py", "__init__.py", "subjects/__init__.py")
+"""What that module imports of the benchmarks; the rest is in the runtime image."""
+PLACES = 16  # workspaces of a sandbox: more than any benchmark has at once
+START_SECONDS = 180.0
+END_SECONDS = 600.0
+OPERATOR = "system:serviceaccount:agent-rollouts:agent-rollouts"
+
+
+class NoCluster(Exception):
+    """There is no cluster for this benchmark; the message says how to get one."""
+
+
+def any_cluster() -> Cluster:
+    """The harness's cluster, or the one that ROLLOUT_TEST_KUBECONFIG names. Raises NoCluster."""
+    found = find_cluster()
+    if found is None:
+        raise NoCluster("no cluster runs here: `make cluster` brings one up, ROLLOUT_TEST_KUBECONFIG names another")
+    return found
+
+
+def harness_cluster() -> Cluster:
+    """The harness's cluster, whose audit log can be read. Raises NoCluster."""
+    found = any_cluster()
+    if not found.details:
+        raise NoCluster("its writes are counted in the audit log, which only the harness's own cluster shows (hack/cluster)")
+    return found
+
+
+@contextlib.contextmanager
+def new_namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace that admits both modes, with the storage's Secret; gone, with all in it, when left."""
+    name = f"benchmark-{secrets.token_hex(3)}"
+    labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    try:
+        cluster.apply(storage_secret(cluster, name))
+        yield name
+    finally:
+        cluster.kubectl("delete", "namespace", name, "--wait=false")
+        # The next benchmark is not to be measured beside the end of this one.
+        eventually(lambda: cluster.get("namespace", name, name) is None or None, END_SECONDS, lambda: f"{name} stays")
+
+
+def job_in(cluster: Cluster, namespace: str, name: str, spec: Mapping[str, Any]) -> Job:
+    """A job of the quickstart's image whose results go to the cluster's storage, applied."""
+    sandbox = {"image": QUICKSTART_IMAGE, **spec.get("sandbox", {})}
+    output = {"uri": f"s3://{cluster.bucket}/{namespace}", "secretRef": STORAGE_SECRET}
+    manifest: Object = {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": name},
+        "spec": {"agent": {"type": "Nop"}, **spec, "sandbox": sandbox, "output": output},
+    }
+    return Job(cluster, namespace, manifest).apply()
+
+
+def open_job(cluster: Cluster, namespace: str, *, mode: str = "Overlay", sandbox: Mapping[str, Any] | None = None) -> Job:
+    """A job to which nobody submits anything: its runner waits, and its Sandboxes are the benchmark's to make."""
+    workspaces = {"mode": mode, "perSandbox": PLACES}
+    spec = {"tasks": {"stream": {}}, "sandbox": {"workspaces": workspaces, **(sandbox or {})}}
+    job = job_in(cluster, namespace, "open", spec)
+    job.wait("Ready", START_SECONDS)
+    return job
+
+
+@contextlib.contextmanager
+def runner_process(cluster: Cluster, *, mode: str = "Overlay") -> Iterator[tuple[Process, Job]]:
+    """`benchmarks.subjects.runner_pod` in the pod of an open job's runner, to be asked; and the job."""
+    with new_namespace(cluster) as namespace:
+        job = open_job(cluster, namespace, mode=mode)
+        cluster.apply(*_peers_rights(job))
+        pod = eventually(lambda: _running_runner(job), START_SECONDS, job.describe)
+        into = ("exec", "-i", "-n", namespace, pod, "--", "python3")
+        kubectl = ["kubectl", "--kubeconfig", str(cluster.kubeconfig)]
+        unpack = "import sys, tarfile; tarfile.open(fileobj=sys.stdin.buffer, mode='r|').extractall('/tmp', filter='data')"
+        subprocess.run([*kubectl, *into, "-c", unpack], input=_subject_files(), check=True)
+        start = f"import sys, runpy; sys.path.insert(0, '/tmp'); runpy.run_module({SUBJECT!r}, run_name='__main__')"
+        with Process(SUBJECT, [*kubectl, *into, "-c", start]) as process:
+            yield process, job
+
+
+def _running_runner(job: Job) -> str | None:
+    for pod in job.pods("runner"):
+        if pod["status"]["phase"] == "Running" and all(c["ready"] for c in pod["status"]["containerStatuses"]):
+            return str(pod["metadata"]["name"])
+    return None
+
+
+def _subject_files() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for file in SUBJECT_FILES:
+            archive.add(ROOT / "benchmarks" / file, arcname=f"benchmarks/{file}")
+    return packed.getvalue()
+
+
+def _peers_rights(job: Job) -> tuple[Object, Object]:
+    """What pods/exec and bare pods, which runners do not use, take beside a runner's own rights."""
+    metadata = {"name": "benchmark", "namespace": job.namespace}
+    rules = [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]},
+        {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["get", "create"]},
+    ]
+    account = {"kind": "ServiceAccount", "name": runner_name(job.name), "namespace": job.namespace}
+    group = "rbac.authorization.k8s.io"
+    return (
+        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": metadata, "rules": rules},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": "benchmark"},
+            "subjects": [account],
+        },
+    )
+
+
+class AuditLog:
+    """Writes to the API server from its creation on, as its audit log has them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._path = Path(cluster.details["auditLog"])
+        self._from = self._path.stat().st_size
+
+    def writes(self, namespace: str, *, operator: str = OPERATOR) -> Counter[str]:
+        """By `verb resource[/subresource]`: those of the operator and of runners' accounts, in one namespace."""
+        ours = (operator, f"system:serviceaccount:{namespace}:")
+        found: Counter[str] = Counter()
+        with self._path.open("rb") as file:
+            file.seek(self._from)
+            for line in file:
+                if namespace.encode() not in line or not line.endswith(b"\n"):
+                    continue
+                entry = json.loads(line)
+                target = entry.get("objectRef", {})
+                if target.get("namespace") == namespace and entry["user"]["username"].startswith(ours):
+                    parts = (target["resource"], target.get("subresource"))
+                    found[f"{entry['verb']} {'/'.join(filter(None, parts))}"] += 1
+        return found
+
+
+def operator_kubeconfig(cluster: Cluster, place: Path) -> Path:
+    """A kubeconfig of the operator's own account, so that it works with its own rights and name outside a pod."""
+    namespace, account = OPERATOR.split(":")[2:]
+    admin = json.loads(cluster.kubectl("config", "view", "--raw", "--flatten", "-o", "json").stdout)
+    token = cluster.kubectl("create", "token", account, "-n", namespace, "--duration", "2h").stdout.strip()
+    place.write_text(json.dumps(admin | {"users": [{"name": admin["users"][0]["name"], "user": {"token": token}}]}))
+    return place
+
+
