@@ -52,7 +52,9 @@ def harness_cluster() -> Cluster:
     """The harness's cluster, whose audit log can be read. Raises NoCluster."""
     found = any_cluster()
     if not found.details:
-        raise NoCluster("its writes are counted in the audit log, which only the harness's own cluster shows (hack/cluster)")
+        raise NoCluster(
+            "its writes are counted in the audit log, which only the harness's own cluster shows (hack/cluster)"
+        )
     return found
 
 
@@ -84,7 +86,9 @@ def job_in(cluster: Cluster, namespace: str, name: str, spec: Mapping[str, Any])
     return Job(cluster, namespace, manifest).apply()
 
 
-def open_job(cluster: Cluster, namespace: str, *, mode: str = "Overlay", sandbox: Mapping[str, Any] | None = None) -> Job:
+def open_job(
+    cluster: Cluster, namespace: str, *, mode: str = "Overlay", sandbox: Mapping[str, Any] | None = None
+) -> Job:
     """A job to which nobody submits anything: its runner waits, and its Sandboxes are the benchmark's to make."""
     workspaces = {"mode": mode, "perSandbox": PLACES}
     spec = {"tasks": {"stream": {}}, "sandbox": {"workspaces": workspaces, **(sandbox or {})}}
@@ -102,7 +106,7 @@ def runner_process(cluster: Cluster, *, mode: str = "Overlay") -> Iterator[tuple
         pod = eventually(lambda: _running_runner(job), START_SECONDS, job.describe)
         into = ("exec", "-i", "-n", namespace, pod, "--", "python3")
         kubectl = ["kubectl", "--kubeconfig", str(cluster.kubeconfig)]
-        unpack = "import sys, tarfile; tarfile.open(fileobj=sys.stdin.buffer, mode='r|').extractall('/tmp', filter='data')"
+        unpack = "import sys, tarfile; tarfile.open(fileobj=sys.stdin.buffer, mode='r|').extractall('/tmp')"
         subprocess.run([*kubectl, *into, "-c", unpack], input=_subject_files(), check=True)
         start = f"import sys, runpy; sys.path.insert(0, '/tmp'); runpy.run_module({SUBJECT!r}, run_name='__main__')"
         with Process(SUBJECT, [*kubectl, *into, "-c", start]) as process:
@@ -169,6 +173,11 @@ class AuditLog:
         return found
 
 
+def of_sandboxes(writes: Counter[str]) -> int:
+    """Those that made, told of or deleted Sandboxes and their pods."""
+    return sum(count for what, count in writes.items() if what.split()[1].startswith(("sandboxes", "pods")))
+
+
 def operator_kubeconfig(cluster: Cluster, place: Path) -> Path:
     """A kubeconfig of the operator's own account, so that it works with its own rights and name outside a pod."""
     namespace, account = OPERATOR.split(":")[2:]
@@ -176,5 +185,3 @@ def operator_kubeconfig(cluster: Cluster, place: Path) -> Path:
     token = cluster.kubectl("create", "token", account, "-n", namespace, "--duration", "2h").stdout.strip()
     place.write_text(json.dumps(admin | {"users": [{"name": admin["users"][0]["name"], "user": {"token": token}}]}))
     return place
-
-

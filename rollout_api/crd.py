@@ -196,8 +196,8 @@ def _untyped(members: list[Schema]) -> Schema:
     return schema
 
 
-def _condition(kind: str) -> str:
-    return f'.status.conditions[?(@.type=="{kind}")].status'
+def _condition(kind: str, field: str = "status") -> str:
+    return f'.status.conditions[?(@.type=="{kind}")].{field}'
 
 
 _AGE: Schema = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
@@ -247,7 +247,7 @@ def definitions() -> dict[str, Schema]:
             "roj",
             [
                 _column("Mode", ".spec.mode"),
-                _column("Succeeded", _condition("Succeeded")),
+                _column("State", _condition("Progressing", "reason")),
                 _column("Sealed", ".status.sealed", "integer"),
                 _column("Total", ".status.total", "integer"),
                 _column("Completed", ".status.outcomes.Completed", "integer"),
@@ -262,6 +262,7 @@ def definitions() -> dict[str, Schema]:
             "rosb",
             [
                 _column("Ready", _condition("Ready")),
+                _column("Reason", _condition("Ready", "reason")),
                 _column("Mode", ".status.mode"),
                 _column("Places", ".status.places.total", "integer"),
                 _column("Image", ".spec.image", wide=True),

@@ -165,7 +165,7 @@ class Tasks(ApiModel):
     from_: Annotated[TaskSource | None, Field(alias="from")] = None
     """A file of tasks."""
     stream: TaskStream | None = None
-    """Submitted while the job runs."""
+    """The job stays open: groups are submitted while it runs, until the stream is closed."""
 
     @model_validator(mode="before")
     @classmethod

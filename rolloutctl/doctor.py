@@ -18,7 +18,8 @@ from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.local import LocalProvider
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec, SandboxTemplate, WorkspaceMode
-from rollout_operator.config import Images, OperatorConfig
+from rollout_operator.config import Images, LeaseSettings, OperatorConfig
+from rollout_operator.rollout_job.resolve import resolve
 from rollout_operator.sandbox.mode import Choice
 from rollout_operator.sandbox.pod import Identity, pod_for
 from rolloutctl import doctor_checks as checks
@@ -33,6 +34,9 @@ OPERATOR_LABELS = "app.kubernetes.io/name=agent-rollouts,app.kubernetes.io/compo
 ANSWER_SECONDS = 15
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """A Secret is looked for; what is in it stays where it is."""
+
+UNKNOWN_IMAGES = Images(runtime="runtime", executor="executor")
+"""For who may not read the operator's configuration; their names decide nothing that is looked at here."""
 
 COLOURS = {State.OK: "green", State.WARN: "yellow", State.FAIL: "bold red"}
 
@@ -99,12 +103,15 @@ def _examine_cluster(namespace: str | None, job: RolloutJob | None) -> Iterator[
     answers = [api.create(f"{place}/pods", _pod(mode, user, namespace, config), dryRun="All") for mode, user in kinds]
     yield from checks.admission(api.get(place), *answers)
     yield checks.isolation(api.get("/apis/apps/v1/daemonsets"))
-    yield from checks.secrets(
-        {
-            name: (field, api.get(f"{place}/secrets/{name}", accept=METADATA_ONLY))
-            for name, field in _secrets(job, config).items()
-        }
-    )
+    resolved = None
+    if job is not None:
+        known = config or OperatorConfig(images=UNKNOWN_IMAGES, lease=LeaseSettings(namespace=namespace))
+        manifest = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
+        resolved = resolve(manifest.wire(), known)
+        yield from checks.job(resolved.problems, is_config_known=config is not None)
+    needed = _secrets(job, resolved.job if resolved else None, config)
+    found = {name: (field, api.get(f"{place}/secrets/{name}", accept=METADATA_ONLY)) for name, field in needed.items()}
+    yield from checks.secrets(found, namespace)
     yield from checks.rights({right: api.may(namespace, right) for right in checks.RIGHTS})
     yield from checks.running(api.get(f"/apis/rollout.dev/v1alpha1/namespaces/{namespace}/sandboxes"))
 
@@ -131,19 +138,20 @@ def _pod(mode: WorkspaceMode, user: str | None, namespace: str, config: Operator
     """A sandbox pod as the operator would make it, but for its owner."""
     name = f"rolloutctl-doctor-{uuid.uuid4().hex[:8]}"
     who = Identity(name, namespace, uid=str(uuid.uuid4()), key="", job_labels={}, network="")
-    images = config.images if config else Images(runtime="runtime", executor="executor")
+    images = config.images if config else UNKNOWN_IMAGES
     spec = SandboxSpec(image="doctor", user=user)
     pod = pod_for(who, spec, Choice(mode, "Doctor", ""), images, {}, image_volume=False)
     del pod["metadata"]["ownerReferences"]
     return pod
 
 
-def _secrets(job: RolloutJob | None, config: OperatorConfig | None) -> dict[str, str]:
-    """Names of the Secrets that a job needs, each with the field that names it."""
+def _secrets(applied: RolloutJob | None, resolved: RolloutJob | None, config: OperatorConfig | None) -> dict[str, str]:
+    """Names of the Secrets that are needed, each with the field that names it; `resolved` has the chart's defaults in it."""
     named: dict[str, str] = {}
-    if config and config.defaults.output and config.defaults.output.secret_ref:
-        named[config.defaults.output.secret_ref] = "the chart's defaults.output.secretRef"
-    if job is None:
+    job = resolved or applied
+    if job is None or applied is None:
+        if config and config.defaults.output and config.defaults.output.secret_ref:
+            named[config.defaults.output.secret_ref] = "the chart's defaults.output.secretRef"
         return named
     for name in job.spec.runners.image_pull_secrets:
         named[name] = "spec.runners.imagePullSecrets"
@@ -151,7 +159,8 @@ def _secrets(job: RolloutJob | None, config: OperatorConfig | None) -> dict[str,
     if endpoint and endpoint.api_key_from and endpoint.api_key_from.secret_key_ref:
         named[endpoint.api_key_from.secret_key_ref.name] = "spec.model.endpoint.apiKeyFrom"
     if job.spec.output.secret_ref:
-        named[job.spec.output.secret_ref] = "spec.output.secretRef"
+        own = job.spec.output == applied.spec.output
+        named[job.spec.output.secret_ref] = "spec.output.secretRef" if own else "the chart's defaults.output.secretRef"
     return named
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
+from rollout_api.manifest import Problem
 from rollout_api.sandbox import WorkspaceMode
 from rollout_operator.config import OperatorConfig
 from rollout_operator.sandbox.mode import choose, image_volumes_work
@@ -262,13 +263,25 @@ def isolation(daemon_sets: Answer) -> Finding:
     return Finding(State.WARN, subject, "nothing that is known to enforce them was seen; the API cannot tell", advice)
 
 
-def secrets(answers: Mapping[str, tuple[str, Answer]]) -> Iterator[Finding]:
+def job(problems: Sequence[Problem], *, is_config_known: bool) -> Iterator[Finding]:
+    """What the operator would call Invalid in the job, were it applied; one that cannot be seen may have defaults for it."""
+    for problem in problems:
+        if is_config_known:
+            yield Finding(State.FAIL, "job", str(problem), "docs/jobs-on-a-cluster.md says what differs from a laptop")
+        else:
+            advice = "the chart's defaults may fill it in, which your rights do not let you see"
+            yield Finding(State.WARN, "job", str(problem), advice)
+    if not problems:
+        yield _ok("job", "it can be started as it is written")
+
+
+def secrets(answers: Mapping[str, tuple[str, Answer]], namespace: str) -> Iterator[Finding]:
     """Secrets that are needed, by name, with the field that names each."""
     for name, (field, answer) in answers.items():
         if not isinstance(answer, Refusal):
             yield _ok("secret", f"{name} is there ({field})")
         elif answer.status == 404:
-            advice = f"kubectl create secret generic {name} --from-literal=NAME=VALUE …"
+            advice = f"kubectl -n {namespace} create secret generic {name} --from-env-file=FILE"
             yield Finding(State.FAIL, "secret", f"{name}, which {field} names, does not exist", advice)
         else:
             yield _unseen("secret", f"{name} ({field})", answer)

@@ -40,6 +40,9 @@ WorkspaceOption = Annotated[
 HOLDER = Fence(epoch=1, holder="rolloutctl")
 ANSWER_SECONDS = 20.0
 """A ready Sandbox's executor answers within a second; longer, and it is not coming."""
+TRY_SECONDS = 4.0
+"""A port-forward to an executor that did not listen yet may hang: the client library waits for bytes that it has already
+taken from the TLS connection. Another one gets through."""
 MOST_OUTPUT_BYTES = 1 << 20
 """Of each stream that is shown: the most that an executor takes as `headBytes` (docs/executor.md)."""
 REMEMBERED_SECONDS = 86_400
@@ -183,7 +186,7 @@ async def _opened(name: str, namespace: str | None, workspace: str) -> AsyncIter
         async with forwarded_port(core, namespace, pod, EXECUTOR_PORT) as port:
             executor = ExecutorClient(f"tcp:127.0.0.1:{port}", token)
             try:
-                await _first_answer(executor)
+                await _first_answer(executor, name)
                 yield await _workspace(executor, Sandbox.model_validate(_without_status(sandbox)), workspace)
             finally:
                 await executor.close()
@@ -211,15 +214,20 @@ async def _workspace(executor: ExecutorClient, sandbox: Sandbox, name: str) -> E
     return place
 
 
-async def _first_answer(executor: ExecutorClient) -> None:
+async def _first_answer(executor: ExecutorClient, name: str) -> None:
     until = time.monotonic() + ANSWER_SECONDS
     while True:
         try:
-            await executor.health()
+            async with asyncio.timeout(TRY_SECONDS):
+                await executor.health()
             return
-        except SandboxFailure:
+        except (SandboxFailure, TimeoutError) as error:
             if time.monotonic() > until:
-                raise
+                raise CommandError(
+                    f"the executor of Sandbox {name} does not answer through a port-forward. {error}".rstrip(),
+                    hint="It takes the right to create pods/portforward, and a pod that still runs: kubectl get pods",
+                    code=Exit.FAILED,
+                ) from error
             await asyncio.sleep(0.2)
 
 

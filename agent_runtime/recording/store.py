@@ -425,5 +425,9 @@ def _delete_local(objects: LocalStore, path: str) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    # obstore appends a dump of its own structures after an empty line.
-    return str(error).split("\n", 1)[0]
+    # obstore appends a dump of its own structures after an empty line. Before it may come the store's own answer, in XML,
+    # of which code and message say most: NoSuchBucket, InvalidAccessKeyId.
+    text = str(error)
+    answer = re.search(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?", text)
+    told = f" {': '.join(filter(None, answer.groups()))}" if answer else ""
+    return text.split("\n", 1)[0].partition("<?xml")[0].rstrip() + told

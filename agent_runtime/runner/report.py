@@ -7,7 +7,7 @@ from typing import Any
 
 from agent_runtime.engine.events import AttemptFailed, Event, JobEnded, JobStarted, RolloutSealed, RolloutStarted
 from agent_runtime.engine.shard import Shard
-from rollout_api.records import Result
+from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RunnerReport, RunnerState
 
 INTERVALS_CHARACTERS = 4096
@@ -54,6 +54,9 @@ class ShardTally:
         self.running: set[int] = set()
         """Indexes of the rollouts whose attempt is under way."""
         self.outcomes: Counter[str] = Counter()
+        self._last_lost = ""
+        self._loss = ""
+        """Why an attempt was lost to infrastructure, the newest; empty when a rollout has completed since."""
         self._sealed: set[int] = set()
         self._rewards: list[float] = []
         self._begun: set[int] = set()
@@ -70,6 +73,7 @@ class ShardTally:
                 self._begun.add(event.index // self.group_size)
             case AttemptFailed():
                 self.running.discard(event.index)
+                self._loss = f"{event.reason}: {event.message}"
             case RolloutSealed():
                 self.running.discard(event.result.index)
                 self._count(event.result)
@@ -96,6 +100,14 @@ class ShardTally:
         )
 
     @property
+    def trouble(self) -> str:
+        """What was lost to infrastructure, and why; empty while all is well."""
+        lost = self.outcomes[Outcome.INFRA_FAILED.value]
+        if lost:
+            return f"{lost} rollout{'s' * (lost > 1)} lost to infrastructure, the last one: {self._last_lost}"
+        return f"an attempt was lost to infrastructure: {self._loss}" if self._loss else ""
+
+    @property
     def groups_waiting(self) -> int:
         """Groups that nobody has begun; 0 while a stream is open, whose end nobody knows."""
         return 0 if self.total is None else self.total // self.group_size - len(self._begun)
@@ -111,5 +123,9 @@ class ShardTally:
         self._sealed.add(result.index)
         self._begun.add(result.group)
         self.outcomes[result.outcome.value] += 1
+        if result.outcome is Outcome.INFRA_FAILED:
+            self._last_lost = f"{result.reason}: {result.message}"
+        elif result.outcome is Outcome.COMPLETED:
+            self._loss = ""
         if result.reward is not None:
             self._rewards.append(result.reward)

@@ -27,6 +27,7 @@ from agent_runtime.runner.report import ShardTally, report_interval, standing_re
 from agent_runtime.runner.reporter import JobGone, Reporter, ReportRefused
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, SandboxProvider
 from agent_runtime.sandboxes.cluster.api import ApiError
+from agent_runtime.sandboxes.cluster.provider import ClusterProvider
 from agent_runtime.tasks import TaskSourceError
 from rollout_api.rollout_job import RolloutJob, RunnerReport, RunnerState
 from rollout_api.sandbox import Provider
@@ -91,6 +92,7 @@ class ShardRun:
         self._tally, self._metrics, self._on_sealed = tally, metrics, on_sealed
         self._log = EventLog()
         self._ending: Ending | None = None
+        self._waits_for: Callable[[], str] = lambda: ""
         self._before: RunnerReport | None = None
         self._stopping = Stopping(api, job.metadata)
         self._reporter = Reporter(
@@ -104,6 +106,8 @@ class ShardRun:
     async def run(self, provider: Provider | SandboxProvider, base_dir: Path, environ: Mapping[str, str]) -> Exit:
         """Run until the shard has its verdict, or this process has to end. Raises what is a bug."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.begin)
+        if isinstance(provider, ClusterProvider):
+            self._waits_for = provider.waits_for
         result = await self._unless_cancelled(self._result(provider, base_dir, environ))
         if result is None:
             log.info("the RolloutJob is gone: ending at once; what is sealed stays in storage")
@@ -181,12 +185,12 @@ class ShardRun:
 
     def _report(self) -> RunnerReport:
         state = RunnerState.DRAINING if self._stopping.begun else RunnerState.RUNNING
-        message = ""
+        message = self._waits_for() if self._ending is None else self._ending.message
         if self._ending is not None:
-            state, message = self._ending.state, self._ending.message
+            state = self._ending.state
         if self._before is not None:
             return self._before.model_copy(update={"state": state, "message": message, "running": 0})
-        return self._tally.report(state, message)
+        return self._tally.report(state, message or self._tally.trouble)
 
     def _observe(self, event: Event) -> None:
         self._tally.observe(event)

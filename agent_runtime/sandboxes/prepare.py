@@ -64,7 +64,7 @@ async def prepare(workspace: Workspace, spec: WorkspaceSpec) -> None:
                 if not result.ok:
                     raise SetupFailed(_failed_command(number, command, result, spec))
     except FileError as error:
-        raise SetupFailed(f"{error.path!r} could not be made ready for the task: {error.message}") from error
+        raise SetupFailed(_refused(error, spec)) from error
     except WorkspaceLimit as limit:
         raise SetupFailed(f"the setup went over a limit of sandbox.resources: {limit.message}") from limit
     except TimeoutError as error:
@@ -72,6 +72,16 @@ async def prepare(workspace: Workspace, spec: WorkspaceSpec) -> None:
             f"the {len(spec.setup)} setup commands took more than {spec.setup_seconds:g} s in all; "
             "make them faster or raise timeouts.setupSeconds"
         ) from error
+
+
+def _refused(error: FileError, spec: WorkspaceSpec) -> str:
+    if error.path != spec.working_dir:
+        return f"the task's files could not be put in: {error.message}"
+    user = f"user {spec.user!r}" if spec.user else "the image's user"
+    return (
+        f"sandbox.workingDir could not be made: {error.message}; where {user} has no right to make it, choose a folder that "
+        "is in the image and may be written to, such as /tmp/workspace"
+    )
 
 
 class PreparedGroups:

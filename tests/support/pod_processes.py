@@ -22,14 +22,14 @@ def command(process: Path) -> str:
     return (process / "cmdline").read_text().replace("\0", " ").strip()
 
 
-def pod_running(wanted: str, pods: Sequence[Object]) -> Object | None:
-    """The first pod in which that command runs."""
-    for pod in pods:
-        for process in processes(pod):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if command(process) == wanted:
-                    return pod
-    return None
+def running(wanted: str, pod: Object) -> Sequence[int]:
+    """Process ids of a command, by its whole command line, in a pod."""
+    found = []
+    for process in processes(pod):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if command(process) == wanted:
+                found.append(int(process.name))
+    return found
 
 
 def memory_peak(pod: Object) -> tuple[int, int]:

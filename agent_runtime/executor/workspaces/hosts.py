@@ -22,6 +22,8 @@ from agent_runtime.executor.workspaces.workspace import LiveWorkspace
 # Making a workspace takes milliseconds; on a machine that is starved, seconds.
 _CREATE_SECONDS = 60.0
 _HELLO = 0
+# Killing all that a workspace leaves behind takes milliseconds, or 10 s against a fork bomb; tools may hinder who does it.
+_SWEEP_SECONDS = 15.0
 _NOBODY = "65534:65534"
 # CLOCK_REALTIME_COARSE of linux/time.h, from which files get their times: a little behind the finer one.
 _FILE_CLOCK = 5
@@ -354,11 +356,13 @@ class PlainHost(Host):
         return int((await self.ask(request))["bytes"])
 
     async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
-        # Its orphans fall to the zygote, or to us where a tool has killed that too.
+        # Its orphans fall to the zygote, or to us where a tool has killed that too. One that it has stopped goes on.
         await kill(process)
+        processes.send(self._zygote_pid, signal.SIGCONT)
         try:
-            await self.ask({"do": "sweep"})
-        except WorkspaceFailure:
+            async with asyncio.timeout(_SWEEP_SECONDS):
+                await self.ask({"do": "sweep"})
+        except (WorkspaceFailure, TimeoutError):
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, processes.kill_below, self._proc, os.getpid())
 

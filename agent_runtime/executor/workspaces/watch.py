@@ -118,7 +118,7 @@ class Watch:
         everything = all_processes(workspace.proc)
         if any(process.pid == workspace.inner_init and process.state == "T" for process in everything):
             if workspace not in self._stopping:
-                message = f"workspace {workspace.spec.id!r} has ended: its init was stopped"
+                message = f"workspace {workspace.spec.id!r} has ended: its init was stopped, which no tool may do"
                 self._stop(workspace, workspace.fail(workspace.unasked_end, message))
             return
         running = descendants(everything, workspace.inner_init)

@@ -260,6 +260,8 @@ class LiveWorkspace:
             )
 
     def _gone(self, gone: PeerGone) -> WorkspaceFailure:
+        if self.failed.done():
+            return self.failed.result()
         return WorkspaceFailure(self._cause, f"workspace {self.spec.id!r} has ended: {gone}")
 
     def _silent(self) -> WorkspaceFailure:
@@ -346,6 +348,8 @@ class LiveWorkspace:
 
     def _lost(self, reason: str) -> None:
         """Its init has gone: so has everything else."""
+        if self._cause == "Attacked":
+            reason = "a tool has killed its init"
         failure = WorkspaceFailure(self._cause, f"workspace {self.spec.id!r} has ended: {reason}")
         for command in list(self._commands.values()):
             command.blame(self._cause)

@@ -87,6 +87,8 @@ class Fleet:
         """Attempts that asked for a place, by prepared state."""
         self._prepared: dict[str, set[str]] = {}
         """Prepared states by group."""
+        self._told: set[str] = set()
+        """Problems of starts that the log has already; each is told of once, however many sandboxes have it."""
         self._number = 0
         self._is_open = False
         self._work: set[asyncio.Task[None]] = set()
@@ -97,6 +99,16 @@ class Fleet:
     def held(self) -> Mapping[str, HeldSandbox]:
         """All that are starting or ready."""
         return self._held
+
+    @property
+    def waits_for(self) -> str:
+        """Why sandboxes that were asked for do not start; empty where nothing is known to stand in their way."""
+        views = [held.view for held in self._held.values() if held.sandbox is None and held.view is not None]
+        problems = [view.problem for view in views if view.problem is not None]
+        if not problems:
+            return ""
+        waiting = "1 sandbox does not start" if len(problems) == 1 else f"{len(problems)} sandboxes do not start"
+        return f"{waiting}: {problems[0].word}: {problems[0].message}"
 
     async def open(self) -> None:
         """Find the Sandboxes that an earlier process left. Raises ApiError when the API server does not answer."""
@@ -274,6 +286,9 @@ class Fleet:
             if held.uid is not None:
                 self._lose(held, deleted(name))
             return
+        if view.problem is not None and view.problem.word not in self._told:
+            self._told.add(view.problem.word)
+            log.warning("sandbox %s does not start: %s: %s", name, view.problem.word, view.problem.message)
         held.uid, held.view = view.uid, view
         if view.ending is not None:
             self._lose(held, Reason(view.ending.word, f"Sandbox {name}: {view.ending.message}"))

@@ -40,6 +40,10 @@ class ClusterProvider:
         """Sandboxes that this runner holds: `Starting`, `Ready`."""
         return Counter("Starting" if held.sandbox is None else "Ready" for held in self._fleet.held.values())
 
+    def waits_for(self) -> str:
+        """Why sandboxes do not start, for a person; empty where nothing is known to stand in their way."""
+        return self._fleet.waits_for
+
     async def open(self) -> None:
         """Find the Sandboxes of an earlier process. Raises SandboxFailure when the API server does not let us."""
         try:

@@ -171,8 +171,9 @@ def parse_time(text: str) -> datetime:
 
 def _batch_job(job: Manifest) -> BatchJob:
     status = job.get("status") or {}
-    given_up = _true_condition(status, "Failed")
-    completed = _true_condition(status, "Complete")
+    # Failed and Complete themselves wait for every pod to be gone, and one on a dead node may stay for ever.
+    given_up = _true_condition(status, "FailureTarget") or _true_condition(status, "Failed")
+    completed = _true_condition(status, "SuccessCriteriaMet") or _true_condition(status, "Complete")
     return BatchJob(
         uid=uid_of(job),
         suspend=bool(job["spec"].get("suspend")),

@@ -138,7 +138,8 @@ def _progressing(seen: Observed, found: Findings) -> tuple[bool, str, str]:
         times = f"{found.failures} failure{'s' * (found.failures > 1)} since the last new result"
         return True, RESTARTED, f"{last_failure(seen)} ({times}, {limit(seen.runners_at_work)} in a row fail the job)"
     if not seen.reports:
-        return True, "RunnersStarting", "no runner has reported yet"
+        up, reason, message = _ready(seen, found)
+        return (True, "RunnersStarting", "no runner has reported yet") if up else (True, reason, message)
     waits = [f"runner {report.index}: {report.message}" for report in seen.reports if report.message]
     return True, "RolloutsRunning", "; ".join([str(found.totals), *waits])
 

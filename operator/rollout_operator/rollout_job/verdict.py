@@ -72,7 +72,8 @@ def last_failure(seen: Observed) -> str:
 def _of_complete_job(seen: Observed, completed: datetime) -> Verdict | None:
     done = [report.index for report in seen.reports if report.state is RunnerState.COMPLETED]
     if len(done) == seen.replicas:
-        return Verdict("Succeeded", "Completed", "every runner has completed its part")
+        losses = [f"runner {report.index}: {report.message}" for report in seen.reports if report.message]
+        return Verdict("Succeeded", "Completed", "; ".join(["every runner has completed its part", *losses]))
     if seen.now < completed + REPORT_GRACE:
         return None
     silent = sorted(set(range(seen.replicas)) - set(done))

@@ -192,7 +192,11 @@ def _too_late(spec: SandboxSpec, words: str) -> Ending:
 
 
 def _conditions_of(waiting: Waiting) -> list[Condition]:
-    return [condition(waiting.condition, False, waiting.reason, waiting.message)] if waiting.is_problem else []
+    if not waiting.is_problem:
+        return []
+    told = condition(waiting.condition, False, waiting.reason, waiting.message)
+    # `kubectl get` shows the reason of Ready, whatever it is that is waited for.
+    return [told] if told.type == READY else [told, condition(READY, False, waiting.reason)]
 
 
 def _delete_pod(seen: Observed, pod: Manifest, grace_seconds: int | None = None) -> Delete:

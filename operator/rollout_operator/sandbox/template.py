@@ -131,7 +131,7 @@ def without_nulls(value: Json) -> Json:
 
 def refusals(template: Mapping[str, Json], where: str) -> list[str]:
     """Why a template (without nulls) cannot be had in `security: Standard`, by field. `where`: its path in the manifest."""
-    found = _compare(template, ALLOWED, where)
+    found = [*_further_containers(template, where), *_compare(template, ALLOWED, where)]
     if found:
         return found
     spec, metadata = template.get("spec", {}), template.get("metadata", {})
@@ -146,8 +146,6 @@ def refusals(template: Mapping[str, Json], where: str) -> list[str]:
             found.append(f"{path}: expected exactly one of emptyDir and image")
     for index, container in enumerate(spec.get("containers", [])):
         path = f"{where}.spec.containers[{index}]"
-        if container.get("name") != CONTAINER:
-            found.append(f"{path}.name: is {container.get('name')!r}, expected {CONTAINER!r}: {_ONE}")
         names = {volume.get("name") for volume in volumes}
         for number, mount in enumerate(container.get("volumeMounts", [])):
             found += _refused_mount(mount, names, f"{path}.volumeMounts[{number}]")
@@ -200,6 +198,17 @@ def _merge_lists(field: str, base: list[Json], over: list[Json]) -> list[Json]:
         name = str(entry.get(key))
         merged[name] = merge(merged.get(name, {}), entry)
     return list(merged.values())
+
+
+def _further_containers(template: Mapping[str, Json], where: str) -> list[str]:
+    """Told first: what is wrong within such a container would only mislead."""
+    spec = template.get("spec")
+    containers = spec.get("containers") if isinstance(spec, Mapping) else None
+    return [
+        f"{where}.spec.containers[{index}].name: is {container.get('name')!r}, expected {CONTAINER!r}: {_ONE}"
+        for index, container in enumerate(containers if isinstance(containers, list) else [])
+        if isinstance(container, Mapping) and container.get("name") != CONTAINER
+    ]
 
 
 def _compare(value: Json, allowed: Json, path: str) -> list[str]:

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable
 
-from tests.support.cluster import Job, Object, assert_undisturbed, eventually, slow_quickstart
+from tests.support.cluster import Job, Object, assert_undisturbed, slow_quickstart
 from tests.support.outages import Outages
 
 
 def test_no_rollout_is_lost_while_the_api_server_is_away(outages: Outages, new_job: Callable[[Object], Job]) -> None:
     job = new_job(slow_quickstart(4, runners={"concurrency": 8})).apply()
-    eventually(lambda: job.sealed() >= 1 or None, 120, job.describe)
+    job.wait_stored(1)
     runners = [pod["metadata"]["uid"] for pod in job.pods("runner")]
 
     with outages.without("apiserver"):

@@ -1,4 +1,4 @@
-"""A wrong manifest is refused by `kubectl apply` itself, before anything starts, and `rolloutctl validate` says the same of it."""
+"""A wrong manifest is refused by `kubectl apply` itself, before anything starts, and `rolloutctl validate` says the same."""
 
 import copy
 import re

@@ -1,7 +1,8 @@
 """A job that stays open: a trainer hands in groups step by step, and the pods of the first step serve the last."""
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,28 +31,34 @@ def tasks_of(step: int) -> list[Object]:
     return [{"name": f"step-{step}-{number}", **task} for number in range(GROUPS)]
 
 
-def uids(pods: list[Object]) -> set[str]:
+def uids(pods: Sequence[Object]) -> set[str]:
     return {pod["metadata"]["uid"] for pod in pods}
 
 
-async def test_an_open_job_that_is_fed_for_five_steps_keeps_its_pods(cluster: Cluster, open_job: Job) -> None:
-    stream = await JobStream.open(open_job.status["resultURI"], cluster.environ)
+async def train(job: Job) -> list[set[str]]:
+    """What a trainer does: hand a step's groups in, wait for their results, and go on. The sandbox pods after each step."""
+    stream = await JobStream.open(job.status["resultURI"], job.cluster.environ)
     groups = stream.groups()
-    sandboxes: list[set[str]] = []
-    runners = uids(list(open_job.pods("runner")))
+    sandboxes = []
     for step in range(STEPS):
         for task in tasks_of(step):
             await stream.submit(Task.model_validate(task), label=f"step-{step}")
         for _ in range(GROUPS):
             group = await anext(groups)
             assert (group.label, [result.reward for result in group.results]) == (f"step-{step}", [1, 1])
-        sandboxes.append(uids(list(open_job.pods("sandbox"))))
+        sandboxes.append(uids(job.pods("sandbox")))
     assert await stream.close() == STEPS * GROUPS
     assert [group async for group in groups] == []
+    return sandboxes
+
+
+def test_an_open_job_that_is_fed_for_five_steps_keeps_its_pods(open_job: Job) -> None:
+    runners = uids(open_job.pods("runner"))
+    sandboxes = asyncio.run(train(open_job))
     open_job.wait("Succeeded")
     assert sandboxes[0]
     assert sandboxes == [sandboxes[0]] * STEPS
-    assert uids(list(open_job.pods("runner"))) == runners
+    assert uids(open_job.pods("runner")) == runners
     assert [result["index"] for result in open_job.results()] == list(range(STEPS * GROUPS * MEMBERS))
     assert open_job.status["total"] == STEPS * GROUPS * MEMBERS
 

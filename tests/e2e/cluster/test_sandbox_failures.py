@@ -2,14 +2,17 @@
 
 import contextlib
 import json
-from collections.abc import Callable
-from pathlib import Path
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Collection
+from itertools import chain
 
 import pytest
 
 from tests.support.cluster import Cluster, Job, Object, eventually
 from tests.support.outages import Outages
-from tests.support.pod_processes import memory_peak, pod_running
+from tests.support.pod_processes import memory_peak, processes, running
 from tests.support.scripted import careful, finish, scripted_job, task, turn
 
 NewJob = Callable[[Object], Job]
@@ -32,12 +35,23 @@ def by_task(job: Job) -> dict[str, list[Object]]:
 def assert_unharmed(results: list[Object]) -> None:
     """All with their reward at the first attempt."""
     for result in results:
-        assert (result["outcome"], result["reward"], result.get("failedAttempts", [])) == ("Completed", 1, []), result
+        assert (result["outcome"], result["reward"], reasons(result)) == ("Completed", 1, []), result
 
 
-def reasons(results: list[Object]) -> set[tuple[str, ...]]:
-    """Why attempts failed, once for each way that a rollout went."""
-    return {tuple(attempt["reason"] for attempt in result.get("failedAttempts", [])) for result in results}
+def reasons(result: Object) -> list[str]:
+    """Why its attempts failed, the first one first."""
+    return [attempt["reason"] for attempt in result.get("failedAttempts", [])]
+
+
+def wait_for_waiting(job: Job, count: int, *, calls: int = 1, besides: Collection[str] = ()) -> list[Object]:
+    """So many of its sandbox pods in which so many tool calls WAITING run, others than those."""
+
+    def waiting() -> list[Object] | None:
+        pods = [pod for pod in job.pods("sandbox") if pod["metadata"]["name"] not in besides]
+        found = [pod for pod in pods if len(running(WAITING, pod)) == calls]
+        return found if len(found) == count else None
+
+    return eventually(waiting, 120, job.describe)
 
 
 def assert_nothing_left(job: Job) -> None:
@@ -78,7 +92,7 @@ def test_a_sandbox_that_cannot_be_had_costs_its_own_group_alone_and_says_why(new
         "bad-setup": "SetupFailed",
     }.items():
         assert {(r["outcome"], r.get("reward"), r["reason"]) for r in found[name]} == {("InfraFailed", None, reason)}
-        assert reasons(found[name]) == {(reason, reason)}
+        assert [reasons(result) for result in found[name]] == [[reason, reason]] * 2
     assert "no compiler here" in found["bad-setup"][0]["message"]
     assert_nothing_left(job)
 
@@ -90,7 +104,7 @@ def test_a_tool_call_that_eats_the_memory_ends_its_own_rollout_before_the_pod_is
     )
     manifest["spec"]["sandbox"]["resources"] = {"memory": "128Mi"}
     job = new_job(manifest).apply()
-    (pod,) = eventually(lambda: [pod for pod in job.pods("sandbox") if _runs(pod)] or None, 120, job.describe)
+    (pod,) = eventually(lambda: [p for p in job.pods("sandbox") if next(processes(p), None)] or None, 120, job.describe)
     peaks = []
 
     def all_sealed() -> bool | None:
@@ -105,11 +119,7 @@ def test_a_tool_call_that_eats_the_memory_ends_its_own_rollout_before_the_pod_is
     job.wait("Succeeded")
     first, hungry, third = by_task(job)["eats"]
     assert_unharmed([first, third])
-    assert (hungry["outcome"], hungry["stopReason"], hungry.get("failedAttempts", [])) == (
-        "Completed",
-        "ResourceLimit",
-        [],
-    )
+    assert (hungry["outcome"], hungry["stopReason"], reasons(hungry)) == ("Completed", "ResourceLimit", [])
     assert "Memory" in hungry["message"]
     assert {result["sandbox"]["sandbox"] for result in (first, hungry, third)} == {pod["metadata"]["name"]}
 
@@ -123,17 +133,16 @@ def test_a_rollout_whose_tool_call_has_its_whole_container_killed_twice_is_to_bl
     )
     manifest["spec"]["sandbox"]["workspaces"] = {"mode": "Plain"}
     job = new_job(manifest).apply()
-    killed: set[str] = set()
+    killed: list[str] = []
     for _ in range(2):
-        find = lambda: pod_running(WAITING, [p for p in job.pods("sandbox") if p["metadata"]["uid"] not in killed])  # noqa: E731
-        pod = eventually(find, 120, job.describe)
+        (pod,) = wait_for_waiting(job, 1, besides=killed)
         outages.kill(pod)
-        killed.add(pod["metadata"]["uid"])
+        killed.append(pod["metadata"]["name"])
     job.wait("Succeeded")
     killer, neighbour = by_task(job)["kills"]
     assert_unharmed([neighbour])
     assert (killer["outcome"], killer["stopReason"], killer["reward"]) == ("Completed", "ResourceLimit", 0)
-    assert reasons([killer]) == {("Crashed", "Crashed")}
+    assert reasons(killer) == ["Crashed", "Crashed"]
     assert_nothing_left(job)
 
 
@@ -150,7 +159,7 @@ def test_a_policy_that_kills_what_serves_it_gets_a_verdict_and_no_second_try(new
     job.wait("Succeeded")
     attacker, other = by_task(job)["attacks"]
     assert (attacker["outcome"], attacker["stopReason"], attacker["reward"]) == ("Completed", "ResourceLimit", 0)
-    assert "failedAttempts" not in attacker
+    assert reasons(attacker) == []
     assert_unharmed([other])
 
 
@@ -158,14 +167,9 @@ def test_pods_that_are_deleted_or_evicted_mid_turn_cost_an_attempt_and_nobody_el
     cluster: Cluster, new_job: NewJob
 ) -> None:
     tasks = [task("one"), task("two"), task("three")]
-    job = new_job(scripted_job("lost-pods", tasks, {"careful": careful(2), "careful too": careful(2)})).apply()
-    pods = eventually(
-        lambda: found if len(found := [pod for pod in job.pods("sandbox") if _runs(pod)]) == 3 else None,
-        120,
-        job.describe,
-    )
-    eventually(lambda: len({key.split("/")[1] for key in _turns(job)}) == 6 or None, 60, job.describe)
-    deleted, evicted, _ = (pod["metadata"]["name"] for pod in pods)
+    waits = [*careful(0)[:3], turn(f"{WAITING}; echo 3 >> steps"), *careful(0)[4:]]
+    job = new_job(scripted_job("lost-pods", tasks, {"waits": waits, "waits too": waits})).apply()
+    deleted, evicted, _ = (pod["metadata"]["name"] for pod in wait_for_waiting(job, 3, calls=2))
     cluster.kubectl("delete", "pod", deleted, "-n", job.namespace, "--wait=false")
     eviction = {
         "apiVersion": "policy/v1",
@@ -174,24 +178,11 @@ def test_pods_that_are_deleted_or_evicted_mid_turn_cost_an_attempt_and_nobody_el
     }
     where = f"/api/v1/namespaces/{job.namespace}/pods/{evicted}/eviction"
     cluster.kubectl("create", "--raw", where, "-f", "-", text=json.dumps(eviction))
+    for pod in wait_for_waiting(job, 3, calls=2, besides=(deleted, evicted)):
+        for process in running(WAITING, pod):
+            os.kill(process, signal.SIGKILL)  # its shell goes on with the turn
     job.wait("Succeeded")
-    found = by_task(job)
-    lost = {why[0] if why else None: results for results in found.values() for why in reasons(results)}
-    assert lost.keys() == {"PodDeleted", "Evicted", None}, found
-    assert_unharmed(lost[None])
-    for result in lost["PodDeleted"] + lost["Evicted"]:
-        assert (result["outcome"], result["reward"], result["attempt"]) == ("Completed", 1, 1)
+    results = list(chain.from_iterable(by_task(job).values()))
+    assert {(result["outcome"], result["reward"]) for result in results} == {("Completed", 1)}
+    assert Counter(tuple(reasons(result)) for result in results) == {("PodDeleted",): 2, ("Evicted",): 2, (): 2}
     assert_nothing_left(job)
-
-
-def _runs(pod: Object) -> bool:
-    return pod["status"].get("phase") == "Running"
-
-
-def _turns(job: Job) -> list[str]:
-    """Keys of the journal that hold a model's answers: the first segment of an attempt is what came before."""
-    return [
-        key
-        for key in job.keys("attempts")
-        if key.endswith(".jsonl.zst") and not Path(key).name.endswith("-0.jsonl.zst")
-    ]

@@ -140,6 +140,18 @@ async def test_a_start_that_takes_too_long_says_what_it_waited_for(
     await until(lambda: not operator.api.sandboxes)
 
 
+async def test_a_job_that_waits_for_its_sandboxes_says_so_long_before_it_gives_up(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    stuck = {"conditions": [condition("ImagePulled", False, "ImagePullBackOff", "no tag")]}
+    operator.answers = [stuck]
+    provider = await opened()
+    assert provider.waits_for() == ""
+    waiting = asyncio.create_task(acquire(provider))
+    await until(lambda: provider.waits_for() == "1 sandbox does not start: ImagePullBackOff: no tag")
+    waiting.cancel()
+
+
 async def test_while_the_operator_is_down_a_start_only_takes_longer(opened: Opened, operator: StandInOperator) -> None:
     operator.hears = False
     provider = await opened()

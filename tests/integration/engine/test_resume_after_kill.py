@@ -146,7 +146,9 @@ def test_a_runner_that_was_only_believed_dead_is_fenced_off(tmp_path: Path) -> N
     undisturbed(calm, environ)
     (folder / "job.yaml").write_text(yaml.safe_dump(job("./out")))
     frozen = start(folder, environ)
-    time.sleep(2.5)
+    while not list((folder / "out").glob("*/attempts/*/0/1-1.jsonl.zst")):
+        assert frozen.poll() is None, (folder / "stderr.log").read_text()[-3000:]
+        time.sleep(0.01)
     frozen.send_signal(signal.SIGSTOP)
     second = start(folder, environ)
     output, _ = second.communicate(timeout=300)

@@ -132,7 +132,7 @@ async def test_an_open_job_takes_groups_until_it_is_closed_and_gives_each_out_on
     for step in range(2):
         numbers = [await record.submit(Task.model_validate(a_task(0)), label=f"step-{step}") for _ in range(3)]
         assert numbers == [3 * step, 3 * step + 1, 3 * step + 2]
-        while sum([len(await record.fed_groups(shard)) for shard in range(2)]) < 3 * step + 3:  # noqa: ASYNC110 a folder
+        while sum([len(await record.fed_groups(shard)) for shard in range(2)]) < 3 * step + 3:
             assert not any(shard.done() for shard in shards)
             await asyncio.sleep(0.02)
     assert await record.close() == 6

@@ -1,8 +1,8 @@
 # ruff: noqa: RET503, SIM115, SIM102, SIM105 (a list of attempts, each as short as it can be said)
 """Runs inside a workspace and tries to get out. Prints a line for each attempt that worked; prints `held` when none did.
 
-`hostile.py PORT NEIGHBOUR_MARK HOST_PID`: a port that a neighbour serves, a text that only the neighbour's files and
-processes hold, and the executor's process id on the machine.
+`hostile.py PORT NEIGHBOUR_MARK EXECUTOR_PID OUTSIDE`: a port that a neighbour serves, a text that only the neighbour's
+files and processes hold, the executor's process id outside of the workspace, and a path that is there only outside.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import socket
 import stat
 import sys
 
-PORT, MARK, HOST_PID = int(sys.argv[1]), sys.argv[2].encode(), int(sys.argv[3])
+PORT, MARK, EXECUTOR_PID, OUTSIDE = int(sys.argv[1]), sys.argv[2].encode(), int(sys.argv[3]), sys.argv[4]
 libc = ctypes.CDLL(None, use_errno=True)
 worked = []
 
@@ -75,7 +75,7 @@ def see_processes_of_the_machine():
 
 @attempt
 def signal_the_executor():
-    os.kill(HOST_PID, 0)
+    os.kill(EXECUTOR_PID, 0)
     return True
 
 
@@ -144,7 +144,7 @@ def climb_out_of_the_root():
             for _ in range(50):
                 os.chdir("..")
             os.chroot(".")
-            os._exit(10 if os.path.exists(f"/proc/{HOST_PID}") else 0)
+            os._exit(10 if os.path.exists(OUTSIDE) else 0)
         except OSError:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 10
@@ -184,8 +184,8 @@ def enter_the_namespaces_of_init():
 
 
 def helpers():
-    """Init and the subreapers: processes that execute the executor's own program."""
-    return [1, os.getppid()]
+    """Whatever else runs in sight: init, subreapers, in Plain the executor; all execute the executor's own program."""
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()]
 
 
 @attempt
@@ -219,13 +219,19 @@ def read_a_helpers_memory_by_system_call():
 
 @attempt
 def use_a_helpers_descriptors():
+    # Root may list the numbers of a process of its own id map, and do nothing with them.
     for pid in helpers():
-        for folder in (f"/proc/{pid}/fd", f"/proc/{pid}/map_files"):
+        for name in [f"fd/{number}" for number in range(20)] + [f"fdinfo/{number}" for number in range(20)]:
             try:
-                if os.listdir(folder):
-                    return folder
+                os.close(os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_NONBLOCK))
+                return f"{pid}/{name}"
             except OSError:
                 continue
+        try:
+            if os.listdir(f"/proc/{pid}/map_files"):
+                return f"{pid}/map_files"
+        except OSError:
+            continue
 
 
 @attempt
@@ -233,7 +239,7 @@ def take_a_helpers_descriptor():
     taken = []
     for pid in helpers():
         handle = os.pidfd_open(pid)
-        for number in range(3, 20):
+        for number in range(20):
             if libc.syscall(438, handle, number, 0) >= 0:
                 taken.append((pid, number))
     return taken

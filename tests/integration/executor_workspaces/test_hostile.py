@@ -43,7 +43,8 @@ async def test_no_way_out_of_a_workspace(masked: Inside, user: str) -> None:
     workspace = await masked.make()
     await write(workspace, "/tmp/hostile.py", _SCRIPT.read_bytes())
     # In pieces, so that the script's own arguments are not what it finds.
-    attack = f"exec {_PYTHON} /tmp/hostile.py {_PORT} $(printf %s%s a-neighbours -secret) {os.getpid()}"
+    pid = os.getpid()
+    attack = f"exec {_PYTHON} /tmp/hostile.py {_PORT} $(printf %s%s a-neighbours -secret) {pid} /proc/{pid}"
     done = await run(workspace, attack, user=user)
     assert (done.output, done.exit.code) == ("held\n", 0)
     assert await get(neighbour, "read", path="/tmp/secret") == _MARK.encode()
@@ -249,7 +250,14 @@ async def test_a_tool_cannot_stall_its_workspace_by_stopping_helpers(masked: Ins
 
 
 @pytest.mark.parametrize(
-    "attack", ["kill -KILL $init", "kill -STOP $init", "kill -KILL $zygote", "kill -KILL $PPID $init $zygote"]
+    "attack",
+    [
+        "kill -KILL $init",
+        "kill -STOP $init",
+        "kill -KILL $zygote",
+        "kill -KILL $PPID $init $zygote",
+        "kill -STOP $PPID $init $zygote",
+    ],
 )
 async def test_a_tool_that_ends_what_serves_it_is_named_as_the_one_who_did(plain: Inside, attack: str) -> None:
     """Otherwise a policy could have its attempt taken for one that was lost to infrastructure, and be tried again."""

@@ -54,6 +54,14 @@ def test_users_are_found_by_name_uid_and_pair() -> None:
     assert resolve("0", b"", b"").gid == 0
 
 
+def test_a_pod_that_runs_as_a_bare_number_may_run_commands_as_that_number() -> None:
+    # Its container runtime gave it group 0, and no right to leave it.
+    assert resolve("4242", PASSWD, GROUP, own=(4242, 0)).gid == 0
+    assert resolve("4242", PASSWD, GROUP, own=(1000, 0)).gid == 4242
+    assert resolve("4242", PASSWD, GROUP, own=(0, 0)).gid == 4242
+    assert resolve("4242:5", PASSWD, GROUP, own=(4242, 0)).gid == 5
+
+
 @pytest.mark.parametrize("user", ["nobody-here", "odd", "ada:nothing", "4294967295", "-1", "ada:", "٣"])
 def test_unknown_users_are_refused_by_name(user: str) -> None:
     if user == "ada:":

@@ -170,7 +170,7 @@ def test_enforcement_of_network_policies_is_never_claimed_without_a_reason() -> 
 
 def test_a_secret_that_is_missing_is_named_with_the_field_that_wants_it() -> None:
     answers = {"store": ("spec.output.secretRef", {}), "keys": ("spec.model.endpoint.apiKeyFrom", NOT_FOUND)}
-    there, missing = checks.secrets(answers)
+    there, missing = checks.secrets(answers, "team")
     assert (there.state, missing.state) == (State.OK, State.FAIL)
     assert "keys, which spec.model.endpoint.apiKeyFrom names, does not exist" in missing.message
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_seen_is_never_called_broken() -> None:
         checks.definitions({"rolloutjobs": NO_RIGHT}),
         *checks.operator(NO_RIGHT, None, NO_RIGHT, "team", NOW),
         *checks.nodes(NO_RIGHT),
-        *checks.secrets({"store": ("spec.output.secretRef", NO_RIGHT)}),
+        *checks.secrets({"store": ("spec.output.secretRef", NO_RIGHT)}, "team"),
         *checks.running(NO_RIGHT),
     ]
     assert {finding.state for finding in findings} == {State.WARN}

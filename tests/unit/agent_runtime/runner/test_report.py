@@ -139,3 +139,17 @@ def test_a_runner_finds_its_own_entry_among_the_others() -> None:
     assert found.sealed == 5
     assert standing_report({"status": {"runners": runners}}, 1) is None
     assert standing_report({}, 0) is None
+
+
+def test_a_person_is_told_why_rollouts_are_lost_without_reading_a_log() -> None:
+    tally = ShardTally(Shard(0, 1), 1)
+    tally.observe(started(3))
+    assert tally.trouble == ""
+    tally.observe(AttemptFailed(0, 0, "SetupFailed", "no compiler", retry=True))
+    assert tally.trouble == "an attempt was lost to infrastructure: SetupFailed: no compiler"
+    tally.observe(RolloutSealed(result(0, 1, reward=1.0)))
+    assert tally.trouble == "", "another one followed, and went well"
+    lost = result(1, 1, Outcome.INFRA_FAILED).model_copy(update={"reason": "NodeLost", "message": "power"})
+    tally.observe(RolloutSealed(lost))
+    tally.observe(RolloutSealed(result(2, 1, reward=1.0)))
+    assert tally.trouble == "1 rollout lost to infrastructure, the last one: NodeLost: power"

@@ -54,6 +54,9 @@ def test_ready_says_what_a_runner_waits_for(status: dict[str, Any], reason: str,
     ready = with_pod(status).condition("Ready")
     assert (ready["reason"], ready["status"]) == (reason, str(reason == "RunnersUp"))
     assert words in ready["message"]
+    # The word that `kubectl get` shows.
+    state = with_pod(status).condition("Progressing")
+    assert (state["status"], state["reason"]) == ("True", "RunnersStarting" if reason == "RunnersUp" else reason)
 
 
 @pytest.mark.parametrize(

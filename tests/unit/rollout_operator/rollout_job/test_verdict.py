@@ -28,6 +28,19 @@ def test_a_report_that_is_late_is_waited_for() -> None:
     assert scene.condition("Succeeded")["status"] == "True"
 
 
+def test_a_pod_that_hangs_on_a_dead_node_does_not_keep_a_job_from_success() -> None:
+    scene = two_runners()
+    for index in range(2):
+        scene.runner_ends(index, "Completed")
+    job = scene.batch_job
+    assert job is not None
+    (complete,) = job["status"]["conditions"]
+    status = {**job["status"], "conditions": [{**complete, "type": "SuccessCriteriaMet"}], "terminating": 1}
+    scene.cache.put("Job", {**job, "status": status})
+    scene.settle()
+    assert scene.condition("Succeeded")["status"] == "True"
+
+
 def test_a_runner_that_ended_without_a_verdict_is_no_success() -> None:
     scene = two_runners()
     scene.runner_ends(0, "Completed")

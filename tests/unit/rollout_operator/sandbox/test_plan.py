@@ -84,7 +84,10 @@ def test_a_missing_image_is_told_once_however_often_it_is_tried() -> None:
     first = look(sandbox(), node(), pod(waiting("ErrImagePull", "not found")))
     assert first.events[0].reason == "ImagePullBackOff"
     told = after(sandbox(), node(), pod(waiting("ErrImagePull", "not found")))
-    assert conditions(told) == {"ImagePulled": ("False", "ImagePullBackOff", "not found")}
+    assert conditions(told) == {
+        "ImagePulled": ("False", "ImagePullBackOff", "not found"),
+        "Ready": ("False", "ImagePullBackOff", ""),
+    }
     again = look(told, node(), pod(waiting("ImagePullBackOff", "Back-off pulling image: ErrImagePull: not found")))
     assert (again.status, again.events) == (None, ())
     assert again.requeue_seconds == 600

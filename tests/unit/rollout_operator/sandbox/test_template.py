@@ -184,6 +184,11 @@ def test_what_would_lend_rights_is_refused_with_its_field(template: Json) -> Non
     assert all(problem.startswith("spec.podTemplate.") for problem in said)
 
 
+def test_a_second_container_is_refused_for_being_one_before_anything_in_it() -> None:
+    told = refused({"spec": {"containers": [{"name": "sandbox"}, {"name": "sidecar", "image": "mine:1"}]}})
+    assert told[0].startswith("spec.podTemplate.spec.containers[1].name: is 'sidecar', expected 'sandbox'")
+
+
 def test_what_schedules_and_feeds_a_sandbox_is_allowed() -> None:
     assert refused(HARMLESS) == []
     pod = made(HARMLESS)

@@ -1,0 +1,25 @@
+"""A sandbox that does not exist yet: from asking for it to its first tool result, beside a bare pod of the same image."""
+
+from benchmarks.measuring import quantile
+from benchmarks.on_cluster import any_cluster, runner_process
+from benchmarks.report import Row, Target
+from tests.support.cluster import QUICKSTART_IMAGE
+
+TIMES = 30
+
+
+def measure() -> list[Row]:
+    """p50 of both, made in turns, and their ratio."""
+    ours, bare = [], []
+    with runner_process(any_cluster()) as (runner, _):
+        for number in range(TIMES + 1):
+            taken = runner.ask(call="cold")["seconds"], runner.ask(call="pod", image=QUICKSTART_IMAGE)["seconds"]
+            if number:  # the first brings the images into the page cache
+                ours += taken[0]
+                bare += taken[1]
+    sandbox, pod = quantile(ours, 0.5), quantile(bare, 0.5)
+    return [
+        Row("sandbox, created to first tool result, p90", quantile(ours, 0.9), "s"),
+        Row("bare pod, created to Ready, p90", quantile(bare, 0.9), "s"),
+        Row("sandbox, p50", sandbox, "s", f"bare pod {pod:.3g} s", sandbox / pod, Target("at most", 1.3)),
+    ]

@@ -1,0 +1,46 @@
+"""A tool call in a pod: `true` through the executor beside `pods/exec` of the same pod, both from a runner's pod.
+
+Several at once: each in a workspace of its own, through one client of the runner; pods/exec with a client for each.
+"""
+
+from benchmarks.conversation import Process
+from benchmarks.measuring import quantile
+from benchmarks.on_cluster import any_cluster, runner_process
+from benchmarks.report import Row, Target
+
+ROUNDS = 5  # alternating, so that a busy moment of the machine falls on both
+CALLS = 400  # a round, through the executor
+EXECS = 40  # a round: each takes 20 to 50 times as long
+OURS, EXEC = "our executor", "pods/exec"
+
+
+def measure() -> list[Row]:
+    """p50 and p99 one at a time, p50 with 8 at once, and ours against pods/exec."""
+    with runner_process(any_cluster()) as (runner, _):
+        seconds = {at_once: _rounds(runner, at_once) for at_once in (1, 8)}
+    rows = []
+    for at_once, factor in ((1, 20), (8, 50)):
+        for who, found in seconds[at_once].items():
+            for fraction in (0.5, 0.99):
+                rows.append(
+                    Row(f"{who}, {at_once} at once, p{fraction * 100:g}", quantile(found, fraction) * 1e3, "ms")
+                )
+        ours, peer = (quantile(seconds[at_once][who], 0.5) for who in (OURS, EXEC))
+        against = f"{EXEC} {peer * 1e3:.3g} ms"
+        rows.append(
+            Row(f"times faster, {at_once} at once", ours * 1e3, "ms", against, peer / ours, Target("at least", factor))
+        )
+    return rows
+
+
+def _rounds(runner: Process, at_once: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {OURS: [], EXEC: []}
+    for number in range(ROUNDS + 1):
+        taken = {
+            OURS: runner.ask(call="tool", times=CALLS, at_once=at_once)["seconds"],
+            EXEC: runner.ask(call="exec", times=EXECS, at_once=at_once)["seconds"],
+        }
+        if number:  # the first warms both up
+            for who, found in taken.items():
+                seconds[who] += found
+    return seconds

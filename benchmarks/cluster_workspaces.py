@@ -1,0 +1,36 @@
+"""A workspace on a sandbox that is up, as a runner gets it: from asking for it to the result of its first tool call."""
+
+from benchmarks.measuring import quantile
+from benchmarks.on_cluster import AuditLog, any_cluster, runner_process
+from benchmarks.report import Row, Target
+
+TIMES = 300  # one after the other
+BURSTS, BURST = 20, 10
+
+
+def measure() -> list[Row]:
+    """p50 and p99 one at a time, p50 of bursts, each for a prepared group and for new ones; and API writes meanwhile."""
+    cluster = any_cluster()
+    with runner_process(cluster) as (runner, job):
+        runner.ask(call="workspaces", times=BURST, at_once=BURST, new_group=False)  # makes the sandbox, warms it up
+        audit = AuditLog(cluster) if cluster.details else None
+        single, burst = {}, {}
+        for new_group in (False, True):
+            single[new_group] = runner.ask(call="workspaces", times=TIMES, at_once=1, new_group=new_group)["seconds"]
+            burst[new_group] = runner.ask(call="workspaces", times=BURSTS * BURST, at_once=BURST, new_group=new_group)[
+                "seconds"
+            ]
+        writes = None if audit is None else audit.writes(job.namespace).total()
+    fork, new = "member of a prepared group", "first member of a group, which prepares it"
+    rows = [
+        Row(f"{fork}, p50", quantile(single[False], 0.5) * 1e3, "ms", target=Target("at most", 15)),
+        Row(f"{fork}, p99", quantile(single[False], 0.99) * 1e3, "ms", target=Target("at most", 60)),
+        Row(f"{fork}, burst of {BURST}, p50", quantile(burst[False], 0.5) * 1e3, "ms", target=Target("at most", 50)),
+        Row(f"{new}, p50", quantile(single[True], 0.5) * 1e3, "ms"),
+        Row(f"{new}, p99", quantile(single[True], 0.99) * 1e3, "ms"),
+        Row(f"{new}, burst of {BURST}, p50", quantile(burst[True], 0.5) * 1e3, "ms"),
+    ]
+    if writes is not None:
+        what = f"API writes of runner and operator for these {2 * (TIMES + BURSTS * BURST)} workspaces"
+        rows.append(Row(what, writes, "writes", target=Target("at most", 0)))
+    return rows

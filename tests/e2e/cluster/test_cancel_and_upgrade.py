@@ -1,0 +1,78 @@
+"""Deleting cancels at once and never hangs; installing, upgrading and uninstalling the operator disturbs no job."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.cluster import (
+    OPERATOR_NAMESPACE,
+    REPOSITORY,
+    Cluster,
+    Job,
+    Object,
+    assert_undisturbed,
+    eventually,
+    slow_quickstart,
+)
+
+KINDS = "rolloutjobs,sandboxes,jobs,pods,secrets,serviceaccounts,roles,rolebindings,networkpolicies"
+GONE_WITHIN_SECONDS = 30
+"""What a person who cancels a job is promised."""
+
+
+def all_of(job: Job) -> list[Object]:
+    """Every object of a job, itself included."""
+    found = job.cluster.list(KINDS, job.namespace)
+    return [thing for thing in found if thing["metadata"]["name"].startswith(job.name)]
+
+
+def assert_readable(job: Job, sealed: int) -> None:
+    """Its results are in storage, and nothing was added since it was cancelled but what was being sealed."""
+    assert job.sealed() >= sealed
+    assert job.read("job.json")
+
+
+def test_a_deleted_job_is_gone_in_30_s_with_all_that_was_made_for_it_but_its_results(
+    cluster: Cluster, new_namespace: Callable[..., str], new_job: Callable[..., Job]
+) -> None:
+    by_name, by_namespace = (
+        new_job(slow_quickstart(3, runners={"concurrency": 4}), to=new_namespace()).apply() for _ in range(2)
+    )
+    for job in (by_name, by_namespace):
+        job.wait_stored(1)
+    sealed = {job: job.sealed() for job in (by_name, by_namespace)}
+    kinds = {thing["kind"] for thing in all_of(by_name)}
+    assert {"Sandbox", "Pod", "Job", "Secret", "Role", "RoleBinding", "ServiceAccount", "NetworkPolicy"} <= kinds
+    ours = [thing for thing in all_of(by_name) if thing["kind"] not in ("Pod", "Job")]
+    assert not [thing for thing in ours if thing["metadata"].get("finalizers")]
+
+    by_name.delete("--wait=false")
+    cluster.kubectl("delete", "namespace", by_namespace.namespace, "--wait=false")
+    eventually(lambda: not all_of(by_name) or None, GONE_WITHIN_SECONDS, lambda: str(all_of(by_name)))
+    gone = lambda: cluster.get("namespace", by_namespace.namespace, "") is None or None  # noqa: E731
+    eventually(gone, GONE_WITHIN_SECONDS, lambda: str(all_of(by_namespace)))
+    for job in (by_name, by_namespace):
+        assert_readable(job, sealed[job])
+
+
+def test_a_job_does_not_notice_that_the_operator_is_upgraded_uninstalled_and_installed_again(
+    cluster: Cluster, new_job: Callable[[Object], Job], tmp_path: Path
+) -> None:
+    release = ["agent-rollouts", "--namespace", OPERATOR_NAMESPACE]
+    values = tmp_path / "values.yaml"
+    values.write_text(cluster.helm("get", "values", *release, "--output", "yaml"))
+    install = ["upgrade", "--install", *release, "--wait", "--values", str(values)]
+    chart = str(REPOSITORY / "charts" / "agent-rollouts")
+    job = new_job(slow_quickstart(3, runners={"concurrency": 8})).apply()
+    job.wait_stored(1)
+    runners = [pod["metadata"]["uid"] for pod in job.pods("runner")]
+    try:
+        cluster.helm(*install, chart, "--set", "workers=4")
+        cluster.helm("uninstall", *release, "--wait", "--timeout", "60s")
+        assert job.object["metadata"]["uid"] == job.uid
+        assert not job.object["metadata"].get("deletionTimestamp")
+    finally:
+        cluster.helm(*install, chart)
+
+    job.wait("Succeeded")
+    assert_undisturbed(job)
+    assert [pod["metadata"]["uid"] for pod in job.pods("runner")] == runners

@@ -1,0 +1,118 @@
+"""The doctor on a real cluster, asked before the first job: it names what stands in the way, and what to do."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.cluster import STORAGE_SECRET, Cluster, Object, small_job
+
+
+class Doctor:
+    """`rolloutctl doctor --cluster`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def __call__(self, namespace: str, *arguments: str) -> tuple[int, dict[str, list[Object]]]:
+        """Exit code, and findings by subject."""
+        done = self._cluster.rolloutctl("doctor", "--cluster", *arguments, "-n", namespace, "-o", "json")
+        findings: dict[str, list[Object]] = {}
+        for finding in json.loads(done.stdout):
+            findings.setdefault(finding["subject"], []).append(finding)
+        return done.returncode, findings
+
+
+@pytest.fixture
+def doctor(cluster: Cluster) -> Doctor:
+    return Doctor(cluster)
+
+
+def manifest_file(folder: Path, secret: str, uri: str = "s3://rollouts/doctor") -> str:
+    """A job whose results go to that place, with the credentials of that Secret."""
+    manifest = small_job("sound", output={"uri": uri, "secretRef": secret})
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    return str(path)
+
+
+def test_a_cluster_that_is_well_is_said_to_be(cluster: Cluster, doctor: Doctor, namespace: str, tmp_path: Path) -> None:
+    code, found = doctor(namespace, manifest_file(tmp_path, STORAGE_SECRET))
+    assert code == 0, found
+    states = {subject: {finding["state"] for finding in findings} for subject, findings in found.items()}
+    for subject in (
+        "Kubernetes",
+        "resources",
+        "operator",
+        "leader",
+        "Overlay",
+        "image volumes",
+        "admission",
+        "job",
+        "secret",
+    ):
+        assert states[subject] == {"ok"}, found[subject]
+    assert states["your rights"] == {"ok"}
+    text = cluster.rolloutctl("doctor", "--cluster", "-n", namespace)
+    assert (text.returncode, "Jobs can run here." in text.stderr) == (0, True)
+    # A look changes nothing: the pods that it tried were never made.
+    assert not cluster.list("pods", namespace)
+
+
+def test_a_missing_secret_is_found_before_the_job_waits_for_it(doctor: Doctor, namespace: str, tmp_path: Path) -> None:
+    code, found = doctor(namespace, manifest_file(tmp_path, "forgotten"))
+    assert code == 1
+    (finding,) = found["secret"]
+    assert (finding["state"], "forgotten" in finding["message"]) == ("fail", True)
+    assert f"kubectl -n {namespace} create secret generic forgotten" in finding["advice"]
+
+
+def test_what_only_a_laptop_has_is_found_before_the_job_is_applied(
+    doctor: Doctor, namespace: str, tmp_path: Path
+) -> None:
+    code, found = doctor(namespace, manifest_file(tmp_path, STORAGE_SECRET, uri="out"))
+    assert code == 1
+    (finding,) = found["job"]
+    assert (finding["state"], "spec.output.uri: 'out' is a folder" in finding["message"]) == ("fail", True)
+
+
+def test_a_namespace_that_is_not_there_is_found(doctor: Doctor) -> None:
+    code, found = doctor("no-such-namespace")
+    assert code == 1
+    assert [(finding["state"], finding["message"]) for finding in found["admission"]] == [
+        ("fail", "the namespace does not exist")
+    ]
+
+
+def test_a_restricted_namespace_is_told_what_its_jobs_need(new_namespace: Callable[..., str], doctor: Doctor) -> None:
+    code, found = doctor(new_namespace("restricted"))
+    assert code == 0
+    told = " ".join(finding["advice"] for finding in found["admission"])
+    assert 'sandbox.user to a number, such as "1000"' in told
+    assert "jobs run Plain here" in told
+
+
+def test_who_may_see_little_gets_warnings_and_no_false_alarm(
+    cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What an ordinary user of a team's namespace has: the role `edit` there, and nothing in the cluster.
+    cluster.kubectl("create", "serviceaccount", "jane", "-n", namespace)
+    cluster.kubectl(
+        "create", "rolebinding", "jane", "--clusterrole=edit", f"--serviceaccount={namespace}:jane", "-n", namespace
+    )
+    token = cluster.kubectl("create", "token", "jane", "-n", namespace).stdout.strip()
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+
+    jane = Cluster(tmp_path / "kubeconfig", cluster.environ, cluster.bucket, cluster.details)
+    code, found = Doctor(jane)(namespace)
+    assert code == 0, found
+    for subject in ("operator", "resources"):
+        assert {finding["state"] for finding in found[subject]} == {"warn"}
+        assert "your rights" in found[subject][0]["message"]
+    assert {finding["state"] for finding in found["your rights"]} == {"ok"}
+    assert {finding["state"] for finding in found["admission"]} == {"ok"}

@@ -1,0 +1,57 @@
+"""A node fails with a runner and sandboxes on it: the rest of the cluster takes their work over."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from tests.support.cluster import Cluster, Job, Object, assert_rewards, eventually, slow_quickstart
+from tests.support.outages import Outages
+
+
+@contextlib.contextmanager
+def cordoned(cluster: Cluster, node: str) -> Iterator[None]:
+    """Nothing new comes to the node."""
+    cluster.kubectl("cordon", node)
+    try:
+        yield
+    finally:
+        cluster.kubectl("uncordon", node)
+
+
+def on(node: str, pods: Sequence[Object]) -> Sequence[Object]:
+    """Those of the pods that run on a node."""
+    return [pod for pod in pods if pod["spec"].get("nodeName") == node and pod["status"]["phase"] == "Running"]
+
+
+def test_a_node_that_fails_with_one_of_three_runners_on_it_costs_no_result(
+    cluster: Cluster, outages: Outages, new_job: Callable[[Object], Job]
+) -> None:
+    first = cluster.details["nodes"][0]["name"]
+    second = outages.add_node()
+    manifest = slow_quickstart(4, runners={"replicas": 3, "concurrency": 4})
+    # Sandboxes on both nodes, as far as that can be had.
+    manifest["spec"]["sandbox"]["podTemplate"] = {
+        "spec": {
+            "topologySpreadConstraints": [
+                {
+                    "maxSkew": 1,
+                    "topologyKey": "kubernetes.io/hostname",
+                    "whenUnsatisfiable": "ScheduleAnyway",
+                    "labelSelector": {"matchLabels": {"rollout.dev/job": "quickstart"}},
+                }
+            ]
+        }
+    }
+    job = new_job(manifest)
+    with cordoned(cluster, second):
+        job.apply()
+        eventually(lambda: len(on(first, job.pods("runner"))) == 3 or None, 120, job.describe)
+    with cordoned(cluster, first):
+        (moved,) = job.pods("runner")[2:]
+        cluster.kubectl("delete", "pod", moved["metadata"]["name"], "-n", job.namespace, "--wait=false")
+        eventually(lambda: on(second, job.pods("runner")) or None, 120, job.describe)
+    eventually(lambda: on(second, job.pods("sandbox")) or None, 60, job.describe)
+
+    outages.kill_node(second)
+    job.wait("Succeeded", 400)
+    results = assert_rewards(job)
+    assert any(result["failedAttempts"] for result in results), "nothing was lost with the node"

@@ -1,0 +1,188 @@
+"""What would lend a sandbox rights is refused by name, whoever asks for it; a key opens its own job's sandboxes only."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, executor_token, runner_name
+from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Job, Object, eventually, slow_quickstart, small_job
+from tests.support.sandboxes import ByHand, answer_of_executor, secret_value
+
+
+def volume(**source: object) -> Object:
+    return {"volumes": [{"name": "data", **source}]}
+
+
+def container(**fields: object) -> Object:
+    return {"containers": [{"name": "sandbox", **fields}]}
+
+
+CONTEXT = "spec.containers[0].securityContext"
+# Pod specs that lend rights, by a name for their Sandbox, and the field that is to be named.
+LENDING: dict[str, tuple[Object, str]] = {
+    "service-account": ({"serviceAccountName": "admin"}, "spec.serviceAccountName"),
+    "old-service-account": ({"serviceAccount": "admin"}, "spec.serviceAccount"),
+    "token": ({"automountServiceAccountToken": True}, "spec.automountServiceAccountToken"),
+    "token-volume": (
+        volume(projected={"sources": [{"serviceAccountToken": {"path": "token"}}]}),
+        "spec.volumes[0].projected",
+    ),
+    "secret-volume": (volume(secret={"secretName": "storage"}), "spec.volumes[0].secret"),
+    "secret-env": (container(envFrom=[{"secretRef": {"name": "storage"}}]), "spec.containers[0].envFrom"),
+    "secret-variable": (
+        container(
+            env=[{"name": "K", "valueFrom": {"secretKeyRef": {"name": "storage", "key": "AWS_SECRET_ACCESS_KEY"}}}]
+        ),
+        "spec.containers[0].env[0].valueFrom",
+    ),
+    "config-map": (volume(configMap={"name": "kube-root-ca.crt"}), "spec.volumes[0].configMap"),
+    "claim": (volume(persistentVolumeClaim={"claimName": "data"}), "spec.volumes[0].persistentVolumeClaim"),
+    "csi": (volume(csi={"driver": "secrets-store.csi.k8s.io"}), "spec.volumes[0].csi"),
+    "host-path": (volume(hostPath={"path": "/"}), "spec.volumes[0].hostPath"),
+    "host-network": ({"hostNetwork": True}, "spec.hostNetwork"),
+    "host-pid": ({"hostPID": True}, "spec.hostPID"),
+    "host-ipc": ({"hostIPC": True}, "spec.hostIPC"),
+    "host-users": ({"hostUsers": True}, "spec.hostUsers"),
+    "sidecar": ({"containers": [{"name": "mine", "image": QUICKSTART_IMAGE}]}, "spec.containers[0].name"),
+    "init-container": ({"initContainers": [{"name": "mine", "image": QUICKSTART_IMAGE}]}, "spec.initContainers"),
+    "shared-processes": ({"shareProcessNamespace": True}, "spec.shareProcessNamespace"),
+    "command": (container(command=["sh"]), "spec.containers[0].command"),
+    "lifecycle": (container(lifecycle={"postStart": {"exec": {"command": ["sh"]}}}), "spec.containers[0].lifecycle"),
+    "privileged": (container(securityContext={"privileged": True}), CONTEXT),
+    "capabilities": (container(securityContext={"capabilities": {"add": ["SYS_PTRACE"]}}), CONTEXT),
+    "seccomp": ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, "spec.securityContext"),
+    "over-the-executor": (
+        volume(emptyDir={}) | container(volumeMounts=[{"name": "data", "mountPath": "/.rollout/executor"}]),
+        "spec.containers[0].volumeMounts[0].mountPath",
+    ),
+}
+# The same beside the pod's spec: labels and annotations that other software acts on.
+METADATA: dict[str, tuple[Object, str]] = {
+    "another-job": ({"labels": {"rollout.dev/job-uid": "of-another-job"}}, "metadata.labels[rollout.dev/job-uid]"),
+    "another-network": (
+        {"annotations": {"k8s.v1.cni.cncf.io/networks": "lan"}},
+        "metadata.annotations[k8s.v1.cni.cncf.io/networks]",
+    ),
+}
+TEMPLATES = {name: ({"spec": spec}, field) for name, (spec, field) in LENDING.items()} | {
+    name: ({"metadata": metadata}, field) for name, (metadata, field) in METADATA.items()
+}
+
+
+def invalid(sandbox: ByHand) -> str:
+    """Why a Sandbox was refused."""
+    finished = eventually(lambda: sandbox.condition("Finished") or None, 120, sandbox.describe)
+    assert (finished["status"], finished["reason"]) == ("True", "Invalid"), finished
+    return str(finished["message"])
+
+
+def test_a_sandbox_cannot_borrow_rights_with_its_pod_template(cluster: Cluster, namespace: str) -> None:
+    sandboxes = {name: ByHand(cluster, namespace, name) for name in TEMPLATES}
+    for name, sandbox in sandboxes.items():
+        sandbox.apply(podTemplate=TEMPLATES[name][0], whenFinished="Retain")
+    for name, (_, field) in TEMPLATES.items():
+        assert f"spec.podTemplate.{field}: " in invalid(sandboxes[name]), name
+    assert not cluster.list("pods", namespace)
+
+
+def test_privileged_pods_are_for_the_namespaces_that_the_chart_lists(cluster: Cluster, namespace: str) -> None:
+    sandbox = ByHand(cluster, namespace, "privileged")
+    sandbox.apply(podTemplate={"spec": {"hostNetwork": True}}, security="Privileged", whenFinished="Retain")
+    assert f"spec.security: Privileged is not allowed in namespace {namespace}" in invalid(sandbox)
+    assert not cluster.list("pods", namespace)
+
+
+def test_a_job_cannot_borrow_rights_for_its_sandboxes(cluster: Cluster, new_job: Callable[[Object], Job]) -> None:
+    jobs = []
+    for name, (template, _) in TEMPLATES.items():
+        jobs.append(new_job(small_job(name, sandbox={"image": QUICKSTART_IMAGE, "podTemplate": template})))
+    cluster.apply(*(job.manifest for job in jobs))
+    for job in jobs:
+        refused = eventually(lambda job=job: job.condition("Invalid") or None, 120, job.describe)  # type: ignore[misc]
+        assert f"spec.sandbox.podTemplate.{TEMPLATES[job.name][1]}: " in refused["message"], job.name
+    assert not cluster.list("pods", jobs[0].namespace)
+
+
+@pytest.fixture
+def running(new_job: Callable[[Object], Job]) -> Callable[[str], Job]:
+    """Starts a job that goes on for long enough, and waits for its first sandbox."""
+
+    def start(name: str) -> Job:
+        manifest = slow_quickstart(600, groupSize=1, runners={"concurrency": 1})
+        manifest["metadata"]["name"] = name
+        job = new_job(manifest).apply()
+        eventually(lambda: _ready(job), 120, job.describe)
+        return job
+
+    return start
+
+
+def _ready(job: Job) -> Object | None:
+    """A Sandbox of the job that has an address."""
+    return next((found for found in job.sandboxes() if found.get("status", {}).get("podIP")), None)
+
+
+def as_runner(job: Job) -> str:
+    """The runners of a job, as kubectl impersonates them."""
+    return f"--as=system:serviceaccount:{job.namespace}:{runner_name(job.name)}"
+
+
+def test_a_runner_that_was_broken_into_gets_no_rights_through_the_sandboxes_that_it_asks_for(
+    cluster: Cluster, running: Callable[[str], Job]
+) -> None:
+    job = running("taken")
+    owner = {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "name": job.name, "uid": job.uid}
+    asked: dict[str, Any] = {
+        "podTemplate": {"spec": {"hostNetwork": True}},
+        "clients": {"matchLabels": {"app": "mine"}},
+        "security": "Privileged",
+    }
+    for field, value in asked.items():
+        manifest = {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "Sandbox",
+            "metadata": {
+                "name": field.lower(),
+                "namespace": job.namespace,
+                "ownerReferences": [owner | {"controller": True}],
+            },
+            "spec": {"image": QUICKSTART_IMAGE, "whenFinished": "Retain", field: value},
+        }
+        cluster.kubectl("create", as_runner(job), "-f", "-", text=json.dumps(manifest))
+        told = invalid(ByHand(cluster, job.namespace, field.lower()))
+        assert f"spec.{field}: a Sandbox of a job takes it from RolloutJob {job.name}" in told
+        assert cluster.get("pod", field.lower(), job.namespace) is None
+
+    for verb, what in (
+        *(("get", "secrets"), ("list", "secrets"), ("create", "pods"), ("create", "pods/exec"), ("get", "pods")),
+        *(("create", "rolloutjobs"), ("patch", "rolloutjobs"), ("patch", "sandboxes/status"), ("create", "roles")),
+        *(("patch", "networkpolicies"), ("delete", "networkpolicies"), ("create", "serviceaccounts/token")),
+    ):
+        allowed = cluster.kubectl("auth", "can-i", verb, what, "-n", job.namespace, as_runner(job), check=False)
+        assert (allowed.returncode, allowed.stdout) == (1, "no\n"), f"{verb} {what}"
+
+
+CONNECT = f"import socket, sys; socket.create_connection((sys.argv[1], {EXECUTOR_PORT}), timeout=5)"
+
+
+def test_one_jobs_key_commands_no_other_jobs_sandboxes(cluster: Cluster, running: Callable[[str], Job]) -> None:
+    one, other = running("one"), running("other")
+    keys = {job.name: secret_value(cluster, job.namespace, runner_name(job.name), KEY_FILE) for job in (one, other)}
+    sandbox = _ready(other)
+    assert sandbox is not None
+    name, uid = sandbox["metadata"]["name"], sandbox["metadata"]["uid"]
+    found = {
+        whose: answer_of_executor(cluster, other.namespace, name, executor_token(key, name, uid))
+        for whose, key in keys.items()
+    }
+    assert found == {"one": 401, "other": 200}
+
+    reached = {}
+    for job in (one, other):
+        (runner,) = job.pods("runner")
+        command = ("exec", runner["metadata"]["name"], "-n", job.namespace, "--", "python", "-c", CONNECT)
+        reached[job.name] = cluster.kubectl(*command, sandbox["status"]["podIP"], check=False)
+    assert "timed out" in reached["one"].stderr, reached["one"]
+    assert reached["other"].returncode == 0, reached["other"].stderr

@@ -1,0 +1,89 @@
+"""Whatever kills a runner, the next one goes on in the same sandboxes; one that only seemed dead can do nothing any more."""
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.cluster import Cluster, Job, Object, eventually
+from tests.support.runner_pods import kill_engine, live_runner, second_runner
+from tests.support.scripted import STEPS, careful, scripted_job, task
+
+NewJob = Callable[[Object], Job]
+
+
+def assert_nothing_lost_or_doubled(job: Job, total: int) -> None:
+    """Every rollout is there once, each of its steps was taken once, and no attempt was used up."""
+    results = job.results()
+    assert [result["index"] for result in results] == list(range(total))
+    for result in results:
+        assert (result["outcome"], result["reward"]) == ("Completed", 1), result
+        assert (result["attempt"], result["failedAttempts"], result["turns"]) == (0, [], STEPS + 1), result
+    status = job.status
+    assert (status["total"], status["sealed"], status["outcomes"]) == (total, total, {"Completed": total})
+    assert status["meanReward"] == 1
+
+
+def wait_for_progress(job: Job) -> None:
+    """Until a turn was recorded that was not there before."""
+    before = len(job.keys("attempts"))
+    eventually(lambda: len(job.keys("attempts")) > before or None, 90, job.describe)
+
+
+def test_runners_killed_in_the_middle_of_turns_lose_nothing_and_keep_their_sandboxes(
+    cluster: Cluster, new_job: NewJob
+) -> None:
+    members = {f"careful {number}": careful(1) for number in range(4)}
+    tasks = [task(f"task-{number}") for number in range(4)]
+    job = new_job(scripted_job("killed-runners", tasks, members, runners={"concurrency": 4})).apply()
+    chance = random.Random(0)
+    sandboxes: dict[str, Object] = {}
+    for death in ["engine"] * 4 + ["pod"] + ["engine"] * 4 + ["pod"] + ["engine"] * 2:
+        wait_for_progress(job)
+        sandboxes |= {sandbox["metadata"]["name"]: sandbox for sandbox in job.sandboxes()}
+        assert job.sealed() < 16, "the job was over before the last kill; give its members more to do"
+        time.sleep(chance.random())  # somewhere in a turn
+        pod = live_runner(job)
+        if death == "engine":
+            kill_engine(cluster, pod)
+        else:
+            cluster.kubectl(
+                "delete", "pod", pod["metadata"]["name"], "-n", job.namespace, "--grace-period=0", "--force"
+            )
+    job.wait("Succeeded", 300)
+    assert_nothing_lost_or_doubled(job, 16)
+    assert {result["sandbox"]["sandbox"] for result in job.results()} <= sandboxes.keys()
+    assert len(sandboxes) <= len(tasks)
+
+
+def test_a_frozen_runner_that_comes_back_after_another_took_over_can_neither_act_nor_spoil_the_record(
+    cluster: Cluster, new_job: NewJob
+) -> None:
+    members = {f"careful {number}": careful(2) for number in range(4)}
+    job = new_job(scripted_job("frozen-runner", [task("one"), task("two")], members)).apply()
+    wait_for_progress(job)
+    wait_for_progress(job)
+    frozen = live_runner(job)
+    kill_engine(cluster, frozen, "STOP")
+    second = second_runner(frozen, "frozen-runner-second")
+    cluster.apply(second)
+    name, namespace = second["metadata"]["name"], job.namespace
+
+    def taken_over() -> bool | None:
+        epochs = {tuple(key.split("/")[1:]) for key in job.keys("attempts") if key.endswith("epoch-2.start.json")}
+        return len(epochs) == 8 or None
+
+    eventually(taken_over, 120, job.describe)
+    wait_for_progress(job)
+    kill_engine(cluster, frozen, "CONT")
+
+    def ended() -> Any:
+        pod = cluster.get("pod", frozen["metadata"]["name"], namespace)
+        assert pod is not None
+        return pod["status"]["containerStatuses"][0]["state"].get("terminated")
+
+    end = eventually(ended, 120, job.describe)
+    assert (end["exitCode"], "another" in end["message"]) == (7, True), end
+    job.wait("Succeeded", 300)
+    assert_nothing_lost_or_doubled(job, 8)
+    cluster.kubectl("delete", "pod", name, "-n", namespace, "--wait=false")

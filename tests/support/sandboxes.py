@@ -1,0 +1,125 @@
+"""Sandboxes applied by hand: what runs in their workspaces, and what runs in their containers beside them."""
+
+import asyncio
+import base64
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from kubernetes.client import CoreV1Api
+from kubernetes.config import new_client_from_config
+
+from rollout_api.cluster import EXECUTOR_PORT, executor_token
+from rolloutctl.port_forward import forwarded_port
+from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Object, eventually
+
+WORKSPACE_SECONDS = 120
+"""Of one command: a busy machine of two cores may need a minute for what takes a second."""
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A Sandbox without a job."""
+
+    cluster: Cluster
+    namespace: str
+    name: str
+
+    def apply(self, **spec: object) -> "ByHand":
+        """kubectl apply."""
+        self.cluster.apply(
+            {
+                "apiVersion": "rollout.dev/v1alpha1",
+                "kind": "Sandbox",
+                "metadata": {"name": self.name, "namespace": self.namespace},
+                "spec": {"image": QUICKSTART_IMAGE, **spec},
+            }
+        )
+        return self
+
+    @property
+    def object(self) -> Object:
+        """As the API server has it now."""
+        found = self.cluster.get("sandbox", self.name, self.namespace)
+        assert found is not None, f"Sandbox {self.name} is gone"
+        return found
+
+    def condition(self, kind: str) -> Object:
+        """A condition, empty when it is not there."""
+        conditions = self.object.get("status", {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def wait_ready(self) -> "ByHand":
+        """Until it can be used."""
+        eventually(lambda: self.condition("Ready").get("status") == "True" or None, 120, self.describe)
+        return self
+
+    @property
+    def address(self) -> str:
+        """Of its pod."""
+        return str(self.object["status"]["podIP"])
+
+    def copy_in(self, source: Path, target: str, workspace: str = "main") -> None:
+        """A file into a workspace."""
+        done = self.cluster.rolloutctl(
+            *("sandbox", "cp", "-n", self.namespace, "--workspace", workspace, str(source), f"{self.name}:{target}")
+        )
+        assert done.returncode == 0, done.stderr + self.describe()
+
+    def run(self, *command: str, workspace: str = "main") -> str:
+        """What a command says in a workspace."""
+        done = self.cluster.rolloutctl(
+            *("sandbox", "exec", "-n", self.namespace, "--workspace", workspace, self.name),
+            *("--deadline-seconds", str(WORKSPACE_SECONDS), "--", *command),
+        )
+        assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}{self.describe()}"
+        return done.stdout
+
+    def run_in_container(self, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        """A command as the container's user, beside the executor and outside of every workspace."""
+        return self.cluster.kubectl(
+            "exec", "-i", self.name, "-n", self.namespace, "--", *command, text=text, check=False
+        )
+
+    def token_by(self, key: str) -> str:
+        """The token of its executor, if that were the key."""
+        return executor_token(key, self.name, self.object["metadata"]["uid"])
+
+    def assert_unharmed(self) -> None:
+        """Its executor is the one that was started: the container never restarts, so it would be gone."""
+        assert self.run("echo", "fine") == "fine\n"
+        pod = self.cluster.get("pod", self.name, self.namespace)
+        assert pod is not None
+        (container,) = pod["status"]["containerStatuses"]
+        assert ("running" in container["state"], container["restartCount"]) == (True, 0), self.describe()
+
+    def describe(self) -> str:
+        """All that a failed test wants to know."""
+        done = self.cluster.kubectl(
+            "describe", f"sandbox/{self.name}", f"pod/{self.name}", "-n", self.namespace, check=False
+        )
+        return done.stdout[-6000:]
+
+
+def secret_value(cluster: Cluster, namespace: str, name: str, key: str) -> str:
+    """What a Secret holds."""
+    secret = cluster.get("secret", name, namespace)
+    assert secret is not None
+    return base64.b64decode(secret["data"][key]).decode()
+
+
+def answer_of_executor(cluster: Cluster, namespace: str, pod: str, token: str) -> int:
+    """The status with which a pod's executor answers whoever shows this token."""
+
+    async def ask() -> int:
+        client = new_client_from_config(str(cluster.kubeconfig))
+        async with forwarded_port(CoreV1Api(client), namespace, pod, EXECUTOR_PORT) as port:
+            headers = {"Authorization": f"Bearer {token}"}
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"http://127.0.0.1:{port}/v1/health", headers=headers) as response,
+            ):
+                return response.status
+
+    return asyncio.run(ask())
