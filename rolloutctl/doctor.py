@@ -99,7 +99,8 @@ def _examine_cluster(namespace: str | None, job: RolloutJob | None) -> Iterator[
     yield from checks.operator(deployments, config, _lease(api, config), namespace, datetime.now(UTC))
     yield from checks.nodes(api.get("/api/v1/nodes"))
     place = f"/api/v1/namespaces/{namespace}"
-    kinds = ((WorkspaceMode.OVERLAY, None), (WorkspaceMode.PLAIN, None), (WorkspaceMode.PLAIN, checks.PLAIN_USER))
+    user = job.spec.sandbox.user if job is not None else None
+    kinds = ((WorkspaceMode.OVERLAY, user), (WorkspaceMode.PLAIN, user), (WorkspaceMode.PLAIN, checks.PLAIN_USER))
     answers = [api.create(f"{place}/pods", _pod(mode, user, namespace, config), dryRun="All") for mode, user in kinds]
     yield from checks.admission(api.get(place), *answers)
     yield checks.isolation(api.get("/apis/apps/v1/daemonsets"))

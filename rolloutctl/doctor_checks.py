@@ -237,8 +237,12 @@ def admission(namespace: Answer, overlay: Answer, plain: Answer, plain_as_user: 
             yield Finding(State.FAIL, subject, f"sandbox pods are refused: {plain_as_user.message}", advice)
         return
     if isinstance(plain, Refusal):
-        advice = f'set sandbox.user to a number, such as "{PLAIN_USER}": a name in an image cannot be checked'
-        yield Finding(State.WARN, subject, f"Plain sandbox pods without a user are refused: {plain.message}", advice)
+        advice = (
+            f'set sandbox.user to a number, such as "{PLAIN_USER}" (a name in an image cannot be checked), and '
+            "sandbox.workingDir to a folder that this user may make or write to, such as /tmp/workspace"
+        )
+        message = f"Plain sandbox pods without a numeric user are refused: {plain.message}"
+        yield Finding(State.WARN, subject, message, advice)
     if isinstance(overlay, Refusal):
         advice = (
             "jobs run Plain here, one pod a rollout; Overlay needs label pod-security.kubernetes.io/enforce=privileged"

@@ -96,8 +96,11 @@ async def _prepare(zygote: Peer, config: HostConfig) -> None:
 
 
 async def _try_out(host: OverlayHost) -> None:
-    """Create, write, run, freeze, fork, read, destroy: what every workspace will need."""
-    first = await host.create(WorkspaceSpec("trial"))
+    """Create, write, run, freeze, fork, read, destroy: what every workspace will need.
+
+    As root, whom every image has: a user that somebody misspelt is no reason against the mode.
+    """
+    first = await host.create(WorkspaceSpec("trial", user="0"))
     try:
         readable, writable = os.pipe()
         os.close(writable)
@@ -111,7 +114,7 @@ async def _try_out(host: OverlayHost) -> None:
             if ended.code != 0:
                 raise WorkspaceFailure("CreateFailed", f"`true` ended with {ended} in a workspace")
         await first.freeze()
-        fork = await host.create(WorkspaceSpec("trial fork", parent="trial"))
+        fork = await host.create(WorkspaceSpec("trial fork", parent="trial", user="0"))
         try:
             await fork.file("stat", {"path": "/tmp/trial"})
         finally:

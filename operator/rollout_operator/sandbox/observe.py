@@ -33,9 +33,13 @@ def overlay_refused(namespace: str) -> Fact:
     return ("overlay-refused", namespace)
 
 
-def trial_failed(node: str) -> Fact:
-    """That an executor could not make an Overlay workspace on a node."""
-    return ("trial-failed", node)
+def trial_failed(node: str, namespace: str, image: str) -> Fact:
+    """That an executor could not make an Overlay workspace of an image on a node.
+
+    Not of the node alone: the cause may lie in the image or in what a namespace's pods are given, and is no business of
+    others then.
+    """
+    return ("trial-failed", node, namespace, image)
 
 
 def exec_failed(node: str) -> Fact:
@@ -125,7 +129,7 @@ def observe(world: World, sandbox: Manifest) -> Observed:
         pod=pod,
         node=node,
         is_any_node_ready=is_well or any(node_is_ready(other) for other in cache.all("Node")),
-        nodes=_nodes(world, cache.all("Node") if pod is None else filter(None, [node])),
+        nodes=_nodes(world, sandbox, cache.all("Node") if pod is None else filter(None, [node])),
         refusals={variant: words for variant, words in refused.items() if words is not None},
         overlay_refusal=world.recall(overlay_refused(namespace)),
         image_volumes_refusal=world.recall(IMAGE_VOLUMES_REFUSED),
@@ -154,10 +158,12 @@ def _job_of(world: World, sandbox: Manifest) -> Job | str | None:
     )
 
 
-def _nodes(world: World, nodes: Iterable[Manifest]) -> tuple[Node, ...]:
-    names = ((node, node["metadata"]["name"]) for node in nodes)
+def _nodes(world: World, sandbox: Manifest, nodes: Iterable[Manifest]) -> tuple[Node, ...]:
+    namespace, image = sandbox["metadata"]["namespace"], str((sandbox.get("spec") or {}).get("image"))
     return tuple(
-        node_of(node, world.recall(trial_failed(name)), world.recall(exec_failed(name))) for node, name in names
+        node_of(node, world.recall(trial_failed(name, namespace, image)), world.recall(exec_failed(name)))
+        for node in nodes
+        for name in [node["metadata"]["name"]]
     )
 
 

@@ -129,7 +129,8 @@ def _remake(seen: Observed, spec: SandboxSpec, pod: Manifest, left: float) -> Pl
             return _finish(seen, Ending(FinishedReason.CRASHED, advice))
         if left <= 0:
             return _finish(seen, _too_late(spec, message))
-        return _remake_plain(seen, pod, trial_failed(node), words, message, left)
+        fact = trial_failed(node, seen.namespace, str(spec.image))
+        return _remake_plain(seen, pod, fact, words, message, left)
     if (words := exec_failure(pod)) is not None and left > 0:
         return _remake_with_copy(seen, pod, node, words, left)
     return None

@@ -86,12 +86,21 @@ def test_a_namespace_that_is_not_there_is_found(doctor: Doctor) -> None:
     ]
 
 
-def test_a_restricted_namespace_is_told_what_its_jobs_need(new_namespace: Callable[..., str], doctor: Doctor) -> None:
-    code, found = doctor(new_namespace("restricted"))
+def test_a_restricted_namespace_is_told_what_its_jobs_need(
+    new_namespace: Callable[..., str], doctor: Doctor, tmp_path: Path
+) -> None:
+    namespace = new_namespace("restricted")
+    code, found = doctor(namespace)
     assert code == 0
     told = " ".join(finding["advice"] for finding in found["admission"])
     assert 'sandbox.user to a number, such as "1000"' in told
     assert "jobs run Plain here" in told
+
+    fitting = small_job("fitting", output={"uri": "s3://rollouts/doctor"})
+    fitting["spec"]["sandbox"]["user"] = "1000"
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(fitting))
+    code, found = doctor(namespace, str(tmp_path / "job.yaml"))
+    assert "set sandbox.user" not in " ".join(finding["advice"] for finding in found["admission"])
 
 
 def test_who_may_see_little_gets_warnings_and_no_false_alarm(

@@ -97,8 +97,8 @@ paths = [f"/proc/{pid}/{name}" for pid in os.listdir("/proc") if pid.isdigit() f
 for folder, folders, names in os.walk("/"):
     folders[:] = [name for name in folders if os.path.join(folder, name) not in ("/proc", "/sys", "/dev")]
     paths += [os.path.join(folder, name) for name in names]
-found = [name for name in os.environ if re.search("TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL|KUBERNETES", name)]
-found += [path for path in ("/var/run/secrets", "/run/secrets", "/root/.kube", "/root/.aws") if os.path.exists(path)]
+found = [name for name in os.environ if re.search("TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", name)]
+found += [path for path in ("/run/secrets/kubernetes.io", "/root/.kube", "/root/.aws") if os.path.exists(path)]
 for path in paths:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):

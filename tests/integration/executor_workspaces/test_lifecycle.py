@@ -177,6 +177,15 @@ async def test_ending_what_runs_in_a_workspace_of_a_busy_node_does_not_cost_the_
     assert (await run(workspace, "echo fine")).output == "fine\n"
 
 
+async def test_a_misspelt_user_is_told_to_who_uses_it_and_is_no_reason_against_overlay(tmp_path: Path) -> None:
+    host, _ = await open_host(HostConfig(str(tmp_path), mode="Overlay", user="nobody-here"))
+    try:
+        with pytest.raises(FileFailure, match="user 'nobody-here' is not in"):
+            await run(await Inside(host).make(), "true")
+    finally:
+        await host.close()
+
+
 async def test_auto_says_why_it_is_plain(tmp_path: Path) -> None:
     """A bind whose source does not exist makes Overlay impossible, wherever the tests run."""
     config = HostConfig(str(tmp_path), root=str(tmp_path), binds=(Bind("/no/such/folder", "/x"),))

@@ -143,7 +143,7 @@ def test_a_cluster_without_user_namespaces_still_runs_jobs() -> None:
     [
         ({}, {}, {}, [State.OK], "are admitted (Pod Security: restricted)"),
         (POD_SECURITY, {}, {}, [State.WARN], "Overlay sandbox pods are refused"),
-        (POD_SECURITY, POD_SECURITY, {}, [State.WARN, State.WARN], "without a user are refused"),
+        (POD_SECURITY, POD_SECURITY, {}, [State.WARN, State.WARN], "without a numeric user are refused"),
         (POD_SECURITY, POD_SECURITY, POD_SECURITY, [State.FAIL], "violates PodSecurity"),
         (NO_RIGHT, NO_RIGHT, NO_RIGHT, [State.WARN], "cannot be seen with your rights"),
     ],

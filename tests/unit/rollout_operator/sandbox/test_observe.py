@@ -44,7 +44,7 @@ def test_a_sandbox_by_hand_has_a_key_of_its_own() -> None:
 
 def test_what_was_learned_of_nodes_and_namespaces_counts_until_it_expires() -> None:
     memory = Memory()
-    for fact in (trial_failed("n1"), exec_failed("n2"), overlay_refused("lab")):
+    for fact in (trial_failed("n1", "lab", "busybox:1"), exec_failed("n2"), overlay_refused("lab")):
         memory.learn(Remember(fact, "words", 60), NOW.timestamp())
     seen = observe(world(node("n1"), node("n2"), memory=memory), sandbox())
     assert {found.name: (found.trial_failure, found.exec_failure) for found in seen.nodes} == {
@@ -54,6 +54,14 @@ def test_what_was_learned_of_nodes_and_namespaces_counts_until_it_expires() -> N
     assert seen.overlay_refusal == "words"
     later = observe(world(node("n1"), memory=memory, now=NOW + timedelta(minutes=2)), sandbox())
     assert (later.overlay_refusal, later.nodes[0].trial_failure) == (None, None)
+
+
+def test_an_image_or_a_namespace_in_which_overlay_fails_does_not_take_it_from_others() -> None:
+    memory = Memory()
+    for fact in (trial_failed("n1", "other", "busybox:1"), trial_failed("n1", "lab", "broken:1")):
+        memory.learn(Remember(fact, "words", 60), NOW.timestamp())
+    (found,) = observe(world(node("n1"), memory=memory), sandbox()).nodes
+    assert found.trial_failure is None
 
 
 def test_a_status_that_another_version_wrote_is_made_anew() -> None:
