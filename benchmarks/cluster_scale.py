@@ -206,7 +206,7 @@ def _fill(cluster: Cluster, namespace: str, operator: Operator, count: int) -> F
     audit, cpu = AuditLog(cluster), operator.cpu_seconds()
     before = audit.writes(namespace)
     started = time.monotonic()
-    os.environ["KUBECONFIG"] = str(cluster.kubeconfig)
+    os.environ["KUBECONFIG"] = str(cluster.kubeconfig)  # where KubeApi looks outside a pod
     asyncio.run(_create(job, namespace, count))
     created = time.monotonic() - started
     while operator.ready() < count:

@@ -32,7 +32,7 @@ SUBJECT_FILES = ("conversation.py", "subjects/runner_pod.py", "__init__.py", "su
 """What that module imports of the benchmarks; the rest is in the runtime image."""
 PLACES = 16  # workspaces of a sandbox: more than any benchmark has at once
 START_SECONDS = 180.0
-END_SECONDS = 600.0
+END_SECONDS = 1200.0
 OPERATOR = "system:serviceaccount:agent-rollouts:agent-rollouts"
 
 

@@ -139,6 +139,11 @@ async def _copy_out(place: ExecutorWorkspace, path: str, target: Path) -> None:
             file.write(piece)
         file.seek(0)
         if found.type == "folder":
+            if not hasattr(tarfile, "data_filter"):
+                raise CommandError(
+                    f"{path}: this Python cannot unpack a sandbox's folder safely; it takes 3.11.4 or newer",
+                    hint="Copy files one by one, or use a newer Python.",
+                )
             target.mkdir(parents=True, exist_ok=True)
             with tarfile.open(fileobj=file) as archive:
                 archive.extractall(target, filter="data")

@@ -178,7 +178,7 @@ def web_server(address: str, port: int = 0) -> Iterator[str]:
 def metadata_service() -> Iterator[str]:
     """A web server at the address where clouds serve credentials, for as long as the test runs."""
     where = ("dev", "lo")
-    subprocess.run(["ip", "address", "add", f"{METADATA}/32", *where], check=True)
+    subprocess.run(["ip", "address", "replace", f"{METADATA}/32", *where], check=True)
     try:
         with web_server(METADATA, 80) as address:
             yield address

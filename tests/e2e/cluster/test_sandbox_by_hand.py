@@ -117,12 +117,13 @@ def test_a_sandbox_that_cannot_be_used_says_why(cluster: Cluster, namespace: str
         return done.stderr
 
     assert "Sandbox nobody in namespace" in why("nobody")
+    # A registry that refuses the connection: one that is looked for by name may take a minute to be missed.
     cluster.apply(
         {
             "apiVersion": "rollout.dev/v1alpha1",
             "kind": "Sandbox",
             "metadata": {"name": "typo", "namespace": namespace},
-            "spec": {"image": "no-such-image:1"},
+            "spec": {"image": "127.0.0.1:1/no-such-image:1"},
         }
     )
     told = eventually(lambda: text if "ImagePullBackOff" in (text := why("typo")) else None, 60, lambda: why("typo"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, Job, Object, assert_undisturbed, eventually, slow_quickstart
+from tests.support.cluster import Cluster, Job, Object, assert_rewards, assert_undisturbed, eventually, slow_quickstart
 from tests.support.outages import Outages
 
 
@@ -38,24 +38,27 @@ def test_no_rollout_is_lost_while_object_storage_is_away(outages: Outages, new_j
 def test_a_job_whose_bucket_is_gone_fails_clearly_and_goes_on_when_it_is_back(
     outages: Outages, new_job: Callable[[Object], Job], bucket: Path
 ) -> None:
-    manifest = slow_quickstart(3, runners={"concurrency": 8, "replicas": 3})
+    manifest = slow_quickstart(2, runners={"concurrency": 8, "replicas": 3})
     job = new_job(manifest)
     manifest["spec"]["output"]["uri"] = f"s3://{bucket.name}/runs"
     job.apply()
     job.wait_stored(1)
 
-    def ended() -> Object | None:
-        if job.condition("Failed")["status"] == "True":
-            return job.condition("Failed")
-        if all(pod["status"]["phase"] == "Failed" for pod in job.pods("runner")):
+    forgotten = 0
+
+    def failed_for_good() -> Object | None:
+        nonlocal forgotten
+        pods = job.pods("runner")
+        if len(pods) > forgotten and all(pod["status"]["phase"] == "Failed" for pod in pods):
             # Ten failures would take Kubernetes' back-off 20 min; a controller that starts anew has forgotten it.
             with outages.without("controller-manager"):
-                pass
-        return None
+                forgotten = len(pods)
+        failed = job.condition("Failed")
+        return failed if failed["status"] == "True" else None
 
     lost = bucket.rename(bucket.parent.parent / bucket.name)
     try:
-        failed = eventually(ended, 400, job.describe)
+        failed = eventually(failed_for_good, 400, job.describe)
     finally:
         lost.rename(bucket)
     assert failed["reason"] == "RunnersFail"
@@ -65,4 +68,4 @@ def test_a_job_whose_bucket_is_gone_fails_clearly_and_goes_on_when_it_is_back(
     job.wait("Suspended")
     job.suspend(False)
     job.wait("Succeeded")
-    assert_undisturbed(job)
+    assert_rewards(job)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.executor.host import WorkspaceFailure, WorkspaceSpec
+from agent_runtime.executor.host import FileFailure, WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.workspaces import Bind, HostConfig, HostFailure, open_host
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, run, start

@@ -156,7 +156,7 @@ async def test_wrong_credentials_and_a_missing_bucket_are_told_at_once(s3: S3, u
     with pytest.raises(StorageError, match="check the credentials"):
         await asyncio.wait_for(wrong.probe(), 10)
     missing = Store.open("s3://no-such-bucket/x", s3.environ())
-    with pytest.raises(StorageError, match="check credentials, region and bucket: .*NoSuchBucket"):
+    with pytest.raises(StorageError, match=r"check credentials, region and bucket: .*NoSuchBucket"):
         await asyncio.wait_for(missing.probe(), 10)
 
 
