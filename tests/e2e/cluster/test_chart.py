@@ -74,6 +74,8 @@ class Release:
 def release(cluster: Cluster, new_namespace: Callable[..., str]) -> Iterator[Release]:
     made = Release(cluster, new_namespace("restricted"))
     yield made
+    # Gone before the next test looks at what is installed, not some time after its namespace.
+    made.helm("uninstall", "second", "--wait", "--timeout", "1m", "--ignore-not-found")
     cluster.kubectl("delete", "clusterrole,clusterrolebinding", f"{made.namespace}-second", "--ignore-not-found")
 
 

@@ -355,11 +355,13 @@ def test_what_a_tool_can_know_is_no_token_of_its_executor(around: Surroundings, 
 
 FETCH = """
 import sys, urllib.request
-for url in sys.argv[1:]:
+from concurrent.futures import ThreadPoolExecutor
+def fetch(url):
     try:
-        print(urllib.request.urlopen(url, timeout=5).read().decode())
+        return urllib.request.urlopen(url, timeout=5).read().decode()
     except OSError:
-        print("no")
+        return "no"
+print(*ThreadPoolExecutor().map(fetch, sys.argv[1:]))
 """
 
 

@@ -10,7 +10,8 @@ from tests.support.chart import NAMESPACE, alerts, dashboard_queries, render
 from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Job, Object, eventually
 from tests.support.prometheus import Prometheus, monitors_of, scrape
 
-# Members that end at once, and others that go on for minutes, so that the runner is there to be scraped.
+# Members that end at once, others that end when the runner has been scraped (a rate needs a value before and after), and
+# others that go on for minutes.
 BUSY = f"""
 apiVersion: rollout.dev/v1alpha1
 kind: RolloutJob
@@ -28,13 +29,14 @@ spec:
   model:
     scripted:
       tasks:
-        - &short
-          task: short
+        - task: short
           members:
             - turns: [{{toolCalls: [{{name: bash, arguments: {{command: "false"}}}}]}}, {{toolCalls: [{{name: finish}}]}}]
         - task: long
           members: [{{turns: [{{toolCalls: [{{name: bash, arguments: {{command: sleep 0.5}}}}]}}]}}]
-        - {{<<: *short, task: later}}
+        - task: later
+          members:
+            - turns: [{{toolCalls: [{{name: bash, arguments: {{command: sleep 20}}}}]}}, {{toolCalls: [{{name: finish}}]}}]
 """
 
 # A metric with its matchers, as it stands in a query; but for the reasons of failures, which a test cannot all provoke.

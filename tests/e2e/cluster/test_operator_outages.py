@@ -50,7 +50,7 @@ def one_operator(cluster: Cluster) -> Iterator[None]:
 
 def assert_no_pod_twice(job: Job, writes: Sequence[Write]) -> None:
     """Each Sandbox got one pod, ever; and with the job's end all pods and Sandboxes are gone."""
-    created = Counter((write.resource, write.name) for write in writes if write.verb == "create")
+    created = Counter((write.resource, write.name) for write in writes if write.verb == "create" and write.name)
     twice = {what: count for what, count in created.items() if what[0] in ("pods", "sandboxes") and count > 1}
     assert not twice
     gone = lambda: not (job.pods("sandbox") or job.sandboxes()) or None  # noqa: E731
