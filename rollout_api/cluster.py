@@ -23,6 +23,14 @@ EXECUTOR_PATH = "/.rollout/executor"
 EXECUTOR_STATE = "/.rollout/state"
 """The emptyDir with the writable layers."""
 RUNNER_METRICS_PORT = 9090
+MODEL_SERVER_LABEL = f"{API_GROUP}/model-server"
+MODEL_SERVER_ROLE = "model-server"
+MODEL_PORT = 8000
+"""Of a model server's pod: the routes that runners may call."""
+MODEL_CONTROL_PORT = 8001
+"""Of a model server's pod: pause, load, resume; the operator alone, with the token of its Secret."""
+MODEL_ENGINE_PORT = 8002
+"""Of a model server's pod, on its loopback: the engine itself."""
 RUNNER_FOLDER = "/var/run/rollout"
 """Secret volume of a runner pod: `key`, the job's key, and `job.json`, the job as it is to be run."""
 KEY_FILE, JOB_FILE = "key", "job.json"
@@ -31,6 +39,16 @@ KEY_FILE, JOB_FILE = "key", "job.json"
 def runner_name(job: str) -> str:
     """Name of what belongs to a job's runners: Job, ServiceAccount, Role, RoleBinding, Secret, NetworkPolicy."""
     return f"{job}-runner"
+
+
+def own_model_server_name(job: str) -> str:
+    """Name of the ModelServer that a job with `model.server` owns."""
+    return f"{job}-model"
+
+
+def model_control_name(server: str) -> str:
+    """Name of the Secret with the control token of a ModelServer, key `token`."""
+    return f"{server}-control"
 
 
 def by_hand_name(sandbox: str) -> str:

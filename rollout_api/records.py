@@ -67,6 +67,14 @@ class AttemptRecord(ApiModel):
     """What the sandbox really was: provider, mode, root or image."""
 
 
+class PolicySpan(ApiModel):
+    """Sampled tokens in a row that one policy version made."""
+
+    tokens: int
+    version: str | None
+    """None where it is not known: such tokens are not trained."""
+
+
 class IntentRecord(ApiModel):
     """A model call that is about to be made."""
 
@@ -94,11 +102,15 @@ class ResponseRecord(ApiModel):
     finish_reason: str
     model: str = ""
     usage: Usage = Usage()
+    prompt_keep: int = 0
+    """Ids of the previous response with ids, prompt and completion, that stand unchanged at the head of this prompt."""
     prompt_token_ids: list[int] | None = None
+    """The prompt's ids after those."""
     completion_token_ids: list[int] | None = None
     logprobs: list[float] | None = None
     """One for each completion token."""
-    policy_version: str | None = None
+    policy_spans: list[PolicySpan] = []
+    """Which version made which completion token, in order; empty where the server does not say."""
 
 
 class Observation(ApiModel):

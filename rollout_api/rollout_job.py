@@ -215,6 +215,8 @@ class RunnerReport(ApiModel):
     """Sum of the rewards."""
     rewarded: Annotated[int, Field(ge=0)] = 0
     """Rollouts with a reward."""
+    policy_update: Annotated[int, Field(ge=0)] | None = None
+    """Update of its ModelServer's policy up to which it has settled which version each token has."""
 
 
 class Restarts(ApiModel):

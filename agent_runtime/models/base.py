@@ -1,11 +1,11 @@
 """What an agent asks of a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rollout_api.model import Sampling
-from rollout_api.records import Message, Usage
+from rollout_api.records import Message, PolicySpan, Usage
 
 
 @dataclass(slots=True)
@@ -16,6 +16,15 @@ class CallHealth:
     """Spent on failed tries and the pauses after them, before the try that was answered."""
     failing: str | None = None
     """Why the latest try failed, while another one is waited for or under way; None when nothing has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrefix:
+    """What the engine has seen of a conversation so far, as it saw it."""
+
+    messages: int
+    """Messages at the head of the request, the last answer included, that these ids stand for."""
+    ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,11 @@ class ModelRequest:
     turn: int
     max_tokens: int | None = None
     """Tighter than `sampling.max_tokens` where the budget left is smaller."""
+    prefix: TokenPrefix | None = None
+    """The previous turn's ids, where the messages extend it; a server that takes token ids goes on from them."""
+    on_text: Callable[[str], None] | None = None
+    """Called with each piece of plain text as it arrives, for clients that stream. Text that belongs to a tool call, or
+    may yet turn out to, is held back."""
     health: CallHealth = field(default_factory=CallHealth)
 
 
@@ -58,7 +72,8 @@ class ModelReply:
     prompt_token_ids: list[int] | None = None
     completion_token_ids: list[int] | None = None
     logprobs: list[float] | None = None
-    policy_version: str | None = None
+    policy_spans: list[PolicySpan] = field(default_factory=list)
+    """Which policy version made which completion token; empty where the server does not say."""
 
     @property
     def text(self) -> str:
