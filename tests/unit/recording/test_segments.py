@@ -37,6 +37,14 @@ def test_a_changed_byte_is_reported_or_changes_nothing(written: list[Record], da
         assert decode("k", bytes(segment)) == written  # a bit of the frame's header that says nothing
 
 
+def test_a_frame_that_claims_more_than_it_can_hold_is_reported_before_it_fills_the_memory() -> None:
+    frame = bytearray(encode([]))
+    frame[4:5] = bytes([frame[4] | 0xC0])  # RFC 8878, 3.1.1.1.1: the content size has 8 bytes now
+    frame[5:5] = (2**62).to_bytes(8, "little")
+    with pytest.raises(RecordCorrupt, match="claims 4611686018427387904 bytes"):
+        decode("k", bytes(frame))
+
+
 @given(some_records, st.binary(min_size=1, max_size=64))
 def test_bytes_behind_the_segment_are_reported(written: list[Record], more: bytes) -> None:
     with pytest.raises(RecordCorrupt):
