@@ -142,7 +142,9 @@ async def stream(
         await asyncio.sleep(0)
         cut(http)
         server.engine.disconnected(request)
-    except (asyncio.CancelledError, ConnectionError):
+    except ConnectionError:
+        server.engine.disconnected(request)
+    except asyncio.CancelledError:
         server.engine.disconnected(request)
         raise
     return response
