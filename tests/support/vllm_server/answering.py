@@ -101,6 +101,7 @@ def event(payload: Any) -> bytes:
 
 async def whole(server: VllmStandIn, http: web.Request, request: Request) -> None:
     """Until the answer is there; a client that goes away meanwhile aborts it."""
+    await asyncio.sleep(server.faults.slow)
     server.engine.add(request)
     try:
         if request.drop_after is None:
@@ -131,6 +132,7 @@ async def stream(
 ) -> web.StreamResponse:
     """Send events as they come; a client that goes away aborts the request."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    await asyncio.sleep(server.faults.slow)
     server.engine.add(request)
     try:
         await response.prepare(http)

@@ -106,7 +106,10 @@ def engine_request(
     ids: list[int],
     max_tokens: int,
 ) -> Request:
-    """The request that the engine gets. Raises ApiError for what this server does not do."""
+    """The request that the engine gets. Raises ApiError for what this server does not do, and for what it shall refuse."""
+    hit = server.faults.hits()
+    if hit and server.faults.status is not None:
+        raise errors.on_demand(server.faults.status, server.faults.retry_after)
     if (sampling.get("n") or 1) != 1:
         raise ApiError("n: the stand-in gives one answer to a request", param="n")
     priority = int(body.get("priority") or 0)
@@ -134,7 +137,7 @@ def engine_request(
         priority=priority,
         adapter=adapter_of(server, body.get("model")),
         script_ids=model.scripted_ids(server.script, ids, session, cut=server.faults.cut_tool_call),
-        drop_after=http.get("drop_after"),
+        drop_after=server.faults.drop_after if hit else None,
     )
 
 

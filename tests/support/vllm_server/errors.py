@@ -70,6 +70,12 @@ def failed(message: str) -> ApiError:
     return ApiError(message, 500, "InternalServerError")
 
 
+def on_demand(status: int, retry_after: float | None) -> ApiError:
+    """A fault on demand."""
+    headers = {} if retry_after is None else {"Retry-After": f"{retry_after:g}"}
+    return ApiError("A fault on demand", status, HTTPStatus(status).phrase, headers=headers)
+
+
 async def json_object(request: web.Request) -> dict[str, Any]:
     """The body. Raises ApiError when it is no JSON object."""
     try:

@@ -7,7 +7,6 @@ import hmac
 import time
 from collections import deque
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Self
 
 from aiohttp import web
@@ -22,7 +21,6 @@ from tests.support.vllm_server.faults import Faults
 from tests.support.vllm_server.model import Script
 from tests.support.vllm_server.weights import Weights
 
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/inference/v1/generate"})
 # vLLM 0.26, vllm/entrypoints/serve/middleware/authenticate.py: GUARDED_PREFIX.
 GUARDED = ("/v1", "/v2", "/inference")
 # Larger than any conversation of a test; vLLM has no limit of its own.
@@ -148,12 +146,9 @@ class VllmStandIn:
 @web.middleware
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     server = request.app[SERVER]
-    path = request.path
-    if server.api_key is not None and path.startswith(GUARDED) and not _authorised(request, server.api_key):
+    if server.api_key is not None and request.path.startswith(GUARDED) and not _authorised(request, server.api_key):
         return web.json_response({"error": "Unauthorized"}, status=401)
     try:
-        if path in GENERATING:
-            await _faulty(server, request)
         return await handler(request)
     except ApiError as error:
         return web.json_response(error.body(), status=error.status, headers=error.headers)
@@ -163,18 +158,6 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         # vLLM 0.26, vllm/entrypoints/serve/exception_handling/handlers/http.py.
         body = ApiError(error.reason, error.status, error.reason).body()
         return web.json_response(body, status=error.status)
-
-
-async def _faulty(server: VllmStandIn, http: web.Request) -> None:
-    faults = server.faults
-    if faults.slow:
-        await asyncio.sleep(faults.slow)
-    if not faults.hits():
-        return
-    if faults.status is not None:
-        headers = {} if faults.retry_after is None else {"Retry-After": f"{faults.retry_after:g}"}
-        raise ApiError("A fault on demand", faults.status, HTTPStatus(faults.status).phrase, headers=headers)
-    http["drop_after"] = faults.drop_after
 
 
 def _authorised(http: web.Request, key: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -52,6 +53,13 @@ class Client:
         assert status == 200, answer
         assert isinstance(answer, dict)
         return answer
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Until it holds."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is looked at has no event
+            await asyncio.sleep(0.002)
 
 
 def _decoded(text: str) -> Any:

@@ -83,7 +83,8 @@ async def test_openais_own_client_reads_the_stream_with_tools_as_it_reads_the_an
         async with ai.chat.completions.stream(model="policy", messages=MESSAGES, tools=TOOLS) as stream:
             streamed = await stream.get_final_completion()
         one, other = whole.choices[0], streamed.choices[0]
-        assert one.message.tool_calls and other.message.tool_calls
+        assert one.message.tool_calls
+        assert other.message.tool_calls
         assert [call.function.arguments for call in one.message.tool_calls] == [
             '{"command": "ls"}',
             '{"command": "pwd"}',
