@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -125,7 +126,7 @@ def engine_request(
         id=f"{prefix}{external}",
         external_id=str(external),
         route=http.path,
-        prompt_ids=ids,
+        prompt=array("I", ids),
         session=session,
         max_tokens=max_tokens,
         min_tokens=int(sampling.get("min_tokens") or 0),
