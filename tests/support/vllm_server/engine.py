@@ -97,8 +97,8 @@ class Request:
     def as_json(self) -> dict[str, Any]:
         """For GET /_standin/served."""
         kept = (
-            "id external_id route session prompt_ids ids spans finish aborted disconnected orphan_tokens cache_salt priority"
-            " adapter cached_tokens stale_cached_tokens arrived first_token last_token ended"
+            "id external_id route session prompt_ids ids logprobs spans finish aborted disconnected orphan_tokens cache_salt"
+            " priority adapter cached_tokens stale_cached_tokens arrived first_token last_token ended"
         )
         return {name: getattr(self, name) for name in kept.split()}
 
