@@ -121,8 +121,8 @@ async def finish_weight_update(http: web.Request) -> web.Response:
 
 @routes.post("/update_weight_version")
 async def update_weight_version(http: web.Request) -> web.Response:
-    """vLLM since its pull request 49040, vllm/entrypoints/serve/dev/rlhf/api_router.py: update_weight_version; {new_version}:
-    the label alone.
+    """vLLM since its pull request 49040, vllm/entrypoints/serve/dev/rlhf/api_router.py: update_weight_version;
+    {new_version}: the label alone.
     """
     label = (await json_object(http)).get("new_version")
     if not isinstance(label, str):
