@@ -7,10 +7,9 @@ A call goes through a translation in this order::
         encoder.start(), encoder.text(piece)..., encoder.end(answer), encoder.error(kind, message)
     protocol.answer(request, answer)                      # otherwise
 
-**The client's copy of an answer.** A client sends each answer back in its next request, and not every API carries all
-of it: Anthropic's decodes tool arguments, chat completions has no reasoning. `carried` says what comes back of an answer.
-Where a request has just that, at the place of that answer, the stored answer itself is meant, and must be put in its
-place: only so does the conversation extend the tokens that the engine saw (`conversation.py` does it).
+**The client's copy of an answer** comes back in its next request, and not every API carries all of it. The messages that
+`parse` gives are the client's; `conversation.py` finds the answers among them, and those are what is sent to the model:
+only so does the conversation extend the tokens that the engine saw.
 
 **Completions have no chat template.** Their one message has the role `prompt`: `{"role": "prompt", "content": text}` or
 `{"role": "prompt", "token_ids": [...]}`. It is no role of any template, so such a call never counts as the beginning of
@@ -127,10 +126,6 @@ class Encoder(Protocol):
     def error(self, kind: ErrorKind, message: str) -> bytes:
         """The failure that ends the stream, in place of `end`."""
 
-    def carried(self, message: Message) -> Message:
-        """As `Translation.carried`, for the text that this client really got: what streamed before the server parsed the
-        whole answer stays as it was sent."""
-
 
 class Translation(Protocol):
     """One public API."""
@@ -148,9 +143,6 @@ class Translation(Protocol):
 
     def encoder(self, request: ChatRequest, id: str, created: int) -> Encoder:
         """For an answer that is streamed; `id` and `created` are those of the ChatAnswer to come."""
-
-    def carried(self, message: Message) -> Message:
-        """What `parse` makes of an answer's message when the client sends it back as it got it."""
 
     def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
         """The body of an error; the status is `kind.status`."""
