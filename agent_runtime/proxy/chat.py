@@ -40,6 +40,7 @@ class ErrorKind(Enum):
 
     BAD_REQUEST = (400, "invalid_request")
     CONTEXT_EXCEEDED = (400, "context_length_exceeded")
+    PREVIOUS_NOT_FOUND = (400, "previous_response_not_found")
     CONTENT_FILTERED = (400, "content_filter")
     UNAUTHORIZED = (401, "invalid_api_key")
     OVER_BUDGET = (403, "budget_exceeded")
@@ -98,7 +99,7 @@ class ChatAnswer:
 
     reply: ModelReply
     id: str
-    """Letters, digits, `_` and `-`; unique in its session. The protocol puts its own prefix before it."""
+    """Letters, digits and `-`; unique in its session. The protocol puts its own prefix before it."""
     created: int
     """Unix seconds."""
 
