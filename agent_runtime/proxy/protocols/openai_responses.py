@@ -144,7 +144,7 @@ def _previous(body: Mapping[str, Any], earlier: Earlier) -> list[Message]:
     messages = earlier(answer_id)
     if messages is None:
         raise BadRequest(
-            f"Previous response with id {id!r} not found in this session; send the whole conversation as input",
+            f"previous_response_id: {id!r} is no response of this session; send the whole conversation as input",
             "previous_response_id",
             ErrorKind.PREVIOUS_NOT_FOUND,
         )

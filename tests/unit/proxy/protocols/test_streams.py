@@ -89,7 +89,9 @@ def test_completions(streamed: tuple[Message, list[str]]) -> None:
         chunks = list(client.completions.create(model="m", prompt=[1, 2], stream=True))
     choices = [chunk.choices[0] for chunk in chunks]
     assert "".join(choice.text for choice in choices) == whole.choices[0].text
-    assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + [whole.choices[0].finish_reason]
+    assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + [
+        whole.choices[0].finish_reason
+    ]
     assert {chunk.id for chunk in chunks} == {whole.id}
 
 
@@ -190,6 +192,6 @@ def test_text_that_streamed_before_the_server_trimmed_it_is_not_sent_twice() -> 
             assert stream.get_final_completion().choices[0].message.content == "Let me look.\n\n"
         with client.responses.stream(model="m", input="hi") as response_stream:
             assert response_stream.get_final_response().output_text == "Let me look.\n\n"
-    with anthropic_client(Proxy(trimmed, sent)) as claude:
-        with claude.messages.stream(model="m", max_tokens=9, messages=MESSAGES) as message_stream:
-            assert message_stream.get_final_message().content[0].to_dict()["text"] == "Let me look.\n\n"
+    claude = anthropic_client(Proxy(trimmed, sent))
+    with claude, claude.messages.stream(model="m", max_tokens=9, messages=MESSAGES) as message_stream:
+        assert message_stream.get_final_message().content[0].to_dict()["text"] == "Let me look.\n\n"
