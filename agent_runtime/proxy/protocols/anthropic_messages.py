@@ -214,7 +214,7 @@ def _sampled_otherwise(body: Mapping[str, Any]) -> JsonObject:
     """What changes sampling and has another form in chat completions, by its name there."""
     extra: JsonObject = {}
     if choice := given(body, "tool_choice", dict, {}):
-        kind = choice.get("type")
+        kind = required(choice, "type", str, "tool_choice")
         if kind == "tool":
             name = required(choice, "name", str, "tool_choice")
             extra["tool_choice"] = {"type": "function", "function": {"name": name}}
