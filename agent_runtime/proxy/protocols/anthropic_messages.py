@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_runtime.proxy.chat import BadRequest, ChatAnswer, ChatRequest, Earlier, ErrorKind, JsonObject
-from agent_runtime.proxy.conversation import decoded_arguments, reasoning
+from agent_runtime.proxy.conversation import assistant, decoded_arguments, reasoning
 from agent_runtime.proxy.protocols.anthropic_events import AnthropicEncoder, answer_head, answer_tail, anthropic_error
 from agent_runtime.proxy.protocols.fields import (
     ENGINE_SAMPLING,
@@ -17,7 +17,6 @@ from agent_runtime.proxy.protocols.fields import (
     sampling,
     typed,
 )
-from agent_runtime.proxy.protocols.openai_chat import assistant
 from rollout_api.records import Message
 
 BILLING_HEADER = "x-anthropic-billing-header:"

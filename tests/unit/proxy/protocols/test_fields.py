@@ -207,3 +207,11 @@ def test_an_answer_cut_off_at_its_limit_says_so_in_every_protocol() -> None:
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     message = ANTHROPIC_API.answer(ANTHROPIC_API.parse(MESSAGE, lambda id: None), answer)
     assert message["stop_reason"] == "max_tokens"
+
+
+@pytest.mark.parametrize("kind", ErrorKind)
+def test_the_documentation_lists_every_error_as_the_packages_see_it(kind: ErrorKind) -> None:
+    openai_body, anthropic_body = CHAT_API.error(kind, "")["error"], ANTHROPIC_API.error(kind, "")["error"]
+    words = f"`{openai_body['type']}`" + (f", `{openai_body['code']}`" if openai_body["code"] else "")
+    rows = [line.split(" | ") for line in Path("docs/proxy-protocols.md").read_text().splitlines()]
+    assert [f"| {kind.status}", words, f"`{anthropic_body['type']}` |"] in [[row[0], *row[2:]] for row in rows]
