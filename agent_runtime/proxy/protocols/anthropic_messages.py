@@ -20,8 +20,8 @@ from agent_runtime.proxy.protocols.fields import (
 from rollout_api.records import Message
 
 BILLING_HEADER = "x-anthropic-billing-header:"
-"""Begins a system block of Claude Code that is meant for Anthropic's billing and differs in every request, so that no
-conversation would extend another; vLLM leaves it out as well (vllm-project/vllm#36829)."""
+"""Begins the first line of Claude Code's system prompt, which is meant for Anthropic's billing and differs in every
+request, so that no conversation would extend another; vLLM leaves it out as well (vllm-project/vllm#36829)."""
 
 PASSED = ENGINE_SAMPLING
 HONOURED = frozenset(
@@ -118,8 +118,9 @@ def answer_blocks(answer: ChatAnswer, *, thinking: bool) -> list[JsonObject]:
 def _system(system: Any) -> list[Message]:
     blocks = [{"type": "text", "text": system}] if isinstance(system, str) else objects(system or [], "system")
     texts = [_text(block, f"system[{i}]") for i, block in enumerate(blocks)]
-    kept = [text for text in texts if text and not text.startswith(BILLING_HEADER)]
-    return [{"role": "system", "content": "\n".join(kept)}] if kept else []
+    meant = [text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text for text in texts]
+    prompt = "\n".join(filter(None, meant))
+    return [{"role": "system", "content": prompt}] if prompt else []
 
 
 def _conversation(body: Mapping[str, Any]) -> list[Message]:

@@ -215,3 +215,12 @@ def test_the_documentation_lists_every_error_as_the_packages_see_it(kind: ErrorK
     words = f"`{openai_body['type']}`" + (f", `{openai_body['code']}`" if openai_body["code"] else "")
     rows = [line.split(" | ") for line in Path("docs/proxy-protocols.md").read_text().splitlines()]
     assert [f"| {kind.status}", words, f"`{anthropic_body['type']}` |"] in [[row[0], *row[2:]] for row in rows]
+
+
+@pytest.mark.parametrize("header", ["x-anthropic-billing-header: cch=1;", "x-anthropic-billing-header: cch=2;"])
+def test_what_claude_code_writes_anew_in_each_request_does_not_begin_a_new_conversation(header: str) -> None:
+    expected = [{"role": "system", "content": "Be good.\nBe brief."}, USER]
+    blocks = [{"type": "text", "text": text} for text in (header, "Be good.", "Be brief.")]
+    assert ANTHROPIC_API.parse(MESSAGE | {"system": blocks}, lambda id: None).messages == expected
+    text = f"{header}\nBe good.\nBe brief."
+    assert ANTHROPIC_API.parse(MESSAGE | {"system": text}, lambda id: None).messages == expected
