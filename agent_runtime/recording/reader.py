@@ -61,7 +61,9 @@ class RunReader:
         if not attempts or attempt not in (None, *attempts):
             known = f"it has {', '.join(map(str, attempts))}" if attempts else "none was begun"
             raise NoSuchRun(f"rollout {index} of {self.folder} has no attempt {attempt or 0}: {known}")
-        return await AttemptFolder(self.store, index, attempts[-1] if attempt is None else attempt).records()
+        return await AttemptFolder.of_rollout(
+            self.store, index, attempts[-1] if attempt is None else attempt
+        ).records()
 
     async def trajectory(self, index: int) -> dict[str, Any] | None:
         """The ATIF trajectory of a rollout as far as it got; None when no model call was made.
