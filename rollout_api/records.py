@@ -287,6 +287,9 @@ class Result(ApiModel):
     usage: Usage = Usage()
     branches: int = 1
     """Samples that this rollout gives: 1 and one for each fork of its token sequence."""
+    token_forks: int = 0
+    """Of these forks, those in which the messages went on and the server's prompt ids did not: a tokenizer or chat
+    template that does not give back what was sampled. Those of an agent that rewrote its history are not in it."""
     policy_versions: list[str] = []
     token_capture: str = "TextOnly"
     """Tokens | Chat | TextOnly: how token ids were recorded."""
