@@ -40,12 +40,14 @@ class ErrorKind(Enum):
 
     BAD_REQUEST = (400, "invalid_request")
     CONTEXT_EXCEEDED = (400, "context_length_exceeded")
+    PREVIOUS_NOT_FOUND = (400, "previous_response_not_found")
     CONTENT_FILTERED = (400, "content_filter")
     UNAUTHORIZED = (401, "invalid_api_key")
     OVER_BUDGET = (403, "budget_exceeded")
     MODEL_NOT_FOUND = (404, "model_not_found")
     NOT_FOUND = (404, "not_found")
     SESSION_ENDED = (409, "session_ended")
+    SESSION_EXISTS = (409, "session_exists")
     TOO_LARGE = (413, "request_too_large")
     RATE_LIMITED = (429, "rate_limit_exceeded")
     INTERNAL = (500, "internal_error")
@@ -98,7 +100,7 @@ class ChatAnswer:
 
     reply: ModelReply
     id: str
-    """Letters, digits, `_` and `-`; unique in its session. The protocol puts its own prefix before it."""
+    """Letters, digits and `-`; unique in its session. The protocol puts its own prefix before it."""
     created: int
     """Unix seconds."""
 
