@@ -40,9 +40,19 @@ class UniqueModel:
         """Nothing to close."""
 
 
+class LateStore(Store):
+    """Its replies come late, so that a kill often falls between a record and the reply that it allows."""
+
+    async def create(self, key: str, data: bytes) -> bool:
+        """See `Store.create`."""
+        created = await super().create(key, data)
+        await asyncio.sleep(random.uniform(0, 0.03))
+        return created
+
+
 async def serve(uri: str, port: int) -> None:
     """Until it is killed."""
-    async with standalone_proxy(Store.open(uri, {}), UniqueModel(), ADMIN_KEY, port=port):
+    async with standalone_proxy(LateStore.open(uri, {}), UniqueModel(), ADMIN_KEY, port=port):
         await asyncio.Event().wait()
 
 

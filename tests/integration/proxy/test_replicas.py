@@ -1,4 +1,4 @@
-"""Replicas that are killed under load. Every reply that a client has whole is in the record, and no sample is there twice."""
+"""Replicas killed under load: every reply that a client has whole is in the record, and no sample is there twice."""
 
 import asyncio
 import contextlib
@@ -143,7 +143,7 @@ async def test_replicas_killed_under_load_lose_no_acknowledged_turn_and_double_n
         agents = {f"s{i}": await registered(client, replicas, f"s{i}") for i in range(9)}
 
         async def work(agent: Agent) -> None:
-            for number in range(25):
+            for number in range(12):
                 await agent.turn(f"question {number}", stream=bool(number % 2))
 
         working = [asyncio.ensure_future(work(agent)) for agent in agents.values()]
