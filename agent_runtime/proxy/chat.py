@@ -47,6 +47,7 @@ class ErrorKind(Enum):
     MODEL_NOT_FOUND = (404, "model_not_found")
     NOT_FOUND = (404, "not_found")
     SESSION_ENDED = (409, "session_ended")
+    SESSION_EXISTS = (409, "session_exists")
     TOO_LARGE = (413, "request_too_large")
     RATE_LIMITED = (429, "rate_limit_exceeded")
     INTERNAL = (500, "internal_error")
