@@ -63,6 +63,12 @@ async def test_the_most_exact_capture_that_the_server_offers_is_chosen(
         assert (await connect(server)).token_capture == capture
 
 
+async def test_why_a_server_is_not_token_exact_is_said(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+    async with VllmStandIn(scale_out=False) as server:
+        await connect(server)
+    assert "chat/completions/render answers 404" in caplog.text
+
+
 async def test_an_answer_has_the_ids_and_logprobs_that_the_server_sampled(
     connect: Connect, make_request: MakeRequest
 ) -> None:
