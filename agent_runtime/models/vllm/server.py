@@ -7,11 +7,11 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
+from agent_runtime.models.base import CallHealth, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.http_client import JsonClient, StreamBroken
 from agent_runtime.models.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint
 from agent_runtime.models.retries import retry_delay
@@ -192,8 +192,8 @@ class _TokenTurn:
             logprobs=list(progress.logprobs),
         )
 
-    async def _text(self, progress: Progress, ids: Any) -> str:
+    async def _text(self, progress: Progress, ids: Sequence[int]) -> str:
         """The text of a part of the answer. In a call of its own, whose failures are nobody's."""
-        options = replace(self._options, tries=1, health=type(self._options.health)())
+        options = replace(self._options, tries=1, health=CallHealth())
         reply = await self._routes.derender(self._chat, progress.prompt_ids or [], ids, "length", options)
         return "" if reply.tool_calls else reply.text

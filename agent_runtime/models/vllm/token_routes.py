@@ -89,7 +89,9 @@ class TokenRoutes:
             rendered = await self._post(RENDER, asked, options)
         if not isinstance(rendered.get("sampling_params"), dict):
             raise self._bad(RENDER, "sampling_params", "an object", rendered)
-        _ids_of(rendered, lambda: self._bad(RENDER, "token_ids", "a list of whole numbers", rendered))
+        ids = rendered.get("token_ids")
+        if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+            raise self._bad(RENDER, "token_ids", "a list of whole numbers", rendered)
         return rendered
 
     async def prompt_after(self, stored: Sequence[int], rendered: Sequence[int], options: CallOptions) -> list[int]:
@@ -282,9 +284,3 @@ class TokenRoutes:
         return ModelError(
             "BadResponse", f"{self._client.base_url}{path}: {what}: expected {expected}, got {str(got)[:200]}"
         )
-
-
-def _ids_of(rendered: Mapping[str, Any], error: Callable[[], ModelError]) -> None:
-    ids = rendered.get("token_ids")
-    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
-        raise error()
