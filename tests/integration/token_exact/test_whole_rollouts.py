@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models.base import ModelConfigError
+from agent_runtime.sandboxes.dummy import DummyProvider
+from rollout_api.model import ModelSpec
+from rollout_api.rollout_job import RolloutJob
 from tests.support.vllm_server import Answer, Faults, Prompt, Request, ToolCall, VllmStandIn
 
 TURNS = 128
@@ -154,3 +158,24 @@ async def test_a_server_without_a_tool_parser_says_what_to_start_it_with(tmp_pat
         ran = await run_one(server, tmp_path, completion={"maxInfraFailureFraction": 1.0})
     assert (ran.result["outcome"], ran.result["reason"]) == ("InfraFailed", "NoToolParser")
     assert "--tool-call-parser" in ran.result["message"]
+
+
+async def test_a_trainer_cannot_go_over_to_a_model_without_ids_in_the_middle_of_a_job(tmp_path: Path) -> None:
+    async with VllmStandIn() as exact, VllmStandIn(faults=Faults(no_token_ids=True)) as text:
+        manifest = {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "RolloutJob",
+            "metadata": {"name": "session"},
+            "spec": {
+                "mode": "Train",
+                "tasks": {"stream": {}},
+                "model": {"endpoint": {"baseURL": f"{exact.url}/v1", "name": "policy"}},
+                "output": {"uri": str(tmp_path)},
+            },
+        }
+        job = RolloutJob.model_validate(manifest)
+        other = ModelSpec.model_validate({"endpoint": {"baseURL": f"{text.url}/v1", "name": "policy"}})
+        provider = DummyProvider("token-exact-session")
+        async with RolloutSession(job, base_dir=tmp_path, environ={}, provider=provider) as session:
+            with pytest.raises(ModelConfigError, match="allowTextOnly"):
+                await session.use_model(other)
