@@ -36,6 +36,8 @@ class Progress:
     """The sampled ids so far."""
     logprobs: list[float] = field(default_factory=list)
     """One for each of them."""
+    finish_reason: str | None = None
+    """Why sampling has ended; such an answer is never gone on with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,9 @@ class TokenRoutes:
             rendered = await self._post(RENDER, asked, options)
         if not isinstance(rendered.get("sampling_params"), dict):
             raise self._bad(RENDER, "sampling_params", "an object", rendered)
-        _ids_of(rendered, lambda: self._bad(RENDER, "token_ids", "a list of whole numbers", rendered))
+        ids = rendered.get("token_ids")
+        if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+            raise self._bad(RENDER, "token_ids", "a list of whole numbers", rendered)
         return rendered
 
     async def prompt_after(self, stored: Sequence[int], rendered: Sequence[int], options: CallOptions) -> list[int]:
@@ -120,6 +124,8 @@ class TokenRoutes:
         Raises StreamBroken when the answer stops in the middle.
         """
         prompt = progress.prompt_ids or []
+        if progress.finish_reason is not None:
+            return Ending(progress.finish_reason)
         limit = await self._limit(rendered, prompt, options)
         if limit is not None and limit <= len(progress.ids):
             return Ending("length")
@@ -152,6 +158,8 @@ class TokenRoutes:
                     progress.ids += ids
                     progress.logprobs += logprobs
                     on_tokens(len(ids))
+                if finish_reason not in UNFINISHED:
+                    progress.finish_reason = finish_reason
         if finish_reason is None or finish_reason in UNFINISHED:
             raise StreamBroken(f"{self._client.base_url} gave an answer up (finish reason {finish_reason})")
         return Ending(finish_reason, cached)
@@ -276,9 +284,3 @@ class TokenRoutes:
         return ModelError(
             "BadResponse", f"{self._client.base_url}{path}: {what}: expected {expected}, got {str(got)[:200]}"
         )
-
-
-def _ids_of(rendered: Mapping[str, Any], error: Callable[[], ModelError]) -> None:
-    ids = rendered.get("token_ids")
-    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
-        raise error()

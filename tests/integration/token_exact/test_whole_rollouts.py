@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models.base import ModelConfigError
+from agent_runtime.sandboxes.dummy import DummyProvider
+from rollout_api.model import ModelSpec
+from rollout_api.rollout_job import RolloutJob
 from tests.support.vllm_server import Answer, Faults, Prompt, Request, ToolCall, VllmStandIn
 
 TURNS = 128
@@ -18,6 +22,10 @@ def working(prompt: Prompt) -> Answer:
         return Answer("All is counted.\n", [ToolCall("finish", {"message": "done"})])
     command = f"echo 'Schritt für Schritt: {prompt.turn}' && ls --all"
     return Answer(f"Step {prompt.turn}: let me look around first.\n", [ToolCall("bash", {"command": command})])
+
+
+def done(prompt: Prompt) -> Answer:
+    return Answer(tool_calls=[ToolCall("finish", {"message": "done"})])
 
 
 def extends(later: Request, earlier: Request) -> bool:
@@ -56,6 +64,12 @@ async def test_128_turns_are_one_sequence_of_the_very_ids_that_went_in_and_came_
     assert all(extends(later, earlier) for earlier, later in pairwise(requests))
     assert (ran.result["tokenCapture"], ran.result["tokenForks"], ran.result["branches"]) == ("Tokens", 0, 1)
     assert await exported(ran) == truth(requests)
+    stored = sum(
+        len(record.prompt_token_ids or []) + len(record.completion_token_ids or [])
+        for record in await ran.run.records(0)
+        if record.type == "response"
+    )
+    assert stored == len(requests[-1].prompt_ids) + len(requests[-1].ids), "the journal has each token once"
 
 
 async def test_through_plain_chat_every_mismatch_is_a_fork_and_only_what_was_sampled_is_trained(
@@ -73,22 +87,10 @@ async def test_through_plain_chat_every_mismatch_is_a_fork_and_only_what_was_sam
     assert ran.run.stats()["tokenForks"] == mismatches
 
 
-async def test_the_journal_of_a_long_rollout_is_not_quadratic_in_its_turns(tmp_path: Path, run_one: Any) -> None:
-    async with VllmStandIn(script=working, max_model_len=200_000) as server:
-        ran = await run_one(server, tmp_path)
-        last = server.served_in("rollout-0")[-1]
-    stored = sum(
-        len(record.prompt_token_ids or []) + len(record.completion_token_ids or [])
-        for record in await ran.run.records(0)
-        if record.type == "response"
-    )
-    assert stored == len(last.prompt_ids) + len(last.ids)
-
-
 async def test_training_on_a_model_without_ids_is_refused_before_the_first_rollout(
     tmp_path: Path, run_one: Any
 ) -> None:
-    async with VllmStandIn(script=working, faults=Faults(no_token_ids=True)) as server:
+    async with VllmStandIn(script=done, faults=Faults(no_token_ids=True)) as server:
         with pytest.raises(ModelConfigError, match=r"mode: Train needs token ids.*allowTextOnly: true"):
             await run_one(server, tmp_path)
         assert not server.served_in("rollout-0")
@@ -156,3 +158,24 @@ async def test_a_server_without_a_tool_parser_says_what_to_start_it_with(tmp_pat
         ran = await run_one(server, tmp_path, completion={"maxInfraFailureFraction": 1.0})
     assert (ran.result["outcome"], ran.result["reason"]) == ("InfraFailed", "NoToolParser")
     assert "--tool-call-parser" in ran.result["message"]
+
+
+async def test_a_trainer_cannot_go_over_to_a_model_without_ids_in_the_middle_of_a_job(tmp_path: Path) -> None:
+    async with VllmStandIn() as exact, VllmStandIn(faults=Faults(no_token_ids=True)) as text:
+        manifest = {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "RolloutJob",
+            "metadata": {"name": "session"},
+            "spec": {
+                "mode": "Train",
+                "tasks": {"stream": {}},
+                "model": {"endpoint": {"baseURL": f"{exact.url}/v1", "name": "policy"}},
+                "output": {"uri": str(tmp_path)},
+            },
+        }
+        job = RolloutJob.model_validate(manifest)
+        other = ModelSpec.model_validate({"endpoint": {"baseURL": f"{text.url}/v1", "name": "policy"}})
+        provider = DummyProvider("token-exact-session")
+        async with RolloutSession(job, base_dir=tmp_path, environ={}, provider=provider) as session:
+            with pytest.raises(ModelConfigError, match="allowTextOnly"):
+                await session.use_model(other)
