@@ -54,7 +54,7 @@ WORKSPACES := tests/integration/executor_workspaces
 ON_CLUSTER := $(addprefix --ignore tests/,integration/cluster_harness integration/operator_core integration/images e2e/cluster)
 integration: install-test
 	$(BIN)/python -m pytest $(WORKSPACES) -q
-	$(BIN)/python -m pytest tests/integration --ignore $(WORKSPACES) $(ON_CLUSTER) -q
+	$(BIN)/python -m pytest tests/integration --ignore $(WORKSPACES) $(ON_CLUSTER) -n 3 --dist loadfile -q
 
 e2e: install-test
 	$(BIN)/python -m pytest tests/e2e $(ON_CLUSTER) -q

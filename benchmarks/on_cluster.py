@@ -105,7 +105,7 @@ def runner_process(cluster: Cluster, *, mode: str = "Overlay") -> Iterator[tuple
         cluster.apply(*_peers_rights(job))
         pod = eventually(lambda: _running_runner(job), START_SECONDS, job.describe)
         into = ("exec", "-i", "-n", namespace, pod, "--", "python3")
-        kubectl = ["kubectl", "--kubeconfig", str(cluster.kubeconfig)]
+        kubectl = [cluster.program("kubectl"), "--kubeconfig", str(cluster.kubeconfig)]
         unpack = "import sys, tarfile; tarfile.open(fileobj=sys.stdin.buffer, mode='r|').extractall('/tmp')"
         subprocess.run([*kubectl, *into, "-c", unpack], input=_subject_files(), check=True)
         start = f"import sys, runpy; sys.path.insert(0, '/tmp'); runpy.run_module({SUBJECT!r}, run_name='__main__')"

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import yaml
 
 from agent_runtime.recording.store import Store
+from tests.support.cluster_reader import ClusterReader
 from tests.support.quickstart import REWARDS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,10 +37,14 @@ class Cluster:
     details: Mapping[str, Any]
     """What `hack/cluster/status --json` says; empty for a cluster that somebody else brought."""
 
+    def program(self, name: str) -> str:
+        """kubectl or helm: the harness's own, else the one on PATH."""
+        return str(Path(self.details["bin"]) / name) if self.details else name
+
     def kubectl(self, *arguments: str, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
         """kubectl with these arguments, `text` on its standard input."""
         done = subprocess.run(
-            ["kubectl", "--kubeconfig", str(self.kubeconfig), *arguments],
+            [self.program("kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments],
             input=text,
             capture_output=True,
             text=True,
@@ -53,23 +58,21 @@ class Cluster:
         """kubectl apply."""
         self.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(objects))
 
+    @cached_property
+    def _reader(self) -> ClusterReader:
+        return ClusterReader(self.kubeconfig)
+
     def get(self, kind: str, name: str, namespace: str) -> Object | None:
         """An object, None when there is none."""
-        done = self.kubectl("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
-        found: Object | None = json.loads(done.stdout) if done.stdout.strip() else None
-        return found
+        return self._reader.get(kind, name, namespace)
 
-    def list(self, kind: str, namespace: str, selector: str = "") -> Sequence[Object]:
-        """Objects of a kind, by label."""
-        found: Sequence[Object] = json.loads(
-            self.kubectl("get", kind, "-n", namespace, "-o", "json", *(["-l", selector] if selector else [])).stdout
-        )["items"]
-        return found
+    def list(self, kinds: str, namespace: str, selector: str = "") -> Sequence[Object]:
+        """Objects of these kinds, separated by commas, by label."""
+        return self._reader.list(kinds, namespace, selector)
 
     def helm(self, *arguments: str) -> str:
         """helm with these arguments; what it printed."""
-        program = str(Path(self.details["bin"]) / "helm") if self.details else "helm"
-        command = [program, "--kubeconfig", str(self.kubeconfig), *arguments]
+        command = [self.program("helm"), "--kubeconfig", str(self.kubeconfig), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout

@@ -49,7 +49,7 @@ def scrape(cluster: Cluster, monitors: list[Manifest], folder: Path) -> Iterator
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((folder / "log").open("w"))
         api = free_port()
-        command = ["kubectl", "--kubeconfig", str(cluster.kubeconfig), "proxy", "--port", str(api)]
+        command = [cluster.program("kubectl"), "--kubeconfig", str(cluster.kubeconfig), "proxy", "--port", str(api)]
         stack.enter_context(running(command, log))
         discovery = stack.enter_context(serve_discovery(f"http://127.0.0.1:{api}"))
         config = {

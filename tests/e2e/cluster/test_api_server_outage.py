@@ -3,8 +3,12 @@
 import time
 from collections.abc import Callable
 
+import pytest
+
 from tests.support.cluster import Job, Object, assert_undisturbed, slow_quickstart
 from tests.support.outages import Outages
+
+pytestmark = pytest.mark.alone
 
 
 def test_no_rollout_is_lost_while_the_api_server_is_away(outages: Outages, new_job: Callable[[Object], Job]) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.support.cluster import (
     OPERATOR_NAMESPACE,
     REPOSITORY,
@@ -13,6 +15,8 @@ from tests.support.cluster import (
     eventually,
     slow_quickstart,
 )
+
+pytestmark = pytest.mark.alone
 
 KINDS = "rolloutjobs,sandboxes,jobs,pods,secrets,serviceaccounts,roles,rolebindings,networkpolicies"
 GONE_WITHIN_SECONDS = 30

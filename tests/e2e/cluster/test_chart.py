@@ -10,6 +10,7 @@ import pytest
 from tests.support.chart import CHART, tool
 from tests.support.cluster import OPERATOR_NAMESPACE, Cluster, Object, eventually
 
+KINDS = "pods,services,deployments,replicasets,configmaps,serviceaccounts,roles,rolebindings,networkpolicies"
 CRDS = ("rolloutjobs.rollout.dev", "sandboxes.rollout.dev", "modelservers.rollout.dev")
 
 
@@ -55,7 +56,10 @@ class Release:
 
     def left(self) -> list[str]:
         """What there is of the release, terminating pods included."""
-        found = self.cluster.list("all,configmaps,serviceaccounts,roles,rolebindings,networkpolicies", self.namespace)
+        found = self.cluster.list(
+            "pods,services,deployments,replicasets,configmaps,serviceaccounts,roles,rolebindings,networkpolicies",
+            self.namespace,
+        )
         names = [thing["metadata"]["name"] for thing in found]
         return [name for name in names if name.startswith("second")]
 

@@ -45,7 +45,6 @@ def test_a_cluster_that_is_well_is_said_to_be(cluster: Cluster, doctor: Doctor, 
     for subject in (
         "Kubernetes",
         "resources",
-        "operator",
         "leader",
         "Overlay",
         "image volumes",
@@ -54,6 +53,8 @@ def test_a_cluster_that_is_well_is_said_to_be(cluster: Cluster, doctor: Doctor, 
         "secret",
     ):
         assert states[subject] == {"ok"}, found[subject]
+    # There may be a second release beside the cluster's, of a test of the chart: a warning.
+    assert "ok" in states["operator"]
     assert states["your rights"] == {"ok"}
     text = cluster.rolloutctl("doctor", "--cluster", "-n", namespace)
     assert (text.returncode, "Jobs can run here." in text.stderr) == (0, True)

@@ -3,8 +3,12 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
+import pytest
+
 from tests.support.cluster import Cluster, Job, Object, assert_rewards, eventually, slow_quickstart
 from tests.support.outages import Outages
+
+pytestmark = pytest.mark.alone
 
 
 @contextlib.contextmanager

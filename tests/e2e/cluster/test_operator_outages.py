@@ -16,6 +16,8 @@ from tests.support.cluster import (
 )
 from tests.support.outages import Outages, Write
 
+pytestmark = pytest.mark.alone
+
 DEPLOYMENT = "deployment/agent-rollouts"
 OPERATOR = "app.kubernetes.io/name=agent-rollouts"
 

@@ -13,6 +13,8 @@ from tests.support.cluster import OPERATOR_NAMESPACE, Cluster, Job, Object, even
 from tests.support.runner_pods import kill_engine, resident_mebibytes
 from tests.support.scripted import STEPS, careful, scripted_job, task
 
+pytestmark = pytest.mark.alone
+
 OPERATOR = "app.kubernetes.io/name=agent-rollouts"
 GROUP = 4
 

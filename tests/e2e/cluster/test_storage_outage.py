@@ -21,6 +21,7 @@ def bucket(cluster: Cluster, outages: Outages) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.alone
 def test_no_rollout_is_lost_while_object_storage_is_away(outages: Outages, new_job: Callable[[Object], Job]) -> None:
     job = new_job(slow_quickstart(2, runners={"concurrency": 8})).apply()
     job.wait_stored(1)

@@ -7,11 +7,13 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from agent_runtime.recording.store import Store
@@ -59,6 +61,13 @@ def job(output: str) -> dict[str, Any]:
             "output": {"uri": output},
         },
     }
+
+
+@pytest.fixture
+def environ() -> Iterator[dict[str, str]]:
+    """With a temporary folder of its own; not the test's, whose path may be too long for a socket."""
+    with tempfile.TemporaryDirectory(prefix="r-") as temporary:
+        yield dict(os.environ, TMPDIR=temporary)
 
 
 def start(folder: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -126,20 +135,21 @@ def compare(expected_store: Store, store: Store) -> None:
     asyncio.run(both())
 
 
-def test_a_run_killed_at_random_moments_loses_and_doubles_nothing_on_a_folder(tmp_path: Path) -> None:
-    killed_runs(tmp_path, dict(os.environ, TMPDIR=str(tmp_path)), lambda number: "out", {})
+def test_a_run_killed_at_random_moments_loses_and_doubles_nothing_on_a_folder(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    killed_runs(tmp_path, environ, lambda number: "out", {})
 
 
 def test_a_run_killed_at_random_moments_loses_and_doubles_nothing_on_s3_that_fails(
-    tmp_path: Path, s3: S3, faulty_port: int
+    tmp_path: Path, environ: dict[str, str], s3: S3, faulty_port: int
 ) -> None:
-    environ = dict(os.environ, TMPDIR=str(tmp_path), **s3.environ(faulty_port))
+    environ |= s3.environ(faulty_port)
     killed_runs(tmp_path, environ, lambda number: s3.uri(f"killed-{number}"), s3.environ())
 
 
-def test_a_runner_that_was_only_believed_dead_is_fenced_off(tmp_path: Path) -> None:
+def test_a_runner_that_was_only_believed_dead_is_fenced_off(tmp_path: Path, environ: dict[str, str]) -> None:
     """Freeze a run, let another take everything over and finish, thaw the first: one record, one seal, no damage."""
-    environ = dict(os.environ, TMPDIR=str(tmp_path))
     calm, folder = tmp_path / "calm", tmp_path / "disturbed"
     calm.mkdir()
     folder.mkdir()

@@ -65,9 +65,8 @@ async def test_nothing_that_a_model_wrote_runs_or_becomes_markup(
         for index in range(len(samples.HOSTILE)):
             await tab.run(f"location.hash = '#rollout-{index}'")
             await tab.until(f"document.querySelector('#reader-title').textContent.startsWith('#{index} ')")
-            await tab.until("document.querySelectorAll('#transcript .step').length > 3")
-        shown = await tab.run("document.querySelector('#transcript').textContent")
-        assert f"needle-{len(samples.HOSTILE) - 1}" in shown
+            await tab.until(f"document.querySelector('#transcript').textContent.includes('needle-{index}')")
+            assert await tab.run("document.querySelectorAll('#transcript .step').length") > 3
         assert await tab.run("typeof window.hacked") == "undefined"
         assert await tab.run("document.querySelectorAll('img').length") == 0
         assert await tab.run("[...document.scripts].filter((s) => !s.type).length") == 1
