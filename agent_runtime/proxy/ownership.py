@@ -55,6 +55,7 @@ class _Fenced:
 @dataclass
 class _Held:
     session: Session
+    epoch: int
     used: float
     """Monotonic seconds of the latest request."""
 
@@ -104,8 +105,13 @@ class StoredSessions:
         self._known.pop(session, None)
 
     async def complete(self, session: Session) -> None:
-        """End a session that is owned here."""
+        """End a session that is owned here. Raises Superseded where it no longer is."""
         await session.end()
+        held = self._held.get(session.settings.id)
+        if held is None or await self.store.folder(session.settings.id).latest_epoch() != held.epoch:
+            # An end needs no append, so nothing else would have told.
+            self._lose(session)
+            raise Superseded(f"session {session.settings.id}: another replica has taken it over")
         await self.store.complete(session.settings.id)
         self._release(session)
 
@@ -170,7 +176,7 @@ class StoredSessions:
         if await self.store.settings(settings.id) is None:
             raise unknown_key()  # deleted meanwhile
         session = Session(settings, self._model, _Fenced(log, lambda: self._lose(session)), recorded, meter=self._meter)
-        self._held[settings.id] = _Held(session, time.monotonic())
+        self._held[settings.id] = _Held(session, log.epoch, time.monotonic())
         return session
 
     def _lose(self, session: Session) -> None:

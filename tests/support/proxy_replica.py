@@ -24,7 +24,9 @@ class UniqueModel:
     token_capture = "TextOnly"
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """Three words."""
+        """Three words; to `wait` nothing within the hour."""
+        if request.messages[-1]["content"] == "wait":
+            await asyncio.sleep(3600)
         words = [secrets.token_hex(4) for _ in range(3)]
         for word in words:
             await asyncio.sleep(random.uniform(0.002, 0.03))
