@@ -124,8 +124,20 @@ class StoredSessions:
                     await self._let_go(held.session)
 
     async def close(self) -> None:
-        """Record what is known of all sessions. Other replicas take them over when they are called."""
-        await asyncio.gather(*(self._let_go(held.session) for held in list(self._held.values())))
+        """Record what is known of all sessions, and give them up, so that other replicas need not find out."""
+
+        async def give_up(held: _Held) -> None:
+            await self._let_go(held.session)
+            # An epoch without an address is nobody's: whoever is called next takes the one after it.
+            folder, name = self.store.folder(held.session.settings.id), f"session {held.session.settings.id}"
+            with contextlib.suppress(StorageError):
+                await EpochLog.claim_after(held.epoch, folder, name)
+
+        await asyncio.gather(*(give_up(held) for held in list(self._held.values())))
+
+    async def has_moved(self, session: str, claim: Claim) -> bool:
+        """Whether somebody else has the session by now."""
+        return await self.store.folder(session).latest_claim(claim.epoch) != claim
 
     async def _let_go(self, session: Session) -> None:
         with contextlib.suppress(Superseded, StorageError):
@@ -200,7 +212,12 @@ class _Elsewhere:
             return Reply(MISDIRECTED, {}, b"")
         assert self.claim.address is not None  # `find` has looked
         try:
-            reply = await self.peers.forward(self.claim.address, self.settings, request)
+            reply = await self.peers.forward(
+                self.claim.address,
+                self.settings,
+                request,
+                lambda: self.sessions.has_moved(self.settings.id, self.claim),
+            )
         except PeerLost:
             await self.sessions.take_over(self.settings, self.claim)
             return None

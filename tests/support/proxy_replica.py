@@ -1,4 +1,4 @@
-"""One replica of the session proxy as a process: `python -m tests.support.proxy_replica STORE PORT`.
+"""One replica of the session proxy as a process: `python -m tests.support.proxy_replica STORE PORT LOST_SECONDS`.
 
 Its model answers after some milliseconds, each time with words that no other answer has.
 """
@@ -6,6 +6,7 @@ Its model answers after some milliseconds, each time with words that no other an
 import asyncio
 import random
 import secrets
+import signal
 import sys
 
 from agent_runtime.models.base import ModelReply, ModelRequest
@@ -53,12 +54,15 @@ class LateStore(Store):
 
 
 async def serve(uri: str, port: int) -> None:
-    """Until it is killed."""
+    """Until it is told to stop, or killed."""
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with standalone_proxy(LateStore.open(uri, {}), UniqueModel(), ADMIN_KEY, port=port):
-        await asyncio.Event().wait()
+        await stopped.wait()
 
 
 if __name__ == "__main__":
-    peers.LOST_SECONDS = 1.5  # type: ignore[misc]  # of the 5 s, so that a test need not wait
+    # In place of 5 s, so that a test need not wait.
+    peers.LOST_SECONDS = float(sys.argv[3])  # type: ignore[misc]
     peers._ASK_SECONDS = 0.3  # type: ignore[misc]
     asyncio.run(serve(sys.argv[1], int(sys.argv[2])))

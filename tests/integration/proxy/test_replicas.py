@@ -30,12 +30,13 @@ class Replicas:
 
     uri: str
     ports: list[int]
+    lost_seconds: float = 1.5
     processes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
 
     async def start(self, port: int) -> None:
         """Start one, and wait until it answers."""
         self.processes[port] = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.proxy_replica", self.uri, str(port)
+            sys.executable, "-m", "tests.support.proxy_replica", self.uri, str(port), str(self.lost_seconds)
         )
         async with aiohttp.ClientSession() as client:
             while True:
@@ -50,6 +51,12 @@ class Replicas:
         process = self.processes.pop(port)
         process.kill()
         await process.wait()
+
+    async def stop(self, port: int) -> None:
+        """SIGTERM."""
+        process = self.processes.pop(port)
+        process.terminate()
+        assert await process.wait() == 0
 
     def pause(self, port: int, how: signal.Signals) -> None:
         """SIGSTOP or SIGCONT."""
@@ -213,5 +220,21 @@ async def test_a_client_that_leaves_another_replica_stops_the_model_at_the_owner
         with pytest.raises(TimeoutError):
             await client.post(url, json=body, timeout=aiohttp.ClientTimeout(total=0.5))
         async with asyncio.timeout(20):
-            while await metric(client, owner, "session_proxy_cancelled_total") != 1:
+            while await metric(client, owner, "session_proxy_cancelled_total") != 1:  # noqa: ASYNC110 another process
                 await asyncio.sleep(0.05)
+
+
+async def test_an_owner_that_is_stopped_gives_its_sessions_up_and_nobody_waits_for_it(replicas: Replicas) -> None:
+    owner, other, third = replicas.ports
+    await replicas.kill(other)
+    replicas.lost_seconds = 3600
+    await replicas.start(other)
+    async with aiohttp.ClientSession() as client:
+        agent = await registered(client, replicas, "s")
+        replicas.ports = [other]  # which has seen who the owner is
+        await agent.turn("first", stream=False)
+        await replicas.stop(owner)
+        await agent.turn("second", stream=True)
+    assert agent.retries == 0
+    assert len(await recorded(replicas, "s")) == 2
+    replicas.ports = [owner, other, third]
