@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+import aiohttp
 from aiohttp import web
 
 from agent_runtime.proxy.handler import Handler
 from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply
+from agent_runtime.proxy.peers import PeerLost
 
 DELIVERY_SECONDS: Final = 120.0
 """How long a client may read nothing of its reply: then it is held to be gone."""
@@ -39,6 +41,11 @@ def _carrier(handler: Handler) -> Handle:
         try:
             response = await _send(request, reply)
             delivered = True
+        except (aiohttp.ClientError, ConnectionError, TimeoutError, PeerLost):
+            # Client, or the replica whose stream this is, has gone. A reply that is cut off must not look like a whole one.
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response()
         finally:
             reply.done(delivered)
         return response
