@@ -261,18 +261,14 @@ class ModelPort:
 
     async def _answer(self, request: Request) -> PassedReply:
         head = request.head
+        self._require_room(head.body_length() or 0, self.held_bytes)
         body = SpooledTemporaryFile[bytes](SMALL_BODY_BYTES, dir=self._folder)
         size = 0
         try:
             async for piece in request.chunks():
                 size += len(piece)
                 self.held_bytes += len(piece)
-                if size > MAX_BODY_BYTES:
-                    raise ApiError("TooLarge", f"body: at most {MAX_BODY_BYTES} bytes are taken here")
-                if self.held_bytes > MAX_HELD_BYTES:
-                    raise ApiError(
-                        "NoPlace", f"requests that wait for the model hold {MAX_HELD_BYTES} bytes; try again later"
-                    )
+                self._require_room(size, self.held_bytes - size)
                 try:
                     body.write(piece)
                 except OSError as error:
@@ -285,6 +281,13 @@ class ModelPort:
         request.trust()
         exchange = Exchange(self, forwarded_head(head, size, os.urandom(16).hex()), body, size)
         return PassedReply(exchange, REPLY_STALL_SECONDS)
+
+    def _require_room(self, size: int, others: int) -> None:
+        """Raises TooLarge and NoPlace for a body of `size` bytes beside those of the other requests."""
+        if size > MAX_BODY_BYTES:
+            raise ApiError("TooLarge", f"body: at most {MAX_BODY_BYTES} bytes are taken here")
+        if size + others > MAX_HELD_BYTES:
+            raise ApiError("NoPlace", f"requests that wait for the model hold {others} bytes; try again later")
 
 
 def _notice_silence(connection: socket.socket) -> None:

@@ -189,7 +189,7 @@ class Workspace(Protocol):
     async def enter(self, phase: Phase, *, key: str) -> None:
         """Switch the network to what the spec allows in that phase."""
 
-    def serve_model(self, server: web.Server[web.BaseRequest]) -> AbstractAsyncContextManager[str]:
+    def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
         """While the context is open, `server` answers the HTTP requests of the workspace's programs, whatever its network.
 
         Gives the URL by which they reach it, without a path; it stays the same until the next phase. On leaving, and when

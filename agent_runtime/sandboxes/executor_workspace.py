@@ -288,7 +288,7 @@ class ExecutorWorkspace:
         """Switch the network to an access that belongs to no phase."""
         await self._change("PUT", f"{self._path}/network", key, json_body={"network": access})
 
-    def serve_model(self, server: web.Server[web.BaseRequest]) -> AbstractAsyncContextManager[str]:
+    def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
         """See Workspace."""
         return serve_model(self._client, self._hold, self._path, server)
 

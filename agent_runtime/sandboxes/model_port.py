@@ -33,7 +33,7 @@ class Carrier(asyncio.Protocol):
     `taken` ends with whether a request came before the connection was lost.
     """
 
-    def __init__(self, server: web.Server[web.BaseRequest]) -> None:
+    def __init__(self, server: web.Server) -> None:
         loop = asyncio.get_running_loop()
         self.taken: asyncio.Future[bool] = loop.create_future()
         self.transport: asyncio.Transport
@@ -90,7 +90,7 @@ class Carrier(asyncio.Protocol):
 class ModelPort:
     """Keeps connections waiting for requests."""
 
-    def __init__(self, client: ExecutorClient, hold: Hold, path: str, server: web.Server[web.BaseRequest]) -> None:
+    def __init__(self, client: ExecutorClient, hold: Hold, path: str, server: web.Server) -> None:
         self._client, self._hold, self._path, self._server = client, hold, path, server
         self._transports: set[asyncio.Transport] = set()
 
@@ -144,7 +144,7 @@ class ModelPort:
 
 @asynccontextmanager
 async def serve_model(
-    client: ExecutorClient, hold: Hold, workspace_path: str, server: web.Server[web.BaseRequest]
+    client: ExecutorClient, hold: Hold, workspace_path: str, server: web.Server
 ) -> AsyncIterator[str]:
     """See Workspace."""
     path = f"{workspace_path}/model"

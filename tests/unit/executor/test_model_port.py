@@ -1,0 +1,44 @@
+"""What a runner gets of a program's request: the same request, in a form that can be read in one way only."""
+
+from __future__ import annotations
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from agent_runtime.executor.errors import ApiError
+from agent_runtime.executor.messages import read_head
+from agent_runtime.executor.model_port import forwarded_head
+
+TOKEN = st.text("!#$%&'*+.^_`|~-09azAZ", min_size=1, max_size=12)
+TRICKY_NAMES = st.sampled_from(
+    ["Transfer-Encoding", "content-length", "Connection", "Upgrade", "TE", "Expect", "Idempotency-Key", "Host", "HOST"]
+)
+TRICKY_VALUES = st.sampled_from(
+    ["chunked", "5", "close, X-Token", "100-continue", "a\r\nContent-Length: 9", "\x0bchunked"]
+)
+HEADERS = st.lists(
+    st.tuples(TOKEN | TRICKY_NAMES, TRICKY_VALUES | st.text(st.characters(max_codepoint=255), max_size=20)), max_size=6
+)
+
+
+@given(method=TOKEN, target=st.text(st.characters(min_codepoint=33, max_codepoint=126)), headers=HEADERS)
+def test_a_request_cannot_carry_a_second_one_past_the_model_port(
+    method: str, target: str, headers: list[tuple[str, str]]
+) -> None:
+    lines = [f"{method} /{target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
+    try:
+        head = read_head("\r\n".join(lines).encode("latin-1"))
+    except ApiError:
+        assume(False)
+    data = forwarded_head(head, 17, "ours")
+    assert data.count(b"\r\n\r\n") == 1
+    again = read_head(data.removesuffix(b"\r\n\r\n"))
+    assert (again.method, again.target, again.version) == (head.method, head.target, head.version)
+    assert again.body_length() == 17
+    assert not again.keep_alive
+    assert again.headers["idempotency-key"] == head.headers.get("idempotency-key", "ours")
+    own = {"connection", "content-length", "idempotency-key"}
+    dropped = {"transfer-encoding", "upgrade", "te", "expect"}
+    assert again.headers.keys() == (head.headers.keys() - dropped) | own
+    for name in head.headers.keys() - dropped - own:
+        assert again.headers[name] == head.headers[name]
