@@ -75,9 +75,13 @@ class DummyState:
     watermark: int = 0
     model_port: socket.socket | None = None
     """Listens as long as the phase lasts: who connects while nobody serves it waits in its backlog."""
+    model_listener: asyncio.Server | None = None
 
     def close_model_port(self) -> None:
         """Nobody can connect any more."""
+        if self.model_listener is not None:
+            self.model_listener.close()
+            self.model_listener = None
         if self.model_port is not None:
             self.model_port.close()
             self.model_port = None
@@ -369,6 +373,7 @@ class DummyWorkspace:
             return connections[-1]
 
         listener = await asyncio.get_running_loop().create_server(accept, sock=state.model_port.dup())
+        state.model_listener = listener
         try:
             yield f"http://127.0.0.1:{port}"
         finally:

@@ -41,4 +41,4 @@ def test_a_request_cannot_carry_a_second_one_past_the_model_port(
     dropped = {"transfer-encoding", "upgrade", "te", "expect"}
     assert again.headers.keys() == (head.headers.keys() - dropped) | own
     for name in head.headers.keys() - dropped - own:
-        assert again.headers[name] == head.headers[name]
+        assert again.headers[name] == head.headers[name].strip(" \t")
