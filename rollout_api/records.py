@@ -89,6 +89,13 @@ class IntentRecord(ApiModel):
     """Tool definitions; None when they are the previous turn's."""
     branch: int = 0
     """Counts up each time the messages do not extend the previous turn's."""
+    follows: int | None = None
+    """Of calls that ran side by side: the turn that this one goes on from, for which `keep`, `tools` and the response's
+    `promptKeep` then stand in place of the previous turn."""
+    request_digest: str | None = None
+    """SHA-256 of the client's request, by which a proxy knows its retry."""
+    idempotency_key: str | None = None
+    """The client's own name for the request."""
 
 
 class ResponseRecord(ApiModel):
@@ -111,6 +118,16 @@ class ResponseRecord(ApiModel):
     """One for each completion token."""
     policy_spans: list[PolicySpan] = []
     """Which version made which completion token, in order; empty where the server does not say."""
+
+
+class DeliveryRecord(ApiModel):
+    """Whether an answer reached the client of a proxy; the latest one of a turn counts."""
+
+    type: Literal["delivery"] = "delivery"
+    turn: int
+    time: float
+    delivered: bool
+    """False: the connection was gone. Unless the client goes on from that answer, no export has it."""
 
 
 class Observation(ApiModel):
@@ -210,7 +227,14 @@ class Verdict(ApiModel):
 
 
 Record = Annotated[
-    AttemptRecord | IntentRecord | ResponseRecord | ObservationsRecord | StopRecord | ArtifactsRecord | FailedRecord,
+    AttemptRecord
+    | IntentRecord
+    | ResponseRecord
+    | DeliveryRecord
+    | ObservationsRecord
+    | StopRecord
+    | ArtifactsRecord
+    | FailedRecord,
     Field(discriminator="type"),
 ]
 
@@ -263,6 +287,9 @@ class Result(ApiModel):
     usage: Usage = Usage()
     branches: int = 1
     """Samples that this rollout gives: 1 and one for each fork of its token sequence."""
+    token_forks: int = 0
+    """Of these forks, those in which the messages went on and the server's prompt ids did not: a tokenizer or chat
+    template that does not give back what was sampled. Those of an agent that rewrote its history are not in it."""
     policy_versions: list[str] = []
     token_capture: str = "TextOnly"
     """Tokens | Chat | TextOnly: how token ids were recorded."""

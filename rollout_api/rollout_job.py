@@ -215,6 +215,8 @@ class RunnerReport(ApiModel):
     """Sum of the rewards."""
     rewarded: Annotated[int, Field(ge=0)] = 0
     """Rollouts with a reward."""
+    token_forks: Annotated[int, Field(ge=0)] = 0
+    """Times that a prompt's token ids did not extend those before it although the messages did, in its sealed rollouts."""
     policy_update: Annotated[int, Field(ge=0)] | None = None
     """Update of its ModelServer's policy up to which it has settled which version each token has."""
 
@@ -245,6 +247,8 @@ class RolloutJobStatus(ApiModel):
     """Sealed rollouts by outcome."""
     mean_reward: float | None = None
     """Mean over the rollouts that have a reward."""
+    token_forks: Annotated[int, Field(ge=0)] | None = None
+    """Times that a prompt's token ids did not extend those before it although the messages did."""
     restarts: Restarts | None = None
     """When progress was last seen: ten failed runner pods after it fail the job."""
     result_uri: Annotated[Annotated[str, StringConstraints(max_length=2048)] | None, Field(alias="resultURI")] = None

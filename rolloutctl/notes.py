@@ -48,6 +48,13 @@ def notes(results: Sequence[Result], verdicts: Mapping[int, Verdict]) -> list[st
             f"{_rollouts(members)} wrote files that could decide the verdict, so they were left out of the grading: "
             f"{_counted(files, most=3)}. {_look(members)}"
         )
+    forked = [result for result in results if result.token_forks]
+    if forked:
+        said.append(
+            f"In {_rollouts(forked)} the model server encoded earlier answers to other token ids than it had sampled, "
+            f"{sum(result.token_forks for result in forked)} times: what was sampled before each is a training sample of "
+            f"its own (docs/token-exact.md). {_look(forked)}"
+        )
     forgeable = [result for result in results if result.forgeable]
     if forgeable:
         said.append(

@@ -249,6 +249,7 @@ class Attempt:
             self._rollout,
             self._number,
             records,
+            token_capture=model.token_capture if (model := self._context.current_model()) is not None else "TextOnly",
             outcome=outcome,
             verdict=verdict,
             failures=self._failures,

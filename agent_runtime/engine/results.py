@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_runtime.engine.context import Rollout
+from agent_runtime.recording.branches import token_forks
+from agent_runtime.recording.results import in_order
 from rollout_api.records import (
     AttemptRecord,
     AttemptSummary,
@@ -22,8 +24,8 @@ from rollout_api.records import (
 from rollout_api.rollout_job import RolloutJob
 
 
-def summarise(records: Sequence[Record]) -> dict[str, Any]:
-    """The fields of a Result that follow from the journal alone."""
+def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
+    """The fields of a Result that follow from the journal, and from how the model records token ids."""
     responses = [record for record in records if isinstance(record, ResponseRecord)]
     observations = [record for record in records if isinstance(record, ObservationsRecord)]
     intents = [record for record in records if isinstance(record, IntentRecord)]
@@ -39,10 +41,9 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
             cached_tokens=sum(r.usage.cached_tokens for r in responses),
         ),
         "branches": intents[-1].branch + 1 if intents else 1,
-        "policy_versions": sorted({r.policy_version for r in responses if r.policy_version is not None}),
-        "token_capture": "Chat"
-        if responses and all(r.completion_token_ids is not None for r in responses)
-        else "TextOnly",
+        "token_forks": token_forks(records),
+        "policy_versions": in_order(span.version for r in responses for span in r.policy_spans if span.version),
+        "token_capture": token_capture if all(r.completion_token_ids is not None for r in responses) else "TextOnly",
         "sandbox": attempts[-1].sandbox if attempts else {},
         "started": attempts[0].time if attempts else None,
         "seconds": {
@@ -59,6 +60,7 @@ def build_result(
     attempt: int,
     records: Sequence[Record],
     *,
+    token_capture: str,
     outcome: Outcome,
     verdict: Verdict | None = None,
     failures: Sequence[tuple[int, FailedRecord]] = (),
@@ -67,7 +69,7 @@ def build_result(
     seconds: Mapping[str, float] | None = None,
 ) -> Result:
     """The result of one rollout. Only a Completed one has a stop reason and, once graded, a reward."""
-    fields = summarise(records)
+    fields = summarise(records, token_capture)
     completed = outcome is Outcome.COMPLETED
     if not completed:
         fields["stop_reason"] = None

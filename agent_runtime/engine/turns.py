@@ -24,8 +24,10 @@ from agent_runtime.models.base import (
     ModelError,
     ModelReply,
     ModelRequest,
+    TokenPrefix,
     ToolCall,
 )
+from agent_runtime.recording.token_history import TokenHistory, common_length
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure, Workspace, WorkspaceLimit
 from agent_runtime.tools.base import Tool, ToolContext
 from agent_runtime.tools.dispatch import dispatch
@@ -103,6 +105,7 @@ class Turns:
         self._unwritten: list[Record] = list(unwritten)
         self._messages: list[Message] = []
         self._tool_definitions: Sequence[Mapping[str, Any]] | None = None
+        self._tokens = TokenHistory()
         self._tools_may_have_run = False
         self._workspace_lock = asyncio.Lock()
         self._health = CallHealth()
@@ -225,6 +228,9 @@ class Turns:
         self._shift_deadline(self._health.lost_seconds)
         if writing is not None:
             await self._untimed(writing)
+        # Ids of half a turn would be of no use to anybody.
+        whole = reply.completion_token_ids is not None
+        prompt_keep, prompt_token_ids = self._tokens.split(reply.prompt_token_ids if whole else None)
         response = ResponseRecord(
             turn=self.turn,
             time=time.time(),
@@ -233,10 +239,11 @@ class Turns:
             finish_reason=reply.finish_reason,
             model=reply.model,
             usage=reply.usage,
-            prompt_token_ids=reply.prompt_token_ids,
+            prompt_keep=prompt_keep,
+            prompt_token_ids=prompt_token_ids,
             completion_token_ids=reply.completion_token_ids,
             logprobs=reply.logprobs,
-            policy_version=reply.policy_version,
+            policy_spans=reply.policy_spans,
         )
         await self._untimed(self._journal.append([response]))
         if self.turn and self.turn % ACKNOWLEDGE_EVERY == 0:
@@ -264,6 +271,7 @@ class Turns:
                 member=self._member,
                 turn=self.turn,
                 max_tokens=most if most is None or left is None else min(most, left),
+                prefix=TokenPrefix(self._tokens.messages, self._tokens.ids) if self._tokens.messages else None,
                 health=self._health,
             )
         )
@@ -279,10 +287,10 @@ class Turns:
             finish_reason=response.finish_reason,
             model=response.model,
             usage=response.usage,
-            prompt_token_ids=response.prompt_token_ids,
+            prompt_token_ids=self._tokens.add(response, messages=len(self._messages)),
             completion_token_ids=response.completion_token_ids,
             logprobs=response.logprobs,
-            policy_version=response.policy_version,
+            policy_spans=response.policy_spans,
         )
 
     async def _call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
@@ -338,10 +346,11 @@ class Turns:
             return await dispatch(self.tools, call, context)
 
     def _intent(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> IntentRecord:
-        keep = _common_prefix(self._messages, messages)
+        keep = common_length(self._messages, messages)
         if keep < len(self._messages):
             self._branch += 1
         same_tools = tools is self._tool_definitions or tools == self._tool_definitions
+        self._tokens.keep_messages(keep if same_tools else 0)
         self._messages, self._tool_definitions = list(messages), tools
         return IntentRecord(
             turn=self.turn,
@@ -387,15 +396,6 @@ class Turns:
             await waiting
         finally:
             deadline.reschedule(loop.time() + left)
-
-
-def _common_prefix(old: Sequence[Message], new: Sequence[Message]) -> int:
-    length = 0
-    for before, after in zip(old, new, strict=False):
-        if before is not after and before != after:
-            break
-        length += 1
-    return length
 
 
 def _check_replay(recorded: IntentRecord, now: IntentRecord) -> None:

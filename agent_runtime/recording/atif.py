@@ -93,7 +93,7 @@ def _agent_step(turn: Turn, response: ResponseRecord) -> dict[str, Any]:
             "turn": turn.number,
             "seconds": response.seconds,
             "finish_reason": response.finish_reason,
-            **_given(branch=turn.branch, policy_version=response.policy_version),
+            **_given(branch=turn.branch, policy_spans=[span.wire() for span in response.policy_spans]),
         },
     }
 

@@ -1,6 +1,7 @@
 """The keys of one attempt, and reading what its epochs left there."""
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass, field
 from typing import Final
@@ -36,16 +37,32 @@ class EpochSegments:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """Who has an epoch."""
+
+    epoch: int
+    holder: str
+    """A random id."""
+    address: str | None = None
+    """URL at which the holder is reached, where others have to find it."""
+
+    def encode(self) -> bytes:
+        """The object that stands for it."""
+        fields = {"epoch": self.epoch, "holder": self.holder} | ({"address": self.address} if self.address else {})
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
 class AttemptFolder:
-    """`attempts/<index>/<attempt>/` of a job's store."""
+    """The folder of an attempt, or of a session of the proxy."""
 
     store: Store
-    index: int
-    attempt: int
+    _path: str
 
-    @property
-    def _path(self) -> str:
-        return f"attempts/{self.index}/{self.attempt}"
+    @classmethod
+    def of_rollout(cls, store: Store, index: int, attempt: int) -> "AttemptFolder":
+        """`attempts/<index>/<attempt>/` of a job's store."""
+        return cls(store, f"attempts/{index}/{attempt}")
 
     def claim_key(self, epoch: int) -> str:
         """Where the epoch's holder stands."""
@@ -70,6 +87,17 @@ class AttemptFolder:
     def tokens_key(self, epoch: int) -> str:
         """The token sequences that the epoch sealed."""
         return f"{self._path}/{epoch}-tokens.jsonl.zst"
+
+    async def latest_claim(self, known: int = 0) -> Claim | None:
+        """The claim with the highest epoch, found without a listing: one read for each after `known`."""
+        latest, epoch = None, max(known, 1)
+        while (data := await self.store.get(self.claim_key(epoch))) is not None:
+            try:
+                latest = Claim(**json.loads(data))
+            except (ValueError, TypeError) as error:
+                raise RecordCorrupt(self.claim_key(epoch), f"it is no claim ({error})") from error
+            epoch += 1
+        return latest
 
     async def latest_epoch(self) -> int:
         """The highest epoch that was claimed; 0 when none was."""

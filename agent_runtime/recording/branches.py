@@ -2,7 +2,7 @@
 
 While each turn's prompt ids extend what came before, all turns make one sequence. Where they do not (a template that
 rewrites history, a compaction), the sequence forks: another branch begins, a sample of its own. Every sampled token has
-mask 1 in exactly one branch.
+mask 1 in exactly one branch, except those of which nobody knows which policy version made them: they have it in none.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent_runtime.recording.segments import RecordCorrupt, compress, decompress
 from rollout_api.base import ApiModel
-from rollout_api.records import Record, ResponseRecord
+from rollout_api.records import IntentRecord, Record, ResponseRecord
 
 
 class Branch(ApiModel):
@@ -20,11 +20,11 @@ class Branch(ApiModel):
 
     token_ids: list[int]
     mask: list[int]
-    """1: sampled by the policy; 0: context."""
+    """1: sampled by the policy, to be trained on; 0: context, and tokens of unknown policy version."""
     logprobs: list[float] | None = None
-    """Of the sampled tokens, as the server gave them; 0 for context. None unless every sampled token has one."""
+    """As the server gave them; 0 where the mask is 0. None unless every token of mask 1 has one."""
     policy_versions: list[str | None]
-    """The policy that sampled the token; None for context, and where the server did not say."""
+    """The policy that sampled the token; None where the mask is 0, and in turns whose server did not say."""
 
 
 _BRANCH: TypeAdapter[Branch] = TypeAdapter(Branch)
@@ -44,14 +44,18 @@ class _Draft:
         self.logprobs += [0.0] * len(ids)
         self.policy_versions += [None] * len(ids)
 
-    def add_sampled(self, ids: Sequence[int], logprobs: Sequence[float] | None, version: str | None) -> None:
-        self.token_ids += ids
-        self.mask += [1] * len(ids)
-        self.policy_versions += [version] * len(ids)
+    def add_sampled(self, turn: ResponseRecord) -> None:
+        ids = turn.completion_token_ids or []
+        versions = versions_of(turn)
+        mask = [0 if turn.policy_spans and version is None else 1 for version in versions]
+        logprobs = turn.logprobs
         if logprobs is None or len(logprobs) != len(ids):
-            self.has_logprobs = self.has_logprobs and not ids
+            self.has_logprobs = self.has_logprobs and not any(mask)
             logprobs = [0.0] * len(ids)
-        self.logprobs += logprobs
+        self.token_ids += ids
+        self.mask += mask
+        self.policy_versions += versions
+        self.logprobs += [logprob if trained else 0.0 for logprob, trained in zip(logprobs, mask, strict=True)]
 
     def done(self) -> Branch:
         return Branch(
@@ -68,13 +72,40 @@ def token_branches(records: Sequence[Record]) -> list[Branch]:
     for turn in (record for record in records if isinstance(record, ResponseRecord)):
         if turn.prompt_token_ids is None or turn.completion_token_ids is None:
             continue
-        length = len(drafts[-1].token_ids) if drafts else 0
-        if not drafts or turn.prompt_token_ids[:length] != drafts[-1].token_ids:
+        seen = drafts[-1].token_ids if drafts else []
+        if not drafts or turn.prompt_keep < len(seen):
             drafts.append(_Draft())
-            length = 0
-        drafts[-1].add_context(turn.prompt_token_ids[length:])
-        drafts[-1].add_sampled(turn.completion_token_ids, turn.logprobs, turn.policy_version)
+            drafts[-1].add_context(seen[: turn.prompt_keep])
+        drafts[-1].add_context(turn.prompt_token_ids)
+        drafts[-1].add_sampled(turn)
     return [draft.done() for draft in drafts]
+
+
+def versions_of(turn: ResponseRecord) -> list[str | None]:
+    """The policy version of each completion token; None where it is not known."""
+    count = len(turn.completion_token_ids or [])
+    versions = [version for span in turn.policy_spans for version in [span.version] * span.tokens][:count]
+    return versions + [None] * (count - len(versions))
+
+
+def token_forks(records: Sequence[Record]) -> int:
+    """Times that a prompt's ids did not extend the ids before it although its messages and tools extended theirs.
+
+    An agent that rewrites its history or changes its tools begins a branch too, but no token was encoded anew for it.
+    """
+    forks = branch = seen = 0
+    rewritten = True
+    for record in records:
+        if isinstance(record, IntentRecord):
+            rewritten = rewritten or record.tools is not None or record.branch != branch
+            branch = record.branch
+        elif isinstance(record, ResponseRecord):
+            if record.prompt_token_ids is None or record.completion_token_ids is None:
+                continue
+            forks += not rewritten and record.prompt_keep < seen
+            seen = record.prompt_keep + len(record.prompt_token_ids) + len(record.completion_token_ids)
+            rewritten = False
+    return forks
 
 
 def encode_branches(branches: Sequence[Branch]) -> bytes:

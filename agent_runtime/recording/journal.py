@@ -1,101 +1,56 @@
-"""The journal of one attempt: records that are durable when `append` returns, and takeovers that lose none of them.
+"""The journal of one attempt: its records, its artifacts, and the seal that ends its rollout.
 
-Keys below `attempts/<index>/<attempt>/`, all create-only:
-
-    epoch-<e>.json          claim: epoch e belongs to this holder
-    epoch-<e>.start.json    e has begun; names how much of every earlier epoch counts
-    <e>-<n>.jsonl.zst       segment n of epoch e
-
-Who takes over writes a *closing* segment at the end of every earlier epoch. Storage lets one of two writers have that key:
-either the older holder's segment stands there, then it counts and the closing goes one further, or the closing does, then
-the older holder is told Superseded. So what an append acknowledged is in every later epoch's view, and what comes late
-is acknowledged to nobody.
+The records stand below `attempts/<index>/<attempt>/`, written and taken over as `epoch_log.py` says.
 """
 
 import asyncio
 import hashlib
 import json
-import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 
 from agent_runtime.recording import atif, branches, segments
 from agent_runtime.recording.artifacts import ArtifactsTooLarge, Packer, unpacked
-from agent_runtime.recording.attempt_folder import AttemptFolder, EpochSegments, digest_of
+from agent_runtime.recording.attempt_folder import AttemptFolder, digest_of
+from agent_runtime.recording.epoch_log import EpochLog, Superseded
 from agent_runtime.recording.job_record import JobRecord, parse_seal
-from agent_runtime.recording.segments import Closing, RecordCorrupt
+from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError
 from rollout_api.records import ArtifactsRecord, ObjectDigest, Record, Result, Seal, Verdict
 
 __all__ = ["ArtifactsTooLarge", "Journal", "RecordCorrupt", "Superseded", "read_attempt"]
 
 
-class Superseded(Exception):
-    """Another runner has taken the attempt over. This one must stop; nothing that it writes counts any more."""
-
-
 class Journal:
     """One epoch of an attempt. `claim`, then raise epoch and holder at the executor, then `begin`, then `append`."""
 
-    def __init__(self, record: JobRecord, index: int, attempt: int, epoch: int, holder: str) -> None:
-        self.epoch = epoch
-        self.holder = holder
-        self._record, self._index = record, index
+    def __init__(self, record: JobRecord, index: int, folder: AttemptFolder, log: EpochLog) -> None:
+        self.epoch, self.holder = log.epoch, log.holder
+        self._record, self._index, self._folder, self._log = record, index, folder, log
         self._store = record.store
-        self._folder = AttemptFolder(record.store, index, attempt)
-        self._name = f"rollout {index}, attempt {attempt}, epoch {epoch}"
-        self._lock = asyncio.Lock()
-        self._begun = False
-        self._next = 0
-        self._unsettled: tuple[bytes, Sequence[Record]] | None = None
-        self._records: list[Record] = []
-        self._objects: list[ObjectDigest] = []
         self._artifacts: ObjectDigest | None = None
 
     @classmethod
     async def claim(cls, record: JobRecord, index: int, attempt: int) -> "Journal":
         """Make the next epoch of the attempt ours. Whoever had it before is fenced off from `begin` on."""
-        folder = AttemptFolder(record.store, index, attempt)
-        holder = secrets.token_hex(8)
-        epoch = 1
-        while not await record.store.create(folder.claim_key(epoch), _json({"epoch": epoch, "holder": holder})):
-            epoch = await folder.latest_epoch() + 1
-        return cls(record, index, attempt, epoch, holder)
+        folder = AttemptFolder.of_rollout(record.store, index, attempt)
+        return cls(record, index, folder, await EpochLog.claim(folder, f"rollout {index}, attempt {attempt}"))
 
     async def peek(self) -> list[Record]:
         """The records that earlier epochs left so far. An older holder may still add to them."""
-        return await self._folder.records() if self.epoch > 1 else []
+        return await self._log.peek()
 
     async def begin(self) -> list[Record]:
         """Close the earlier epochs; the records that count, in order. Comes after the executor was fenced.
 
         A second call returns the same again, with what was appended meanwhile. Raises Superseded, RecordCorrupt.
         """
-        async with self._lock:
-            if not self._begun:
-                earlier = await self._close_earlier() if self.epoch > 1 else {}
-                follows = {str(epoch): len(found.objects) for epoch, found in earlier.items()}
-                start = _json({"epoch": self.epoch, "holder": self.holder, "follows": follows})
-                if not await self._store.create(self._folder.start_key(self.epoch), start):
-                    raise Superseded(f"{self._name}: somebody else has begun it")
-                self._records = [record for found in earlier.values() for record in found.records]
-                self._objects = [digest for found in earlier.values() for digest in found.objects]
-                self._begun = True
-        return list(self._records)
+        return await self._log.begin()
 
     async def append(self, records: Sequence[Record]) -> None:
-        """Write records as one segment; durable when it returns. No records: nothing is written.
-
-        Appends are written in the order of their calls. When one is cancelled or runs out of patience, its records stand
-        before those of the next one, or not at all. Raises Superseded, StorageUnavailable.
-        """
-        if not self._begun:
-            raise RuntimeError(f"{self._name}: begin() comes before append()")
-        async with self._lock:
-            await self._settle()
-            if records:
-                self._unsettled = segments.encode(records), records
-                await self._settle()
+        """Write records as one segment; see `EpochLog.append`. Raises Superseded, StorageUnavailable."""
+        await self._log.append(records)
 
     async def store_artifacts(self, chunks: AsyncIterator[bytes], limit: int) -> ArtifactsRecord:
         """Store a tar, compressed, in bounded memory. The record is not appended yet; its `bytes` are the tar's.
@@ -109,7 +64,7 @@ class Journal:
     async def load_artifacts(self, record: ArtifactsRecord) -> AsyncIterator[bytes]:
         """The stored tar, in pieces of at most 1 MiB. Raises RecordCorrupt when it is damaged."""
         if record.key is None:
-            raise ValueError(f"{self._name}: there are no artifacts to load; their record has no key")
+            raise ValueError(f"{self._log.name}: there are no artifacts to load; their record has no key")
         digest, size = hashlib.sha256(), 0
 
         async def packed(key: str) -> AsyncIterator[bytes]:
@@ -129,8 +84,8 @@ class Journal:
         That is another one where a seal stands already: the first wins. `trajectory`, and `branches` where token ids were
         recorded, are filled in here. Cancelled, it may be called again, also with another result. Raises Superseded.
         """
-        async with self._lock:
-            await self._settle()
+        await self._log.settle()
+        records = linear(records)
         # Both depend on the records alone, so that sealing again after a cancellation writes the same bytes.
         derived: dict[str, bytes] = {}
         if samples := branches.token_branches(records):
@@ -142,42 +97,12 @@ class Journal:
             result = result.model_copy(update={"trajectory": trajectory_key})
         written = await asyncio.gather(*(self._write_once(key, data) for key, data in derived.items()))
         seal = Seal(
-            result=result, verdict=verdict, objects=[*self._objects, *await self._artifacts_of(records), *written]
+            result=result, verdict=verdict, objects=[*self._log.objects, *await self._artifacts_of(records), *written]
         )
         key = f"seals/{self._index}.json"
         if await self._store.create(key, segments.json_bytes(seal)):
             return result
         return parse_seal(key, await self._store.get(key) or b"").result
-
-    async def _settle(self) -> None:
-        """Write the segment that is due. Its bytes stay until their fate is known, so that no number is used twice."""
-        if self._unsettled is None:
-            return
-        data, records = self._unsettled
-        key = self._folder.segment_key(self.epoch, self._next)
-        if not await self._store.create(key, data):
-            raise Superseded(f"{self._name}: a later epoch has closed it; another runner works on this attempt")
-        self._unsettled = None
-        self._next += 1
-        self._records += records
-        self._objects.append(digest_of(key, data))
-
-    async def _close_earlier(self) -> dict[int, EpochSegments]:
-        """Close all earlier epochs, so that nothing can be added to them any more; what they hold."""
-        if (latest := await self._folder.latest_epoch()) > self.epoch:
-            raise Superseded(f"{self._name}: epoch {latest} is claimed; another runner works on this attempt")
-        found = await self._folder.read()
-        closing = segments.encode_closing(Closing(closed_by=self.epoch, holder=self.holder))
-        closed = {}
-        for epoch in range(1, self.epoch):
-            closed[epoch] = earlier = found.get(epoch, EpochSegments())
-            while earlier.closed_by is None:
-                key = self._folder.segment_key(epoch, len(earlier.objects))
-                if await self._store.create(key, closing):
-                    break
-                # The older holder, or another one that takes over, was first: its segment counts, or its closing does.
-                earlier.add(key, await self._store.get(key) or b"")
-        return closed
 
     async def _write_once(self, key: str, data: bytes) -> ObjectDigest:
         if not await self._store.create(key, data):
@@ -196,7 +121,7 @@ class Journal:
 
 async def read_attempt(record: JobRecord, index: int, attempt: int) -> list[Record]:
     """The records of an attempt as they stand now, all epochs in order; changes nothing. Raises RecordCorrupt."""
-    return await AttemptFolder(record.store, index, attempt).records()
+    return await AttemptFolder.of_rollout(record.store, index, attempt).records()
 
 
 def _json(value: object) -> bytes:

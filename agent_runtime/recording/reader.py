@@ -13,6 +13,7 @@ from agent_runtime.recording.job_record import (
     read_job_file,
     read_seals,
 )
+from agent_runtime.recording.message_tree import linear
 from agent_runtime.recording.results import statistics_of
 from agent_runtime.recording.segments import Closing, RecordCorrupt, decode
 from agent_runtime.recording.store import Store
@@ -56,12 +57,13 @@ class RunReader:
         """
         seal = self.seals.get(index)
         if seal is not None and attempt in (None, seal.result.attempt):
-            return [record for key in seal.objects for record in await self._sealed_records(key)]
+            return linear([record for key in seal.objects for record in await self._sealed_records(key)])
         attempts = await self.attempts(index)
         if not attempts or attempt not in (None, *attempts):
             known = f"it has {', '.join(map(str, attempts))}" if attempts else "none was begun"
             raise NoSuchRun(f"rollout {index} of {self.folder} has no attempt {attempt or 0}: {known}")
-        return await AttemptFolder(self.store, index, attempts[-1] if attempt is None else attempt).records()
+        newest = attempts[-1] if attempt is None else attempt
+        return linear(await AttemptFolder.of_rollout(self.store, index, newest).records())
 
     async def trajectory(self, index: int) -> dict[str, Any] | None:
         """The ATIF trajectory of a rollout as far as it got; None when no model call was made.

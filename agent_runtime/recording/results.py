@@ -18,6 +18,11 @@ def pass_at_k(graded: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(graded - passed, k) / math.comb(graded, k)
 
 
+def in_order(versions: Iterable[str]) -> list[str]:
+    """Policy versions, each once, oldest first: they are whole numbers in decimal, so 10 comes after 9."""
+    return sorted(set(versions), key=lambda version: (len(version), version))
+
+
 def results_jsonl(results: Iterable[Result]) -> bytes:
     """`results.jsonl`: one result a line, by index."""
     return b"".join(
@@ -44,7 +49,8 @@ def statistics_of(results: Iterable[Result]) -> dict[str, Any]:
         "completionTokens": sum(result.usage.completion_tokens for result in ordered),
         "cachedTokens": sum(result.usage.cached_tokens for result in ordered),
         "failedAttempts": sum(len(result.failed_attempts) for result in ordered),
-        "policyVersions": sorted({version for result in ordered for version in result.policy_versions}),
+        "policyVersions": in_order(version for result in ordered for version in result.policy_versions),
+        "tokenForks": sum(result.token_forks for result in ordered),
         "seconds": _seconds(ordered),
     }
 

@@ -49,6 +49,7 @@ class RunnerMetrics:
         self._reward = Histogram("rollout_reward", "Rewards of sealed rollouts.", buckets=REWARDS, registry=registry)
         self._turns = counter("turns", "Model calls that were answered.")
         self._tokens = counter("tokens", "Tokens as the model server counted them.", "kind")
+        self._forks = counter("token_forks", "Prompts of sealed rollouts whose ids did not extend those before them.")
         self._model = seconds("model_call", "From a model call to its answer, failed tries left out.")
         self._tool = seconds("tool_call", "From a tool call to its observation.", "tool")
         self._tool_errors = counter("tool_call_errors", "Tool calls that the model got an error for.", "tool")
@@ -95,6 +96,7 @@ class RunnerMetrics:
                 self._failed.labels(self._known_reason(event.reason)).inc()
             case RolloutSealed():
                 self._rollouts.labels(event.result.outcome.value).inc()
+                self._forks.inc(event.result.token_forks)
                 if event.result.reward is not None:
                     self._reward.observe(event.result.reward)
             case _:

@@ -59,6 +59,7 @@ class ShardTally:
         """Why an attempt was lost to infrastructure, the newest; empty when a rollout has completed since."""
         self._sealed: set[int] = set()
         self._rewards: list[float] = []
+        self._token_forks = 0
         self._begun: set[int] = set()
 
     def observe(self, event: Event) -> None:
@@ -97,6 +98,7 @@ class ShardTally:
             outcomes=dict(sorted(self.outcomes.items())),
             reward_sum=math.fsum(self._rewards),
             rewarded=len(self._rewards),
+            token_forks=self._token_forks,
         )
 
     @property
@@ -123,6 +125,7 @@ class ShardTally:
         self._sealed.add(result.index)
         self._begun.add(result.group)
         self.outcomes[result.outcome.value] += 1
+        self._token_forks += result.token_forks
         if result.outcome is Outcome.INFRA_FAILED:
             self._last_lost = f"{result.reason}: {result.message}"
         elif result.outcome is Outcome.COMPLETED:

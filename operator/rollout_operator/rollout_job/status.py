@@ -45,6 +45,7 @@ def status_of(seen: Observed, found: Findings) -> dict[str, Any]:
         sealed=found.totals.sealed if started else None,
         outcomes=found.totals.outcomes if started else None,
         mean_reward=found.totals.mean_reward,
+        token_forks=found.totals.token_forks if started else None,
         restarts=found.restarts,
         result_uri=found.result_uri,
     ).wire()

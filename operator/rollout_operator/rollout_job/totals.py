@@ -19,6 +19,7 @@ class Totals:
     running: int
     outcomes: dict[str, int]
     mean_reward: float | None
+    token_forks: int
 
     def __str__(self) -> str:
         of = f" of {self.total}" if self.total is not None else ""
@@ -46,4 +47,5 @@ def add_up(reports: Sequence[RunnerReport], replicas: int, listed: int | None) -
         running=sum(report.running for report in reports),
         outcomes=dict(sorted(outcomes.items())),
         mean_reward=None if mean is None else round(mean, REWARD_DIGITS),
+        token_forks=sum(report.token_forks for report in reports),
     )

@@ -16,7 +16,7 @@ from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models.base import ContextExceeded, Model, ModelError, ModelReply, ModelRequest
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.dummy import DummyProvider
-from rollout_api.records import Usage
+from rollout_api.records import PolicySpan, Usage
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 
@@ -42,7 +42,8 @@ class OneCall:
         call = {"id": f"c{request.turn}", "type": "function", "function": {"name": name, "arguments": arguments}}
         message = {"role": "assistant", "content": "", "tool_calls": [call]}
         usage = Usage(prompt_tokens=1, completion_tokens=1)
-        return ModelReply(message, "tool_calls", usage=usage, policy_version=self.version)
+        spans = [] if self.version is None else [PolicySpan(tokens=1, version=self.version)]
+        return ModelReply(message, "tool_calls", usage=usage, policy_spans=spans)
 
     async def check(self) -> None: ...
 

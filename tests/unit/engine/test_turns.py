@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from agent_runtime.agents.base import AgentContext, Stop
 from agent_runtime.engine.turns import NotReplayable, Turns
 from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest
+from agent_runtime.recording.branches import token_forks
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import ToolContext, ToolResult
 from rollout_api.model import Sampling
@@ -343,3 +345,73 @@ async def test_messages_that_do_not_extend_the_last_turn_start_a_new_branch() ->
     turns = turns_of(MemoryJournal(), CountingModel(9, log), log)
     await turns.run_agent(Forgetful())
     assert [record.branch for record in turns.records if record.type == "intent"] == [0, 1]
+
+
+class TokenModel(CountingModel):
+    """Gives token ids; notes the prefix that each call came with."""
+
+    token_capture = "Tokens"
+
+    def __init__(self, turns: int, log: list[str]) -> None:
+        super().__init__(turns, log)
+        self.prefixes: dict[int, tuple[int, list[int]] | None] = {}
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        given = None if request.prefix is None else (request.prefix.messages, list(request.prefix.ids))
+        self.prefixes[request.turn] = given
+        reply = await super().complete(request)
+        before = given[1] if given is not None else []
+        prompt = [*before, *range(100 * request.turn, 100 * request.turn + 3)]
+        return dataclasses.replace(reply, prompt_token_ids=prompt, completion_token_ids=[7, request.turn])
+
+
+async def test_each_call_goes_on_from_the_ids_before_it_and_the_journal_has_each_id_once() -> None:
+    log: list[str] = []
+    model = TokenModel(40, log)
+    turns = turns_of(MemoryJournal(), model, log, max_turns=50)
+    await turns.run_agent(Loop())
+    answers = [record for record in turns.records if isinstance(record, ResponseRecord)]
+    assert [len(answer.prompt_token_ids or []) for answer in answers] == [3] * 41
+    assert model.prefixes[0] is None
+    messages, ids = model.prefixes[40] or (0, [])
+    assert messages == 1 + 2 * 40 - 1, "the last answer included, its tool's result not"
+    assert ids == [id for n in range(40) for id in (*range(100 * n, 100 * n + 3), 7, n)]
+    assert token_forks(turns.records) == 0
+
+
+@given(crash=st.integers(0, 14))
+@settings(deadline=None)
+def test_a_killed_run_goes_on_from_the_same_ids(crash: int) -> None:
+    async def scenario() -> None:
+        undisturbed = TokenModel(6, [])
+        await turns_of(MemoryJournal(), undisturbed, []).run_agent(Loop())
+        journal = MemoryJournal(crash_after=crash)
+        with contextlib.suppress(Crash):
+            await turns_of(journal, TokenModel(6, []), []).run_agent(Loop())
+        journal.crash_after = None
+        model = TokenModel(6, [])
+        await turns_of(journal, model, [], replay=list(journal.records)).run_agent(Loop())
+        assert model.prefixes == {turn: undisturbed.prefixes[turn] for turn in model.prefixes}
+
+    asyncio.run(scenario())
+
+
+async def test_an_agent_that_takes_messages_back_or_changes_its_tools_gets_no_prefix_that_would_be_wrong() -> None:
+    class Rewriting(Loop):
+        async def run(self, context: AgentContext) -> str | None:
+            first: list[Message] = [{"role": "user", "content": "one"}]
+            reply = await context.call_model(first)
+            again: Message = {"role": "user", "content": "again"}
+            await context.call_model([*first, again])
+            answered = [*first, again, reply.message]
+            await context.call_model([*answered, again])
+            await context.call_model([*answered, again, reply.message], [{"type": "function"}])
+            return None
+
+    model = TokenModel(99, [])
+    turns = turns_of(MemoryJournal(), model, [])
+    await turns.run_agent(Rewriting())
+    assert [prefix is None for prefix in model.prefixes.values()] == [True] * 4
+    assert token_forks(turns.records) == 0, "the agent's own doing"
+    answers = [record for record in turns.records if isinstance(record, ResponseRecord)]
+    assert [answer.prompt_keep for answer in answers] == [0] * 4

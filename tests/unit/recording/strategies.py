@@ -11,6 +11,7 @@ from rollout_api.records import (
     IntentRecord,
     Observation,
     ObservationsRecord,
+    PolicySpan,
     Record,
     ResponseRecord,
     StopReason,
@@ -62,7 +63,8 @@ records: st.SearchStrategy[Record] = st.one_of(
         prompt_token_ids=st.none() | token_ids,
         completion_token_ids=st.none() | token_ids,
         logprobs=st.none() | st.lists(st.floats(-50, 0), max_size=8),
-        policy_version=st.none() | texts,
+        prompt_keep=st.integers(0, 9),
+        policy_spans=st.lists(built(PolicySpan, tokens=st.integers(0, 4), version=st.none() | texts), max_size=2),
     ),
     built(
         ObservationsRecord,

@@ -14,6 +14,7 @@ from rollout_api.records import (
     Message,
     Observation,
     ObservationsRecord,
+    PolicySpan,
     Record,
     ResponseRecord,
     Usage,
@@ -230,7 +231,13 @@ def conversation() -> list[Record]:
     ]
     return [
         IntentRecord(turn=0, time=1_700_000_000, keep=0, messages=first, tools=BASH),
-        answer(0, message=reply, completion_token_ids=[7, 8], logprobs=[-0.1, -0.2], policy_version="v3"),
+        answer(
+            0,
+            message=reply,
+            completion_token_ids=[7, 8],
+            logprobs=[-0.1, -0.2],
+            policy_spans=[PolicySpan(tokens=2, version="3")],
+        ),
         ObservationsRecord(turn=0, time=1_700_000_000, results=results),
         IntentRecord(turn=1, time=1_700_000_001, keep=3, messages=answered),
         answer(1, message={"content": "done"}),
@@ -252,7 +259,7 @@ def test_one_step_a_model_call_with_its_tool_calls_and_their_results(conversatio
     assert step.metrics is not None
     assert (step.metrics.completion_token_ids, step.metrics.logprobs) == ([7, 8], [-0.1, -0.2])
     assert step.extra is not None
-    assert step.extra["policy_version"] == "v3"
+    assert step.extra["policy_spans"] == [{"tokens": 2, "version": "3"}]
     assert found.agent.tool_definitions == BASH
     assert found.final_metrics == AtifFinalMetrics(
         total_prompt_tokens=20, total_completion_tokens=4, total_cached_tokens=0, total_steps=4

@@ -44,3 +44,10 @@ def test_what_is_masked_says_so_with_its_reasons() -> None:
 def test_forgeable_rewards_are_called_that() -> None:
     (note,) = notes([result(0, forgeable=True)], {})
     assert "Shared" in note
+
+
+def test_token_forks_are_counted_and_explained() -> None:
+    (note,) = notes([result(0, token_forks=2), result(1), result(2, token_forks=1)], {})
+    assert "2 rollouts" in note
+    assert "3 times" in note
+    assert "Rollouts 0, 2" in note

@@ -19,7 +19,9 @@ from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RunnerReport, RunnerState
 
 
-def result(index: int, size: int, outcome: Outcome = Outcome.COMPLETED, reward: float | None = None) -> Result:
+def result(
+    index: int, size: int, outcome: Outcome = Outcome.COMPLETED, reward: float | None = None, token_forks: int = 0
+) -> Result:
     group, member = divmod(index, size)
     return Result(
         index=index,
@@ -30,6 +32,7 @@ def result(index: int, size: int, outcome: Outcome = Outcome.COMPLETED, reward: 
         seed=0,
         outcome=outcome,
         reward=reward,
+        token_forks=token_forks,
         attempt=0,
         ended=0.0,
     )
@@ -81,7 +84,7 @@ def test_counts_add_up_whatever_was_sealed_before_and_told_twice(data: st.DataOb
     total = size * groups
     outcomes = data.draw(st.lists(st.sampled_from(list(Outcome)), min_size=total, max_size=total))
     results = [
-        result(i, size, outcome, data.draw(st.floats(-1, 1)) if outcome is Outcome.COMPLETED else None)
+        result(i, size, outcome, data.draw(st.floats(-1, 1)) if outcome is Outcome.COMPLETED else None, i)
         for i, outcome in enumerate(outcomes)
     ]
     earlier = data.draw(st.integers(0, total))
@@ -98,6 +101,7 @@ def test_counts_add_up_whatever_was_sealed_before_and_told_twice(data: st.DataOb
     assert report.outcomes == {o: n for o in Outcome if (n := sum(r.outcome is o for r in sealed))}
     rewards = [r.reward for r in sealed if r.reward is not None]
     assert report.rewarded == len(rewards)
+    assert report.token_forks == sum(range(later))
     assert report.reward_sum == pytest.approx(sum(rewards), abs=1e-9)
     assert expanded(report.sealed_indexes or "") == set(range(later))
     assert report.total == total

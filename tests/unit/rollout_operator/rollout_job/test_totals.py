@@ -39,8 +39,8 @@ def test_no_count_ever_exceeds_the_total(found: list[RunnerReport], replicas: in
 def test_shards_add_up() -> None:
     sums = add_up(
         [
-            report(0, total=4, sealed=3, running=1, outcomes={"Completed": 3}, rewardSum=1.5, rewarded=3),
-            report(1, total=8, sealed=1, running=2, outcomes={"InfraFailed": 1}),
+            report(0, total=4, sealed=3, running=1, outcomes={"Completed": 3}, rewardSum=1.5, rewarded=3, tokenForks=2),
+            report(1, total=8, sealed=1, running=2, outcomes={"InfraFailed": 1}, tokenForks=1),
         ],
         2,
         None,
@@ -48,6 +48,7 @@ def test_shards_add_up() -> None:
     assert (sums.total, sums.sealed, sums.running) == (12, 4, 3)
     assert sums.outcomes == {"Completed": 3, "InfraFailed": 1}
     assert sums.mean_reward == pytest.approx(0.5), "rollouts without a reward are outside the mean"
+    assert sums.token_forks == 3
     assert str(sums) == "4 of 12 rollouts sealed, 3 at work"
 
 

@@ -1,0 +1,147 @@
+"""Sessions over HTTP: registering, reading, completing and deleting them, in the forms of verl-recipe PR #83.
+
+    POST   /sessions/{id}            → {session_id, key, base_path}
+    GET    /sessions/{id}            → the record; also for the session's own key
+    GET    /sessions/{id}/traces     → rLLM's records; also for the session's own key
+    POST   /sessions/{id}/complete   its key gets 409 from now on
+    DELETE /sessions/{id}            its key is unknown from now on
+
+All need the proxy's admin key as bearer. No session is created but here.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from agent_runtime.proxy import keys
+from agent_runtime.proxy.chat import BadRequest, ErrorKind, decoded
+from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply, bearer, json_reply
+from agent_runtime.proxy.limits import Limits
+from agent_runtime.proxy.ownership import StoredSessions
+from agent_runtime.proxy.paths import SessionPath
+from agent_runtime.proxy.refused import Refused
+from agent_runtime.proxy.session import Session, SessionSettings
+from agent_runtime.proxy.sessions import check_key
+from agent_runtime.proxy.views import session_view, traces_view
+from rollout_api.base import ApiModel, Seconds
+from rollout_api.model import Sampling
+
+_BODY_BYTES = 1 << 20
+
+
+class Registration(ApiModel):
+    """The body of a registration; all of it may be left out."""
+
+    expires_seconds: Seconds | None = None
+    """How long the key is good."""
+    models: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=64)] = []
+    """Names under which the model is asked for; none: the model's own."""
+    limits: Limits = Limits()
+    sampling: Sampling = Sampling()
+    """What is set here stands, whatever the client asks for."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    metadata: dict[str, Any] = {}
+
+
+class Admin:
+    """Answers at `/sessions`. `workers` counts the relayed model's connections, where it is one."""
+
+    def __init__(self, sessions: StoredSessions, admin_key: str, workers: Callable[[], int] = lambda: 0) -> None:
+        self._sessions, self._digest, self._workers = sessions, keys.digest(admin_key), workers
+
+    def health(self) -> dict[str, Any]:
+        """What `/health` says of the sessions."""
+        return {"mode": "standalone", "connected_workers": self._workers(), "sessions": self._sessions.held}
+
+    async def answer(self, request: Incoming, target: SessionPath) -> Reply:
+        """The reply. Raises Refused, BadRequest."""
+        name = target.session
+        if not keys.is_session_id(name):
+            raise BadRequest(f"session id: expected {keys.SESSION_FORM}")
+        match request.method, target.action:
+            case "GET", "" | "traces":
+                return await self._read(request, target)
+            case "POST", "":
+                self._check(request)
+                return await self._register(request, name)
+            case ("POST", "complete") | ("DELETE", ""):
+                self._check(request)
+                return await self._finish(request, name, delete=request.method == "DELETE")
+        raise Refused(ErrorKind.NOT_FOUND, f"{request.method} is nothing that a session answers here")
+
+    def _check(self, request: Incoming) -> None:
+        if not self._is_admin(request):
+            raise Refused(ErrorKind.UNAUTHORIZED, "this needs the proxy's admin key as bearer")
+
+    def _is_admin(self, request: Incoming) -> bool:
+        key = bearer(request.headers)
+        return key is not None and keys.matches(key, self._digest)
+
+    async def _register(self, request: Incoming, name: str) -> Reply:
+        wanted = await _registration(request)
+        key, now = keys.new_key(name), time.time()
+        settings = SessionSettings(
+            id=name,
+            key_digest=keys.digest(key),
+            created=now,
+            expires=None if wanted.expires_seconds is None else now + wanted.expires_seconds,
+            models=wanted.models,
+            limits=wanted.limits,
+            sampling=wanted.sampling,
+            seed=wanted.seed,
+            metadata=wanted.metadata,
+        )
+        if not await self._sessions.register(settings):
+            raise Refused(
+                ErrorKind.SESSION_EXISTS, f"session {name} is there already; delete it first, or register another name"
+            )
+        return json_reply(201, {"session_id": name, "key": key, "base_path": f"/{key}/v1"})
+
+    async def _read(self, request: Incoming, target: SessionPath) -> Reply:
+        store, name = self._sessions.store, target.session
+        settings = await store.settings(name)
+        if not self._is_admin(request):
+            if settings is None or (key := bearer(request.headers)) is None:
+                raise Refused(
+                    ErrorKind.UNAUTHORIZED, "this needs the proxy's admin key, or the session's own, as bearer"
+                )
+            check_key(settings, key)
+        if settings is None:
+            raise _no_such(name)
+        records = await store.records(name)
+        if target.action == "traces":
+            return json_reply(200, traces_view(settings, records))
+        return json_reply(200, session_view(settings, records, completed=await store.is_completed(name)))
+
+    async def _finish(self, request: Incoming, name: str, *, delete: bool) -> Reply:
+        """Complete or delete a session where it is owned; one that is completed has no owner any more."""
+        if await self._sessions.store.settings(name) is None:
+            raise _no_such(name)
+        if not await self._sessions.store.is_completed(name):
+            while not isinstance(found := await self._sessions.find(name, None), Session):
+                if (reply := await found.forward(request)) is not None:
+                    return reply
+            await self._sessions.complete(found)
+        if delete:
+            await self._sessions.store.delete(name)
+        return json_reply(200, {"session_id": name, "completed": True, "deleted": delete})
+
+
+def _no_such(name: str) -> Refused:
+    return Refused(ErrorKind.NOT_FOUND, f"there is no session {name}; register it with POST /sessions/{name}")
+
+
+async def _registration(request: Incoming) -> Registration:
+    try:
+        body = await request.read(_BODY_BYTES)
+    except BodyTooLarge:
+        raise Refused(ErrorKind.TOO_LARGE, f"a registration has at most {_BODY_BYTES} bytes") from None
+    if not body.strip():
+        return Registration()
+    try:
+        return Registration.model_validate(decoded(body))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise BadRequest(f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}") from None

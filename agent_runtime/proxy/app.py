@@ -1,0 +1,82 @@
+"""The proxy on a socket: aiohttp's requests in, the handler's replies out."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+
+from agent_runtime.proxy.handler import Handler
+from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply
+
+DELIVERY_SECONDS: Final = 120.0
+"""How long a client may read nothing of its reply: then it is held to be gone."""
+
+Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(handler: Handler) -> web.Application:
+    """An application that answers every path. Serve it with `serving`, which sees to it that a client's going away is
+    noticed."""
+    app = web.Application(client_max_size=0)
+    app.router.add_route("*", "/{path:.*}", _carrier(handler))
+    return app
+
+
+async def serving(handler: Handler, host: str, port: int) -> tuple[web.AppRunner, int]:
+    """Serve until the runner is cleaned up; the port that is listened on."""
+    # Paths may have keys in them, so there is no access log.
+    runner = web.AppRunner(make_app(handler), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, host, port, backlog=1024).start()
+    return runner, int(runner.addresses[0][1])
+
+
+def _carrier(handler: Handler) -> Handle:
+    async def carry(request: web.Request) -> web.StreamResponse:
+        reply = await handler.handle(_incoming(request))
+        delivered = False
+        try:
+            response = await _send(request, reply)
+            delivered = True
+        finally:
+            reply.done(delivered)
+        return response
+
+    return carry
+
+
+async def _send(request: web.Request, reply: Reply) -> web.StreamResponse:
+    if isinstance(reply.body, bytes):
+        whole = web.Response(status=reply.status, headers=reply.headers, body=reply.body)
+        async with asyncio.timeout(DELIVERY_SECONDS):
+            await whole.prepare(request)
+            await whole.write_eof()
+        return whole
+    response = web.StreamResponse(status=reply.status, headers=reply.headers)
+    await response.prepare(request)
+    async for chunk in reply.body:
+        async with asyncio.timeout(DELIVERY_SECONDS):
+            await response.write(chunk)
+    await response.write_eof()
+    return response
+
+
+def _incoming(request: web.Request) -> Incoming:
+    body: bytes | None = None
+
+    async def read(most: int) -> bytes:
+        nonlocal body
+        if body is None:
+            if (request.content_length or 0) > most:
+                raise BodyTooLarge
+            received = bytearray()
+            async for chunk in request.content.iter_any():
+                received += chunk
+                if len(received) > most:
+                    raise BodyTooLarge
+            body = bytes(received)
+        return body
+
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    return Incoming(request.method, request.path, headers, read, request.query_string)

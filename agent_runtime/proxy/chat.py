@@ -1,0 +1,167 @@
+"""The one internal form of a call, whichever API the client speaks, and what a translation of an API has to offer.
+
+A call goes through a translation in this order::
+
+    request = protocol.parse(decoded(body), earlier)     # BadRequest → protocol.error(...)
+    encoder = protocol.encoder(request, id, created)      # when request.stream
+        encoder.start(), encoder.text(piece)..., encoder.end(answer), encoder.error(kind, message)
+    protocol.answer(request, answer)                      # otherwise
+
+**The client's copy of an answer** comes back in its next request, and not every API carries all of it. The messages that
+`parse` gives are the client's; `conversation.py` finds the answers among them, and those are what is sent to the model:
+only so does the conversation extend the tokens that the engine saw.
+
+**Completions have no chat template.** Their one message has the role `prompt`: `{"role": "prompt", "content": text}` or
+`{"role": "prompt", "token_ids": [...]}`. It is no role of any template, so such a call never counts as the beginning of
+a chat, and is recorded as what it was. A model that can go on from a bare prompt is a `PromptModel`; for any other the
+call is refused (ErrorKind.BAD_REQUEST).
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol, runtime_checkable
+
+from agent_runtime.models.base import ModelReply, ModelRequest
+from rollout_api.model import Sampling
+from rollout_api.records import Message
+
+PROMPT_ROLE = "prompt"
+
+JsonObject = dict[str, Any]
+
+Earlier = Callable[[str], Sequence[Message] | None]
+"""The stored conversation, answer included, whose answer has this id (`ChatAnswer.id`); None when there is none."""
+
+
+class ErrorKind(Enum):
+    """What can be wrong with a call. The value is the HTTP status, and a word that tells kinds of one status apart."""
+
+    BAD_REQUEST = (400, "invalid_request")
+    CONTEXT_EXCEEDED = (400, "context_length_exceeded")
+    PREVIOUS_NOT_FOUND = (400, "previous_response_not_found")
+    CONTENT_FILTERED = (400, "content_filter")
+    UNAUTHORIZED = (401, "invalid_api_key")
+    OVER_BUDGET = (403, "budget_exceeded")
+    MODEL_NOT_FOUND = (404, "model_not_found")
+    NOT_FOUND = (404, "not_found")
+    SESSION_ENDED = (409, "session_ended")
+    SESSION_EXISTS = (409, "session_exists")
+    TOO_LARGE = (413, "request_too_large")
+    RATE_LIMITED = (429, "rate_limit_exceeded")
+    INTERNAL = (500, "internal_error")
+    BAD_GATEWAY = (502, "model_failed")
+    UNAVAILABLE = (503, "model_unavailable")
+    TIMEOUT = (504, "model_timeout")
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.value[0]
+
+    @property
+    def code(self) -> str:
+        """One word for machines; OpenAI's own where it has one."""
+        return self.value[1]
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers that go with it. The openai and anthropic packages try a 409 again unless told not to."""
+        return {"x-should-retry": "false"} if self.status in (403, 409) else {}
+
+
+class BadRequest(Exception):
+    """The client's request cannot be served as it is. `param` names the field."""
+
+    def __init__(self, message: str, param: str | None = None, kind: ErrorKind = ErrorKind.BAD_REQUEST) -> None:
+        super().__init__(message)
+        self.message, self.param, self.kind = message, param, kind
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A call in OpenAI's chat form."""
+
+    model: str
+    messages: list[Message]
+    tools: list[JsonObject] = field(default_factory=list)
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int | None = None
+    """The client's own seed, where it gave one."""
+    stream: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What the protocol itself needs to word the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """An answer to a ChatRequest."""
+
+    reply: ModelReply
+    id: str
+    """Letters, digits and `-`; unique in its session. The protocol puts its own prefix before it."""
+    created: int
+    """Unix seconds."""
+
+
+@runtime_checkable
+class PromptModel(Protocol):
+    """A `Model` that also goes on from a bare prompt, with no chat template around it."""
+
+    async def complete_prompt(self, prompt: str | Sequence[int], request: ModelRequest) -> ModelReply:
+        """One completion of text or token ids; the messages of the request count for nothing. Raises as `complete`."""
+
+
+class Encoder(Protocol):
+    """The events of one streamed answer, as bytes of a `text/event-stream`. Called in the order of its methods."""
+
+    def start(self) -> bytes:
+        """What is sent before the first token."""
+
+    def text(self, piece: str) -> bytes:
+        """A piece of plain text (`ModelRequest.on_text`)."""
+
+    def end(self, answer: ChatAnswer) -> bytes:
+        """What of the answer was not sent yet (reasoning, tool calls, the end of the text) and the end of the stream."""
+
+    def error(self, kind: ErrorKind, message: str) -> bytes:
+        """The failure that ends the stream, in place of `end`."""
+
+
+class Translation(Protocol):
+    """One public API."""
+
+    name: str
+    """For metrics and messages."""
+    path: str
+    """Under the base URL, `/v1` apart: `/chat/completions`."""
+
+    def parse(self, body: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
+        """A request. Raises BadRequest."""
+
+    def answer(self, request: ChatRequest, answer: ChatAnswer) -> JsonObject:
+        """The body of an answer that is not streamed."""
+
+    def encoder(self, request: ChatRequest, id: str, created: int) -> Encoder:
+        """For an answer that is streamed; `id` and `created` are those of the ChatAnswer to come."""
+
+    def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
+        """The body of an error; the status is `kind.status`."""
+
+
+def decoded(body: bytes) -> JsonObject:
+    """The JSON object in the body of a request. Raises BadRequest."""
+    try:
+        payload = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is no JSON ({error}); send a JSON object") from None
+    if not isinstance(payload, dict):
+        raise BadRequest(f"the body is a JSON {type(payload).__name__}, expected an object")
+    return payload
+
+
+def sse(data: Mapping[str, Any], event: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = f"event: {event}\n" if event else ""
+    return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

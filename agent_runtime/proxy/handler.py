@@ -1,0 +1,178 @@
+"""What the proxy answers to a request. It knows nothing of sockets; `app.py` carries its replies."""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from agent_runtime.proxy.admin import Admin
+from agent_runtime.proxy.call import Call
+from agent_runtime.proxy.chat import ChatAnswer, ChatRequest, ErrorKind, Translation, decoded
+from agent_runtime.proxy.coalescing import Identity
+from agent_runtime.proxy.http import (
+    EVENT_STREAM_HEADERS,
+    JSON_HEADERS,
+    BodyTooLarge,
+    Incoming,
+    Reply,
+    bearer,
+    json_body,
+    json_reply,
+)
+from agent_runtime.proxy.keys import session_of
+from agent_runtime.proxy.metrics import Meter
+from agent_runtime.proxy.paths import ApiCall, PlainPath, SessionPath, TurnPath, target_of
+from agent_runtime.proxy.peers import FORWARDED, TURN
+from agent_runtime.proxy.protocols.anthropic_messages import AnthropicMessages
+from agent_runtime.proxy.protocols.openai_chat import OpenAIChat
+from agent_runtime.proxy.protocols.openai_completions import OpenAICompletions
+from agent_runtime.proxy.protocols.openai_responses import OpenAIResponses
+from agent_runtime.proxy.refused import Refused, refused
+from agent_runtime.proxy.session import Session
+from agent_runtime.proxy.sessions import Sessions, unknown_key
+
+TRANSLATIONS: Final[Sequence[Translation]] = (
+    OpenAIChat(),
+    OpenAICompletions(),
+    OpenAIResponses(),
+    AnthropicMessages(),
+)
+"""The APIs that are spoken."""
+
+_LOG = logging.getLogger(__name__)
+_CHAT: Final = TRANSLATIONS[0]
+
+
+class Handler:
+    """Answers requests. Without `admin` sessions cannot be registered or read over HTTP."""
+
+    def __init__(self, sessions: Sessions, *, admin: Admin | None = None, meter: Meter | None = None) -> None:
+        self._sessions, self._admin, self._meter = sessions, admin, meter or Meter()
+        self._translations = {translation.path: translation for translation in TRANSLATIONS}
+
+    async def handle(self, request: Incoming) -> Reply:
+        """The reply to a request. Raises nothing but cancellation, by which the client's going away is told."""
+        target = target_of(request.path)
+        translation = _CHAT
+        if isinstance(target, ApiCall):
+            translation = self._translations.get(target.api, _CHAT)
+        try:
+            match target:
+                case ApiCall():
+                    reply = await self._call(request, target)
+                case SessionPath() if self._admin is not None:
+                    reply = await self._admin.answer(request, target)
+                case TurnPath():
+                    reply = await self._told(request, target)
+                case PlainPath("health"):
+                    reply = json_reply(200, {"status": "ok", **(self._admin.health() if self._admin else {})})
+                case PlainPath("metrics") if (text := self._meter.exposition()) is not None:
+                    reply = Reply(200, {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}, text)
+                case _:
+                    raise _nothing_there(request)
+        except Exception as error:  # noqa: BLE001 whatever it is, the client gets a typed reply
+            reply = self._refusal(error, translation)
+        self._meter.replied(translation.name if isinstance(target, ApiCall) else "proxy", reply.status)
+        return reply
+
+    async def _told(self, request: Incoming, target: TurnPath) -> Reply:
+        """Another replica tells whether a client has its reply."""
+        key = bearer(request.headers)
+        if request.method != "POST" or key is None or (found := await self._sessions.find(target.session, key)) is None:
+            raise unknown_key()
+        if isinstance(found, Session):
+            found.told(target.turn, decoded(await request.read(1024)).get("delivered") is True)
+        return json_reply(200, {})
+
+    async def _call(self, request: Incoming, target: ApiCall) -> Reply:
+        key = target.key or bearer(request.headers)
+        named = None if key is None else session_of(key)
+        if key is None or named is None or target.session not in (None, named):
+            raise unknown_key()
+        while not isinstance(found := await self._sessions.find(named, key), Session):
+            if (reply := await found.forward(request)) is not None:
+                self._meter.forwarded()
+                return reply
+        if request.method == "GET" and target.api.startswith("/models"):
+            return _models(found, target.api.removeprefix("/models").lstrip("/"))
+        translation = self._translations.get(target.api)
+        if translation is None or request.method != "POST":
+            raise _nothing_there(request)
+        try:
+            body = await request.read(found.settings.limits.body_bytes)
+        except BodyTooLarge:
+            most = found.settings.limits.body_bytes
+            raise Refused(
+                ErrorKind.TOO_LARGE, f"the body has more than the {most} bytes that this session may send"
+            ) from None
+        identity = Identity.of(target.api, request.headers, body)
+        asked = translation.parse(decoded(body), found.earlier)
+        call = found.begin(asked, identity)
+        forwarded = FORWARDED in request.headers
+        try:
+            reply = await (self._streamed if asked.stream else _whole)(call, asked, translation)
+        except BaseException:
+            call.leave(False)
+            raise
+        if forwarded:
+            reply.headers = {**reply.headers, TURN: str(call.ticket.turn)}
+        carried = reply.done
+
+        def done(delivered: bool) -> None:
+            carried(delivered)
+            delivered = delivered and call.succeeded
+            # The replica that asked has the reply now; whether the client gets it is told by another request.
+            call.leave(None if delivered and forwarded else delivered)
+
+        reply.done = done
+        return reply
+
+    async def _streamed(self, call: Call, asked: ChatRequest, translation: Translation) -> Reply:
+        # A call that fails before its first text gets a status, which clients act on, and no event of an error.
+        await call.started()
+        self._meter.streaming(+1)
+        return Reply(200, EVENT_STREAM_HEADERS, _events(call, asked, translation), lambda _: self._meter.streaming(-1))
+
+    def _refusal(self, error: Exception, translation: Translation) -> Reply:
+        why = refused(error)
+        if why.kind is ErrorKind.INTERNAL:
+            _LOG.error("A request could not be answered.", exc_info=error)
+        return json_reply(why.kind.status, translation.error(why.kind, why.message, why.param), why.headers)
+
+
+async def _whole(call: Call, asked: ChatRequest, translation: Translation) -> Reply:
+    answer = ChatAnswer(await call.answer(), call.ticket.id, call.ticket.created)
+    return Reply(200, JSON_HEADERS, json_body(translation.answer(asked, answer)))
+
+
+async def _events(call: Call, asked: ChatRequest, translation: Translation) -> AsyncIterator[bytes]:
+    ticket = call.ticket
+    encoder = translation.encoder(asked, ticket.id, ticket.created)
+    head = encoder.start()
+    async for text in call.pieces():
+        yield head + encoder.text(text)
+        head = b""
+    try:
+        reply = await call.answer()
+    except Exception as error:  # noqa: BLE001 the stream has begun, so that its failure is one of its events
+        why = refused(error)
+        yield head + encoder.error(why.kind, why.message)
+    else:
+        yield head + encoder.end(ChatAnswer(reply, ticket.id, ticket.created))
+
+
+def _models(session: Session, name: str) -> Reply:
+    entries = [
+        {"id": known, "object": "model", "created": 0, "owned_by": "agent-rollouts"} for known in session.model_names
+    ]
+    if not name:
+        return json_reply(200, {"object": "list", "data": entries})
+    for entry in entries:
+        if entry["id"] == name:
+            return json_reply(200, entry)
+    raise Refused(ErrorKind.MODEL_NOT_FOUND, f"model {name!r} is not served in this session")
+
+
+def _nothing_there(request: Incoming) -> Refused:
+    paths = ", ".join(f"/v1{translation.path}" for translation in TRANSLATIONS)
+    # The path may have a key in it, so it is not repeated.
+    return Refused(ErrorKind.NOT_FOUND, f"nothing answers {request.method} at this path; the calls are POST {paths}")

@@ -1,0 +1,145 @@
+"""What a session has recorded, as its next call needs it: conversations, token prefixes, what is used up. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent_runtime.models.base import ModelReply, TokenPrefix
+from agent_runtime.proxy.conversation import Conversations, Known
+from agent_runtime.proxy.limits import Spent
+from agent_runtime.recording.token_history import common_length
+from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class Turn:
+    """An answered turn."""
+
+    intent: IntentRecord
+    response: ResponseRecord
+    tools: list[dict[str, Any]]
+    delivered: bool | None = None
+    """None where nobody knows: the process that answered it died before it could say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request stands among the turns."""
+
+    known: Known
+    follows: Turn | None
+    keep: int
+    """See `IntentRecord.keep`."""
+    same_tools: bool
+
+
+class History:
+    """The answered turns of a session."""
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self.turns: dict[int, Turn] = {}
+        self.spent = Spent()
+        self.next_turn = 0
+        self._conversations = Conversations()
+        self._ids: tuple[int, list[int]] = -1, []
+        responses = {record.turn: record for record in records if isinstance(record, ResponseRecord)}
+        for intent in (record for record in records if isinstance(record, IntentRecord)):
+            self.begin(intent)
+            if (response := responses.get(intent.turn)) is not None:
+                self.add(intent, response)
+        for mark in (record for record in records if isinstance(record, DeliveryRecord)):
+            if mark.turn in self.turns:
+                self.turns[mark.turn].delivered = mark.delivered
+
+    def begin(self, intent: IntentRecord) -> None:
+        """A call is dispatched."""
+        self.next_turn = max(self.next_turn, intent.turn + 1)
+        self.spent.requests += 1
+
+    def add(self, intent: IntentRecord, response: ResponseRecord) -> None:
+        """A call is answered."""
+        before = None if intent.follows is None else self.turns.get(intent.follows)
+        tools = intent.tools if intent.tools is not None else before.tools if before is not None else []
+        if before is not None:
+            before.delivered = True  # who goes on from an answer has it
+        self.turns[intent.turn] = Turn(intent, response, tools)
+        self._conversations.add(self._messages(intent), response.message, intent.turn)
+        self.spent.turns += 1
+        self.spent.tokens += response.usage.prompt_tokens + response.usage.completion_tokens
+
+    def place(self, messages: Sequence[Message], tools: Tools) -> Place:
+        """Find the longest stored conversation that a request goes on from."""
+        known = self._conversations.find(messages)
+        turn = None if known.turn is None else self.turns[known.turn]
+        if turn is None:
+            return Place(known, None, 0, same_tools=False)
+        # An answer that had to be changed before a server took it back does not stand unchanged in the conversation.
+        unchanged = known.messages[known.length - 1] == turn.response.message
+        return Place(known, turn, known.length - (not unchanged), same_tools=list(tools) == turn.tools)
+
+    def prefix(self, place: Place) -> TokenPrefix | None:
+        """The ids that the engine has seen of that conversation; None where it gave none, or other tools stood in it."""
+        turn = place.follows
+        if turn is None or not place.same_tools or turn.response.completion_token_ids is None:
+            return None
+        return TokenPrefix(place.known.length, self.ids(turn))
+
+    def split_prompt(self, place: Place, prompt: Sequence[int] | None) -> tuple[int, list[int] | None]:
+        """A prompt as its record has it: ids kept of the turn before, and those after them."""
+        if prompt is None:
+            return 0, None
+        keep = 0 if place.follows is None else common_length(self.ids(place.follows), prompt)
+        return keep, list(prompt[keep:])
+
+    def ids(self, turn: Turn) -> list[int]:
+        """What the engine has seen up to the end of a turn: its own ids, or those of the nearest before it that has any."""
+        number = turn.intent.turn
+        if self._ids[0] != number:
+            ids: list[int] = []
+            for step in self._path(turn):
+                response = step.response
+                if response.prompt_token_ids is not None and response.completion_token_ids is not None:
+                    del ids[response.prompt_keep :]
+                    ids += response.prompt_token_ids
+                    ids += response.completion_token_ids
+            self._ids = number, ids
+        return self._ids[1]
+
+    def reply(self, turn: Turn) -> ModelReply:
+        """The answer of a turn as the model gave it."""
+        response, completion = turn.response, turn.response.completion_token_ids
+        has_ids = response.prompt_token_ids is not None and completion is not None
+        return ModelReply(
+            message=response.message,
+            finish_reason=response.finish_reason,
+            model=response.model,
+            usage=response.usage,
+            prompt_token_ids=self.ids(turn)[: -len(completion) or None] if has_ids and completion is not None else None,
+            completion_token_ids=completion,
+            logprobs=response.logprobs,
+            policy_spans=response.policy_spans,
+        )
+
+    def conversation(self, turn: Turn) -> list[Message]:
+        """All messages of a turn, its answer included."""
+        return [*self._messages(turn.intent), turn.response.message]
+
+    def _messages(self, intent: IntentRecord) -> list[Message]:
+        if intent.follows is None:
+            return list(intent.messages)
+        messages: list[Message] = []
+        for step in self._path(self.turns[intent.follows]):
+            del messages[step.intent.keep :]
+            messages += step.intent.messages
+            messages.append(step.response.message)
+        return [*messages[: intent.keep], *intent.messages]
+
+    def _path(self, turn: Turn) -> list[Turn]:
+        """From the first turn of the conversation to this one."""
+        path = [turn]
+        while path[-1].intent.follows is not None:
+            path.append(self.turns[path[-1].intent.follows])
+        path.reverse()
+        return path

@@ -1,0 +1,44 @@
+"""Keys of sessions: what an agent has in place of an API key. Pure but for the random numbers.
+
+A key names its session and holds a secret: `sk-<session>.<secret>`. It is a bearer token, or a segment of the path. Only
+its SHA-256 is stored, which suffices, because the secret is as long as the digest.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from typing import Final
+
+_SECRET_BYTES: Final = 32
+_KEY: Final = re.compile(r"sk-(.+)\.[A-Za-z0-9_-]{43}")  # 32 bytes in base64url are 43 characters
+_SESSION: Final = re.compile(r"(?!sk-)[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+SESSION_FORM: Final = "1 to 128 of letters, digits, `.`, `_` and `-`, beginning with a letter or digit, not with `sk-`"
+"""What a session may be called: it is a segment of URLs and of object keys, and must not look like a key."""
+
+
+def is_session_id(name: str) -> bool:
+    """Whether a session may be called so."""
+    return _SESSION.fullmatch(name) is not None
+
+
+def new_key(session: str) -> str:
+    """A key that nobody can guess."""
+    return f"sk-{session}.{secrets.token_urlsafe(_SECRET_BYTES)}"
+
+
+def session_of(key: str) -> str | None:
+    """The session that a key names; None for what is no key."""
+    match = _KEY.fullmatch(key)
+    return match[1] if match and is_session_id(match[1]) else None
+
+
+def digest(key: str) -> str:
+    """What is stored of a key."""
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest()
+
+
+def matches(key: str, stored: str) -> bool:
+    """Whether it is the key of that digest, in a time that says nothing about either."""
+    return hmac.compare_digest(digest(key), stored)

@@ -1,0 +1,72 @@
+"""What a session may use up. Pure."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from rollout_api.base import ApiModel, Seconds
+from rollout_api.records import StopReason
+
+BODY_BYTES = 64 << 20
+"""Larger than the conversation of any context window of today, image data included."""
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Limits(ApiModel):
+    """Left out, a limit is not there."""
+
+    requests: Count | None = None
+    """Calls that are dispatched, those that fail included."""
+    turns: Count | None = None
+    """Answers."""
+    tokens: Count | None = None
+    """Prompt and completion tokens of all answers."""
+    seconds: Seconds | None = None
+    """From the registration."""
+    concurrent_calls: Count = 64
+    """Calls under way; further ones wait for a place."""
+    body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = BODY_BYTES
+    """One request's body."""
+
+
+@dataclass(slots=True)
+class Spent:
+    """What a session has used up."""
+
+    requests: int = 0
+    turns: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """A limit that is reached."""
+
+    reason: StopReason
+    message: str
+
+
+def exhausted(limits: Limits, spent: Spent, age_seconds: float) -> Exhausted | None:
+    """The limit that forbids another call; None while none does."""
+    if limits.seconds is not None and age_seconds >= limits.seconds:
+        return _over(StopReason.AGENT_TIMEOUT, f"its {limits.seconds} s are over")
+    if limits.turns is not None and spent.turns >= limits.turns:
+        return _over(StopReason.MAX_TURNS, f"its {limits.turns} turns are used up")
+    if limits.tokens is not None and spent.tokens >= limits.tokens:
+        return _over(StopReason.TOKEN_BUDGET, f"its {limits.tokens} tokens are used up")
+    if limits.requests is not None and spent.requests >= limits.requests:
+        return _over(StopReason.RESOURCE_LIMIT, f"its {limits.requests} requests are used up")
+    return None
+
+
+def tokens_left(limits: Limits, spent: Spent) -> int | None:
+    """What an answer may have at most; None without a limit."""
+    return None if limits.tokens is None else max(1, limits.tokens - spent.tokens)
+
+
+def _over(reason: StopReason, what: str) -> Exhausted:
+    return Exhausted(
+        reason, f"this session may make no further call: {what} ({reason}). Stop now; retries do not help."
+    )

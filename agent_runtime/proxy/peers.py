@@ -1,0 +1,196 @@
+"""Requests that go on to the replica that owns their session, and noticing that it is gone.
+
+A model may take minutes to answer, so an owner's silence on a request means nothing. While something is forwarded to it,
+its `/health` is asked once a second; an owner that has not answered anything for 5 s is lost.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import aiohttp
+
+from agent_runtime.proxy.chat import ErrorKind
+from agent_runtime.proxy.coalescing import RETRY_COUNT
+from agent_runtime.proxy.http import Incoming, Reply
+from agent_runtime.proxy.refused import Refused
+from agent_runtime.proxy.session import SessionSettings
+
+LOST_SECONDS: Final = 5.0
+"""Without any answer an owner has lost its sessions. Longer than a stall of its event loop or of a network."""
+
+FORWARDED: Final = "x-session-proxy-forwarded"
+"""Marks a request that another replica sends on; it is not sent on again."""
+
+TURN: Final = "x-session-proxy-turn"
+"""Names the turn that a reply answers, so that its delivery can be told."""
+
+MISDIRECTED: Final = 421
+"""The session is owned elsewhere (RFC 9110, 421 Misdirected Request)."""
+
+_ASK_SECONDS: Final = 1.0
+_AGAIN_SECONDS: Final = 0.25
+_MOST_TRIES: Final = 3
+"""Of a request whose connection broke although the owner lives."""
+
+_OF_ONE_CONNECTION: Final = frozenset(
+    {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "date"}
+)
+
+
+T = TypeVar("T")
+
+
+class PeerLost(Exception):
+    """The owner has not answered for 5 s."""
+
+
+@dataclass(eq=False)
+class _Peer:
+    address: str
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    answered: float = field(default_factory=time.monotonic)
+    """Monotonic seconds of its latest answer to anything, or of the first question."""
+    waiting: int = 0
+    watcher: "asyncio.Task[None] | None" = None
+
+
+class Peers:
+    """The other replicas."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, _Peer] = {}
+        self._client: aiohttp.ClientSession | None = None
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Close connections."""
+        if self._telling:
+            await asyncio.wait(self._telling)
+        if self._client is not None:
+            await self._client.close()
+
+    async def forward(self, address: str, settings: SessionSettings, request: Incoming) -> Reply:
+        """The owner's reply. Raises PeerLost, when nothing of a reply was given out yet; and Refused."""
+        body = await request.read(settings.limits.body_bytes)
+        headers = {name: value for name, value in request.headers.items() if name not in _OF_ONE_CONNECTION}
+        headers[FORWARDED] = "1"
+        url = address + request.path + (f"?{request.query}" if request.query else "")
+        watching = contextlib.ExitStack()
+        peer = watching.enter_context(self._watched(address))
+        try:
+            response, whole = await self._send(peer, request.method, url, headers, body)
+        except BaseException:
+            watching.close()
+            raise
+        turn = response.headers.get(TURN)
+
+        def done(delivered: bool) -> None:
+            watching.close()
+            response.close()
+            if turn is not None:
+                self._tell(address, settings.id, headers, turn, delivered)
+
+        kept = {name: value for name, value in response.headers.items() if name.lower() not in _OF_ONE_CONNECTION}
+        return Reply(response.status, kept, _passed_on(peer, response) if whole is None else whole, done)
+
+    async def _send(
+        self, peer: _Peer, method: str, url: str, headers: dict[str, str], body: bytes
+    ) -> tuple[aiohttp.ClientResponse, bytes | None]:
+        """The beginning of a stream, or a whole reply."""
+        failures = 0
+        while True:
+            try:
+                return await _unless_lost(peer, self._exchange(method, url, headers, body))
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+                pass  # nothing was sent
+            except (aiohttp.ClientError, ConnectionError) as error:
+                failures += 1
+                if failures == _MOST_TRIES:
+                    raise Refused(ErrorKind.UNAVAILABLE, f"the owner of this session breaks off: {error}") from error
+                # Its reply reached nobody, so that what it may have recorded is the answer to the same, sent again.
+                headers[RETRY_COUNT] = str(failures)
+            await _unless_lost(peer, asyncio.sleep(_AGAIN_SECONDS))
+
+    async def _exchange(
+        self, method: str, url: str, headers: dict[str, str], body: bytes
+    ) -> tuple[aiohttp.ClientResponse, bytes | None]:
+        response = await self._open().request(method, url, headers=headers, data=body, allow_redirects=False)
+        try:
+            if response.content_type == "text/event-stream":
+                return response, None
+            return response, await response.read()
+        except BaseException:
+            response.close()
+            raise
+
+    def _tell(self, address: str, session: str, headers: dict[str, str], turn: str, delivered: bool) -> None:
+        """Tell the owner whether the client has its reply; without it the owner keeps the answer for a retry."""
+
+        async def tell() -> None:
+            url = f"{address}/sessions/{session}/turns/{turn}"
+            timeout = aiohttp.ClientTimeout(total=LOST_SECONDS)
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with self._open().post(url, headers=headers, json={"delivered": delivered}, timeout=timeout):
+                    pass
+
+        task = asyncio.ensure_future(tell())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    @contextlib.contextmanager
+    def _watched(self, address: str) -> Iterator[_Peer]:
+        peer = self._peers.setdefault(address, _Peer(address))
+        peer.waiting += 1
+        if peer.watcher is None:
+            peer.watcher = asyncio.ensure_future(self._watch(peer))
+        try:
+            yield peer
+        finally:
+            peer.waiting -= 1
+            if not peer.waiting and peer.watcher is not None:
+                peer.watcher.cancel()
+                # Once lost it is asked anew: it may have come back.
+                del self._peers[address]
+
+    async def _watch(self, peer: _Peer) -> None:
+        timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)
+        while time.monotonic() - peer.answered < LOST_SECONDS:
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with self._open().get(f"{peer.address}/health", timeout=timeout):
+                    peer.answered = time.monotonic()
+            await asyncio.sleep(_ASK_SECONDS)
+        peer.lost.set()
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._client is None:
+            self._client = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_ASK_SECONDS),
+                auto_decompress=False,
+            )
+        return self._client
+
+
+async def _unless_lost(peer: _Peer, work: Coroutine[Any, Any, T]) -> T:
+    """What comes of the work. Raises PeerLost as soon as the peer is lost."""
+    working, losing = asyncio.ensure_future(work), asyncio.ensure_future(peer.lost.wait())
+    try:
+        await asyncio.wait({working, losing}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise PeerLost(peer.address)
+        return working.result()
+    finally:
+        working.cancel()
+        losing.cancel()
+
+
+async def _passed_on(peer: _Peer, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """A stream as it comes. Raises where it breaks off, so that the client's own connection does, too."""
+    while chunk := await _unless_lost(peer, response.content.readany()):
+        peer.answered = time.monotonic()
+        yield chunk

@@ -1,0 +1,330 @@
+"""OpenAI's chat completions (platform.openai.com/docs/api-reference/chat), with vLLM's fields for token ids. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_runtime.models.base import ModelReply
+from agent_runtime.proxy.chat import (
+    BadRequest,
+    ChatAnswer,
+    ChatRequest,
+    Earlier,
+    ErrorKind,
+    JsonObject,
+    sse,
+)
+from agent_runtime.proxy.conversation import REASONING_FIELDS
+from agent_runtime.proxy.protocols.fields import (
+    ENGINE_SAMPLING,
+    check_known,
+    given,
+    objects,
+    one,
+    refuse,
+    required,
+    sampling,
+    typed,
+)
+from agent_runtime.proxy.protocols.openai_errors import openai_error
+from agent_runtime.proxy.protocols.streamed_text import StreamedText
+from rollout_api.records import Message
+
+DONE = b"data: [DONE]\n\n"
+
+PASSED = ENGINE_SAMPLING | {
+    "frequency_penalty",
+    "logit_bias",
+    "presence_penalty",
+    "reasoning_effort",
+    "response_format",
+    "verbosity",
+}
+HONOURED = frozenset(
+    {
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "model",
+        "n",
+        "parallel_tool_calls",
+        "return_token_ids",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "temperature",
+        "tool_choice",
+        "tools",
+        "top_p",
+    }
+)
+IGNORED = frozenset(
+    {
+        "metadata",
+        "moderation",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+REFUSED = {
+    "audio": "the model writes text only",
+    "function_call": "deprecated; use tool_choice",
+    "functions": "deprecated; use tools",
+    "prediction": "predicted outputs are not served",
+    "top_logprobs": "only the sampled token's logprob is recorded; leave it out",
+    "web_search_options": "there is no web search here",
+}
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class OpenAIChat:
+    """A `Translation`."""
+
+    name = "chat"
+    path = "/chat/completions"
+
+    def parse(self, body: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
+        """A request; see `Translation.parse`."""
+        check_known(body, PASSED | HONOURED | IGNORED | {"modalities"} | REFUSED.keys())
+        refuse(body, REFUSED)
+        one(body, "n")
+        if body.get("modalities") not in (None, ["text"]):
+            raise BadRequest("modalities: the model writes text only; leave it out", "modalities")
+        messages = [
+            parse_message(message, f"messages[{i}]")
+            for i, message in enumerate(objects(required(body, "messages", list), "messages"))
+        ]
+        if not messages:
+            raise BadRequest("messages: expected at least one message, got an empty list", "messages")
+        choice = tool_choice(body.get("tool_choice"))
+        single = {"parallel_tool_calls": False} if body.get("parallel_tool_calls") is False else {}
+        return ChatRequest(
+            model=required(body, "model", str),
+            messages=messages,
+            tools=[parse_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(body.get("tools") or [], "tools"))],
+            sampling=sampling(
+                body,
+                max_tokens=("max_tokens", "max_completion_tokens"),
+                stop="stop",
+                extra=choice | single,
+                passed=PASSED,
+            ),
+            seed=typed(body["seed"], int, "seed") if body.get("seed") is not None else None,
+            stream=given(body, "stream", bool, False),
+            extra={
+                "usage": bool(given(body, "stream_options", dict, {}).get("include_usage")),
+                "logprobs": given(body, "logprobs", bool, False),
+                "ids": given(body, "return_token_ids", bool, False),
+            },
+        )
+
+    def answer(self, request: ChatRequest, answer: ChatAnswer) -> JsonObject:
+        """The body of an answer."""
+        reply = answer.reply
+        choice = {
+            "index": 0,
+            "message": {"content": None, "refusal": None, **answer_message(reply.message)},
+            "logprobs": logprobs(reply) if request.extra["logprobs"] else None,
+            "finish_reason": finish_reason(reply),
+        }
+        body = {
+            **_head(request, answer.id, answer.created, "chat.completion"),
+            "choices": [choice],
+            "usage": usage(reply),
+        }
+        if request.extra["ids"]:
+            choice["token_ids"], body["prompt_token_ids"] = reply.completion_token_ids, reply.prompt_token_ids
+        return body
+
+    def encoder(self, request: ChatRequest, id: str, created: int) -> "ChatEncoder":
+        """For an answer that is streamed."""
+        return ChatEncoder(request, _head(request, id, created, "chat.completion.chunk"))
+
+    def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
+        """The body of an error."""
+        return openai_error(kind, message, param)
+
+
+class ChatEncoder:
+    """Chunks of a streamed chat completion; see `Encoder`."""
+
+    def __init__(self, request: ChatRequest, head: JsonObject) -> None:
+        self._extra, self._head, self._sent = request.extra, head, StreamedText()
+        self._usage = {"usage": None} if self._extra["usage"] else {}
+
+    def start(self) -> bytes:
+        """The chunk with the role."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def text(self, piece: str) -> bytes:
+        """A piece of text."""
+        self._sent.add(piece)
+        return self._chunk({"content": piece})
+
+    def end(self, answer: ChatAnswer) -> bytes:
+        """Reasoning, the rest of the text, tool calls, and the end."""
+        reply, chunks = answer.reply, []
+        message = answer_message(reply.message)
+        for name in message.keys() - {"role", "content", "tool_calls"}:
+            chunks.append(self._chunk({name: message[name]}))
+        if rest := self._sent.rest(reply.text):
+            chunks.append(self._chunk({"content": rest}))
+        if calls := message.get("tool_calls"):
+            chunks.append(self._chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}))
+        last: JsonObject = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish_reason(reply)}
+        if self._extra["logprobs"]:
+            last["logprobs"] = logprobs(reply)
+        prompt: JsonObject = {}
+        if self._extra["ids"]:
+            last["token_ids"], prompt = reply.completion_token_ids, {"prompt_token_ids": reply.prompt_token_ids}
+        chunks.append(sse({**self._head, **prompt, "choices": [last], **self._usage}))
+        if self._usage:
+            chunks.append(sse({**self._head, "choices": [], "usage": usage(reply)}))
+        return b"".join([*chunks, DONE])
+
+    def error(self, kind: ErrorKind, message: str) -> bytes:
+        """The error in place of a chunk, which the openai package raises."""
+        return sse(openai_error(kind, message)) + DONE
+
+    def _chunk(self, delta: JsonObject) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        return sse({**self._head, "choices": [choice], **self._usage})
+
+
+def _head(request: ChatRequest, id: str, created: int, form: str) -> JsonObject:
+    return {"id": f"chatcmpl-{id}", "object": form, "created": created, "model": request.model}
+
+
+def parse_message(message: JsonObject, where: str) -> Message:
+    """A message of the request, without what is null or empty. Raises BadRequest."""
+    role = required(message, "role", str, where)
+    if role not in ROLES:
+        raise BadRequest(f"{where}.role: {role!r}; expected one of {', '.join(ROLES)}", f"{where}.role")
+    if role == "assistant":
+        calls = [
+            parse_call(call, f"{where}.tool_calls[{i}]")
+            for i, call in enumerate(objects(message.get("tool_calls") or [], f"{where}.tool_calls"))
+        ]
+        thought = {name: required(message, name, str, where) for name in REASONING_FIELDS if message.get(name)}
+        return assistant(parse_text(message.get("content"), f"{where}.content", ""), calls) | thought
+    # Chat templates know no developer: it is OpenAI's newer word for system.
+    parsed: Message = {"role": "system" if role == "developer" else role}
+    parsed["content"] = parse_text(message.get("content"), f"{where}.content", "\n")
+    if role == "tool":
+        parsed["tool_call_id"] = required(message, "tool_call_id", str, where)
+    if message.get("name") is not None:
+        parsed["name"] = required(message, "name", str, where)
+    return parsed
+
+
+def assistant(text: str, calls: list[JsonObject]) -> Message:
+    """An assistant message in the one form that all translations give it."""
+    if calls:
+        return {"role": "assistant", "content": text or None, "tool_calls": calls}
+    return {"role": "assistant", "content": text}
+
+
+def plain_answer(message: Message) -> Message:
+    """Text and tool calls of an answer, and nothing else of it."""
+    reply = ModelReply(message, "")
+    return assistant(
+        reply.text,
+        [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.tool_calls
+        ],
+    )
+
+
+def answer_message(message: Message) -> Message:
+    """An answer as the client gets it: every tool call complete, and what else the server wrote beside them."""
+    plain = plain_answer(message)
+    return {name: value for name, value in message.items() if value is not None and name != "tool_calls"} | plain
+
+
+def parse_text(content: Any, where: str, joint: str) -> str:
+    """Text of a message: a string, or a list of text parts. Raises BadRequest for images and everything else."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for i, part in enumerate(objects(content, where)):
+        kind = required(part, "type", str, f"{where}[{i}]")
+        if kind not in ("text", "refusal", "input_text", "output_text"):
+            raise BadRequest(f"{where}[{i}]: a part of type {kind!r}; this model reads text only", f"{where}[{i}]")
+        texts.append(required(part, "refusal" if kind == "refusal" else "text", str, f"{where}[{i}]"))
+    return joint.join(texts)
+
+
+def parse_call(call: JsonObject, where: str) -> JsonObject:
+    """A tool call of an earlier answer. Raises BadRequest."""
+    if call.get("type", "function") != "function":
+        raise BadRequest(f"{where}.type: {call['type']!r}; only function is served", f"{where}.type")
+    function = required(call, "function", dict, where)
+    return {
+        "id": required(call, "id", str, where),
+        "type": "function",
+        "function": {
+            "name": required(function, "name", str, f"{where}.function"),
+            "arguments": required(function, "arguments", str, f"{where}.function"),
+        },
+    }
+
+
+def parse_tool(tool: JsonObject, where: str) -> JsonObject:
+    """A tool definition. Raises BadRequest for tools that are not functions."""
+    if tool.get("type") != "function":
+        raise BadRequest(f"{where}.type: {tool.get('type')!r}; only function tools are served", f"{where}.type")
+    required(required(tool, "function", dict, where), "name", str, f"{where}.function")
+    return tool
+
+
+def tool_choice(choice: Any) -> JsonObject:
+    """The choice of tools for `Sampling.extra`; `auto` is what a model does unasked."""
+    if choice is None or choice == "auto":
+        return {}
+    named = isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict)
+    if choice not in ("none", "required") and not named:
+        raise BadRequest(
+            f"tool_choice: {choice!r:.100}; expected none, auto, required, or an object that names a function",
+            "tool_choice",
+        )
+    return {"tool_choice": choice}
+
+
+def finish_reason(reply: ModelReply) -> str:
+    """OpenAI's word for why the answer ended. Servers say stop beside tool calls that a choice forced."""
+    return "tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason
+
+
+def usage(reply: ModelReply) -> JsonObject:
+    """Counts of tokens."""
+    counted = reply.usage
+    return {
+        "prompt_tokens": counted.prompt_tokens,
+        "completion_tokens": counted.completion_tokens,
+        "total_tokens": counted.prompt_tokens + counted.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
+    }
+
+
+def logprobs(reply: ModelReply) -> JsonObject | None:
+    """Logprobs of the sampled tokens, which are named by their ids as vLLM's `return_tokens_as_token_ids` does."""
+    if reply.logprobs is None or reply.completion_token_ids is None:
+        return None
+    return {
+        "content": [
+            {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+            for token, logprob in zip(reply.completion_token_ids, reply.logprobs, strict=True)
+        ],
+        "refusal": None,
+    }

@@ -1,0 +1,155 @@
+"""OpenAI's completions (platform.openai.com/docs/api-reference/completions): a bare prompt, with no chat template. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_runtime.models.base import ModelReply
+from agent_runtime.proxy.chat import (
+    PROMPT_ROLE,
+    BadRequest,
+    ChatAnswer,
+    ChatRequest,
+    Earlier,
+    ErrorKind,
+    JsonObject,
+    sse,
+)
+from agent_runtime.proxy.protocols.fields import ENGINE_SAMPLING, check_known, given, one, refuse, required, sampling
+from agent_runtime.proxy.protocols.openai_chat import DONE, IGNORED, usage
+from agent_runtime.proxy.protocols.openai_errors import openai_error
+from agent_runtime.proxy.protocols.streamed_text import StreamedText
+from rollout_api.records import Message
+
+MAX_TOKENS = 16  # the API's own default
+
+PASSED = ENGINE_SAMPLING | {"frequency_penalty", "logit_bias", "presence_penalty"}
+HONOURED = frozenset(
+    {
+        "best_of",
+        "logprobs",
+        "max_tokens",
+        "model",
+        "n",
+        "prompt",
+        "return_token_ids",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_p",
+    }
+)
+REFUSED = {
+    "echo": "the answer is given without its prompt; leave it out",
+    "suffix": "filling in the middle is not served",
+}
+
+
+class OpenAICompletions:
+    """A `Translation`."""
+
+    name = "completions"
+    path = "/completions"
+
+    def parse(self, body: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
+        """A request; see `Translation.parse`."""
+        check_known(body, PASSED | HONOURED | IGNORED | REFUSED.keys())
+        refuse(body, REFUSED)
+        one(body, "n", "best_of")
+        logprobs = body.get("logprobs")
+        if logprobs not in (None, False, 0, 1):
+            raise BadRequest(f"logprobs: {logprobs!r}; only the sampled token's is recorded, give 0 or 1", "logprobs")
+        limited = {"max_tokens": MAX_TOKENS} | {name: value for name, value in body.items() if value is not None}
+        return ChatRequest(
+            model=required(body, "model", str),
+            messages=[_prompt(body.get("prompt"))],
+            sampling=sampling(limited, max_tokens=("max_tokens",), stop="stop", extra={}, passed=PASSED),
+            seed=required(body, "seed", int) if body.get("seed") is not None else None,
+            stream=given(body, "stream", bool, False),
+            extra={
+                "usage": bool(given(body, "stream_options", dict, {}).get("include_usage")),
+                "logprobs": logprobs not in (None, False),
+                "ids": given(body, "return_token_ids", bool, False),
+            },
+        )
+
+    def answer(self, request: ChatRequest, answer: ChatAnswer) -> JsonObject:
+        """The body of an answer."""
+        return {
+            **_head(request, answer.id, answer.created),
+            "choices": [_last_choice(request, answer.reply, answer.reply.text)],
+            "usage": usage(answer.reply),
+        }
+
+    def encoder(self, request: ChatRequest, id: str, created: int) -> "CompletionsEncoder":
+        """For an answer that is streamed."""
+        return CompletionsEncoder(request, _head(request, id, created))
+
+    def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
+        """The body of an error."""
+        return openai_error(kind, message, param)
+
+
+class CompletionsEncoder:
+    """Chunks of a streamed completion; see `Encoder`."""
+
+    def __init__(self, request: ChatRequest, head: JsonObject) -> None:
+        self._request, self._head, self._sent = request, head, StreamedText()
+        self._usage = {"usage": None} if request.extra["usage"] else {}
+
+    def start(self) -> bytes:
+        """Nothing: the API begins with the first text."""
+        return b""
+
+    def text(self, piece: str) -> bytes:
+        """A piece of text."""
+        self._sent.add(piece)
+        return self._chunk({"index": 0, "text": piece, "logprobs": None, "finish_reason": None})
+
+    def end(self, answer: ChatAnswer) -> bytes:
+        """The rest of the text, and the end."""
+        last = self._chunk(_last_choice(self._request, answer.reply, self._sent.rest(answer.reply.text)))
+        counts = sse({**self._head, "choices": [], "usage": usage(answer.reply)}) if self._usage else b""
+        return last + counts + DONE
+
+    def error(self, kind: ErrorKind, message: str) -> bytes:
+        """The error in place of a chunk, which the openai package raises."""
+        return sse(openai_error(kind, message)) + DONE
+
+    def _chunk(self, choice: JsonObject) -> bytes:
+        return sse({**self._head, "choices": [choice], **self._usage})
+
+
+def _prompt(prompt: Any) -> Message:
+    """The one message that stands for a prompt."""
+    match prompt:
+        case str() | [str()]:
+            text = prompt if isinstance(prompt, str) else prompt[0]
+            return {"role": PROMPT_ROLE, "content": text}
+        case [int(), *_] | [[int(), *_]]:
+            ids = prompt if isinstance(prompt[0], int) else prompt[0]
+            if all(type(token) is int and token >= 0 for token in ids):
+                return {"role": PROMPT_ROLE, "token_ids": list(ids)}
+    raise BadRequest(
+        f"prompt: expected one text, or one list of token ids, got {prompt!r:.100}; several prompts are several requests",
+        "prompt",
+    )
+
+
+def _head(request: ChatRequest, id: str, created: int) -> JsonObject:
+    return {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": request.model}
+
+
+def _last_choice(request: ChatRequest, reply: ModelReply, text: str) -> JsonObject:
+    choice: JsonObject = {"index": 0, "text": text, "logprobs": None, "finish_reason": reply.finish_reason}
+    if request.extra["logprobs"] and reply.logprobs is not None and reply.completion_token_ids is not None:
+        choice["logprobs"] = {
+            "tokens": [f"token_id:{token}" for token in reply.completion_token_ids],
+            "token_logprobs": reply.logprobs,
+            "top_logprobs": None,
+            "text_offset": None,
+        }
+    if request.extra["ids"]:
+        choice |= {"prompt_token_ids": reply.prompt_token_ids, "token_ids": reply.completion_token_ids}
+    return choice

@@ -1,0 +1,186 @@
+"""OpenAI's Responses (platform.openai.com/docs/api-reference/responses): items instead of messages. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_runtime.proxy.chat import BadRequest, ChatAnswer, ChatRequest, Earlier, ErrorKind, JsonObject
+from agent_runtime.proxy.protocols.fields import (
+    ENGINE_SAMPLING,
+    check_known,
+    given,
+    objects,
+    refuse,
+    required,
+    sampling,
+    typed,
+)
+from agent_runtime.proxy.protocols.openai_chat import tool_choice
+from agent_runtime.proxy.protocols.openai_errors import openai_error
+from agent_runtime.proxy.protocols.responses_events import ResponsesEncoder
+from agent_runtime.proxy.protocols.responses_items import ANSWER_PREFIX, output_items, parse_items, whole_response
+from rollout_api.records import Message
+
+INSTRUCTED = "_i"
+"""Ends the id of a response whose conversation begins with instructions: those hold for one response only."""
+
+PASSED = ENGINE_SAMPLING
+HONOURED = frozenset(
+    {
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "model",
+        "parallel_tool_calls",
+        "previous_response_id",
+        "reasoning",
+        "stream",
+        "temperature",
+        "text",
+        "tool_choice",
+        "tools",
+        "top_p",
+    }
+)
+IGNORED = frozenset(
+    {
+        "access_programs",
+        "context_management",
+        "include",
+        "max_tool_calls",
+        "metadata",
+        "moderation",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "stream_options",
+        "truncation",
+        "user",
+    }
+)
+REFUSED = {
+    "background": "responses are made while the client waits; leave it out",
+    "conversation": "give previous_response_id, or the whole input, instead",
+    "image": "the model writes text only",
+    "prompt": "prompt templates are not stored here; give instructions and input",
+    "top_logprobs": "logprobs are recorded, and given out by chat completions alone",
+}
+ECHOED: JsonObject = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": None,
+    "store": True,
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "truncation": "disabled",
+}
+
+
+class OpenAIResponses:
+    """A `Translation`."""
+
+    name = "responses"
+    path = "/responses"
+
+    def parse(self, body: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
+        """A request; see `Translation.parse`."""
+        check_known(body, PASSED | HONOURED | IGNORED | REFUSED.keys())
+        refuse(body, REFUSED)
+        instructions = given(body, "instructions", str, "")
+        head: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+        messages = head + _previous(body, earlier) + parse_items(_input(body), "input", earlier)
+        if len(messages) == len(head):
+            raise BadRequest("input: expected at least one item, got none", "input")
+        return ChatRequest(
+            model=required(body, "model", str),
+            messages=messages,
+            tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(body.get("tools") or [], "tools"))],
+            sampling=sampling(
+                body, max_tokens=("max_output_tokens",), stop="stop", extra=_sampled_otherwise(body), passed=PASSED
+            ),
+            stream=given(body, "stream", bool, False),
+            extra={
+                "echo": {name: default if body.get(name) is None else body[name] for name, default in ECHOED.items()},
+                "suffix": INSTRUCTED if instructions else "",
+            },
+        )
+
+    def answer(self, request: ChatRequest, answer: ChatAnswer) -> JsonObject:
+        """The body of an answer."""
+        return whole_response(
+            request, answer, output_items(answer.reply.message, answer.id, answer.reply.finish_reason)
+        )
+
+    def encoder(self, request: ChatRequest, id: str, created: int) -> ResponsesEncoder:
+        """For an answer that is streamed."""
+        return ResponsesEncoder(request, id, created)
+
+    def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
+        """The body of an error."""
+        return openai_error(kind, message, param)
+
+
+def _input(body: Mapping[str, Any]) -> list[JsonObject]:
+    value = body.get("input")
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    return [typed(item, dict, f"input[{i}]") for i, item in enumerate(typed(value or [], list, "input"))]
+
+
+def _previous(body: Mapping[str, Any], earlier: Earlier) -> list[Message]:
+    """The conversation that the request goes on with, without the instructions of its last request."""
+    id = given(body, "previous_response_id", str, "")
+    if not id:
+        return []
+    answer_id = id.removeprefix(ANSWER_PREFIX).removesuffix(INSTRUCTED)
+    messages = earlier(answer_id)
+    if messages is None:
+        raise BadRequest(
+            f"Previous response with id {id!r} not found in this session; send the whole conversation as input",
+            "previous_response_id",
+            ErrorKind.PREVIOUS_NOT_FOUND,
+        )
+    return list(messages[1:] if id.endswith(INSTRUCTED) else messages)
+
+
+def _tool(tool: JsonObject, where: str) -> JsonObject:
+    if tool.get("type") != "function":
+        raise BadRequest(
+            f"{where}.type: {tool.get('type')!r}; only function tools are served, built-in tools run on OpenAI's side",
+            f"{where}.type",
+        )
+    required(tool, "name", str, where)
+    kept = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
+
+
+def _sampled_otherwise(body: Mapping[str, Any]) -> JsonObject:
+    """What changes sampling and has another form in chat completions, by its name there."""
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = {"type": "function", "function": {"name": required(choice, "name", str, "tool_choice")}}
+    extra = tool_choice(choice)
+    if body.get("parallel_tool_calls") is False:
+        extra["parallel_tool_calls"] = False
+    if effort := given(body, "reasoning", dict, {}).get("effort"):
+        extra["reasoning_effort"] = effort
+    text = given(body, "text", dict, {})
+    if text.get("verbosity"):
+        extra["verbosity"] = text["verbosity"]
+    form = text.get("format") or {"type": "text"}
+    if form.get("type") == "json_schema":
+        schema = {
+            name: form[name] for name in ("name", "description", "schema", "strict") if form.get(name) is not None
+        }
+        extra["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif form.get("type") != "text":
+        extra["response_format"] = form
+    return extra

@@ -1,0 +1,52 @@
+"""Why a call is not answered, in the words of `ErrorKind`."""
+
+from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError
+from agent_runtime.proxy.chat import BadRequest, ErrorKind
+from agent_runtime.recording.epoch_log import Superseded
+from agent_runtime.recording.store import StorageError
+
+RETRY_SECONDS = 1
+"""What `Retry-After` says. A model's own pauses have passed already when it fails."""
+
+
+class Refused(Exception):
+    """The call ends here; nothing was dispatched, or what was came to nothing."""
+
+    def __init__(self, kind: ErrorKind, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.message, self.param = kind, message, param
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the reply."""
+        again = self.kind in (ErrorKind.RATE_LIMITED, ErrorKind.BAD_GATEWAY, ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT)
+        return {**self.kind.headers, **({"Retry-After": str(RETRY_SECONDS)} if again else {})}
+
+
+def refused(error: Exception) -> Refused:
+    """What the client is told about a failure."""
+    match error:
+        case Refused():
+            return error
+        case BadRequest():
+            return Refused(error.kind, error.message, error.param)
+        case ContextExceeded():
+            return Refused(ErrorKind.CONTEXT_EXCEEDED, str(error))
+        case ContentFiltered():
+            return Refused(ErrorKind.CONTENT_FILTERED, str(error))
+        case ModelConfigError():
+            return Refused(ErrorKind.INTERNAL, f"the proxy's model cannot be used: {error}")
+        case ModelError(reason="Timeout"):
+            return Refused(ErrorKind.TIMEOUT, str(error))
+        case ModelError(reason="RateLimited"):
+            return Refused(ErrorKind.UNAVAILABLE, str(error))
+        case ModelError():
+            return Refused(ErrorKind.BAD_GATEWAY, str(error))
+        case Superseded():
+            return Refused(ErrorKind.UNAVAILABLE, "another replica has taken this session over; send the request again")
+        case StorageError():
+            return Refused(
+                ErrorKind.UNAVAILABLE, "the record of this session cannot be written; send the request again"
+            )
+        case _:
+            return Refused(ErrorKind.INTERNAL, f"{type(error).__name__} in the proxy; its log says more")

@@ -1,0 +1,88 @@
+"""Which session a key belongs to, and who answers for it."""
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from agent_runtime.models.base import Model
+from agent_runtime.proxy.chat import ErrorKind
+from agent_runtime.proxy.http import Incoming, Reply
+from agent_runtime.proxy.keys import matches
+from agent_runtime.proxy.metrics import Meter
+from agent_runtime.proxy.refused import Refused
+from agent_runtime.proxy.session import OverBudget, Session, SessionJournal, SessionSettings
+from rollout_api.records import Record
+
+
+class Owner(Protocol):
+    """Another replica, which owns a session."""
+
+    async def forward(self, request: Incoming) -> Reply | None:
+        """Its reply; None when it does not own the session any more, and the session has to be looked for again."""
+
+
+class Sessions(Protocol):
+    """The sessions that this process can find."""
+
+    async def find(self, session: str, key: str | None) -> Session | Owner:
+        """The session, for a request with this key; without one it is its administrator who asks. Raises Refused."""
+
+
+def check_key(settings: SessionSettings, key: str | None) -> None:
+    """Let the session's own key in, until it expires. Raises Refused."""
+    if key is None:
+        return
+    if not matches(key, settings.key_digest):
+        raise unknown_key()
+    if settings.expires is not None and time.time() >= settings.expires:
+        raise Refused(ErrorKind.UNAUTHORIZED, f"the key of session {settings.id} has expired; register another session")
+
+
+def unknown_key() -> Refused:
+    """The same words whether the session is unknown or the key wrong: who guesses learns nothing."""
+    return Refused(
+        ErrorKind.UNAUTHORIZED, "this key belongs to no session; give the one that registering the session returned"
+    )
+
+
+def ended(session: str) -> Refused:
+    """For the key of a session that is over."""
+    return Refused(ErrorKind.SESSION_ENDED, f"session {session} has ended; no further call is answered")
+
+
+class LocalSessions:
+    """`Sessions` of one process that opens and ends them itself, such as a runner: one session an attempt."""
+
+    def __init__(self, model: Model, meter: Meter | None = None) -> None:
+        self._model, self._meter = model, meter
+        self._open: dict[str, Session] = {}
+        self._ended: dict[str, SessionSettings] = {}
+
+    def open(
+        self,
+        settings: SessionSettings,
+        journal: SessionJournal,
+        recorded: Sequence[Record] = (),
+        on_over_budget: OverBudget | None = None,
+    ) -> Session:
+        """Let the holder of its key call the model; what is asked and answered goes to the journal."""
+        session = Session(settings, self._model, journal, recorded, on_over_budget=on_over_budget, meter=self._meter)
+        self._open[settings.id] = session
+        return session
+
+    async def end(self, session: str) -> None:
+        """Its attempt has ended, or was replaced: its key gets 409 from now on. Returns when all is recorded."""
+        ending = self._open.pop(session)
+        self._ended[session] = ending.settings
+        await ending.end()
+
+    async def find(self, session: str, key: str | None) -> Session:
+        """See `Sessions.find`."""
+        found = self._open.get(session)
+        settings = found.settings if found is not None else self._ended.get(session)
+        if settings is None:
+            raise unknown_key()
+        check_key(settings, key)
+        if found is None:
+            raise ended(session)
+        return found
