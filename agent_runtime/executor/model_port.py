@@ -40,6 +40,8 @@ BUFFER_BYTES = 64 * 1024
 # A runner whose machine has gone says nothing: after so much silence the kernel probes its connection every so often, and
 # gives it up when nothing was acknowledged for STALL_SECONDS.
 SILENCE_SECONDS, PROBE_SECONDS = 15, 5
+# How the packages of OpenAI and Anthropic number their tries.
+_RETRY_COUNT = "x-stainless-retry-count"
 # What concerns one connection alone, RFC 9110 section 7.6.1, and the framing, which is ours.
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "proxy-authorization", "te", "trailer", "upgrade", "expect"}
@@ -50,10 +52,13 @@ _HOP_BY_HOP = frozenset(
 def forwarded_head(head: Head, body_bytes: int, idempotency_key: str) -> bytes:
     """The head that the runner gets: the client's own, with one unambiguous framing.
 
-    A request without an idempotency key gets this one: sent again to another runner, it is known to be the same.
+    A request without an idempotency key gets this one: sent again to another runner, it is known to be the same. But the
+    retry of a client that numbers them is known by its number, and a key of its own would make it another request.
     """
     headers = {name: value for name, value in head.headers.items() if name not in _HOP_BY_HOP}
-    headers = {"idempotency-key": idempotency_key, **headers, "content-length": str(body_bytes), "connection": "close"}
+    if headers.get(_RETRY_COUNT, "0") == "0":
+        headers.setdefault("idempotency-key", idempotency_key)
+    headers |= {"content-length": str(body_bytes), "connection": "close"}
     lines = [f"{head.method} {head.target} {head.version}", *(f"{name}: {value}" for name, value in headers.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 

@@ -189,6 +189,9 @@ class Workspace(Protocol):
     async def enter(self, phase: Phase, *, key: str) -> None:
         """Switch the network to what the spec allows in that phase."""
 
+    def secret(self, purpose: str) -> bytes:
+        """32 bytes that every runner that holds this workspace knows, and nobody in it does; others for each purpose."""
+
     def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
         """While the context is open, `server` answers the HTTP requests of the workspace's programs, whatever its network.
 

@@ -8,8 +8,10 @@ reattaches as another process would.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import io
 import posixpath
+import secrets
 import socket
 import tarfile
 import time
@@ -73,6 +75,7 @@ class DummyState:
     replies: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     requests: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     watermark: int = 0
+    seed: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     model_port: socket.socket | None = None
     """Listens as long as the phase lasts: who connects while nobody serves it waits in its backlog."""
     model_listener: asyncio.Server | None = None
@@ -357,6 +360,10 @@ class DummyWorkspace:
             self._state.files.network = self._spec.network.get(phase, "None")
 
         await self._once("enter", key, (phase,), work)
+
+    def secret(self, purpose: str) -> bytes:
+        """See Workspace."""
+        return hmac.digest(self._state.seed, purpose.encode(), "sha256")
 
     @asynccontextmanager
     async def serve_model(self, server: web.Server) -> AsyncIterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
 import io
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -183,6 +184,10 @@ class ExecutorClient:
                 return (await loop.create_unix_connection(make, self._socket_path))[1]
             host, _, port = self.address.removeprefix("tcp:").rpartition(":")
             return (await loop.create_connection(make, host.strip("[]"), int(port)))[1]
+
+    def secret(self, purpose: str) -> bytes:
+        """32 bytes that only those know who know the token; the executor itself has no more than the token's digest."""
+        return hmac.digest(self._token.encode(), purpose.encode(), "sha256")
 
     def authorization(self) -> dict[str, str]:
         """The header by which a call shows its token."""

@@ -288,6 +288,10 @@ class ExecutorWorkspace:
         """Switch the network to an access that belongs to no phase."""
         await self._change("PUT", f"{self._path}/network", key, json_body={"network": access})
 
+    def secret(self, purpose: str) -> bytes:
+        """See Workspace."""
+        return self._client.secret(f"{purpose} of workspace {self.name}")
+
     def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
         """See Workspace."""
         return serve_model(self._client, self._hold, self._path, server)
