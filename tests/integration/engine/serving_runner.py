@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 from agent_runtime.engine.workspace_model import serve_model
-from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.proxy.limits import Limits
 from agent_runtime.recording.attempt_folder import AttemptFolder
 from agent_runtime.recording.epoch_log import EpochLog
@@ -19,52 +18,8 @@ from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, WorkspaceSpec
 from agent_runtime.sandboxes.local import LocalProvider
 from rollout_api.model import Sampling
-from rollout_api.records import Usage
 from rollout_api.sandbox import SandboxTemplate
-
-
-class Speller:
-    """A model whose tokens are letters, and which says them one by one."""
-
-    name = "speller"
-    token_capture = "Tokens"
-
-    def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    async def complete(self, request: ModelRequest) -> ModelReply:
-        """Answers question N with `answer N.`, in letters."""
-        number = sum(message["role"] == "user" for message in request.messages)
-        if (self._epoch, number) == (1, 2):
-            await ask_to_be_killed()
-        text = f"answer {number} of runner {self._epoch}"
-        for position, letter in enumerate(text):
-            if (self._epoch, number) == (2, 3) and position == len(text) // 2:
-                # The program has seen the beginning by then.
-                await asyncio.sleep(0.3)
-                await ask_to_be_killed()
-            if request.on_text is not None:
-                request.on_text(letter)
-            await asyncio.sleep(0)
-        known = list(request.prefix.ids) if request.prefix else []
-        new = [ord(letter) for message in request.messages[request.prefix.messages if request.prefix else 0 :]
-               for letter in message["content"]]  # fmt: skip
-        ids = [ord(letter) for letter in text]
-        return ModelReply(
-            message={"role": "assistant", "content": text},
-            finish_reason="stop",
-            model=self.name,
-            usage=Usage(prompt_tokens=len(known) + len(new), completion_tokens=len(ids)),
-            prompt_token_ids=known + new,
-            completion_token_ids=ids,
-            logprobs=[-0.5] * len(ids),
-        )
-
-    async def check(self) -> None:
-        """It is always there."""
-
-    async def close(self) -> None:
-        """There is nothing to close."""
+from tests.support.speller import Speller
 
 
 async def ask_to_be_killed() -> None:
@@ -74,7 +29,9 @@ async def ask_to_be_killed() -> None:
 
 async def main(run_dir: str, mode: str, epoch: int) -> None:
     folder = Path(run_dir)
-    log = await EpochLog.claim(AttemptFolder.of_rollout(Store.open((folder / "record").as_uri(), {}), 0, 1), "the test's attempt")
+    log = await EpochLog.claim(
+        AttemptFolder.of_rollout(Store.open((folder / "record").as_uri(), {}), 0, 1), "the test's attempt"
+    )
     assert log.epoch == epoch
     template = SandboxTemplate.model_validate({"workspaces": {"mode": mode}, "idleSeconds": 60})
     provider = LocalProvider(folder / "run", template, places=2)
@@ -87,8 +44,17 @@ async def main(run_dir: str, mode: str, epoch: int) -> None:
     else:
         workspace = await provider.reattach(json.loads(handle.read_text()), spec=spec, fence=fence)
     recorded = await log.begin()
+
+    async def before(question: int, letter: int) -> None:
+        if (epoch, question, letter) == (1, 2, 0):
+            await ask_to_be_killed()
+        if (epoch, question, letter) == (2, 3, 10):
+            # The program has seen the beginning by then.
+            await asyncio.sleep(0.3)
+            await ask_to_be_killed()
+
     async with serve_model(
-        workspace, Speller(epoch), log, recorded,
+        workspace, Speller(f"runner {epoch}", before), log, recorded,
         session="rollout-0-1", task="spelling", member=0, seed=1, sampling=Sampling(), limits=Limits(turns=20),
     ) as model:  # fmt: skip
         command = ["python3", "-c", (folder / "agent.py").read_text()]

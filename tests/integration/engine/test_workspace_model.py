@@ -5,13 +5,23 @@ import json
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent_runtime.engine.workspace_model import WorkspaceModel, serve_model
+from agent_runtime.proxy.limits import Limits
 from agent_runtime.recording.attempt_folder import AttemptFolder
 from agent_runtime.recording.store import Store
-from rollout_api.records import ResponseRecord
+from agent_runtime.sandboxes.base import CommandResult, Fence, Workspace, WorkspaceSpec
+from agent_runtime.sandboxes.local import LocalProvider
+from rollout_api.model import Sampling
+from rollout_api.records import Record, ResponseRecord
+from rollout_api.sandbox import SandboxTemplate
+from tests.support.speller import Speller
 
 REPOSITORY = Path(__file__).parents[3]
 SERVING_RUNNER = Path(__file__).with_name("serving_runner.py")
@@ -87,3 +97,95 @@ async def test_a_program_whose_runners_are_killed_sees_one_broken_answer_and_eve
         seen += response.completion_token_ids or []
     conversation = [text for number, answer in enumerate(answers, start=1) for text in (f"question {number}?", answer)]
     assert bytes(seen).decode() == "".join(conversation)
+
+
+OPENAI = """
+import asyncio, os
+import anthropic, openai
+
+async def main():
+    client = openai.AsyncOpenAI()
+    name = os.environ["OPENAI_MODEL"]
+    question = [{"role": "user", "content": "question 1?"}]
+
+    async def ask():
+        return (await client.chat.completions.create(model=name, messages=question)).choices[0].message.content
+
+    print(await asyncio.gather(*(ask() for _ in range(8))))
+    async with await client.chat.completions.create(model=name, messages=question, stream=True) as stream:
+        print("".join([chunk.choices[0].delta.content or "" async for chunk in stream]))
+    claude = anthropic.AsyncAnthropic()
+    message = await claude.messages.create(model=name, max_tokens=99, messages=question)
+    print(message.content[0].text)
+    try:
+        await client.with_options(api_key="sk-other").models.list()
+    except openai.AuthenticationError as error:
+        print(type(error).__name__)
+
+asyncio.run(main())
+"""
+
+
+class ListJournal:
+    """A journal in memory."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    async def append(self, records: Sequence[Record]) -> None:
+        """See SessionJournal."""
+        self.records += records
+
+
+@asynccontextmanager
+async def workspace_in(folder: Path) -> AsyncIterator[Workspace]:
+    """A workspace in Overlay without network."""
+    template = SandboxTemplate.model_validate({"workspaces": {"mode": "Overlay"}, "idleSeconds": 60})
+    provider = LocalProvider(folder / "run", template, places=1)
+    await provider.open()
+    spec = WorkspaceSpec(group="task-1", working_dir="/workspace")
+    yield await provider.acquire(spec, attempt="0-1", fence=Fence(1, "first"), name="agent")
+    await provider.close()
+
+
+def served(workspace: Workspace, speller: Speller, journal: ListJournal, **changes: Any) -> Any:
+    """The speller, for the programs of a workspace."""
+    fixed: dict[str, Any] = {"session": "rollout-0-1", "task": "spelling", "member": 0, "seed": 1}
+    fixed |= {"sampling": Sampling(), "limits": Limits(), **changes}
+    return serve_model(workspace, speller, journal, [], **fixed)
+
+
+async def run(workspace: Workspace, program: str, model: WorkspaceModel, key: str) -> CommandResult:
+    """A Python program that has this process's packages, and the model."""
+    command = [sys.executable, "-c", program]
+    return await workspace.run(command, key=key, deadline_seconds=60, env=model.environment())
+
+
+async def test_the_packages_of_openai_and_anthropic_work_in_a_workspace_as_they_are(tmp_path: Path) -> None:
+    journal = ListJournal()
+    async with workspace_in(tmp_path) as workspace, served(workspace, Speller(), journal) as model:
+        result = await run(workspace, OPENAI, model, "1:agent")
+    answer = "answer 1 of speller"
+    assert result.stdout.decode().splitlines() == [str([answer] * 8), answer, answer, "AuthenticationError"], result
+    responses = [record for record in journal.records if isinstance(record, ResponseRecord)]
+    assert [bytes(response.completion_token_ids or []).decode() for response in responses] == [answer] * 10
+
+
+async def test_a_program_that_is_killed_stops_the_generation_that_it_waited_for(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    async def before(_question: int, letter: int) -> None:
+        if letter == 5:
+            begun.set()
+            await asyncio.sleep(60)
+
+    speller = Speller(before=before)
+    async with workspace_in(tmp_path) as workspace, served(workspace, speller, ListJournal()) as model:
+        running = asyncio.create_task(run(workspace, AGENT, model, "1:agent"))
+        await asyncio.wait_for(begun.wait(), 30)
+        assert speller.cancelled == 0
+        await workspace.kill_all(key="1:end")
+        async with asyncio.timeout(10):
+            while not speller.cancelled:  # noqa: ASYNC110 - nobody else could be told
+                await asyncio.sleep(0.01)
+        assert not (await running).ok

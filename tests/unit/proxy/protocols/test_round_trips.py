@@ -127,7 +127,12 @@ class ChainedResponsesClient:
         instructions = "Be good." if said[0]["role"] == "system" or self.previous else None
         said = said[1:] if said[0]["role"] == "system" else said
         self.instructed = instructions is not None
-        return {"model": "m", "input": as_items(said), "previous_response_id": self.previous, "instructions": instructions}
+        return {
+            "model": "m",
+            "input": as_items(said),
+            "previous_response_id": self.previous,
+            "instructions": instructions,
+        }
 
     def hear(self, body: JsonObject) -> None:
         self.previous = body["id"]
@@ -151,7 +156,12 @@ class AnthropicClient:
             elif message["role"] == "tool":
                 result = {"type": "text", "text": message["content"]}
                 blocks.append(
-                    {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": [result], "is_error": False}
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": message["tool_call_id"],
+                        "content": [result],
+                        "is_error": False,
+                    }
                 )
             else:
                 blocks.append({"type": "text", "text": message["content"], "cache_control": {"type": "ephemeral"}})

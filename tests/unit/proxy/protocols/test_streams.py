@@ -89,7 +89,9 @@ def test_completions(streamed: tuple[Message, list[str]]) -> None:
         chunks = list(client.completions.create(model="m", prompt=[1, 2], stream=True))
     choices = [chunk.choices[0] for chunk in chunks]
     assert "".join(choice.text for choice in choices) == whole.choices[0].text
-    assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + [whole.choices[0].finish_reason]
+    assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + [
+        whole.choices[0].finish_reason
+    ]
     assert {chunk.id for chunk in chunks} == {whole.id}
 
 
