@@ -1,0 +1,35 @@
+"""What a session may use up."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.proxy.limits import Limits, Spent, exhausted, tokens_left
+
+COUNTS = st.one_of(st.none(), st.integers(1, 20))
+
+
+@given(COUNTS, COUNTS, COUNTS, COUNTS, st.integers(0, 25), st.integers(0, 25), st.integers(0, 25), st.floats(0, 25))
+def test_a_session_is_over_exactly_when_some_limit_of_its_is_reached(
+    requests: int | None,
+    turns: int | None,
+    tokens: int | None,
+    seconds: int | None,
+    asked: int,
+    answered: int,
+    used: int,
+    age: float,
+) -> None:
+    limits = Limits(requests=requests, turns=turns, tokens=tokens, seconds=seconds)
+    over = exhausted(limits, Spent(asked, answered, used), age)
+    reached = [
+        limit is not None and spent >= limit
+        for limit, spent in ((requests, asked), (turns, answered), (tokens, used), (seconds, age))
+    ]
+    assert (over is not None) == any(reached)
+    assert over is None or str(over.reason) in over.message
+
+
+def test_an_answer_may_use_what_is_left_and_never_less_than_a_token() -> None:
+    assert tokens_left(Limits(), Spent(tokens=5)) is None
+    assert tokens_left(Limits(tokens=8), Spent(tokens=5)) == 3
+    assert tokens_left(Limits(tokens=5), Spent(tokens=9)) == 1

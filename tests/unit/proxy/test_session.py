@@ -1,0 +1,382 @@
+"""One session: what is recorded when, whose retry gets whose answer, and what a session may use up."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_runtime.models.base import ModelError, ModelReply
+from agent_runtime.proxy import keys
+from agent_runtime.proxy import session as session_module
+from agent_runtime.proxy.call import Call
+from agent_runtime.proxy.chat import BadRequest, ChatRequest, ErrorKind
+from agent_runtime.proxy.coalescing import Identity
+from agent_runtime.proxy.limits import Exhausted, Limits
+from agent_runtime.proxy.refused import Refused
+from agent_runtime.proxy.session import OverBudget, Session, SessionSettings
+from agent_runtime.recording.branches import token_branches
+from agent_runtime.recording.epoch_log import Superseded
+from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.messages import fold
+from rollout_api.model import Sampling
+from rollout_api.records import DeliveryRecord, IntentRecord, Message, ResponseRecord, StopReason
+from tests.support.proxied_model import MemoryJournal, TokenModel
+
+USER: Message = {"role": "user", "content": "hello"}
+
+
+class Bench:
+    """A session over a list of records, which may be opened again as another process would."""
+
+    def __init__(self, limits: Limits | None = None, on_over_budget: OverBudget | None = None, **fields: Any) -> None:
+        self.model, self.journal = TokenModel(), MemoryJournal()
+        self._settings = SessionSettings(
+            id="s", key_digest=keys.digest("k"), created=time.time(), limits=limits or Limits(), **fields
+        )
+        self._on_over_budget = on_over_budget
+        self.session = self.opened()
+
+    def opened(self) -> Session:
+        """The session as a process that takes it over finds it."""
+        self.session = Session(
+            self._settings, self.model, self.journal, list(self.journal.records), on_over_budget=self._on_over_budget
+        )
+        return self.session
+
+    def begin(
+        self, messages: Sequence[Message] = (USER,), *, retry: bool = False, key: str | None = None, **fields: Any
+    ) -> Call:
+        """A request with these messages."""
+        body = repr((list(messages), fields))
+        request = ChatRequest(model="tiny", messages=list(messages), **fields)
+        return self.session.begin(request, Identity(body, key, retry))
+
+    async def ask(self, messages: Sequence[Message] = (USER,), *, delivered: bool = True, **more: Any) -> ModelReply:
+        """A whole call."""
+        call = self.begin(messages, **more)
+        try:
+            reply = await call.answer()
+        except BaseException:
+            call.leave(False)
+            raise
+        call.leave(delivered)
+        return reply
+
+    def recorded(self, form: type) -> list[Any]:
+        """The records of a form."""
+        return [record for record in self.journal.records if isinstance(record, form)]
+
+
+async def test_the_model_is_asked_only_when_the_intent_is_durable() -> None:
+    bench = Bench()
+    bench.journal.hold = asyncio.Event()
+    call = bench.begin()
+    await asyncio.sleep(0.01)
+    assert bench.model.asked == []
+    bench.journal.hold.set()
+    await call.answer()
+    assert [type(record) for record in bench.journal.records] == [IntentRecord, ResponseRecord]
+
+
+async def test_no_client_has_an_answer_that_is_not_durable() -> None:
+    bench = Bench()
+    bench.model.hold = asyncio.Event()
+    call = bench.begin()
+    await call.started()
+    bench.journal.hold = asyncio.Event()
+    bench.model.hold.set()
+    answer = asyncio.ensure_future(call.answer())
+    await asyncio.sleep(0.01)
+    assert "".join([piece async for piece in _so_far(call)]) == "word 1"
+    assert not answer.done()
+    bench.journal.hold.set()
+    assert (await answer).text == "word 1"
+    assert bench.recorded(ResponseRecord)[0].message["content"] == "word 1"
+
+
+async def _so_far(call: Call) -> AsyncIterator[str]:
+    text = call.pieces()
+    while True:
+        try:
+            yield await asyncio.wait_for(anext(text), 0.01)
+        except TimeoutError:
+            return
+
+
+async def test_text_is_there_before_the_answer_is() -> None:
+    bench = Bench()
+    bench.model.hold = asyncio.Event()
+    call = bench.begin()
+    pieces = call.pieces()
+    assert await anext(pieces) == "word "
+    bench.model.hold.set()
+    assert "".join([piece async for piece in pieces]) == "1"
+
+
+async def test_a_slow_client_gets_its_text_in_fewer_larger_pieces() -> None:
+    bench = Bench()
+    call = bench.begin()
+    await call.answer()
+    assert [piece async for piece in call.pieces()] == ["word 1"]
+
+
+async def test_a_client_that_goes_away_takes_the_models_work_with_it() -> None:
+    bench = Bench()
+    bench.model.hold = asyncio.Event()
+    call = bench.begin()
+    await call.started()
+    call.leave(False)
+    await call.ended()
+    assert bench.model.cancelled == 1
+    assert bench.recorded(ResponseRecord) == []
+
+
+async def test_equal_requests_side_by_side_are_samples_of_their_own() -> None:
+    bench = Bench()
+    bench.model.hold = asyncio.Event()
+    first, second, retry = bench.begin(), bench.begin(), bench.begin(retry=True)
+    bench.model.hold.set()
+    texts = {(await call.answer()).text for call in (first, second, retry)}
+    assert len(texts) == 3
+    assert len({request.seed for request in bench.model.asked}) == 3
+
+
+async def test_a_retry_gets_the_answer_that_reached_nobody_and_no_second_sample() -> None:
+    bench = Bench()
+    first = await bench.ask(delivered=False)
+    again = await bench.ask(retry=True)
+    assert again == first
+    assert len(bench.model.asked) == 1
+    assert (
+        await bench.ask(retry=True)
+    ).text != first.text  # it is delivered now, so this is a retry of another request
+
+
+async def test_a_request_that_is_no_retry_never_gets_an_old_answer() -> None:
+    bench = Bench()
+    first = await bench.ask(delivered=False)
+    assert (await bench.ask()).text != first.text
+
+
+async def test_an_equal_idempotency_key_joins_the_call_that_runs_and_cancels_it_only_with_the_last() -> None:
+    bench = Bench()
+    bench.model.hold = asyncio.Event()
+    first, second = bench.begin(key="k1"), bench.begin(key="k1")
+    await first.started()
+    first.leave(False)
+    await asyncio.sleep(0)
+    bench.model.hold.set()
+    assert (await second.answer()).text == "word 1"
+    second.leave(True)
+    assert len(bench.model.asked) == 1
+    with pytest.raises(BadRequest, match="another request"):
+        bench.begin([USER, USER], key="k1")
+
+
+async def test_after_a_failure_the_same_key_makes_a_new_call() -> None:
+    bench = Bench()
+    bench.model.failures = [ModelError("Unreachable", "it is down")]
+    with pytest.raises(ModelError):
+        await bench.ask(key="k1")
+    assert bench.session.failure is not None
+    assert (await bench.ask(key="k1")).text == "word 2"
+    assert bench.session.failure is None
+
+
+async def test_a_retry_after_a_takeover_gets_the_recorded_answer() -> None:
+    bench = Bench()
+    first = await bench.ask(delivered=False)
+    bench.journal.records = [r for r in bench.journal.records if not isinstance(r, DeliveryRecord)]
+    bench.opened()
+    assert await bench.ask(retry=True) == first
+    assert len(bench.model.asked) == 1
+
+
+async def test_asked_again_after_a_takeover_an_answer_in_doubt_is_superseded_and_not_doubled() -> None:
+    bench = Bench()
+    first = await bench.ask()
+    bench.opened()
+    second = await bench.ask()
+    await bench.session.end()
+    assert second.text != first.text
+    assert [turn.response.message for turn in fold(linear(bench.journal.records)) if turn.response] == [second.message]
+
+
+async def test_an_answer_whose_client_went_on_from_it_counts_whatever_the_connection_said() -> None:
+    bench = Bench()
+    first = await bench.ask(delivered=False)
+    await bench.ask([USER, first.message, USER])
+    await bench.session.end()
+    assert [turn.number for turn in fold(linear(bench.journal.records))] == [0, 1]
+
+
+async def test_a_reply_through_another_replica_is_kept_for_a_retry_until_its_delivery_is_told() -> None:
+    bench = Bench()
+    call = bench.begin()
+    first = await call.answer()
+    call.leave(None)
+    assert await bench.ask(retry=True) == first
+    other = bench.begin([USER, USER])
+    await other.answer()
+    other.leave(None)
+    bench.session.told(other.ticket.turn, delivered=True)
+    assert (await bench.ask([USER, USER], retry=True)).text != "word 2"
+
+
+async def test_a_conversation_goes_on_from_the_ids_that_the_engine_saw() -> None:
+    bench = Bench()
+    first = await bench.ask()
+    second = await bench.ask([USER, first.message, USER])
+    prefix = bench.model.asked[1].prefix
+    assert prefix is not None
+    assert (prefix.messages, list(prefix.ids)) == (2, [7, 7, 7, 1002, 1003])
+    assert second.prompt_token_ids == [7, 7, 7, 1002, 1003, 7, 7, 7]
+    assert bench.recorded(ResponseRecord)[1].prompt_token_ids == [7, 7, 7]
+
+
+async def test_other_tools_make_other_tokens_so_nothing_is_kept_of_them() -> None:
+    bench = Bench()
+    first = await bench.ask()
+    await bench.ask([USER, first.message, USER], tools=[{"type": "function", "function": {"name": "f"}}])
+    assert bench.model.asked[1].prefix is None
+
+
+async def test_what_the_session_fixes_stands_whatever_the_client_asks_for() -> None:
+    bench = Bench(sampling=Sampling(temperature=1.0, extra={"top_k": 5}), seed=40)
+    await bench.ask(sampling=Sampling(temperature=0.0, top_p=0.5, extra={"top_k": 1, "min_p": 0.1}), seed=1)
+    asked = bench.model.asked[0]
+    assert asked.sampling == Sampling(temperature=1.0, top_p=0.5, extra={"top_k": 5, "min_p": 0.1})
+    assert asked.seed == 40
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(turns=1), StopReason.MAX_TURNS),
+        (Limits(tokens=4), StopReason.TOKEN_BUDGET),
+        (Limits(requests=1), StopReason.RESOURCE_LIMIT),
+    ],
+)
+async def test_over_budget_is_refused_and_after_a_while_told_once(
+    limits: Limits, reason: StopReason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Exhausted] = []
+
+    async def tell(over: Exhausted) -> None:
+        told.append(over)
+
+    monkeypatch.setattr(session_module, "GRACE_SECONDS", 0.01)
+    bench = Bench(limits, tell)
+    await bench.ask()
+    for _ in range(2):
+        with pytest.raises(Refused, match="no further call") as refused:
+            bench.begin()
+        assert refused.value.kind is ErrorKind.OVER_BUDGET
+        assert told == []
+    while not told:
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.03)
+    assert [over.reason for over in told] == [reason]
+
+
+async def test_the_time_of_a_session_also_ends_a_call_that_runs() -> None:
+    bench = Bench(Limits(seconds=1))
+    bench.session.settings.__dict__["created"] = time.time() - 0.95
+    bench.model.hold = asyncio.Event()
+    with pytest.raises(Refused, match="AgentTimeout"):
+        await bench.ask()
+    assert bench.model.cancelled == 1
+
+
+async def test_calls_over_the_limit_of_concurrent_ones_wait_for_a_place() -> None:
+    bench = Bench(Limits(concurrent_calls=2))
+    bench.model.hold = asyncio.Event()
+    calls = [bench.begin() for _ in range(5)]
+    await asyncio.sleep(0.01)
+    assert len(bench.model.asked) == 2
+    bench.model.hold.set()
+    await asyncio.gather(*(call.answer() for call in calls))
+    assert len(bench.model.asked) == 5
+
+
+async def test_the_end_of_a_session_stops_its_calls_and_refuses_further_ones() -> None:
+    bench = Bench()
+    bench.model.hold = asyncio.Event()
+    call = bench.begin()
+    await call.started()
+    await bench.session.end()
+    with pytest.raises(Refused, match="has ended") as refused:
+        await call.answer()
+    assert refused.value.kind is ErrorKind.SESSION_ENDED
+    with pytest.raises(Refused, match="has ended"):
+        bench.begin()
+
+
+async def test_an_owner_that_was_superseded_gives_out_no_answer() -> None:
+    bench = Bench()
+    bench.model.hold = asyncio.Event()
+    call = bench.begin()
+    await call.started()
+    bench.journal.superseded = True
+    bench.model.hold.set()
+    with pytest.raises(Superseded):
+        await call.answer()
+
+
+async def test_a_model_that_is_not_served_is_named_together_with_what_is() -> None:
+    bench = Bench(models=["policy"])
+    with pytest.raises(Refused, match="use policy") as refused:
+        bench.begin()
+    assert refused.value.kind is ErrorKind.MODEL_NOT_FOUND
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(-1, 30), st.booleans(), st.integers(0, 2), st.booleans(), st.booleans()),
+    min_size=1,
+    max_size=16,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+async def test_whatever_conversations_an_agent_holds_each_delivered_token_is_trained_once(
+    steps: list[tuple[int, bool, int, bool, bool]],
+) -> None:
+    """A step: the turn to go on from (none: a new conversation), is it delivered, number of new messages, does another
+    process take over first, are there tools."""
+    bench = Bench()
+    said: list[list[Message]] = []
+    wanted: dict[str, bool] = {}
+    for position, delivered, more, taken_over, tools in steps:
+        if taken_over:
+            await bench.session.flush()
+            bench.opened()
+        before = said[position % len(said)] if said and position >= 0 else []
+        for message in (m for m in before if m["role"] == "assistant"):
+            wanted[message["content"]] = True
+        new: list[Message] = [{"role": "user", "content": f"{position} {more}"}] * (more or (not before))
+        reply = await bench.ask([*before, *new], delivered=delivered, tools=[{"name": "f"}] if tools else [])
+        wanted[reply.text] = delivered
+        said.append([*before, *new, reply.message])
+    await bench.session.end()
+
+    records = linear(bench.journal.records)
+    turns = fold(records)
+    assert {turn.response.message["content"] for turn in turns if turn.response} == {t for t, w in wanted.items() if w}
+    by_text = {conversation[-1]["content"]: conversation for conversation in said}
+    for turn in turns:
+        assert turn.response is not None
+        assert turn.conversation() == by_text[turn.response.message["content"]]
+    sampled = [
+        token
+        for branch in token_branches(records)
+        for token, mask in zip(branch.token_ids, branch.mask, strict=True)
+        if mask
+    ]
+    expected = [id for turn in turns if turn.response for id in turn.response.completion_token_ids or []]
+    assert sorted(sampled) == sorted(expected)
+    assert linear(records) == records
