@@ -9,12 +9,14 @@ connection gets the request again. What has begun breaks off with its connection
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections import deque
 from collections.abc import Iterator
-from tempfile import SpooledTemporaryFile
-from typing import Any
+from io import BytesIO
+from itertools import chain
+from typing import Any, BinaryIO
 
 from agent_runtime.executor.bell import Bell
 from agent_runtime.executor.errors import ApiError
@@ -61,6 +63,41 @@ def forwarded_head(head: Head, body_bytes: int, idempotency_key: str) -> bytes:
     headers |= {"content-length": str(body_bytes), "connection": "close"}
     lines = [f"{head.method} {head.target} {head.version}", *(f"{name}: {value}" for name, value in headers.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+class HeldBody:
+    """A request's body: in memory while it is small, then in a file that has no name, so that nothing is ever left of it."""
+
+    def __init__(self, folder: str) -> None:
+        self.size = 0
+        self._folder = folder
+        self._content: BinaryIO = BytesIO()
+
+    def add(self, piece: bytes) -> None:
+        """Raises OSError."""
+        if self.size <= SMALL_BODY_BYTES < self.size + len(piece):
+            path = os.path.join(self._folder, f"{os.urandom(16).hex()}-body")
+            file = open(path, "x+b")  # noqa: SIM115 - `close` does
+            os.unlink(path)
+            self._content.seek(0)
+            file.write(self._content.read())
+            self._content = file
+        self._content.write(piece)
+        # A full disk has to be known now, while the client can be told.
+        self._content.flush()
+        self.size += len(piece)
+
+    def pieces(self) -> Iterator[bytes]:
+        """All of it, from the start."""
+        self._content.seek(0)
+        while piece := self._content.read(BUFFER_BYTES):
+            yield piece
+
+    def close(self) -> None:
+        """Give its room back."""
+        # What a full disk did not take is tried once more, and nobody's loss.
+        with contextlib.suppress(OSError):
+            self._content.close()
 
 
 class Carrier(asyncio.Protocol):
@@ -135,9 +172,8 @@ class Carrier(asyncio.Protocol):
 class Exchange:
     """One request and its reply, as `Chunks` of a PassedReply."""
 
-    def __init__(self, port: ModelPort, head: bytes, body: SpooledTemporaryFile[bytes], body_bytes: int) -> None:
-        self._port = port
-        self._head, self._body, self._body_bytes = head, body, body_bytes
+    def __init__(self, port: ModelPort, head: bytes, body: HeldBody) -> None:
+        self._port, self._head, self._body = port, head, body
         self._carrier: Carrier | None = None
         self._has_begun = False
 
@@ -166,7 +202,7 @@ class Exchange:
         for lost in range(MAX_CONNECTIONS_LOST):
             self._carrier = await self._port.free_carrier(is_repeated=lost > 0)
             self._port.answering.add(self)
-            await self._carrier.send(self._pieces())
+            await self._carrier.send(chain([self._head], self._body.pieces()))
             if data := await self._carrier.receive():
                 self._has_begun = True
                 self._let_go()
@@ -174,15 +210,9 @@ class Exchange:
             self._port.answering.discard(self)
         raise ApiError("NoPlace", f"a model request has ended {MAX_CONNECTIONS_LOST} connections of runners: given up")
 
-    def _pieces(self) -> Iterator[bytes]:
-        yield self._head
-        self._body.seek(0)
-        while piece := self._body.read(BUFFER_BYTES):
-            yield piece
-
     def _let_go(self) -> None:
         self._body.close()
-        self._port.held_bytes -= self._body_bytes
+        self._port.held_bytes -= self._body.size
 
 
 class ModelPort:
@@ -267,24 +297,21 @@ class ModelPort:
     async def _answer(self, request: Request) -> PassedReply:
         head = request.head
         self._require_room(head.body_length() or 0, self.held_bytes)
-        body = SpooledTemporaryFile[bytes](SMALL_BODY_BYTES, dir=self._folder)
-        size = 0
+        body = HeldBody(self._folder)
         try:
             async for piece in request.chunks():
-                size += len(piece)
+                self._require_room(body.size + len(piece), self.held_bytes - body.size)
+                body.add(piece)
                 self.held_bytes += len(piece)
-                self._require_room(size, self.held_bytes - size)
-                try:
-                    body.write(piece)
-                except OSError as error:
-                    raise ApiError("NoPlace", f"body: it cannot be held ({error}); try again later") from error
-        except BaseException:
+        except BaseException as error:
             body.close()
-            self.held_bytes -= size
+            self.held_bytes -= body.size
+            if isinstance(error, OSError):
+                raise ApiError("NoPlace", f"body: it cannot be held ({error}); try again later") from error
             raise
         # From here on it is no half-sent request, of which those that came first go when there are too many.
         request.trust()
-        exchange = Exchange(self, forwarded_head(head, size, os.urandom(16).hex()), body, size)
+        exchange = Exchange(self, forwarded_head(head, body.size, os.urandom(16).hex()), body)
         return PassedReply(exchange, REPLY_STALL_SECONDS)
 
     def _require_room(self, size: int, others: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.messages import read_head
-from agent_runtime.executor.model_port import forwarded_head
+from agent_runtime.executor.model_port import SMALL_BODY_BYTES, HeldBody, forwarded_head
 
 TOKEN = st.text("!#$%&'*+.^_`|~-09azAZ", min_size=1, max_size=12)
 TRICKY_NAMES = st.sampled_from(
@@ -53,3 +54,26 @@ def test_a_request_cannot_carry_a_second_one_past_the_model_port(
     assert again.headers.keys() == (head.headers.keys() - dropped) | own
     for name in head.headers.keys() - dropped - own:
         assert again.headers[name] == head.headers[name].strip(" \t")
+
+
+@given(pieces=st.lists(st.binary(max_size=40_000), max_size=6))
+def test_a_body_that_is_sent_again_is_the_same_body(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("held")
+    body = HeldBody(str(folder))
+    for piece in pieces:
+        body.add(piece)
+    assert list(folder.iterdir()) == []
+    for _ in range(2):
+        assert b"".join(body.pieces()) == b"".join(pieces)
+    assert body.size == len(b"".join(pieces))
+    body.close()
+
+
+def test_a_full_disk_is_known_while_the_program_can_be_told() -> None:
+    body = HeldBody("/proc/1")
+    body.add(b"x" * SMALL_BODY_BYTES)
+    with pytest.raises(OSError, match="/proc/1"):
+        body.add(b"x")
+    body.close()
