@@ -1,5 +1,6 @@
 """A model for the programs of an attempt's workspace: the session proxy, served over the workspace's model port."""
 
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,10 @@ from rollout_api.model import Sampling
 from rollout_api.records import AttemptRecord, Record
 
 KEY_PURPOSE = "model key"
+
+# What aiohttp says of malformed requests, which programs could fill the runner's log with. The proxy logs its own defects.
+_MALFORMED = logging.getLogger(f"{__name__}.malformed")
+_MALFORMED.setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ async def serve_model(
     opened = sessions.open(settings, journal, recorded, on_over_budget)
     # Nothing is left to wait for at the end: the workspace's connections are cut by then.
     runner = web.AppRunner(
-        make_app(Handler(sessions)), handler_cancellation=True, access_log=None, shutdown_timeout=0.0
+        make_app(Handler(sessions)), handler_cancellation=True, access_log=None, logger=_MALFORMED, shutdown_timeout=0.0
     )
     await runner.setup()
     assert runner.server is not None

@@ -189,3 +189,24 @@ async def test_a_program_that_is_killed_stops_the_generation_that_it_waited_for(
             while not speller.cancelled:  # noqa: ASYNC110 - nobody else could be told
                 await asyncio.sleep(0.01)
         assert not (await running).ok
+
+
+NONSENSE = """
+import os, socket
+port = int(os.environ["ANTHROPIC_BASE_URL"].rpartition(":")[2])
+for request in (b"GET / HTTP/1.1\\r\\n\\r\\n", b"GET / HTTP/1.1\\r\\nHost: m\\r\\nA: " + b"x" * 20_000 + b"\\r\\n\\r\\n",
+                b"GET / HTTP/1.1\\r\\nHost: m\\r\\nA: \\x01\\r\\n\\r\\n", b"X //[ HTTP/1.1\\r\\nHost: m\\r\\n\\r\\n"):
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(request)
+        print(connection.makefile("rb").readline().decode().split()[1])
+"""
+
+
+async def test_a_program_that_sends_nonsense_is_refused_and_fills_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with workspace_in(tmp_path) as workspace, served(workspace, Speller(), ListJournal()) as model:
+        result = await run(workspace, NONSENSE, model, "1:agent")
+        assert result.ok, result.stderr.decode()
+        assert {int(status) // 100 for status in result.stdout.split()} == {4}
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
