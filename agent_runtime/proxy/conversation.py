@@ -12,10 +12,13 @@ from typing import Any
 
 from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.models.history import MALFORMED, answer_message, decoded_object
-from rollout_api.records import Message
+from rollout_api.records import Message, Usage
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Where servers put reasoning: the older name, and vLLM's newer one."""
+
+
+_NO_USAGE = Usage()  # making one costs more than all the rest of a reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class _Node:
     parent: "_Node | None"
     turn: int | None = None
     """Set where the message is an answer of the model."""
+    plain: Message | None = None
+    """That answer without reasoning, which is what most clients send back."""
     children: "list[_Node]" = field(default_factory=list)
 
 
@@ -56,7 +61,8 @@ class Conversations:
                 child = _Node(message, node)
                 node.children.append(child)
             node = child
-        node.children.append(_Node(answer_message(ModelReply(answer, "")), node, turn))
+        kept = answer_message(_reply(answer))
+        node.children.append(_Node(kept, node, turn, plain_answer(kept)))
 
     def find(self, messages: Sequence[Message]) -> Known:
         """Recognise the answers in the messages of a request, as `Translation.parse` gives them."""
@@ -80,20 +86,40 @@ class Conversations:
 
 
 def _is_said_again(message: Message, node: _Node) -> bool:
-    if message == node.message:
+    if message == node.message or message == node.plain:
         return True
     return node.turn is not None and is_copy(message, node.message)
 
 
 def is_copy(message: Message, answer: Message) -> bool:
     """Whether a message is what clients make of an answer that they send back."""
-    copy, given = ModelReply(message, ""), ModelReply(answer, "")
+    if message.get("role") != "assistant":
+        return False
+    copy, given = _reply(message), _reply(answer)
     return (
-        message.get("role") == "assistant"
-        and copy.text.strip() == given.text.strip()
+        copy.text.strip() == given.text.strip()
         and reasoning(message) in (None, reasoning(answer))
         and len(copy.tool_calls) == len(given.tool_calls)
         and all(map(_is_same_call, copy.tool_calls, given.tool_calls))
+    )
+
+
+def assistant(text: str, calls: list[dict[str, Any]]) -> Message:
+    """An assistant message in the one form that all translations give it."""
+    if calls:
+        return {"role": "assistant", "content": text or None, "tool_calls": calls}
+    return {"role": "assistant", "content": text}
+
+
+def plain_answer(message: Message) -> Message:
+    """Text and tool calls of an answer, and nothing else of it."""
+    reply = _reply(message)
+    return assistant(
+        reply.text,
+        [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.tool_calls
+        ],
     )
 
 
@@ -112,3 +138,7 @@ def decoded_arguments(arguments: str) -> dict[str, Any]:
     """Arguments as an object, for APIs that carry no text: what is no JSON object stands inside of one."""
     decoded = decoded_object(arguments or "{}")
     return {MALFORMED: arguments} if decoded is None else decoded
+
+
+def _reply(message: Message) -> ModelReply:
+    return ModelReply(message, "", usage=_NO_USAGE)

@@ -28,7 +28,7 @@ class _Node:
 
 
 def linear(records: Sequence[Record]) -> list[Record]:
-    """The records with the turns in the order of their branches; as they are where no call went beside another."""
+    """The records with the turns in the order of their branches; as they are where no proxy recorded them."""
     if not is_tree(records):
         return list(records)
     roots = _tree(records)
@@ -103,6 +103,8 @@ def _in_line(turns: Sequence[_Node]) -> Iterator[Record]:
                 "tools": None if node.tools == tools else node.tools,
                 "branch": branch,
                 "follows": None,
+                "request_digest": None,
+                "idempotency_key": None,
             }
         )
         prompt_keep, prompt = tokens.split(node.prompt)

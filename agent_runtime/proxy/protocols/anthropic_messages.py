@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_runtime.proxy.chat import BadRequest, ChatAnswer, ChatRequest, Earlier, ErrorKind, JsonObject
-from agent_runtime.proxy.conversation import decoded_arguments, reasoning
+from agent_runtime.proxy.conversation import assistant, decoded_arguments, reasoning
 from agent_runtime.proxy.protocols.anthropic_events import AnthropicEncoder, answer_head, answer_tail, anthropic_error
 from agent_runtime.proxy.protocols.fields import (
     ENGINE_SAMPLING,
@@ -17,12 +17,11 @@ from agent_runtime.proxy.protocols.fields import (
     sampling,
     typed,
 )
-from agent_runtime.proxy.protocols.openai_chat import assistant
 from rollout_api.records import Message
 
 BILLING_HEADER = "x-anthropic-billing-header:"
-"""Begins a system block of Claude Code that is meant for Anthropic's billing and differs in every request, so that no
-conversation would extend another; vLLM leaves it out as well (vllm-project/vllm#36829)."""
+"""Begins the first line of Claude Code's system prompt, which is meant for Anthropic's billing and differs in every
+request, so that no conversation would extend another; vLLM leaves it out as well (vllm-project/vllm#36829)."""
 
 PASSED = ENGINE_SAMPLING
 HONOURED = frozenset(
@@ -119,8 +118,9 @@ def answer_blocks(answer: ChatAnswer, *, thinking: bool) -> list[JsonObject]:
 def _system(system: Any) -> list[Message]:
     blocks = [{"type": "text", "text": system}] if isinstance(system, str) else objects(system or [], "system")
     texts = [_text(block, f"system[{i}]") for i, block in enumerate(blocks)]
-    kept = [text for text in texts if text and not text.startswith(BILLING_HEADER)]
-    return [{"role": "system", "content": "\n".join(kept)}] if kept else []
+    meant = [text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text for text in texts]
+    prompt = "\n".join(filter(None, meant))
+    return [{"role": "system", "content": prompt}] if prompt else []
 
 
 def _conversation(body: Mapping[str, Any]) -> list[Message]:
@@ -214,7 +214,7 @@ def _sampled_otherwise(body: Mapping[str, Any]) -> JsonObject:
     """What changes sampling and has another form in chat completions, by its name there."""
     extra: JsonObject = {}
     if choice := given(body, "tool_choice", dict, {}):
-        kind = choice.get("type")
+        kind = required(choice, "type", str, "tool_choice")
         if kind == "tool":
             name = required(choice, "name", str, "tool_choice")
             extra["tool_choice"] = {"type": "function", "function": {"name": name}}

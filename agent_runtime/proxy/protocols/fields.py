@@ -28,7 +28,6 @@ ENGINE_SAMPLING = frozenset(
         "stop_token_ids",
         "structured_outputs",
         "top_k",
-        "truncate_prompt_tokens",
     }
 )
 """What vLLM's OpenAI API takes beside OpenAI's own fields (vLLM, docs/serving/openai_compatible_server.md)."""
@@ -85,13 +84,16 @@ def sampling(
     body: Mapping[str, Any],
     *,
     max_tokens: Collection[str],
-    stop: str,
+    stop: str | None,
     extra: Mapping[str, Any],
     passed: Collection[str],
 ) -> Sampling:
-    """How to sample. `max_tokens` and `stop` name the fields of this API, `passed` those that go on as they stand."""
+    """How to sample. `max_tokens` and `stop` name the fields of this API (None: it has none).
+
+    `passed` are those that go on as they stand; `extra` is what has another name in chat completions, by its name there.
+    """
     limits = [(name, typed(body[name], int, name)) for name in max_tokens if body.get(name) is not None]
-    stops = body.get(stop) or []
+    stops = (body.get(stop) if stop else None) or []
     fields = {
         "temperature": body.get("temperature"),
         "topP": body.get("top_p"),
@@ -104,5 +106,7 @@ def sampling(
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])
-        name = {"topP": "top_p", "maxTokens": limits[0][0] if limits else "max_tokens", "stop": stop}.get(field, field)
+        name = {"topP": "top_p", "maxTokens": limits[0][0] if limits else "max_tokens", "stop": stop}.get(
+            field
+        ) or field
         raise BadRequest(f"{name}: {first['msg']}, got {first['input']!r:.100}", name) from None

@@ -13,7 +13,7 @@ from agent_runtime.proxy.chat import (
     JsonObject,
     sse,
 )
-from agent_runtime.proxy.conversation import REASONING_FIELDS
+from agent_runtime.proxy.conversation import REASONING_FIELDS, assistant, plain_answer
 from agent_runtime.proxy.protocols.fields import (
     ENGINE_SAMPLING,
     check_known,
@@ -223,25 +223,6 @@ def parse_message(message: JsonObject, where: str) -> Message:
     if message.get("name") is not None:
         parsed["name"] = required(message, "name", str, where)
     return parsed
-
-
-def assistant(text: str, calls: list[JsonObject]) -> Message:
-    """An assistant message in the one form that all translations give it."""
-    if calls:
-        return {"role": "assistant", "content": text or None, "tool_calls": calls}
-    return {"role": "assistant", "content": text}
-
-
-def plain_answer(message: Message) -> Message:
-    """Text and tool calls of an answer, and nothing else of it."""
-    reply = ModelReply(message, "")
-    return assistant(
-        reply.text,
-        [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in reply.tool_calls
-        ],
-    )
 
 
 def answer_message(message: Message) -> Message:

@@ -104,7 +104,7 @@ class OpenAIResponses:
             messages=messages,
             tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(body.get("tools") or [], "tools"))],
             sampling=sampling(
-                body, max_tokens=("max_output_tokens",), stop="stop", extra=_sampled_otherwise(body), passed=PASSED
+                body, max_tokens=("max_output_tokens",), stop=None, extra=_sampled_otherwise(body), passed=PASSED
             ),
             stream=given(body, "stream", bool, False),
             extra={
@@ -144,7 +144,7 @@ def _previous(body: Mapping[str, Any], earlier: Earlier) -> list[Message]:
     messages = earlier(answer_id)
     if messages is None:
         raise BadRequest(
-            f"Previous response with id {id!r} not found in this session; send the whole conversation as input",
+            f"previous_response_id: {id!r} is no response of this session; send the whole conversation as input",
             "previous_response_id",
             ErrorKind.PREVIOUS_NOT_FOUND,
         )
@@ -175,7 +175,7 @@ def _sampled_otherwise(body: Mapping[str, Any]) -> JsonObject:
     text = given(body, "text", dict, {})
     if text.get("verbosity"):
         extra["verbosity"] = text["verbosity"]
-    form = text.get("format") or {"type": "text"}
+    form = given(text, "format", dict, {"type": "text"})
     if form.get("type") == "json_schema":
         schema = {
             name: form[name] for name in ("name", "description", "schema", "strict") if form.get(name) is not None

@@ -9,9 +9,9 @@ from typing import Any
 
 from agent_runtime.models.base import ModelReply
 from agent_runtime.proxy.chat import BadRequest, ChatAnswer, ChatRequest, Earlier, JsonObject
-from agent_runtime.proxy.conversation import reasoning
+from agent_runtime.proxy.conversation import assistant, reasoning
 from agent_runtime.proxy.protocols.fields import objects, required
-from agent_runtime.proxy.protocols.openai_chat import assistant, parse_text
+from agent_runtime.proxy.protocols.openai_chat import parse_text
 from rollout_api.records import Message
 
 ANSWER_PREFIX = "resp_"

@@ -1,0 +1,195 @@
+"""Replicas killed under load: every reply that a client has whole is in the record, and no sample is there twice."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agent_runtime.proxy.store import SessionStore
+from agent_runtime.proxy.views import traces_view
+from agent_runtime.recording.store import Store
+from tests.support.proxy_replica import ADMIN_KEY
+
+ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
+
+
+@dataclass
+class Replicas:
+    """Processes on one store."""
+
+    uri: str
+    ports: list[int]
+    processes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
+
+    async def start(self, port: int) -> None:
+        """Start one, and wait until it answers."""
+        self.processes[port] = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.support.proxy_replica", self.uri, str(port)
+        )
+        async with aiohttp.ClientSession() as client:
+            while True:
+                with contextlib.suppress(aiohttp.ClientConnectionError):
+                    async with client.get(f"http://127.0.0.1:{port}/health") as reply:
+                        assert reply.status == 200
+                        return
+                await asyncio.sleep(0.05)
+
+    async def kill(self, port: int) -> None:
+        """SIGKILL."""
+        process = self.processes.pop(port)
+        process.kill()
+        await process.wait()
+
+    def pause(self, port: int, how: signal.Signals) -> None:
+        """SIGSTOP or SIGCONT."""
+        os.kill(self.processes[port].pid, how)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
+    """Three of them."""
+    started = Replicas(str(tmp_path), [free_port() for _ in range(3)])
+    try:
+        await asyncio.gather(*(started.start(port) for port in started.ports))
+        yield started
+    finally:
+        for port in list(started.processes):
+            await started.kill(port)
+
+
+@dataclass
+class Agent:
+    """Talks to any replica, and sends a request again as the openai package does."""
+
+    client: aiohttp.ClientSession
+    replicas: Replicas
+    base_path: str
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    retries: int = 0
+
+    async def turn(self, text: str, *, stream: bool) -> None:
+        """A question, and its whole answer."""
+        self.messages.append({"role": "user", "content": text})
+        body = json.dumps({"model": "tiny", "messages": self.messages, "stream": stream})
+        attempt = 0
+        while True:
+            port = random.choice(self.replicas.ports)
+            try:
+                self.messages.append(await self._ask(port, body, attempt, stream))
+                return
+            except (aiohttp.ClientError, ConnectionError):
+                attempt += 1
+                self.retries += 1
+                await asyncio.sleep(0.1)
+
+    async def _ask(self, port: int, body: str, attempt: int, stream: bool) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{port}{self.base_path}/chat/completions"
+        headers = {"Content-Type": "application/json", "x-stainless-retry-count": str(attempt)}
+        async with self.client.post(url, data=body, headers=headers) as reply:
+            if reply.status >= 500:
+                raise aiohttp.ClientError(await reply.text())
+            assert reply.status == 200, await reply.text()
+            if not stream:
+                message: dict[str, Any] = (await reply.json())["choices"][0]["message"]
+                return message
+            text, done = "", False
+            async for line in reply.content:
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise aiohttp.ClientError(event["error"]["message"])
+                    text += event["choices"][0]["delta"].get("content") or ""
+                done = done or line.startswith(b"data: [DONE]")
+            if not done:
+                raise aiohttp.ClientError("the stream broke off")
+            return {"role": "assistant", "content": text}
+
+
+async def registered(client: aiohttp.ClientSession, replicas: Replicas, name: str) -> Agent:
+    """An agent with a session of its own."""
+    async with client.post(f"http://127.0.0.1:{replicas.ports[0]}/sessions/{name}", headers=ADMIN) as reply:
+        assert reply.status == 201
+        return Agent(client, replicas, (await reply.json())["base_path"])
+
+
+async def recorded(replicas: Replicas, name: str) -> list[str]:
+    """The answers of a session that count."""
+    store = SessionStore(Store.open(replicas.uri, {}))
+    settings = await store.settings(name)
+    assert settings is not None
+    return [trace["response_message"]["content"] for trace in traces_view(settings, await store.records(name))]
+
+
+async def test_replicas_killed_under_load_lose_no_acknowledged_turn_and_double_none(replicas: Replicas) -> None:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+        agents = {f"s{i}": await registered(client, replicas, f"s{i}") for i in range(9)}
+
+        async def work(agent: Agent) -> None:
+            for number in range(12):
+                await agent.turn(f"question {number}", stream=bool(number % 2))
+
+        working = [asyncio.ensure_future(work(agent)) for agent in agents.values()]
+        for port in replicas.ports:
+            await asyncio.sleep(0.4)
+            await replicas.kill(port)
+            await asyncio.sleep(0.2)
+            await replicas.start(port)
+        await asyncio.gather(*working)
+    assert sum(agent.retries for agent in agents.values()) > 0
+    for name, agent in agents.items():
+        acknowledged = [message["content"] for message in agent.messages if message["role"] == "assistant"]
+        assert await recorded(replicas, name) == acknowledged
+
+
+async def test_an_owner_that_hangs_is_replaced_and_can_acknowledge_nothing_any_more(replicas: Replicas) -> None:
+    owner, other, _ = replicas.ports
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+        agent = await registered(client, replicas, "s")
+        await agent.turn("first", stream=False)
+        replicas.pause(owner, signal.SIGSTOP)
+        replicas.ports = [other]
+        await agent.turn("second", stream=False)
+        replicas.pause(owner, signal.SIGCONT)
+        replicas.ports = [owner]
+        await agent.turn("third", stream=True)  # the older owner forwards now
+    acknowledged = [message["content"] for message in agent.messages if message["role"] == "assistant"]
+    assert await recorded(replicas, "s") == acknowledged
+
+
+async def test_any_replica_answers_for_a_session_and_its_end_holds_at_all_of_them(replicas: Replicas) -> None:
+    async with aiohttp.ClientSession() as client:
+        agent = await registered(client, replicas, "s")
+        for number in range(6):
+            await agent.turn(f"question {number}", stream=False)
+        first, second, third = (f"http://127.0.0.1:{port}" for port in replicas.ports)
+        async with client.get(f"{third}/sessions/s", headers=ADMIN) as reply:
+            assert len((await reply.json())["turns"]) == 6
+        async with client.post(f"{second}/sessions/s/complete", headers=ADMIN) as reply:
+            assert (await reply.json())["completed"] is True
+        for url in (first, second, third):
+            async with client.post(f"{url}{agent.base_path}/chat/completions", json={}) as reply:
+                assert reply.status == 409
+                assert reply.headers["x-should-retry"] == "false"
+        async with client.delete(f"{third}/sessions/s", headers=ADMIN) as reply:
+            assert reply.status == 200
+        for url in (first, second, third):
+            async with client.post(f"{url}{agent.base_path}/chat/completions", json={}) as reply:
+                assert reply.status == 401

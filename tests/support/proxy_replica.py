@@ -1,0 +1,62 @@
+"""One replica of the session proxy as a process: `python -m tests.support.proxy_replica STORE PORT`.
+
+Its model answers after some milliseconds, each time with words that no other answer has.
+"""
+
+import asyncio
+import random
+import secrets
+import sys
+
+from agent_runtime.models.base import ModelReply, ModelRequest
+from agent_runtime.proxy import peers
+from agent_runtime.proxy.standalone import standalone_proxy
+from agent_runtime.recording.store import Store
+from rollout_api.records import Usage
+
+ADMIN_KEY = "the-admin-key"
+
+
+class UniqueModel:
+    """A `Model`."""
+
+    name = "tiny"
+    token_capture = "TextOnly"
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """Three words."""
+        words = [secrets.token_hex(4) for _ in range(3)]
+        for word in words:
+            await asyncio.sleep(random.uniform(0.002, 0.03))
+            if request.on_text is not None:
+                request.on_text(f"{word} ")
+        message = {"role": "assistant", "content": "".join(f"{word} " for word in words)}
+        return ModelReply(message, "stop", self.name, Usage(prompt_tokens=1, completion_tokens=3))
+
+    async def check(self) -> None:
+        """Always there."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class LateStore(Store):
+    """Its replies come late, so that a kill often falls between a record and the reply that it allows."""
+
+    async def create(self, key: str, data: bytes) -> bool:
+        """See `Store.create`."""
+        created = await super().create(key, data)
+        await asyncio.sleep(random.uniform(0, 0.03))
+        return created
+
+
+async def serve(uri: str, port: int) -> None:
+    """Until it is killed."""
+    async with standalone_proxy(LateStore.open(uri, {}), UniqueModel(), ADMIN_KEY, port=port):
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    peers.LOST_SECONDS = 1.5  # type: ignore[misc]  # of the 5 s, so that a test need not wait
+    peers._ASK_SECONDS = 0.3  # type: ignore[misc]
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2])))
