@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from agent_runtime.engine.workspace_model import WorkspaceModel, serve_model
+from agent_runtime.models.base import Model
+from agent_runtime.models.vllm.server import VllmServer
 from agent_runtime.proxy.limits import Limits
 from agent_runtime.recording.attempt_folder import AttemptFolder
 from agent_runtime.recording.store import Store
@@ -22,6 +24,7 @@ from rollout_api.model import Sampling
 from rollout_api.records import Record, ResponseRecord
 from rollout_api.sandbox import SandboxTemplate
 from tests.support.speller import Speller
+from tests.support.vllm_server import VllmStandIn
 
 REPOSITORY = Path(__file__).parents[3]
 SERVING_RUNNER = Path(__file__).with_name("serving_runner.py")
@@ -138,9 +141,9 @@ class ListJournal:
 
 
 @asynccontextmanager
-async def workspace_in(folder: Path) -> AsyncIterator[Workspace]:
-    """A workspace in Overlay without network."""
-    template = SandboxTemplate.model_validate({"workspaces": {"mode": "Overlay"}, "idleSeconds": 60})
+async def workspace_in(folder: Path, mode: str = "Overlay") -> AsyncIterator[Workspace]:
+    """A workspace without network."""
+    template = SandboxTemplate.model_validate({"workspaces": {"mode": mode}, "idleSeconds": 60})
     provider = LocalProvider(folder / "run", template, places=1)
     await provider.open()
     spec = WorkspaceSpec(group="task-1", working_dir="/workspace")
@@ -148,17 +151,46 @@ async def workspace_in(folder: Path) -> AsyncIterator[Workspace]:
     await provider.close()
 
 
-def served(workspace: Workspace, speller: Speller, journal: ListJournal, **changes: Any) -> Any:
-    """The speller, for the programs of a workspace."""
+def served(workspace: Workspace, model: Model, journal: ListJournal, **changes: Any) -> Any:
+    """The model, for the programs of a workspace."""
     fixed: dict[str, Any] = {"session": "rollout-0-1", "task": "spelling", "member": 0, "seed": 1}
     fixed |= {"sampling": Sampling(), "limits": Limits(), **changes}
-    return serve_model(workspace, speller, journal, [], **fixed)
+    return serve_model(workspace, model, journal, [], **fixed)
 
 
-async def run(workspace: Workspace, program: str, model: WorkspaceModel, key: str) -> CommandResult:
-    """A Python program that has this process's packages, and the model."""
-    command = [sys.executable, "-c", program]
+async def run(
+    workspace: Workspace, program: str, model: WorkspaceModel, key: str, python: str = sys.executable
+) -> CommandResult:
+    """A Python program that has the model, and in Overlay this process's packages."""
+    command = [python, "-c", program]
     return await workspace.run(command, key=key, deadline_seconds=60, env=model.environment())
+
+
+@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+async def test_what_is_recorded_of_a_program_is_what_the_server_saw_to_the_token(tmp_path: Path, mode: str) -> None:
+    journal = ListJournal()
+    async with VllmStandIn() as server:
+        model = VllmServer(f"{server.url}/v1", server.model, headers={}, key_origin="nowhere", call_seconds=60)
+        await model.check()
+        assert model.token_capture == "Tokens"
+        checked = len(server.served)
+        async with (
+            workspace_in(tmp_path, mode) as workspace,
+            served(workspace, model, journal, sampling=Sampling(max_tokens=40)) as access,
+        ):
+            result = await run(workspace, AGENT, access, "1:agent", python="python3")
+        await model.close()
+        requests = list(server.served)[checked:]
+    assert result.ok, result.stderr.decode()
+    responses = [record for record in journal.records if isinstance(record, ResponseRecord)]
+    assert len(responses) == len(requests) == 4
+    seen: list[int] = []
+    for response, request in zip(responses, requests, strict=True):
+        assert response.prompt_keep == len(seen)
+        prompt = seen + list(response.prompt_token_ids or [])
+        assert (prompt, response.completion_token_ids) == (list(request.prompt_ids), list(request.ids))
+        assert response.logprobs == pytest.approx(list(request.logprobs))
+        seen = [*prompt, *request.ids]
 
 
 async def test_the_packages_of_openai_and_anthropic_work_in_a_workspace_as_they_are(tmp_path: Path) -> None:
