@@ -282,17 +282,21 @@ class ModelPort:
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
                 self._offer(waiter.result())
-            else:
-                self._waiting.remove(waiter)
             raise
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(waiter)
 
     def _offer(self, carrier: Carrier) -> None:
         if carrier.is_lost:
             return
-        if self._waiting:
-            self._waiting.popleft().set_result(carrier)
-        else:
-            self._free[carrier] = None
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            # One that was cancelled a moment ago is still here.
+            if not waiter.done():
+                waiter.set_result(carrier)
+                return
+        self._free[carrier] = None
 
     async def _answer(self, request: Request) -> PassedReply:
         head = request.head

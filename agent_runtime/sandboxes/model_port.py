@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,10 +20,18 @@ from agent_runtime.sandboxes.executor_client import REPLY_SECONDS, RETRY_PAUSES,
 
 # What the connection becomes, in the Upgrade header.
 UPGRADE = "rollout-model"
-# The second request of a burst starts at once; each later one a round trip later, which no model call notices.
+# The second request of a burst starts at once; each later one some milliseconds later, which no model call notices.
 WAITING_CONNECTIONS = 2
+# From a request to the next wait for one: no workspace takes more than some 200 requests a second of a runner's time.
+REST_SECONDS = 0.01
 # Of a silent connection: sooner than NAT tables forget it, and soon enough to notice an executor whose machine has gone.
 SILENCE_SECONDS = 15
+
+# Of an executor's refusal; its messages are a few hundred bytes.
+MAX_REPLY_BYTES = 64 * 1024
+_REPLY = re.compile(
+    rb"HTTP/1\.1 (?P<status>\d{3})\b.*?(?:\r\nContent-Length: (?P<size>\d{1,5})(?:\r\n.*)?)?", re.DOTALL | re.IGNORECASE
+)
 
 log = logging.getLogger(__name__)
 
@@ -75,14 +84,12 @@ class Carrier(asyncio.Protocol):
 
     def _read_reply(self) -> None:
         head, end, rest = self._input.partition(b"\r\n\r\n")
-        if not end:
-            return
-        status = int(head.split(b" ", 2)[1])
-        lengths = [
-            line.partition(b":")[2] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
-        ]
-        size = int(lengths[0]) if lengths else 0
-        if len(rest) >= size:
+        found = _REPLY.fullmatch(head)
+        if len(self._input) > MAX_REPLY_BYTES or (end and not found):
+            # A sandbox is not trusted to be what it was.
+            self.transport.abort()
+        elif end and found and len(rest) >= (size := int(found["size"] or 0)):
+            status = int(found["status"])
             self._reply.set_result((status, rest[:size]))
             self._input = rest[size:]
 
@@ -104,6 +111,7 @@ class ModelPort:
                 carrier = await self._attach()
                 if await carrier.taken:
                     pauses = 0
+                    await asyncio.sleep(REST_SECONDS)
                     continue
                 reason = "the connection was closed"
             except (Fenced, WorkspaceLimit, SandboxFailure) as end:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -484,6 +485,51 @@ async def test_broken_model_calls_leave_no_descriptor_behind(agent: Any, plain: 
                 break
         counts.append(len(os.listdir(folder)))
     assert counts[-1] <= counts[0]
+
+
+async def test_whatever_breaks_at_random_the_port_goes_on_and_forgets_nothing_and_keeps_nothing(
+    agent: Any, plain: Any
+) -> None:
+    url = await opened(agent)
+    chance = random.Random(5)
+
+    async def ask(number: int) -> bytes | None:
+        async with program(url) as (reader, writer):
+            request = post(b"%d" % number + b" " * chance.choice([0, 100_000]))
+            patience = chance.choice([0.0, 0.001, 0.01, 0.05, 20, 20])
+            writer.write(request[: len(request) - (patience < 20 and chance.random() < 0.2)])
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(patience):
+                    return (await reader.read(-1 if patience == 20 else 1)).strip().rpartition(b"\n")[2]
+        return None
+
+    async def serve() -> None:
+        while True:
+            runner = await carrier(plain, agent)
+            with contextlib.suppress(TimeoutError, OSError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(0.3):
+                    _, _, body = await runner.request()
+                    if chance.random() < 0.9:
+                        await asyncio.sleep(chance.choice([0, 0.003]))
+                        runner.answer(b"HTTP/1.1 200 OK\r\n\r\nanswer to " + body.strip())
+                        continue
+            runner.writer.transport.abort()
+
+    serving = [asyncio.create_task(serve()) for _ in range(8)]
+    complete = await asyncio.gather(*map(ask, range(100)))
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
+    whole = {number: answer for number, answer in enumerate(complete) if answer and len(answer) > 1}
+    assert len(whole) > 5
+    assert all(answer == b"answer to %d" % number for number, answer in whole.items())
+    await until(agent, waiting=0, answering=0)
+    async with program(url) as (reader, writer):
+        writer.write(post(b"x" * 30_000_000))
+        runner = await carrier(plain, agent)
+        assert len((await runner.request())[2]) == 30_000_000
+        runner.answer()
+        assert (await rest(reader)).endswith(b"hello")
 
 
 async def test_a_refusal_is_one_that_clients_of_model_apis_can_show(agent: Any) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from pathlib import Path
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agent_runtime.executor.errors import ApiError
+from agent_runtime.executor.fencing import Hold
 from agent_runtime.executor.messages import read_head
-from agent_runtime.executor.model_port import SMALL_BODY_BYTES, HeldBody, forwarded_head
+from agent_runtime.executor.model_port import SMALL_BODY_BYTES, Carrier, HeldBody, ModelPort, forwarded_head
 
 TOKEN = st.text("!#$%&'*+.^_`|~-09azAZ", min_size=1, max_size=12)
 TRICKY_NAMES = st.sampled_from(
@@ -77,3 +82,20 @@ def test_a_full_disk_is_known_while_the_program_can_be_told() -> None:
     with pytest.raises(OSError, match="/proc/1"):
         body.add(b"x")
     body.close()
+
+
+async def test_a_connection_that_comes_just_when_a_program_gives_up_serves_the_next_one(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = ModelPort(listener, str(tmp_path))
+        gone, next_one = (asyncio.create_task(port.free_carrier(is_repeated=False)) for _ in range(2))
+        await asyncio.sleep(0)
+        gone.cancel()
+        port.admit(carrier := Carrier(port, Hold(1, "runner")))
+        assert await next_one is carrier
+        late = asyncio.create_task(port.free_carrier(is_repeated=False))
+        await asyncio.sleep(0)
+        port.admit(carrier := Carrier(port, Hold(1, "runner")))
+        late.cancel()
+        await asyncio.gather(gone, late, return_exceptions=True)
+        assert await port.free_carrier(is_repeated=False) is carrier
+    assert port.describe()["waiting"] == 0
