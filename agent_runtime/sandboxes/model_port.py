@@ -85,10 +85,11 @@ class Carrier(asyncio.Protocol):
     def _read_reply(self) -> None:
         head, end, rest = self._input.partition(b"\r\n\r\n")
         found = _REPLY.fullmatch(head)
-        if len(self._input) > MAX_REPLY_BYTES or (end and not found):
-            # A sandbox is not trusted to be what it was.
+        size = int(found["size"] or 0) if found else 0
+        # A request may follow at once, of any size. But a sandbox is not trusted to be what it was.
+        if len(head) > MAX_REPLY_BYTES or size > MAX_REPLY_BYTES or (end and not found):
             self.transport.abort()
-        elif end and found and len(rest) >= (size := int(found["size"] or 0)):
+        elif end and found and len(rest) >= size:
             status = int(found["status"])
             self._reply.set_result((status, rest[:size]))
             self._input = rest[size:]
