@@ -72,7 +72,7 @@ class Attempt:
         """
         request_line = f"{request.head.method} {request.head.target}"
         while True:
-            self._require(hold)
+            self.require(hold)
             entry = self.keys.find(key, request_line)
             is_ours = entry is None
             if entry is None:
@@ -121,7 +121,8 @@ class Attempt:
         self.fence.finish(hold)
         self._call_ended.ring()
 
-    def _require(self, hold: Hold) -> None:
+    def require(self, hold: Hold) -> None:
+        """Raises Fenced unless `hold` is the current one, and Forgotten after the attempt was deleted."""
         self.fence.require(hold)
         if self._is_deleted:
             raise ApiError("Forgotten", f"attempt {self.id!r} was deleted; to begin it anew, PUT its fence first")

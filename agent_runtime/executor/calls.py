@@ -10,9 +10,10 @@ from typing import Any
 
 from agent_runtime.executor.attempts import Result
 from agent_runtime.executor.errors import bad_request
+from agent_runtime.executor.fencing import Hold
 from agent_runtime.executor.fields import Fields, Query
 from agent_runtime.executor.idempotency import Key
-from agent_runtime.executor.messages import Reply, StreamedReply
+from agent_runtime.executor.messages import Reply, StreamedReply, Switched
 from agent_runtime.executor.sandbox import Hosted, Sandbox
 from agent_runtime.executor.server import Request
 
@@ -26,7 +27,7 @@ MAX_WAIT_SECONDS = 3600.0
 
 @dataclass
 class Call:
-    """A request with what its path, headers and body name. `attempt` and `key` are set for changes."""
+    """A request with what its path, headers and body name. Changes have `attempt` and `key`, or, repeatable, `hold`."""
 
     sandbox: Sandbox
     request: Request
@@ -34,6 +35,7 @@ class Call:
     body: bytes = b""
     attempt: str = ""
     key: Key | None = None
+    hold: Hold | None = None
 
     def fields(self) -> Fields:
         """The JSON object of the body; `{}` for an empty one. Raises BadRequest."""
@@ -87,6 +89,13 @@ class Change:
     handle: Callable[[Call], Awaitable[Result]]
     kind: Kind = Kind.JSON
     max_body_bytes: int = MAX_JSON_BYTES
+
+
+@dataclass(frozen=True)
+class Repeatable:
+    """A route whose effect is the same however often it is called: it needs the hold, and no key."""
+
+    handle: Callable[[Call], Awaitable[Reply | Switched]]
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,9 @@ class Workspace(Protocol):
         """End its processes and make its layer read-only, ready to fork from."""
 
     async def listen(self, port: int) -> int | None:
-        """A listening TCP socket on the workspace's own loopback, as a descriptor the executor accepts on (the network
-        proxy uses it), or None where the workspace has no network of its own (`Plain`).
+        """A listening TCP socket on the workspace's own loopback (`port` 0: any free one), as a descriptor the executor
+        accepts on (the network proxy and the model port use it), or None where the workspace has no network of its own
+        (`Plain`).
         """
 
     async def end_processes(self, cause: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -42,6 +43,7 @@ class Head:
 
     method: str
     target: str
+    version: str
     headers: dict[str, str]
     keep_alive: bool
 
@@ -102,7 +104,7 @@ def read_head(data: bytes) -> Head:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     connection = headers.get("connection", "").lower()
     keep_alive = "close" not in connection if version == "HTTP/1.1" else "keep-alive" in connection
-    return Head(method, target, headers, keep_alive)
+    return Head(method, target, version, headers, keep_alive)
 
 
 def read_chunk_size(line: bytes) -> int:
@@ -145,6 +147,29 @@ class StreamedReply:
 
     def head(self, keep_alive: bool) -> bytes:
         return _head(200, self.content_type, {}, "Transfer-Encoding: chunked", keep_alive)
+
+
+@dataclass(frozen=True)
+class PassedReply:
+    """A reply that another server has formed, head included; it ends with its connection.
+
+    `stall_seconds` is the patience with a client that does not take it. An ApiError that `chunks` raises cuts the
+    connection.
+    """
+
+    chunks: Chunks
+    stall_seconds: float
+
+
+@dataclass(frozen=True)
+class Switched:
+    """The reply that ends HTTP on its connection, which is `protocol`'s from then on."""
+
+    upgrade: str
+    protocol: asyncio.Protocol
+
+    def head(self) -> bytes:
+        return f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {self.upgrade}\r\n\r\n".encode()
 
 
 def json_reply(value: Any) -> Reply:

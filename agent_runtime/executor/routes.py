@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-from agent_runtime.executor import file_calls, process_calls, workspace_calls
+from agent_runtime.executor import file_calls, model_calls, process_calls, workspace_calls
 from agent_runtime.executor.attempts import Attempt, Result
 from agent_runtime.executor.calls import (
     MAX_INPUT_BYTES,
@@ -20,11 +20,12 @@ from agent_runtime.executor.calls import (
     Control,
     Kind,
     Read,
+    Repeatable,
 )
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.fencing import Hold
 from agent_runtime.executor.idempotency import Key, read_key
-from agent_runtime.executor.messages import Reply, StreamedReply, json_reply
+from agent_runtime.executor.messages import Reply, StreamedReply, Switched, json_reply
 from agent_runtime.executor.processes import Process
 from agent_runtime.executor.remembered import whole
 from agent_runtime.executor.sandbox import Sandbox
@@ -35,7 +36,7 @@ _HOLDER = r"[!-~]{1,200}"
 _FENCE = re.compile(rf"(\d{{1,16}}):({_HOLDER})", re.ASCII)
 _ATTEMPT = re.compile(r"[!-~]{1,200}")
 
-Route = Read | Change | Control
+Route = Read | Change | Repeatable | Control
 
 
 async def _raise_fence(call: Call) -> Reply:
@@ -49,6 +50,7 @@ async def _raise_fence(call: Call) -> Reply:
     fields.done()
     attempt = call.sandbox.attempt(call.attempt)
     await attempt.raise_fence(hold)
+    call.sandbox.detach_runners(attempt.id, hold)
     return json_reply({"epoch": hold.epoch, "holder": hold.holder, "watermark": attempt.keys.watermark})
 
 
@@ -84,6 +86,8 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("DELETE", "workspaces/*"): Change(workspace_calls.destroy),
     ("POST", "workspaces/*/freeze"): Change(workspace_calls.freeze),
     ("PUT", "workspaces/*/network"): Change(workspace_calls.switch_network),
+    ("PUT", "workspaces/*/model"): Repeatable(model_calls.open_port),
+    ("POST", "workspaces/*/model"): Repeatable(model_calls.attach),
     ("GET", "workspaces/*/snapshot"): Read(file_calls.snapshot),
     ("PUT", "workspaces/*/restore"): Change(file_calls.restore, Kind.UPLOAD),
     ("POST", "workspaces/*/processes"): Change(process_calls.start, max_body_bytes=MAX_START_BYTES),
@@ -113,7 +117,7 @@ class Application:
         self._token_sha256 = token_sha256
         self._health = health
 
-    async def __call__(self, request: Request) -> Reply | StreamedReply:
+    async def __call__(self, request: Request) -> Reply | StreamedReply | Switched:
         """Answer a request. Raises ApiError."""
         if request.head.path == "/healthz" and request.head.method == "GET":
             return Reply(content_type="text/plain")
@@ -130,9 +134,9 @@ class Application:
         digest = sha256(token.strip().encode("latin-1")).hexdigest()
         if scheme.lower() != "bearer" or not hmac.compare_digest(digest, self._token_sha256):
             raise ApiError("Unauthorized", "Authorization: 'Bearer TOKEN' with this executor's token expected")
-        request.authenticated()
+        request.trust()
 
-    async def _answer(self, request: Request) -> Reply | StreamedReply:
+    async def _answer(self, request: Request) -> Reply | StreamedReply | Switched:
         method = request.head.method
         version, *segments = request.head.segments()
         pattern = "/".join("*" if position % 2 else part for position, part in enumerate(segments))
@@ -154,6 +158,12 @@ class Application:
                 return reply
             case Change():
                 return await self._change(call, route)
+            case Repeatable():
+                call.hold, attempt = self._held(call)
+                call.body = await request.read(MAX_JSON_BYTES)
+                # The body took its time, in which another runner may have come.
+                attempt.require(call.hold)
+                return await route.handle(call)
             case Read() if "idempotency-key" in request.head.headers:
                 return await self._keyed_read(call, route)
             case Read():
@@ -195,6 +205,12 @@ class Application:
 
     def _named(self, call: Call) -> tuple[Hold, Attempt, Key]:
         """The hold, attempt and key in whose name the call is made. Raises BadRequest, Fenced."""
+        hold, attempt = self._held(call)
+        call.key = read_key(_required(call.request, "idempotency-key", "Idempotency-Key: TURN:NAME"))
+        return hold, attempt, call.key
+
+    def _held(self, call: Call) -> tuple[Hold, Attempt]:
+        """The hold and attempt in whose name the call is made. Raises BadRequest, Fenced."""
         name = call.request.head.headers.get("rollout-attempt")
         if name is None:
             raise bad_request(
@@ -202,8 +218,7 @@ class Application:
             )
         call.attempt = _valid_attempt(name)
         hold = read_hold(call.request)
-        call.key = read_key(_required(call.request, "idempotency-key", "Idempotency-Key: TURN:NAME"))
-        return hold, self._sandbox.fenced_attempt(call.attempt, hold), call.key
+        return hold, self._sandbox.fenced_attempt(call.attempt, hold)
 
 
 def read_hold(request: Request) -> Hold:

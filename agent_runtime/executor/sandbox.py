@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import socket
 from typing import Any
 
 from agent_runtime.executor.attempts import Attempt
@@ -13,6 +14,7 @@ from agent_runtime.executor.errors import ApiError, translated
 from agent_runtime.executor.fencing import Hold
 from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure, WorkspaceHost, WorkspaceSpec
 from agent_runtime.executor.messages import Reply
+from agent_runtime.executor.model_port import ModelPort
 from agent_runtime.executor.network_proxy import PROXY_PORT, NetworkProxy, proxy_variables
 from agent_runtime.executor.network_rules import NO_NETWORK, NetworkRule
 from agent_runtime.executor.processes import Order, Process
@@ -33,6 +35,8 @@ class Hosted:
         self._mode = mode
         self._rule = rule
         self._proxy: NetworkProxy | None = None
+        self.model_port: ModelPort | None = None
+        self._opening_model_port = asyncio.Lock()
         self.ending: asyncio.Task[None] | None = None
         workspace.failed.add_done_callback(self._on_failure)
 
@@ -62,6 +66,7 @@ class Hosted:
             "parent": self.workspace.spec.parent,
             "layers": self.workspace.layers(),
             "network": self._rule.as_json(),
+            "modelPort": self.model_port.describe() if self.model_port else None,
             "usage": self.workspace.usage(),
             "processes": [
                 {"id": process.id, "state": "Exited" if process.is_ended else "Running"}
@@ -81,7 +86,8 @@ class Hosted:
             process.abandon(self.failure.cause if self.failure else "WorkspaceEnded")
 
     async def switch_network(self, rule: NetworkRule) -> None:
-        """Go on to the next phase. Raises FileError, WorkspaceFailed."""
+        """Go on to the next phase, in which the model port is closed. Raises FileError, WorkspaceFailed."""
+        self._close_model_port()
         if self._proxy is None and rule.kind != "None":
             try:
                 listener = await self.workspace.listen(PROXY_PORT)
@@ -93,6 +99,27 @@ class Hosted:
         if self._proxy is not None:
             self._proxy.switch(rule)
         self._rule = rule
+
+    async def open_model_port(self, folder: str) -> ModelPort:
+        """The model port, which stays open until the next phase. Raises FileError, WorkspaceFailed, NotFound, Conflict."""
+        async with self._opening_model_port:
+            if self.model_port is None:
+                try:
+                    # Any free one: in `Plain` the machine's other programs have theirs, in `Overlay` the workspace's own.
+                    descriptor = await self.workspace.listen(0)
+                except (FileFailure, WorkspaceFailure) as failure:
+                    raise translated(failure, missing_is_not_found=False) from failure
+                # What has no network of its own shares the executor's.
+                shared = descriptor is None
+                listener = socket.create_server(("127.0.0.1", 0)) if shared else socket.socket(fileno=descriptor)
+                port = await ModelPort.open(listener, folder)
+                try:
+                    self.require_live()
+                except ApiError:
+                    port.close()
+                    raise
+                self.model_port = port
+            return self.model_port
 
     async def freeze(self) -> None:
         """End its processes; from now on it is a layer. Raises Conflict, WorkspaceFailed."""
@@ -139,8 +166,14 @@ class Hosted:
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
+        self._close_model_port()
         for process in self.processes.values():
             process.abandon(cause)
+
+    def _close_model_port(self) -> None:
+        if self.model_port is not None:
+            self.model_port.close()
+            self.model_port = None
 
 
 class Sandbox:
@@ -232,6 +265,16 @@ class Sandbox:
             hosted.ending = asyncio.get_running_loop().create_task(hosted.destroy())
         await asyncio.shield(hosted.ending)
         self.workspaces.pop(hosted.id, None)
+
+    async def open_model_port(self, hosted: Hosted) -> ModelPort:
+        """Raises FileError, WorkspaceFailed, NotFound, Conflict."""
+        return await hosted.open_model_port(self._folder)
+
+    def detach_runners(self, attempt: str, hold: Hold) -> None:
+        """Cut the connections by which runners before `hold` serve the attempt's model ports."""
+        for hosted in self.workspaces.values():
+            if hosted.attempt == attempt and hosted.model_port is not None:
+                hosted.model_port.detach_all_but(hold)
 
     async def delete_attempt(self, attempt_id: str) -> None:
         """Destroy an attempt's workspaces, the uppermost first. Raises Conflict as `destroy` does."""

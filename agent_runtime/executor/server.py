@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 import time
 import traceback
@@ -15,8 +16,10 @@ from agent_runtime.executor.messages import (
     MAX_CHUNK_LINE_BYTES,
     MAX_HEAD_BYTES,
     Head,
+    PassedReply,
     Reply,
     StreamedReply,
+    Switched,
     error_reply,
     read_chunk_size,
     read_head,
@@ -37,7 +40,8 @@ _INPUT_BYTES = 256 * 1024
 # An unread rest of a body is taken off the connection up to this; a longer one costs the connection.
 _REST_BYTES = 256 * 1024
 
-Application = Callable[["Request"], Awaitable[Reply | StreamedReply]]
+AnyReply = Reply | StreamedReply | PassedReply | Switched
+Application = Callable[["Request"], Awaitable[AnyReply]]
 
 
 class Disconnected(Exception):
@@ -56,8 +60,8 @@ class Request:
         self._left = length
         self._wants_continue = length != 0 and head.headers.get("expect", "").lower() == "100-continue"
 
-    def authenticated(self) -> None:
-        """Note that a token was shown, so this connection is no stranger's."""
+    def trust(self) -> None:
+        """Note that this connection is no stranger's: it is not the one to go when there are too many."""
         self._connection.trusted = True
 
     async def read(self, limit: int) -> bytes:
@@ -133,6 +137,7 @@ class Connection(asyncio.Protocol):
         self._is_reading_paused = False
         self._is_closed = False
         self._is_lingering = False
+        self._is_handed_over = False
         # When the patience with what the client now owes ends; None while it is our turn.
         self.patience_ends: float | None = None
 
@@ -211,9 +216,9 @@ class Connection(asyncio.Protocol):
         if self._is_closed:
             raise Disconnected
 
-    async def _drain(self) -> None:
+    async def _drain(self, stall_seconds: float = STALL_SECONDS) -> None:
         if self._room is not None:
-            self.patience_ends = time.monotonic() + STALL_SECONDS
+            self.patience_ends = time.monotonic() + stall_seconds
             await self._room
             self.patience_ends = None
 
@@ -228,7 +233,8 @@ class Connection(asyncio.Protocol):
         except Exception:  # noqa: BLE001 - a defect must cost its own connection alone
             log_defect("connection")
             self._transport.abort()
-        await self._linger()
+        if not self._is_handed_over:
+            await self._linger()
 
     async def _linger(self) -> None:
         """Close, but let a client that still sends its body read the reply first: a reset would take it away."""
@@ -262,15 +268,19 @@ class Connection(asyncio.Protocol):
         except Exception:  # noqa: BLE001 - the caller gets a code, the log the reason
             log_defect(f"{head.method} {head.path}")
             reply = error_reply(ApiError("InternalError", "a defect of the executor; its standard error says more"))
+        if isinstance(reply, Switched):
+            self._hand_over(reply)
+            return False
         try:
             keep_alive = head.keep_alive and (request.body_complete or await self._is_rest_gone(request))
             if isinstance(reply, Reply):
                 self.send(reply.encoded(keep_alive))
             else:
+                keep_alive = keep_alive and isinstance(reply, StreamedReply)
                 await self._stream(reply, keep_alive)
             await self._drain()
         finally:
-            if isinstance(reply, StreamedReply):
+            if not isinstance(reply, Reply):
                 await reply.chunks.aclose()
         return keep_alive
 
@@ -280,9 +290,14 @@ class Connection(asyncio.Protocol):
         except ApiError:
             return False
 
-    async def _stream(self, reply: StreamedReply, keep_alive: bool) -> None:
-        self.send(reply.head(keep_alive))
+    async def _stream(self, reply: StreamedReply | PassedReply, keep_alive: bool) -> None:
         try:
+            if isinstance(reply, PassedReply):
+                async for chunk in reply.chunks:
+                    self.send(chunk)
+                    await self._drain(reply.stall_seconds)
+                return
+            self.send(reply.head(keep_alive))
             async for chunk in reply.chunks:
                 self.send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
                 await self._drain()
@@ -292,12 +307,25 @@ class Connection(asyncio.Protocol):
             raise Disconnected from None
         self.send(b"0\r\n\r\n")
 
+    def _hand_over(self, reply: Switched) -> None:
+        """From here on the connection's bytes, those that have come already included, are the other protocol's."""
+        self._is_handed_over = True
+        self._server.connections.pop(self, None)
+        self.send(reply.head())
+        self._transport.set_protocol(reply.protocol)
+        if self._is_reading_paused:
+            self._transport.resume_reading()
+        reply.protocol.connection_made(self._transport)
+        if self._buffer:
+            reply.protocol.data_received(bytes(self._buffer))
+
 
 class Server:
     """Listens and keeps connections within their bounds."""
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self, application: Application, max_connections: int = MAX_CONNECTIONS) -> None:
         self.application = application
+        self._max_connections = max_connections
         self.connections: dict[Connection, None] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -314,6 +342,10 @@ class Server:
         )
         return f"tcp:{host}:{self._listener.sockets[0].getsockname()[1]}"
 
+    async def listen_on(self, listener: socket.socket) -> None:
+        """Start on a listening socket, which is the server's from now on."""
+        self._listener = await asyncio.get_running_loop().create_server(lambda: Connection(self), sock=listener)
+
     def close(self) -> None:
         """Listen no more, and cut what is open."""
         self._listener.close()
@@ -325,7 +357,7 @@ class Server:
     def admit(self, connection: Connection) -> None:
         """Count a new connection; over the bound the oldest stranger goes, or else the newcomer."""
         self.connections[connection] = None
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self._max_connections:
             next((known for known in self.connections if not known.trusted), connection).abort()
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(1, self._end_patience)

@@ -4,6 +4,7 @@ A key names its session and holds a secret: `sk-<session>.<secret>`. It is a bea
 its SHA-256 is stored, which suffices, because the secret is as long as the digest.
 """
 
+import base64
 import hashlib
 import hmac
 import re
@@ -25,7 +26,12 @@ def is_session_id(name: str) -> bool:
 
 def new_key(session: str) -> str:
     """A key that nobody can guess."""
-    return f"sk-{session}.{secrets.token_urlsafe(_SECRET_BYTES)}"
+    return key_of(session, secrets.token_bytes(_SECRET_BYTES))
+
+
+def key_of(session: str, secret: bytes) -> str:
+    """The key with this secret of 32 bytes, for who can always make it again."""
+    return f"sk-{session}.{base64.urlsafe_b64encode(secret).decode().rstrip('=')}"
 
 
 def session_of(key: str) -> str | None:

@@ -3,12 +3,18 @@
 A provider may be a process on this machine, a container engine or a cluster; the engine sees only this file.
 """
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rollout_api.sandbox import NetworkAccess, Resources
 from rollout_api.tasks import TaskFile
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 Phase = Literal["setup", "agent", "verifier"]
 
@@ -182,6 +188,18 @@ class Workspace(Protocol):
 
     async def enter(self, phase: Phase, *, key: str) -> None:
         """Switch the network to what the spec allows in that phase."""
+
+    def secret(self, purpose: str) -> bytes:
+        """32 bytes that every runner that holds this workspace knows, and nobody in it does; others for each purpose."""
+
+    def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
+        """While the context is open, `server` answers the HTTP requests of the workspace's programs, whatever its network.
+
+        Gives the URL by which they reach it, without a path; it stays the same until the next phase. On leaving, and when
+        this process dies, answers under way break off. Requests whose answer has not begun are held, and sent again to
+        whoever serves next: so `server` must bear the same request twice. It should cancel its handlers when their
+        connection is lost, as a program that gives up a request has no other way to say so.
+        """
 
     async def kill_all(self, *, key: str) -> None:
         """End every process that the tools left running."""

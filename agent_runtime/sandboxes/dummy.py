@@ -8,13 +8,19 @@ reattaches as another process would.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import io
 import posixpath
+import secrets
+import socket
 import tarfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from aiohttp import web
 
 from agent_runtime.sandboxes.base import (
     CommandResult,
@@ -69,6 +75,19 @@ class DummyState:
     replies: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     requests: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     watermark: int = 0
+    seed: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    model_port: socket.socket | None = None
+    """Listens as long as the phase lasts: who connects while nobody serves it waits in its backlog."""
+    model_listener: asyncio.Server | None = None
+
+    def close_model_port(self) -> None:
+        """Nobody can connect any more."""
+        if self.model_listener is not None:
+            self.model_listener.close()
+            self.model_listener = None
+        if self.model_port is not None:
+            self.model_port.close()
+            self.model_port = None
 
 
 @dataclass
@@ -164,6 +183,7 @@ class DummyProvider:
         """The sandbox of a workspace (`ATTEMPT.NAME`) dies: calls at work and later ones fail."""
         state = self.world.workspaces[identity]
         state.lost = SandboxFailure(reason, f"workspace {identity} was lost on the test's order")
+        state.close_model_port()
         for task in state.replies.values():
             task.cancel()
 
@@ -336,9 +356,37 @@ class DummyWorkspace:
         """See Workspace."""
 
         async def work() -> None:
+            self._state.close_model_port()
             self._state.files.network = self._spec.network.get(phase, "None")
 
         await self._once("enter", key, (phase,), work)
+
+    def secret(self, purpose: str) -> bytes:
+        """See Workspace."""
+        return hmac.digest(self._state.seed, purpose.encode(), "sha256")
+
+    @asynccontextmanager
+    async def serve_model(self, server: web.Server) -> AsyncIterator[str]:
+        """See Workspace: here on this machine's loopback, and only what has not been sent yet is held."""
+        await self._enter_call("serve_model", None)
+        state = self._state
+        if state.model_port is None:
+            state.model_port = socket.create_server(("127.0.0.1", 0))
+        port = state.model_port.getsockname()[1]
+        connections: list[web.RequestHandler] = []
+
+        def accept() -> web.RequestHandler:
+            connections.append(server())
+            return connections[-1]
+
+        listener = await asyncio.get_running_loop().create_server(accept, sock=state.model_port.dup())
+        state.model_listener = listener
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            listener.close()
+            for connection in connections:
+                connection.force_close()
 
     async def kill_all(self, *, key: str) -> None:
         """See Workspace: no process outlives its call here."""

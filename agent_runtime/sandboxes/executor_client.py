@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
 import io
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -34,6 +35,7 @@ LIMIT_CAUSES = frozenset({"Memory", "Disk", "Processes", "Attacked"})
 
 Query = Sequence[tuple[str, str]]
 Body = bytes | AsyncIterator[bytes] | None
+ProtocolT = TypeVar("ProtocolT", bound=asyncio.Protocol)
 
 
 class ExecutorRefusal(SandboxFailure):
@@ -174,6 +176,23 @@ class ExecutorClient:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._lost(f"GET {path}", error) from error
 
+    async def connect(self, make: Callable[[], ProtocolT]) -> ProtocolT:
+        """A connection of its own, for what goes beyond calls; `make` gives its protocol. Raises OSError, TimeoutError."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(CONNECT_SECONDS):
+            if self._socket_path is not None:
+                return (await loop.create_unix_connection(make, self._socket_path))[1]
+            host, _, port = self.address.removeprefix("tcp:").rpartition(":")
+            return (await loop.create_connection(make, host.strip("[]"), int(port)))[1]
+
+    def secret(self, purpose: str) -> bytes:
+        """32 bytes that only those know who know the token; the executor itself has no more than the token's digest."""
+        return hmac.digest(self._token.encode(), purpose.encode(), "sha256")
+
+    def authorization(self) -> dict[str, str]:
+        """The header by which a call shows its token."""
+        return {"Authorization": f"Bearer {self._token}"}
+
     async def health(self) -> dict[str, Any]:
         """`GET /v1/health`; tried once. Raises SandboxFailure when the executor is gone or is another one."""
         try:
@@ -208,7 +227,7 @@ class ExecutorClient:
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,
-                headers={"Authorization": f"Bearer {self._token}"},
+                headers=self.authorization(),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),

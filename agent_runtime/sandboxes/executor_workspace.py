@@ -6,7 +6,10 @@ import base64
 import posixpath
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal
+
+from aiohttp import web
 
 from agent_runtime.sandboxes.base import (
     CommandResult,
@@ -29,6 +32,7 @@ from agent_runtime.sandboxes.executor_client import (
     Query,
     Reply,
 )
+from agent_runtime.sandboxes.model_port import serve_model
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from rollout_api.base import quantity_value
 from rollout_api.sandbox import NetworkAccess, Resources
@@ -283,6 +287,14 @@ class ExecutorWorkspace:
     async def set_network(self, access: NetworkAccess, *, key: str) -> None:
         """Switch the network to an access that belongs to no phase."""
         await self._change("PUT", f"{self._path}/network", key, json_body={"network": access})
+
+    def secret(self, purpose: str) -> bytes:
+        """See Workspace."""
+        return self._client.secret(f"{purpose} of workspace {self.name}")
+
+    def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
+        """See Workspace."""
+        return serve_model(self._client, self._hold, self._path, server)
 
     async def kill_all(self, *, key: str) -> None:
         """See Workspace."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -198,7 +199,11 @@ class LiveWorkspace:
         self._refuse_if_frozen("a port")
         if not self._host.own_network:
             return None
-        return (await self._descriptors({"do": "listen", "port": port}, 1))[0]
+        descriptor = (await self._descriptors({"do": "listen", "port": port}, 1))[0]
+        if not _is_listening(descriptor):
+            os.close(descriptor)
+            raise WorkspaceFailure("WorkspaceEnded", "the workspace's init sent something that does not listen")
+        return descriptor
 
     async def _descriptors(self, message: Message, count: int) -> list[int]:
         reply, received = await self.request(message, seconds=_ANSWER_SECONDS)
@@ -368,6 +373,16 @@ class LiveWorkspace:
         """As in the interface."""
         await self.stop()
         await self._host.forget(self)
+
+
+def _is_listening(descriptor: int) -> bool:
+    """Whether it is a TCP socket of a loopback that waits for connections."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as found:
+            is_tcp = found.family == socket.AF_INET and found.type == socket.SOCK_STREAM
+            return is_tcp and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False
 
 
 def _refuse_nul(request: Message) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,20 @@ from rollout_api.tasks import TaskFile
 FIRST = Fence(1, "first")
 
 
+FETCH = "import sys, urllib.request\nprint(urllib.request.urlopen(sys.argv[1], timeout=30).read().decode())"
+
+
+def fetched(url: str) -> bytes:
+    """What `FETCH` prints."""
+    with urllib.request.urlopen(url, timeout=30) as response:
+        return bytes(response.read()) + b"\n"
+
+
 async def small_shell(command: str | Sequence[str], files: Files) -> CommandResult:
-    """What the commands of the contract tests do where there is no shell: `a; b`, echo, >>, cat, sleep, exit."""
+    """What the commands of the contract tests do where there is no shell: `a; b`, echo, >>, cat, sleep, exit, python3.
+
+    A program of Python's reads the URL that it is given last, as `FETCH` does.
+    """
     output = b""
     for part in (command if isinstance(command, str) else shlex.join(command)).split("; "):
         words, _, target = part.partition(" >> ")
@@ -35,6 +48,8 @@ async def small_shell(command: str | Sequence[str], files: Files) -> CommandResu
                 text = files.content[path]
             case "sleep":
                 await asyncio.sleep(float(arguments[0]))
+            case "python3":
+                text = await asyncio.to_thread(fetched, arguments[-1])
             case "exit":
                 return ended(int(arguments[0]), output)
         if target:

@@ -1,0 +1,15 @@
+"""A program in a workspace and its model, as with the local provider, over the network of pods."""
+
+from tests.integration.sandboxes.test_model_port import (
+    test_a_program_in_a_workspace_without_network_reaches_its_model,
+    test_a_stopped_program_stops_its_model_call,
+    test_the_next_phase_has_no_model,
+    test_what_is_asked_while_nobody_serves_waits_for_who_serves_next,
+)
+
+__all__ = [
+    "test_a_program_in_a_workspace_without_network_reaches_its_model",
+    "test_a_stopped_program_stops_its_model_call",
+    "test_the_next_phase_has_no_model",
+    "test_what_is_asked_while_nobody_serves_waits_for_who_serves_next",
+]

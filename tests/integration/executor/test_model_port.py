@@ -1,0 +1,540 @@
+"""The model port: from a program in a workspace to the runner and back, through everything that breaks in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+PYTHON = "/usr/bin/python3"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+POST = """
+import sys, urllib.request
+print(urllib.request.urlopen(sys.argv[1] + "/v1/x?y=%20", data=sys.argv[2].encode(), timeout=30).read().decode())
+"""
+
+
+class Carrier:
+    """A runner's connection to a model port, as bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def request(self) -> tuple[bytes, dict[str, str], bytes]:
+        """Request line, headers and body of the request that it carries."""
+        async with asyncio.timeout(20):
+            first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+            body = await self.reader.readexactly(int(headers["content-length"]))
+        return first.encode(), headers, body
+
+    async def is_cut(self) -> bool:
+        """Whether the executor closes it within the time that a test has."""
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(20):
+                assert await self.reader.read() == b""
+        return True
+
+    def answer(self, reply: bytes = OK) -> None:
+        self.writer.write(reply)
+        self.writer.close()
+
+
+async def attached(executor: Any, client: Any) -> Carrier | bytes:
+    """A connection in this client's name; the reply where it is refused."""
+    reader, writer = await asyncio.open_unix_connection(executor.socket)
+    lines = [
+        f"POST /v1/workspaces/{client.workspace}/model HTTP/1.1",
+        f"Authorization: Bearer {client.token}",
+        f"Rollout-Attempt: {client.attempt}",
+        f"Rollout-Fence: {client.fence}",
+        "Connection: Upgrade",
+        "Upgrade: rollout-model",
+    ]
+    writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    if head.startswith(b"HTTP/1.1 101 "):
+        return Carrier(reader, writer)
+    writer.close()
+    return head + await reader.read(10_000)
+
+
+async def carrier(executor: Any, client: Any) -> Carrier:
+    found = await attached(executor, client)
+    assert isinstance(found, Carrier), found
+    return found
+
+
+async def opened(client: Any) -> str:
+    """Opens the model port; its URL."""
+    answer = await client.call("PUT", "~/model", json={}, keyed=False)
+    assert answer.status == 200, answer.body
+    return str(answer.json["url"])
+
+
+async def state(client: Any) -> dict[str, Any]:
+    port: dict[str, Any] = (await client.call("GET", "~")).json["modelPort"]
+    return port
+
+
+async def until(client: Any, **expected: int) -> None:
+    """Waits until the port counts that many requests that wait, or are with a runner."""
+    async with asyncio.timeout(20):
+        while True:
+            if expected.items() <= (await state(client)).items():
+                return
+            await asyncio.sleep(0.01)
+
+
+def post(body: bytes = b"{}", *headers: str) -> bytes:
+    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: model", f"Content-Length: {len(body)}", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+@contextlib.asynccontextmanager
+async def program(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection as a program in the workspace opens it; in Plain, the workspace's loopback is the test's own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(20):
+        return await reader.read()
+
+
+@pytest.fixture(scope="module")
+def plain(executor_process: Any) -> Iterator[Any]:
+    """An executor in Plain, whose model port the test itself can reach with any bytes."""
+    process = executor_process("Plain")
+    yield process
+    log = process.log.read_text()
+    process.end()
+    assert '"event": "defect"' not in log, log
+
+
+@pytest.fixture
+async def agent(plain: Any, connect: Any) -> AsyncIterator[Any]:
+    """An attempt with a workspace in Plain."""
+    async with connect(plain) as client:
+        yield client
+
+
+async def test_a_program_without_network_reaches_the_runner_that_serves_it(client: Any, executor: Any) -> None:
+    url = await opened(client)
+    runner = await carrier(executor, client)
+    process = (await client.start([PYTHON, "-c", POST, url, "a question"])).json["id"]
+    line, headers, body = await runner.request()
+    assert (line, body) == (b"POST /v1/x?y=%20 HTTP/1.1", b"a question")
+    assert headers["content-type"] == "application/x-www-form-urlencoded"
+    runner.answer()
+    ended = await client.status(process, wait=20)
+    assert (ended["exitCode"], ended["stdout"]["head"]["data"]) == (0, "hello\n")
+
+
+async def test_the_port_is_there_only_from_the_runners_wish_to_the_end_of_the_phase(client: Any, executor: Any) -> None:
+    assert await state(client) is None
+    refused = await attached(executor, client)
+    assert isinstance(refused, bytes)
+    assert refused.startswith(b"HTTP/1.1 409 ")
+    url = await opened(client)
+    assert await opened(client) == url
+    connects = f"(exec 3<>/dev/tcp/127.0.0.1/{url.rpartition(':')[2]}) 2>/dev/null; echo $?"
+    assert await client.out(["bash", "-c", connects]) == "0\n"
+    runner = await carrier(executor, client)
+    assert (await client.call("PUT", "~/network", json={"network": "None"})).status == 200
+    assert await runner.is_cut()
+    assert await client.out(["bash", "-c", connects]) == "1\n"
+    assert await state(client) is None
+
+
+async def test_another_workspace_cannot_reach_it(overlay: Any, connect: Any) -> None:
+    async with connect(overlay) as client, connect(overlay) as other:
+        port = (await opened(client)).rpartition(":")[2]
+        connects = f"(exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null; echo $?"
+        assert await client.out(["bash", "-c", connects]) == "0\n"
+        assert await other.out(["bash", "-c", connects]) == "1\n"
+
+
+async def test_a_frozen_or_deleted_workspace_lets_its_runner_go(overlay: Any, connect: Any) -> None:
+    async with connect(overlay) as client:
+        await opened(client)
+        runner = await carrier(overlay, client)
+        assert (await client.call("POST", "~/freeze", json={})).status == 200
+        assert await runner.is_cut()
+        refused = await client.call("PUT", "~/model", json={}, keyed=False)
+        assert (refused.status, refused.code) == (409, "Conflict")
+    async with connect(overlay) as client:
+        await opened(client)
+        runner = await carrier(overlay, client)
+        assert (await client.call("DELETE", "~")).status == 200
+        assert await runner.is_cut()
+
+
+async def test_words_arrive_as_the_model_says_them(agent: Any, plain: Any) -> None:
+    runner = await carrier(plain, agent) if await opened(agent) else None
+    assert runner is not None
+    async with program((await state(agent))["url"]) as (reader, writer):
+        writer.write(post())
+        await runner.request()
+        runner.writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for word in (b"one", b"two"):
+            runner.writer.write(b"3\r\n" + word + b"\r\n")
+            async with asyncio.timeout(10):
+                await reader.readuntil(word)
+        runner.answer(b"0\r\n\r\n")
+        assert await rest(reader) == b"\r\n0\r\n\r\n"
+
+
+async def test_many_requests_at_once_get_each_its_own_answer(agent: Any, plain: Any) -> None:
+    url = await opened(agent)
+
+    async def ask(number: int) -> bytes:
+        async with program(url) as (reader, writer):
+            writer.write(post(b"%d" % number))
+            return await rest(reader)
+
+    async def serve() -> None:
+        runner = await carrier(plain, agent)
+        _, _, body = await runner.request()
+        await asyncio.sleep(0.001 * (int(body) % 7))
+        runner.answer(b"HTTP/1.1 200 OK\r\n\r\nanswer to " + body)
+
+    *answers, _ = await asyncio.gather(*map(ask, range(60)), asyncio.gather(*(serve() for _ in range(60))))
+    assert [answer.rpartition(b"\n")[2] for answer in answers] == [b"answer to %d" % n for n in range(60)]
+
+
+async def test_a_program_that_gives_up_takes_its_request_away_from_the_runner(agent: Any, plain: Any) -> None:
+    url = await opened(agent)
+    for has_begun in (False, True):
+        runner = await carrier(plain, agent)
+        async with program(url) as (reader, writer):
+            writer.write(post())
+            await runner.request()
+            if has_begun:
+                runner.writer.write(b"HTTP/1.1 200 OK\r\n\r\nfirst words")
+                await reader.readuntil(b"words")
+        assert await runner.is_cut()
+    async with program(url) as (_, writer):
+        writer.write(post())
+        await until(agent, waiting=1)
+    await until(agent, waiting=0, answering=0)
+
+
+async def test_a_request_without_a_runner_waits_and_one_whose_runner_dies_before_an_answer_is_sent_again(
+    agent: Any, plain: Any
+) -> None:
+    body = os.urandom(200_000)
+    async with program(await opened(agent)) as (reader, writer):
+        writer.write(post(body))
+        await until(agent, waiting=1)
+        seen = []
+        for _ in range(3):
+            runner = await carrier(plain, agent)
+            seen.append(await runner.request())
+            runner.writer.transport.abort()
+            await until(agent, waiting=1)
+        runner = await carrier(plain, agent)
+        seen.append(await runner.request())
+        runner.answer()
+        assert (await rest(reader)).endswith(b"hello")
+    assert seen == [seen[0]] * 4
+    assert seen[0][2] == body
+    assert seen[0][1]["idempotency-key"]
+
+
+async def test_an_answer_cut_in_the_middle_never_looks_complete_and_the_next_try_is_answered(
+    agent: Any, plain: Any
+) -> None:
+    url = await opened(agent)
+    async with program(url) as (reader, writer):
+        writer.write(post(b"{}", "Idempotency-Key: mine"))
+        runner = await carrier(plain, agent)
+        await runner.request()
+        runner.writer.write(OK[:-2])
+        await reader.readuntil(b"hel")
+        runner.writer.transport.abort()
+        assert await rest(reader) == b""
+    async with program(url) as (reader, writer):
+        writer.write(post(b"{}", "Idempotency-Key: mine"))
+        runner = await carrier(plain, agent)
+        assert (await runner.request())[1]["idempotency-key"] == "mine"
+        runner.answer()
+        assert await rest(reader) == OK
+
+
+async def test_the_next_runner_gets_what_the_old_one_had_not_begun_and_the_old_one_can_answer_no_more(
+    agent: Any, plain: Any
+) -> None:
+    url = await opened(agent)
+    old, idle, late = [await carrier(plain, agent) for _ in range(3)]
+    async with program(url) as (begun, begin), program(url) as (reader, writer):
+        begin.write(post(b"begun"))
+        await until(agent, answering=1)
+        writer.write(post(b"held"))
+        await until(agent, answering=2)
+        carried = {}
+        for runner in (old, idle, late):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    carried[(await runner.request())[2]] = runner
+        carried[b"begun"].writer.write(b"HTTP/1.1 200 OK\r\n\r\nfirst words")
+        await begun.readuntil(b"words")
+        new = agent.held_by("2:new")
+        assert (await new.raise_fence()).status == 200
+        for runner in (old, idle, late):
+            assert await runner.is_cut()
+        refused = await attached(plain, agent)
+        assert isinstance(refused, bytes)
+        assert b'"Fenced"' in refused
+        assert (await agent.call("PUT", "~/model", json={}, keyed=False)).code == "Fenced"
+        assert await rest(begun) == b""
+        assert await opened(new) == url
+        runner = await carrier(plain, new)
+        assert (await runner.request())[2] == b"held"
+        runner.answer()
+        assert (await rest(reader)).endswith(b"hello")
+
+
+async def test_a_request_that_ends_every_runner_is_given_up(agent: Any, plain: Any) -> None:
+    async with program(await opened(agent)) as (reader, writer):
+        writer.write(post())
+        for _ in range(5):
+            runner = await carrier(plain, agent)
+            await runner.request()
+            runner.writer.transport.abort()
+        assert await rest(reader) == b""
+    await until(agent, waiting=0, answering=0)
+
+
+async def test_what_could_be_read_in_two_ways_never_reaches_the_runner(agent: Any, plain: Any) -> None:
+    url = await opened(agent)
+    runner = await carrier(plain, agent)
+    for request in (
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nA: b\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST http://elsewhere/ HTTP/1.1\r\n\r\n",
+        b"CONNECT elsewhere:80 HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+    ):
+        async with program(url) as (reader, writer):
+            writer.write(request)
+            assert (await rest(reader)).startswith(b"HTTP/1.1 400 "), request
+    async with program(url) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nLong: " + b"x" * 40_000)
+        assert (await rest(reader)).startswith(b"HTTP/1.1 413 ")
+    async with program(url) as (reader, writer):
+        chunked = b"POST /1 HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: x-secret\r\nTE: trailers\r\n\r\n"
+        writer.write(chunked + b"2\r\nhi\r\n0\r\nTrailer: t\r\n\r\n" + b"GET /smuggled HTTP/1.1\r\n\r\n")
+        line, headers, body = await runner.request()
+        assert (line, body) == (b"POST /1 HTTP/1.1", b"hi")
+        assert headers.keys() == {"idempotency-key", "content-length", "connection"}
+        runner.answer()
+        assert (await rest(reader)).endswith(b"hello")
+        assert await runner.reader.read() == b""
+    assert (await state(agent))["waiting"] == 0
+
+
+async def test_a_flood_costs_its_own_workspace_its_places_and_the_executor_little(
+    agent: Any, plain: Any, client: Any
+) -> None:
+    url = await opened(agent)
+    before = plain.memory_kib()
+    async with contextlib.AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(program(url)) for _ in range(300)]
+        for number, (_, writer) in enumerate(slow):
+            # Half a head, a body that never comes, garbage without an end.
+            writer.write(
+                (b"POST / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n", b"x" * 30_000)[number % 3]
+            )
+        reader, writer = await stack.enter_async_context(program(url))
+        writer.write(post())
+        runner = await carrier(plain, agent)
+        await runner.request()
+        runner.answer()
+        assert (await rest(reader)).endswith(b"hello")
+        assert (await agent.run(["true"]))["exitCode"] == 0
+        assert (await client.run(["true"]))["exitCode"] == 0
+    print(f"{plain.memory_kib() - before} KiB more")
+    assert plain.memory_kib() - before < 64 * 1024
+
+
+async def test_large_requests_lie_on_disk_and_are_refused_over_their_bounds(agent: Any, plain: Any) -> None:
+    url = await opened(agent)
+    before = plain.memory_kib()
+    large = b"x" * 20_000_000
+    async with program(url) as (one, first), program(url) as (two, second), program(url) as (three, third):
+        for writer in (first, second, third):
+            writer.write(post(large))
+            await writer.drain()
+        await until(agent, waiting=3)
+        assert plain.memory_kib() - before < 16 * 1024
+        async with program(url) as (reader, writer):
+            writer.write(post(large))
+            assert (await rest(reader)).startswith(b"HTTP/1.1 503 ")
+        async with program(url) as (reader, writer):
+            writer.write(b"POST / HTTP/1.1\r\nContent-Length: 40000000\r\n\r\n")
+            assert (await rest(reader)).startswith(b"HTTP/1.1 413 ")
+        async with program(url) as (reader, writer):
+            writer.write(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1312D00\r\n" + large)
+            assert (await rest(reader)).startswith(b"HTTP/1.1 503 ")
+        for reader in (one, two, three):
+            runner = await carrier(plain, agent)
+            assert (await runner.request())[2] == large
+            runner.answer()
+            assert (await rest(reader)).endswith(b"hello")
+    async with program(url) as (reader, writer):
+        writer.write(post(large))
+        runner = await carrier(plain, agent)
+        await runner.request()
+        runner.answer()
+        assert (await rest(reader)).endswith(b"hello")
+
+
+async def test_an_answer_that_nobody_reads_waits_with_the_runner_and_not_in_the_executor(
+    agent: Any, plain: Any
+) -> None:
+    url = await opened(agent)
+    runner = await carrier(plain, agent)
+    async with program(url) as (reader, writer):
+        writer.write(post())
+        await runner.request()
+        before = plain.memory_kib()
+        runner.writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while True:
+                    runner.writer.write(b"x" * 1_000_000)
+                    sent += 1_000_000
+                    await runner.writer.drain()
+        assert sent < 32_000_000
+        assert plain.memory_kib() - before < 16 * 1024
+        runner.writer.close()
+        received = 0
+        async with asyncio.timeout(20):
+            while piece := await reader.read(1_000_000):
+                received += len(piece)
+        assert received > sent
+
+
+async def test_a_runner_that_does_not_take_a_request_holds_up_nobody_else(agent: Any, plain: Any) -> None:
+    url = await opened(agent)
+    deaf = await carrier(plain, agent)
+    async with program(url) as (_, large), program(url) as (reader, writer):
+        large.write(post(b"x" * 20_000_000))
+        await until(agent, answering=1)
+        writer.write(post(b"small"))
+        runner = await carrier(plain, agent)
+        assert (await runner.request())[2] == b"small"
+        runner.answer()
+        assert (await rest(reader)).endswith(b"hello")
+        assert (await agent.run(["true"]))["exitCode"] == 0
+    assert b"POST" in await deaf.reader.readuntil(b"\r\n")
+
+
+async def test_a_runner_that_answers_early_or_unasked_is_understood_or_cut(agent: Any, plain: Any) -> None:
+    url = await opened(agent)
+    unasked = await carrier(plain, agent)
+    unasked.writer.write(OK)
+    assert await unasked.is_cut()
+    runner = await carrier(plain, agent)
+    async with program(url) as (reader, writer):
+        writer.write(post(b"x" * 20_000_000))
+        await until(agent, answering=1)
+        runner.writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
+
+
+async def test_broken_model_calls_leave_no_descriptor_behind(agent: Any, plain: Any) -> None:
+    url = await opened(agent)
+    folder = f"/proc/{plain.process.pid}/fd"
+    counts = []
+    for _ in range(4):
+        for has_runner in (True, False):
+            runner = await carrier(plain, agent) if has_runner else None
+            async with program(url) as (_, writer):
+                writer.write(post(b"x" * 100_000))
+                await until(agent, **({"answering": 1} if has_runner else {"waiting": 1}))
+            await until(agent, waiting=0, answering=0)
+            if runner is not None:
+                assert b"POST" in await runner.reader.readuntil(b"\r\n")
+                runner.writer.close()
+            async with program(url) as (_, writer):
+                writer.write(post(b"x" * 100_000)[:-1])
+                await asyncio.sleep(0.02)
+        deadline = time.monotonic() + 5
+        while len(os.listdir(folder)) > (counts[0] if counts else 0) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+            if not counts:
+                break
+        counts.append(len(os.listdir(folder)))
+    assert counts[-1] <= counts[0]
+
+
+async def test_whatever_breaks_at_random_the_port_goes_on_and_forgets_nothing_and_keeps_nothing(
+    agent: Any, plain: Any
+) -> None:
+    url = await opened(agent)
+    chance = random.Random(5)
+
+    async def ask(number: int) -> bytes | None:
+        async with program(url) as (reader, writer):
+            request = post(b"%d" % number + b" " * chance.choice([0, 100_000]))
+            patience = chance.choice([0.0, 0.001, 0.01, 0.05, 20, 20])
+            writer.write(request[: len(request) - (patience < 20 and chance.random() < 0.2)])
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(patience):
+                    return (await reader.read(-1 if patience == 20 else 1)).strip().rpartition(b"\n")[2]
+        return None
+
+    async def serve() -> None:
+        while True:
+            runner = await carrier(plain, agent)
+            with contextlib.suppress(TimeoutError, OSError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(0.3):
+                    _, _, body = await runner.request()
+                    if chance.random() < 0.9:
+                        await asyncio.sleep(chance.choice([0, 0.003]))
+                        runner.answer(b"HTTP/1.1 200 OK\r\n\r\nanswer to " + body.strip())
+                        continue
+            runner.writer.transport.abort()
+
+    serving = [asyncio.create_task(serve()) for _ in range(8)]
+    complete = await asyncio.gather(*map(ask, range(100)))
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
+    whole = {number: answer for number, answer in enumerate(complete) if answer and len(answer) > 1}
+    assert len(whole) > 5
+    assert all(answer == b"answer to %d" % number for number, answer in whole.items())
+    await until(agent, waiting=0, answering=0)
+    async with program(url) as (reader, writer):
+        writer.write(post(b"x" * 30_000_000))
+        runner = await carrier(plain, agent)
+        assert len((await runner.request())[2]) == 30_000_000
+        runner.answer()
+        assert (await rest(reader)).endswith(b"hello")
+
+
+async def test_a_refusal_is_one_that_clients_of_model_apis_can_show(agent: Any) -> None:
+    async with program(await opened(agent)) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n")
+        error = json.loads((await rest(reader)).partition(b"\r\n\r\n")[2])["error"]
+    assert error["code"] == "BadRequest"
+    assert "Content-Length" in error["message"]

@@ -1,0 +1,101 @@
+"""What a runner gets of a program's request: the same request, in a form that can be read in one way only."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from agent_runtime.executor.errors import ApiError
+from agent_runtime.executor.fencing import Hold
+from agent_runtime.executor.messages import read_head
+from agent_runtime.executor.model_port import SMALL_BODY_BYTES, Carrier, HeldBody, ModelPort, forwarded_head
+
+TOKEN = st.text("!#$%&'*+.^_`|~-09azAZ", min_size=1, max_size=12)
+TRICKY_NAMES = st.sampled_from(
+    [
+        "X-Stainless-Retry-Count",
+        "Transfer-Encoding",
+        "content-length",
+        "Connection",
+        "Upgrade",
+        "TE",
+        "Expect",
+        "Idempotency-Key",
+        "HOST",
+    ]
+)
+TRICKY_VALUES = st.sampled_from(
+    ["chunked", "5", "0", "close, X-Token", "100-continue", "a\r\nContent-Length: 9", "\x0bchunked"]
+)
+HEADERS = st.lists(
+    st.tuples(TOKEN | TRICKY_NAMES, TRICKY_VALUES | st.text(st.characters(max_codepoint=255), max_size=20)), max_size=6
+)
+
+
+@given(method=TOKEN, target=st.text(st.characters(min_codepoint=33, max_codepoint=126)), headers=HEADERS)
+def test_a_request_cannot_carry_a_second_one_past_the_model_port(
+    method: str, target: str, headers: list[tuple[str, str]]
+) -> None:
+    lines = [f"{method} /{target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
+    try:
+        head = read_head("\r\n".join(lines).encode("latin-1"))
+    except ApiError:
+        assume(False)
+    data = forwarded_head(head, 17, "ours")
+    assert data.count(b"\r\n\r\n") == 1
+    again = read_head(data.removesuffix(b"\r\n\r\n"))
+    assert (again.method, again.target, again.version) == (head.method, head.target, head.version)
+    assert again.body_length() == 17
+    assert not again.keep_alive
+    is_retry = head.headers.get("x-stainless-retry-count", "0") != "0"
+    assert again.headers.get("idempotency-key") == head.headers.get("idempotency-key", None if is_retry else "ours")
+    own = {"connection", "content-length"} | ({"idempotency-key"} & again.headers.keys())
+    dropped = {"transfer-encoding", "upgrade", "te", "expect"}
+    assert again.headers.keys() == (head.headers.keys() - dropped) | own
+    for name in head.headers.keys() - dropped - own:
+        assert again.headers[name] == head.headers[name].strip(" \t")
+
+
+@given(pieces=st.lists(st.binary(max_size=40_000), max_size=6))
+def test_a_body_that_is_sent_again_is_the_same_body(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("held")
+    body = HeldBody(str(folder))
+    for piece in pieces:
+        body.add(piece)
+    assert list(folder.iterdir()) == []
+    for _ in range(2):
+        assert b"".join(body.pieces()) == b"".join(pieces)
+    assert body.size == len(b"".join(pieces))
+    body.close()
+
+
+def test_a_full_disk_is_known_while_the_program_can_be_told() -> None:
+    body = HeldBody("/proc/1")
+    body.add(b"x" * SMALL_BODY_BYTES)
+    with pytest.raises(OSError, match="/proc/1"):
+        body.add(b"x")
+    body.close()
+
+
+async def test_a_connection_that_comes_just_when_a_program_gives_up_serves_the_next_one(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = ModelPort(listener, str(tmp_path))
+        gone, next_one = (asyncio.create_task(port.free_carrier(is_repeated=False)) for _ in range(2))
+        await asyncio.sleep(0)
+        gone.cancel()
+        port.admit(carrier := Carrier(port, Hold(1, "runner")))
+        assert await next_one is carrier
+        late = asyncio.create_task(port.free_carrier(is_repeated=False))
+        await asyncio.sleep(0)
+        port.admit(carrier := Carrier(port, Hold(1, "runner")))
+        late.cancel()
+        await asyncio.gather(gone, late, return_exceptions=True)
+        assert await port.free_carrier(is_repeated=False) is carrier
+    assert port.describe()["waiting"] == 0
