@@ -113,6 +113,8 @@ class Turns:
         self._commands = 0
         self._budget = Budget(spec.max_turns, spec.token_budget, task.timeouts.agent_seconds)
         self._deadline: asyncio.Timeout | None = None
+        self._held_seconds = 0.0
+        """Left of the agent's time while its deadline stands still."""
 
     @property
     def budget(self) -> Budget:
@@ -220,7 +222,7 @@ class Turns:
         started = time.perf_counter()
         try:
             reply = await self._ask(messages, tools)
-            seconds = time.perf_counter() - started - self._health.lost_seconds
+            seconds = time.perf_counter() - started - self._health.lost_seconds - self._health.held_seconds
         except BaseException:
             if writing is not None:
                 await self._untimed(writing)
@@ -258,7 +260,7 @@ class Turns:
         model = self._model()
         if model is None:
             raise NotReplayable(f"agent {self.spec.type} calls a model, and spec.model is not given; give one")
-        self._health = CallHealth()
+        self._health = CallHealth(on_hold=self._hold)
         most, left = self._sampling.max_tokens, self._budget.tokens
         return model.complete(
             ModelRequest(
@@ -270,6 +272,7 @@ class Turns:
                 task=self.task.name,
                 member=self._member,
                 turn=self.turn,
+                group=f"group-{self._index - self._member}",
                 max_tokens=most if most is None or left is None else min(most, left),
                 prefix=TokenPrefix(self._tokens.messages, self._tokens.ids) if self._tokens.messages else None,
                 health=self._health,
@@ -386,16 +389,22 @@ class Turns:
 
     async def _untimed(self, waiting: Awaitable[None]) -> None:
         """Wait for storage without using up the agent's time."""
-        deadline, loop = self._deadline, asyncio.get_running_loop()
-        if deadline is None or (when := deadline.when()) is None or deadline.expired():
-            await waiting
-            return
-        left = when - loop.time()
-        deadline.reschedule(None)
+        self._hold(True)
         try:
             await waiting
         finally:
-            deadline.reschedule(loop.time() + left)
+            self._hold(False)
+
+    def _hold(self, held: bool) -> None:
+        """Let the agent's deadline stand still, or go on with what was left of it."""
+        deadline, now = self._deadline, asyncio.get_running_loop().time()
+        if deadline is None or deadline.expired():
+            return
+        if held and (when := deadline.when()) is not None:
+            self._held_seconds = when - now
+            deadline.reschedule(None)
+        elif not held and deadline.when() is None:
+            deadline.reschedule(now + self._held_seconds)
 
 
 def _check_replay(recorded: IntentRecord, now: IntentRecord) -> None:
