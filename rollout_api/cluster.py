@@ -31,6 +31,12 @@ MODEL_CONTROL_PORT = 8001
 """Of a model server's pod: pause, load, resume; the operator alone, with the token of its Secret."""
 MODEL_ENGINE_PORT = 8002
 """Of a model server's pod, on its loopback: the engine itself."""
+MODEL_TOKEN_FILE = "token"
+"""Key, in the Secret `model_control_name`, of the bearer token that the control port wants."""
+POLICY_LOADED = f"{API_GROUP}/policy-loaded"
+"""Readiness gate of a model server's pod, set by the operator: it serves the current policy, and was asked."""
+POLICY_FOLDER = "/policies"
+"""In a model server's pod: VERSION/ below it holds what was fetched for that version; the engine reads it there."""
 RUNNER_FOLDER = "/var/run/rollout"
 """Secret volume of a runner pod: `key`, the job's key, and `job.json`, the job as it is to be run."""
 KEY_FILE, JOB_FILE = "key", "job.json"
