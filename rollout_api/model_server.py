@@ -339,6 +339,27 @@ class Gate(StrEnum):
     SHUT = "Shut"
 
 
+class PolicyStep(StrEnum):
+    """How far a policy update is; docs/policy-updates.md."""
+
+    FETCHING = "Fetching"
+    PAUSING = "Pausing"
+    ACKNOWLEDGING = "Acknowledging"
+    LOADING = "Loading"
+    RESUMING = "Resuming"
+
+
+class PolicySource(ApiModel):
+    """Where the weights of one version are: a part of `spec.policy`, which may name a newer one by then."""
+
+    version: Annotated[int, Field(ge=0)]
+    """Version."""
+    uri: Annotated[str, StringConstraints(max_length=2048)] | None = None
+    """As in the spec."""
+    digest: Annotated[str, StringConstraints(max_length=71)] | None = None
+    """As in the spec."""
+
+
 class PolicyStatus(ApiModel):
     """The policy update that is under way, or the last one."""
 
@@ -354,6 +375,16 @@ class PolicyStatus(ApiModel):
     """All servers are paused: a stream that falls silent from now on has no more tokens of `current` to come."""
     mixed: Annotated[list[Annotated[str, StringConstraints(max_length=128)]], Field(max_length=1024)] = []
     """Runners (`<job uid>/<index>`) that were not waited for any longer: where their calls change version is unknown."""
+    step: PolicyStep | None = None
+    """What is being done; None when no update is under way."""
+    since: Annotated[str, StringConstraints(max_length=32)] | None = None
+    """When this step began, RFC 3339."""
+    needed: Annotated[int, Field(ge=0)] = 0
+    """Servers that must have `target` before the gate opens."""
+    failed: Annotated[int, Field(ge=0)] | None = None
+    """Version that too few servers could load; it is not tried again."""
+    sources: Annotated[list[PolicySource], Field(max_length=2)] = []
+    """Where the weights of `current` and of `target` are."""
 
 
 class ServerState(StrEnum):
@@ -375,11 +406,15 @@ class ServerStatus(ApiModel):
     uid: Annotated[str, StringConstraints(max_length=64)] = ""
     """Uid of its pod: another one is another server."""
     policy_version: Annotated[int, Field(ge=0)] | None = None
-    """Version that it was last seen to serve."""
+    """Version that it was last verified to serve; None: it has had no traffic since it started."""
     ready: bool = False
     """Serves `policy.current`, verified; runners call no other."""
     state: ServerState = ServerState.STARTING
     """What it is good for."""
+    restarts: Annotated[int, Field(ge=0)] = 0
+    """Of its engine, when it was verified: an engine that has started again has lost its weights."""
+    weights_digest: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """SHA-256 over the engine's own checksums of its weights; None where the engine makes none."""
 
 
 class ModelServerStatus(ApiModel):
