@@ -24,7 +24,8 @@ EXECUTOR_STATE = "/.rollout/state"
 """The emptyDir with the writable layers."""
 RUNNER_METRICS_PORT = 9090
 MODEL_SERVER_LABEL = f"{API_GROUP}/model-server"
-MODEL_SERVER_ROLE = "model-server"
+MODEL_SERVER_ROLE, MODEL_WORKER_ROLE, MODEL_DOWNLOAD_ROLE = "model-server", "model-worker", "model-download"
+"""Of pods that answer, of the further pods of a server that spans several nodes, and of the one that fetches weights."""
 MODEL_PORT = 8000
 """Of a model server's pod: the routes that runners may call."""
 MODEL_CONTROL_PORT = 8001

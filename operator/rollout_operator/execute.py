@@ -17,6 +17,8 @@ from rollout_operator.actions import (
     ReadKey,
     Ref,
     Remember,
+    Replace,
+    SetPodCondition,
 )
 from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
 from rollout_operator.budgets import Budget
@@ -91,10 +93,10 @@ class Execution:
             case ReadKey(ref, owner_uid):
                 await self._keys.read(ref.namespace, ref.name, owner_uid)
                 return True
-            case EnsureKey(body):
+            case EnsureKey(body, field):
                 self._check()
                 async with self._creates.in_flight:
-                    await self._keys.ensure(body)
+                    await self._keys.ensure(body, field)
                 return True
             case Create():
                 return await self._create(key, action)
@@ -105,6 +107,25 @@ class Execution:
                 self._check()
                 self._expect(key, ref, await self._api.merge(ref.kind, ref.namespace, ref.name, {"spec": spec}))
                 return False
+            case Replace(body):
+                self._check()
+                self._expect(key, action.ref, await self._api.replace(body))
+                return False
+            case SetPodCondition():
+                await self._set_pod_condition(key, action)
+                return False
+
+    async def _set_pod_condition(self, key: Ref, action: SetPodCondition) -> None:
+        self._check()
+        try:
+            written = await self._api.set_pod_condition(
+                action.ref.namespace, action.ref.name, action.uid, action.condition
+            )
+        except ApiError as error:
+            if error.status in (404, CONFLICT):  # Gone, or another of the same name: the watch is about to say so.
+                return
+            raise ApiError(error.status, f"condition of {action.ref}: {error.message}", error.retry_after) from error
+        self._expect(key, action.ref, written)
 
     async def _write_status(self, ref: Ref, obj: Manifest, status: Manifest) -> None:
         self._check()
