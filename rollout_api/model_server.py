@@ -383,6 +383,8 @@ class PolicyStatus(ApiModel):
     """Servers that must have `target` before the gate opens."""
     failed: Annotated[int, Field(ge=0)] | None = None
     """Version that too few servers could load; it is not tried again."""
+    failed_because: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """How they failed."""
     sources: Annotated[list[PolicySource], Field(max_length=2)] = []
     """Where the weights of `current` and of `target` are."""
 
