@@ -24,6 +24,8 @@ EXECUTOR_STATE = "/.rollout/state"
 """The emptyDir with the writable layers."""
 RUNNER_METRICS_PORT = 9090
 MODEL_SERVER_LABEL = f"{API_GROUP}/model-server"
+MODEL_SERVER_UID_LABEL = f"{API_GROUP}/model-server-uid"
+"""On its pods: two servers may have the same name over time."""
 MODEL_SERVER_ROLE, MODEL_WORKER_ROLE, MODEL_DOWNLOAD_ROLE = "model-server", "model-worker", "model-download"
 """Of pods that answer, of the further pods of a server that spans several nodes, and of the one that fetches weights."""
 MODEL_PORT = 8000

@@ -29,6 +29,8 @@ from rollout_operator.keys import CONFLICT, KeyRing, check_owner
 from rollout_operator.kinds import WATCHED
 from rollout_operator.memory import Memory
 
+UNKNOWN = 404
+"""Of a create: the cluster has no such kind."""
 MANAGER = "operator"
 """Field manager of the operator's part of a status."""
 OF_OTHERS = ("runners",)
@@ -147,7 +149,7 @@ class Execution:
             if error.status == CONFLICT:
                 await self._accept_existing(ref, action.body)
                 return False
-            if error.refused and action.if_refused:
+            if (error.refused or error.status == UNKNOWN) and action.if_refused:
                 self._memory.learn(replace(action.if_refused, message=error.message), time.time())
                 return True
             raise ApiError(error.status, f"creating {ref}: {error.message}", error.retry_after) from error

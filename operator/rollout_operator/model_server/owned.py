@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rollout_api.base import API_GROUP, API_VERSION
-from rollout_api.cluster import MANAGED_BY, MODEL_SERVER_LABEL, MODEL_SERVER_ROLE, ROLE_LABEL
+from rollout_api.cluster import MANAGED_BY, MODEL_SERVER_LABEL, MODEL_SERVER_ROLE, MODEL_SERVER_UID_LABEL, ROLE_LABEL
 from rollout_api.model_server import ModelServer
 
 DIGEST: Final = f"{API_GROUP}/digest"
@@ -32,7 +32,7 @@ def download_name(server: str) -> str:
 
 def labels(server: ModelServer, role: str = MODEL_SERVER_ROLE) -> dict[str, str]:
     """Labels of a pod with that role, and of what goes with it."""
-    return {**MANAGED_BY, **selector(server, role)}
+    return {**MANAGED_BY, **selector(server, role), MODEL_SERVER_UID_LABEL: server.metadata.uid or ""}
 
 
 def selector(server: ModelServer, role: str = MODEL_SERVER_ROLE) -> dict[str, str]:
