@@ -182,7 +182,7 @@ def _loaded(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
     if newer := _newer(seen):
         change = policy.model_copy(update={"since": _now(seen), **newer})
         return _behind_gate(seen, change, "Loading", f"version {change.target}: newer than {policy.target}")
-    why = f"; {_why(failed, Call.LOAD)}" if failed else ""
+    why = f"; {_why(failed, Call.LOAD) or 'no answer in time'}" if failed else ""
     if len(have) >= _needed(seen):
         resuming = policy.model_copy(update={"step": PolicyStep.RESUMING, "since": _now(seen)})
         words = f"version {policy.target}: {len(have)} servers have it and are resumed{why}"
@@ -396,15 +396,16 @@ def _words_at_rest(seen: Seen, policy: PolicyStatus, servers: Sequence[ServerSta
         return False, "LoadFailed", f"{ready}; {policy.failed_because}; give spec.policy a higher version to try again"
     if policy.target != policy.current:
         return False, "Fetching", f"{ready}; version {policy.target} is being fetched"
+    why = _why(seen.newcomers, Call.LOAD)
+    if why and not any(entry.ready for entry in servers):
+        return False, "Loading", f"{ready}; {why}"
     return True, "Loaded", ready
 
 
 def _why(servers: Iterable[Server], call: Call) -> str:
-    for server in servers:
-        if failure := server.failures.get(call) or server.failures.get(Call.LOOK):
-            return failure.message
-        return f"{server.name}: no answer in time"
-    return ""
+    """How one of them failed; empty when none did."""
+    found = (server.failures.get(call) or server.failures.get(Call.LOOK) for server in servers)
+    return next((failure.message for failure in found if failure is not None), "")
 
 
 def _staying(seen: Seen) -> list[Server]:
