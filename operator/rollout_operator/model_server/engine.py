@@ -14,6 +14,9 @@ HAS_SHUTDOWN_TIMEOUT: Final = (0, 18)
 HAS_QUIET_ENDPOINTS: Final = (0, 16)
 """First vLLM with `--disable-access-log-for-endpoints`."""
 
+NEEDS_SCALE_OUT: Final = (0, 30)
+"""First vLLM that offers render, derender and generate only with `--enable-scale-out` (vLLM pull request 54579)."""
+
 SCRATCH: Final = "/scratch"
 """Home of the engine: its compiled kernels live as long as the pod, so a restart of the container is quick."""
 
@@ -50,6 +53,7 @@ def arguments(spec: ModelServerSpec, model_path: str, *, worker: bool = False) -
             if spec.engine.release >= HAS_QUIET_ENDPOINTS
             else ()
         ),
+        *(("--enable-scale-out",) if spec.engine.release >= NEEDS_SCALE_OUT else ()),
         *(("--enable-sleep-mode",) if spec.sleep else ()),
         *(_lora(spec) if spec.lora else ()),
         *(

@@ -119,7 +119,13 @@ def _download_container(server: ModelServer, config: OperatorConfig) -> Json:
         "image": config.images.runtime,
         "imagePullPolicy": config.images.pull_policy,
         "command": ["python3", "-m", "agent_runtime.serving.download"],
-        "args": [f"--uri={server.spec.weights_uri}", *revision, f"--folder={_folder(server)}"],
+        "args": [
+            f"--uri={server.spec.weights_uri}",
+            *revision,
+            f"--folder={_folder(server)}",
+            # What one pod has left half done, the next one of the same server goes on with.
+            f"--writer={server.metadata.uid}",
+        ],
         "env": [{"name": "HOME", "value": "/tmp"}],
         "envFrom": [{"secretRef": {"name": model.secret_ref}}] if model.secret_ref else [],
         "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}},
