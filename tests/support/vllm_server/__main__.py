@@ -1,0 +1,100 @@
+"""`python -m tests.support.vllm_server [serve MODEL] [--port 0] [--print-url] ...`: the stand-in as a process.
+
+Takes vLLM's own command line too: of its flags, those with a meaning here are followed and the others ignored; all are told
+by GET /_standin/flags. In a pod, STANDIN_ARGS in the environment adds arguments that vLLM does not have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+from tests.support.vllm_server.faults import Faults
+from tests.support.vllm_server.model import answers_from_json
+from tests.support.vllm_server.server import VllmStandIn
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT."""
+    given = sys.argv[1:]
+    arguments = parse([*given, *shlex.split(os.environ.get("STANDIN_ARGS", ""))])
+    asyncio.run(serve(arguments, given))
+
+
+def parse(given: list[str]) -> argparse.Namespace:
+    """The arguments, without those of vLLM that mean nothing here."""
+    parser = argparse.ArgumentParser(prog="vllm_server", description=__doc__, allow_abbrev=False)
+    as_vllm = parser.add_argument_group("as vLLM has them")
+    as_vllm.add_argument("--model", default="policy")
+    as_vllm.add_argument("--served-model-name", nargs="+")
+    as_vllm.add_argument("--host", default="127.0.0.1")
+    as_vllm.add_argument("--port", type=int, default=8000)
+    as_vllm.add_argument("--api-key")
+    as_vllm.add_argument("--max-model-len", type=int, default=32768)
+    as_vllm.add_argument("--max-num-seqs", type=int, default=256)
+    as_vllm.add_argument("--scheduling-policy", default="fcfs", choices=("fcfs", "priority"))
+    as_vllm.add_argument("--enable-auto-tool-choice", action="store_true")
+    as_vllm.add_argument("--tool-call-parser")
+    own = parser.add_argument_group("its own")
+    own.add_argument("--print-url", action="store_true", help="one line on standard output as soon as it serves")
+    own.add_argument("--script", type=Path, help="JSON: {session or *: [answer, ...]}")
+    own.add_argument("--tokens-per-second", type=float, help="of each request; as fast as it can when not given")
+    own.add_argument("--load-seconds", type=float, default=0.0)
+    own.add_argument("--abort-seconds", type=float, default=0.0)
+    own.add_argument("--base-version", type=int, default=0)
+    own.add_argument("--kv-blocks", type=int, default=65536)
+    own.add_argument("--no-scale-out", action="store_true", help="no render, derender and generate")
+    own.add_argument("--keeps-streamed-ids", action="store_true", help="streamed chat with tools loses no ids")
+    own.add_argument("--fault", action="append", default=[], metavar="NAME=JSON")
+    if given[:1] == ["serve"]:
+        given = given[1:]
+        if given and not given[0].startswith("-"):
+            given = ["--model", *given]
+    arguments, _ = parser.parse_known_args(given)
+    return arguments
+
+
+async def serve(arguments: argparse.Namespace, flags: list[str]) -> None:
+    """Serve until a signal."""
+    faults = Faults()
+    for fault in arguments.fault:
+        name, _, value = fault.partition("=")
+        faults.update({name: json.loads(value or "true")})
+    name = arguments.served_model_name[0] if arguments.served_model_name else arguments.model
+    server = VllmStandIn(
+        model=name,
+        max_model_len=arguments.max_model_len,
+        api_key=arguments.api_key or os.environ.get("VLLM_API_KEY"),
+        script=answers_from_json(json.loads(arguments.script.read_bytes())) if arguments.script else None,
+        tokens_per_second=arguments.tokens_per_second,
+        load_seconds=arguments.load_seconds,
+        abort_seconds=arguments.abort_seconds,
+        base_version=arguments.base_version,
+        scale_out=not arguments.no_scale_out,
+        tool_parser=arguments.enable_auto_tool_choice and bool(arguments.tool_call_parser),
+        drops_streamed_ids=not arguments.keeps_streamed_ids,
+        priority_scheduling=arguments.scheduling_policy == "priority",
+        max_num_seqs=arguments.max_num_seqs,
+        kv_blocks=arguments.kv_blocks,
+        faults=faults,
+        flags=flags,
+        host=arguments.host,
+        port=arguments.port,
+    )
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with server:
+        if arguments.print_url:
+            print(server.url, flush=True)
+        await stopped.wait()
+
+
+if __name__ == "__main__":
+    main()

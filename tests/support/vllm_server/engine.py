@@ -1,0 +1,350 @@
+"""The engine: requests wait, run and end; a step makes tokens for all that run. Pause, abort and priority are here.
+
+vLLM 0.26, vllm/v1/core/sched/scheduler.py and vllm/v1/engine/async_llm.py: AsyncLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tests.support.vllm_server import model
+from tests.support.vllm_server.faults import Faults
+from tests.support.vllm_server.metrics import Histogram
+from tests.support.vllm_server.prefix_cache import BLOCK, PrefixCache
+from tests.support.vllm_server.tokenizer import tokenizer
+from tests.support.vllm_server.weights import Weights
+
+PauseMode = Literal["abort", "wait", "keep"]
+# Tokens of one request in one step when no rate is set: short answers take one step, and others get their turn.
+BURST = 32
+# With a rate set: short enough for even streams, long enough for a thousand of them.
+STEP_SECONDS = 0.005
+
+
+@dataclass(eq=False)
+class Request:
+    """One request, and the record of what was really done for it."""
+
+    id: str
+    external_id: str
+    """As the client named it."""
+    route: str
+    prompt_ids: list[int]
+    session: str = ""
+    max_tokens: int = 16
+    min_tokens: int = 0
+    seed: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
+    priority: int = 0
+    adapter: str | None = None
+    script_ids: list[int] | None = None
+    drop_after: int | None = None
+    """The connection is cut after so many tokens."""
+
+    ids: list[int] = field(default_factory=list)
+    """Sampled."""
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[list[int]] = field(default_factory=list)
+    """[version, first token, token behind the last], contiguous: which weights made what."""
+    finish: str | None = None
+    """stop, length or abort; None while it runs."""
+    stopped_by: str | int | None = None
+    """The stop string or stop token that ended it."""
+    aborted: bool = False
+    disconnected: bool = False
+    """The client went away before the end."""
+    tokens_at_disconnect: int | None = None
+    cached_tokens: int = 0
+    stale_cached_tokens: int = 0
+    """Of these, made by other weights than those that the answer began with."""
+    arrived: float = field(default_factory=time.time)
+    first_token: float | None = None
+    """Seconds since the epoch, as the others."""
+    last_token: float | None = None
+    ended: float | None = None
+
+    _state: int = 0
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def versions(self) -> list[int]:
+        """The version that made each token."""
+        return [version for version, start, end in self.spans for _ in range(start, end)]
+
+    @property
+    def orphan_tokens(self) -> int:
+        """Made after the client had gone."""
+        return 0 if self.tokens_at_disconnect is None else len(self.ids) - self.tokens_at_disconnect
+
+    def as_json(self) -> dict[str, Any]:
+        """For GET /_standin/served."""
+        kept = (
+            "id external_id route session prompt_ids ids spans finish aborted disconnected orphan_tokens cache_salt priority"
+            " adapter cached_tokens stale_cached_tokens arrived first_token last_token ended"
+        )
+        return {name: getattr(self, name) for name in kept.split()}
+
+    async def chunks(self) -> AsyncIterator[tuple[int, int, str | None]]:
+        """(first token, token behind the last, why it ended or None) as they are made; the last one may have no token."""
+        sent = 0
+        while True:
+            while len(self.ids) == sent and self.finish is None:
+                self._wake.clear()
+                await self._wake.wait()
+            start, sent = sent, len(self.ids)
+            finish = self.finish
+            yield start, sent, finish
+            if finish is not None:
+                return
+
+    async def done(self) -> None:
+        """Until it has ended."""
+        while self.finish is None:
+            self._wake.clear()
+            await self._wake.wait()
+
+
+class Engine:
+    """Started and closed by the server; one for each start of it."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        faults: Faults,
+        served: deque[Request],
+        *,
+        tokens_per_second: float | None,
+        abort_seconds: float,
+        max_num_seqs: int,
+        kv_blocks: int,
+        max_model_len: int,
+    ) -> None:
+        self.weights, self.faults, self.served = weights, faults, served
+        self.tokens_per_second = tokens_per_second
+        self.abort_seconds = abort_seconds
+        self.max_num_seqs, self.kv_blocks, self.max_model_len = max_num_seqs, kv_blocks, max_model_len
+        self.cache = PrefixCache(kv_blocks)
+        self.running: list[Request] = []
+        self.waiting: list[tuple[int, int, Request]] = []
+        self.paused: PauseMode | None = None
+        self.asleep: set[str] = set()
+        """What sleeps: weights, kv_cache."""
+        self.prompt_tokens = self.generation_tokens = self.steps = 0
+        self.ended: dict[str, int] = {}
+        self.first_tokens = Histogram()
+        self._numbers = itertools.count()
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to step."""
+        self._task = asyncio.create_task(self._run(), name="stand-in engine")
+
+    async def close(self) -> None:
+        """End everything that runs."""
+        self._abort([*self.running, *(request for *_, request in self.waiting)])
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    # -- requests
+
+    def add(self, request: Request) -> None:
+        """Queue a request; its tokens come when the engine gets to it."""
+        request._state = model.state_of(request.prompt_ids)
+        self.served.append(request)
+        heapq.heappush(self.waiting, (request.priority, next(self._numbers), request))
+        self.look()
+
+    def disconnected(self, request: Request) -> None:
+        """The client has gone: abort, after the time that this takes."""
+        if request.finish is not None or request.disconnected:
+            return
+        request.disconnected, request.tokens_at_disconnect = True, len(request.ids)
+        if self.abort_seconds:
+            asyncio.get_running_loop().call_later(self.abort_seconds, self._abort, [request])
+        else:
+            self._abort([request])
+
+    def abort(self, ids: Sequence[str]) -> int:
+        """Abort by the client's or the server's id, all when none is named; how many were named or found."""
+        everything = [*self.running, *(request for *_, request in self.waiting)]
+        wanted = set(ids)
+        found = [r for r in everything if not wanted or r.id in wanted or r.external_id in wanted]
+        self._abort(found)
+        return len(ids) or len(found)
+
+    def _abort(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.finish is None:
+                request.aborted = True
+                self._end(request, "abort")
+        gone = {id(request) for request in requests}
+        self.running = [request for request in self.running if id(request) not in gone]
+        self.waiting = [entry for entry in self.waiting if id(entry[2]) not in gone]
+        heapq.heapify(self.waiting)
+        self.look()
+
+    # -- pause and sleep
+
+    async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
+        """Returns when nothing is made any more."""
+        self.paused = mode
+        self.look()
+        if mode == "abort":
+            self._abort([*self.running, *(request for *_, request in self.waiting)])
+        elif mode == "wait":
+            while self.running:
+                await self.running[0].done()
+        if mode != "keep" and clear_cache:
+            self.cache.clear()
+
+    def resume(self) -> None:
+        """Go on with what was kept and what has come since."""
+        self.paused = None
+        self.look()
+
+    def sleep(self) -> None:
+        """Abort what runs, and make nothing until all is awake again."""
+        self.abort([])
+        self.cache.clear()
+        self.asleep = {"weights", "kv_cache"}
+        self.look()
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        """Wake what is named, all when nothing is."""
+        self.asleep -= set(tags) or set(self.asleep)
+        self.look()
+
+    def look(self) -> None:
+        """Something has changed that may let the engine go on, or stop it."""
+        admits = self.waiting and self.paused is None
+        frozen = self.paused in ("abort", "keep") or self.asleep or self.faults.hang
+        if (self.running or admits) and not frozen:
+            self._work.set()
+        else:
+            self._work.clear()
+
+    # -- steps
+
+    @property
+    def kv_blocks_used(self) -> int:
+        """Of the requests that run."""
+        return sum((len(request.prompt_ids) + len(request.ids)) // BLOCK + 1 for request in self.running)
+
+    async def _run(self) -> None:
+        began = 0.0
+        while True:
+            if not self._work.is_set():
+                await self._work.wait()
+                began = time.monotonic()
+            if self.tokens_per_second is None:
+                self._step(BURST)
+                await asyncio.sleep(0)
+            else:
+                await asyncio.sleep(max(STEP_SECONDS, 1 / self.tokens_per_second))
+                if not self._work.is_set():
+                    continue
+                due = int((time.monotonic() - began) * self.tokens_per_second)
+                began += due / self.tokens_per_second
+                self._step(min(due, BURST))
+
+    def _step(self, count: int) -> None:
+        self._admit()
+        now = time.time()
+        made = 0
+        for request in self.running:
+            made += self._make(request, count, now)
+        if made:
+            self.steps += 1
+            self.generation_tokens += made
+        if any(request.finish for request in self.running):
+            self.running = [request for request in self.running if request.finish is None]
+        self.look()
+
+    def _admit(self) -> None:
+        if self.paused is not None or not self.waiting:
+            return
+        used = self.kv_blocks_used
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            request = self.waiting[0][2]
+            needed = len(request.prompt_ids) // BLOCK + 1
+            if self.running and used + needed > self.kv_blocks:
+                return
+            used += needed
+            heapq.heappop(self.waiting)
+            version = self.weights.version_for(request.adapter)
+            salt = f"{request.cache_salt}\0{request.adapter or ''}"
+            request.cached_tokens, request.stale_cached_tokens = self.cache.look_up(request.prompt_ids, salt, version)
+            self.cache.add(request.prompt_ids, salt, version)
+            self.prompt_tokens += len(request.prompt_ids)
+            self.running.append(request)
+
+    def _make(self, request: Request, count: int, now: float) -> int:
+        """Up to `count` tokens more. How many were made."""
+        version = self.weights.version_for(request.adapter)
+        words = tokenizer()
+        ids, logprobs, script = request.ids, request.logprobs, request.script_ids
+        limit = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
+        start, state = len(ids), request._state
+        stops = {words.eos, *request.stop_token_ids} if not request.ignore_eos else set(request.stop_token_ids)
+        while len(ids) - start < count and request.finish is None:
+            position = len(ids)
+            if script is not None and position < len(script):
+                token = script[position]
+            else:
+                allowed = not request.ignore_eos and position >= request.min_tokens
+                previous = ids[-1] if ids else request.prompt_ids[-1]
+                token = model.next_id(version, request.seed, state, previous, eos_allowed=allowed)
+            ids.append(token)
+            logprobs.append(model.logprob_of(version, state, token))
+            state = model.state_after(state, token)
+            if token in stops and len(ids) > request.min_tokens:
+                request.stopped_by = None if token == words.eos else token
+                self._end(request, "stop")
+            elif request.stop and (found := stop_found(request)) is not None:
+                request.stopped_by = found
+                self._end(request, "stop")
+            elif len(ids) >= limit:
+                self._end(request, "length")
+        request._state = state
+        made = len(ids) - start
+        if made:
+            if request.first_token is None:
+                request.first_token = now
+                self.first_tokens.observe(now - request.arrived)
+            request.last_token = now
+            if request.spans and request.spans[-1][0] == version:
+                request.spans[-1][2] = len(ids)
+            else:
+                request.spans.append([version, start, len(ids)])
+            request._wake.set()
+        return made
+
+    def _end(self, request: Request, why: str) -> None:
+        request.finish, request.ended = why, time.time()
+        self.ended[why] = self.ended.get(why, 0) + 1
+        if request.ids:
+            version = self.weights.version_for(request.adapter)
+            salt = f"{request.cache_salt}\0{request.adapter or ''}"
+            self.cache.add([*request.prompt_ids, *request.ids], salt, version)
+        request._wake.set()
+
+
+def stop_found(request: Request) -> str | None:
+    """The stop string that the answer ends in or has in its last tokens."""
+    # No stop string is longer than what so many of the last tokens spell.
+    tail = tokenizer().decode(request.ids[-(max(map(len, request.stop)) + 1) :])
+    return next((stop for stop in request.stop if stop in tail), None)

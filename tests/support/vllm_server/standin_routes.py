@@ -1,0 +1,95 @@
+"""Routes that no vLLM has: what really happened, and what shall go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+
+from aiohttp import web
+
+from tests.support.vllm_server.context import server_of
+from tests.support.vllm_server.errors import bad_request, json_object
+from tests.support.vllm_server.model import answers_from_json
+
+routes = web.RouteTableDef()
+
+_restarts: set[asyncio.Task[None]] = set()
+
+
+@routes.get("/_standin/served")
+async def served(http: web.Request) -> web.Response:
+    """Every request that reached the engine, in order; ?session= for one session, ?after=N without the first N."""
+    server = server_of(http)
+    found = list(server.served)[int(http.query.get("after", "0")) :]
+    session = http.query.get("session")
+    return web.json_response([r.as_json() for r in found if session is None or r.session == session])
+
+
+@routes.get("/_standin/state")
+async def state(http: web.Request) -> web.Response:
+    """Which weights are really loaded, which loads were tried, and counts."""
+    server = server_of(http)
+    weights, engine = server.weights, server.engine
+    return web.json_response(
+        {
+            "version": weights.version,
+            "label": weights.label,
+            "updating": weights.updating,
+            "loads": weights.loads,
+            "adapters": {name: found.version for name, found in weights.adapters.items()},
+            "paused": engine.paused,
+            "running": len(engine.running),
+            "waiting": len(engine.waiting),
+            "tokens": engine.generation_tokens,
+            "orphan_tokens": sum(request.orphan_tokens for request in server.served),
+            "boots": server.boots,
+        }
+    )
+
+
+@routes.get("/_standin/flags")
+async def flags(http: web.Request) -> web.Response:
+    """The command line that it was started with, vLLM's flags included."""
+    return web.json_response(server_of(http).flags)
+
+
+@routes.get("/_standin/faults")
+async def faults(http: web.Request) -> web.Response:
+    """The faults that are set."""
+    return web.json_response(asdict(server_of(http).faults))
+
+
+@routes.post("/_standin/faults")
+async def set_faults(http: web.Request) -> web.Response:
+    """Set the named faults, and leave the others."""
+    server = server_of(http)
+    try:
+        server.faults.update(await json_object(http))
+    except ValueError as error:
+        raise bad_request(str(error)) from None
+    server.engine.look()
+    return web.json_response(asdict(server.faults))
+
+
+@routes.post("/_standin/tensors")
+async def tensors(http: web.Request) -> web.Response:
+    """{version}: a trainer sends these weights by its own channel; /update_weights takes what was sent last."""
+    server_of(http).weights.tensors = int((await json_object(http))["version"])
+    return web.json_response({})
+
+
+@routes.post("/_standin/script")
+async def script(http: web.Request) -> web.Response:
+    """{session or *: [answer, ...]}: an answer is a text or {text, tool_calls: [{name, arguments}]}."""
+    server_of(http).script = answers_from_json(await json_object(http))
+    return web.json_response({})
+
+
+@routes.post("/_standin/restart")
+async def restart(http: web.Request) -> web.Response:
+    """{down_seconds}: connections break off, and it comes back with the base weights on the same port."""
+    down_seconds = float((await json_object(http)).get("down_seconds", 0))
+    task = asyncio.create_task(server_of(http).restart(down_seconds=down_seconds))
+    _restarts.add(task)
+    task.add_done_callback(_restarts.discard)
+    return web.json_response({})
