@@ -80,4 +80,4 @@ class Server:
 
 def identity(status: ServerStatus) -> tuple[object, ...]:
     """What makes it this server and no other: a new pod, or an engine that was started again, has nothing of the old."""
-    return status.uid, status.url
+    return status.uid, status.restarts, status.url
