@@ -12,7 +12,7 @@ from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, StorageRequested
 from agent_runtime.engine.run_folder import run_folder
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
-from agent_runtime.models.base import Model
+from agent_runtime.models.base import Model, ModelConfigError
 from agent_runtime.models.factory import open_model
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.store import Store
@@ -20,7 +20,7 @@ from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.sandboxes.factory import open_provider
 from agent_runtime.tools.registry import open_tools
 from rollout_api.records import Result
-from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, RolloutJob
+from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
 
@@ -44,6 +44,17 @@ def output_uri(job: RolloutJob, base_dir: Path) -> str:
     return uri if "://" in uri else str((base_dir / uri).resolve())
 
 
+def refuse_text_only(job: RolloutJob, model: Model) -> None:
+    """Raise ModelConfigError where a job of mode Train would record nothing that a trainer could use."""
+    allowed = job.spec.model is not None and job.spec.model.allow_text_only
+    if job.spec.mode is Mode.TRAIN and model.token_capture == "TextOnly" and not allowed:
+        raise ModelConfigError(
+            "TextOnly",
+            f"mode: Train needs token ids with their logprobs, and model {model.name} gives none. Serve it with vLLM 0.10.2 "
+            "or newer (--max-logprobs above 0), set mode: Eval, or set model.allowTextOnly: true to train on text alone",
+        )
+
+
 @contextlib.asynccontextmanager
 async def open_run(
     job: RolloutJob, tasks: Sequence[Task], surroundings: Surroundings, *, new: bool, observer: Observer
@@ -63,6 +74,7 @@ async def open_run(
             stack.push_async_callback(model.close)
         if model is not None:
             await model.check()
+            refuse_text_only(job, model)
         record = await JobRecord.open(store, job, tasks, new=new)
         provider = surroundings.provider
         if provider is None or isinstance(provider, Provider):

@@ -6,8 +6,8 @@ from agent_runtime.models.anthropic_endpoint import AnthropicEndpoint
 from agent_runtime.models.base import Model, ModelConfigError
 from agent_runtime.models.extensions import ExtensionError, load_object
 from agent_runtime.models.function import FunctionModel
-from agent_runtime.models.openai_endpoint import OpenAIEndpoint
 from agent_runtime.models.scripted import ScriptedModel
+from agent_runtime.models.vllm.server import VllmServer
 from rollout_api.model import Endpoint, EndpointApi, ModelSpec
 
 SECRET_KEY_VARIABLE = "ROLLOUT_MODEL_API_KEY"
@@ -18,8 +18,15 @@ def open_model(spec: ModelSpec, environ: Mapping[str, str]) -> Model:
     """The model of a manifest; connects to nothing yet. Raises ModelConfigError."""
     if spec.endpoint is not None:
         api_key, origin = _api_key(spec.endpoint, environ)
-        kind = AnthropicEndpoint if spec.endpoint.api is EndpointApi.ANTHROPIC else OpenAIEndpoint
-        return kind(spec.endpoint, api_key, origin)
+        if spec.endpoint.api is EndpointApi.ANTHROPIC:
+            return AnthropicEndpoint(spec.endpoint, api_key, origin)
+        return VllmServer(
+            spec.endpoint.base_url,
+            spec.endpoint.name,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            key_origin=origin,
+            call_seconds=float(spec.endpoint.call_seconds),
+        )
     if spec.scripted is not None:
         return ScriptedModel(spec.scripted)
     if spec.function is not None:

@@ -1,12 +1,13 @@
 """JSON over HTTP to a model server: one pool, retries within a deadline, cancellation that closes the connection."""
 
 import asyncio
+import contextlib
 import json
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from yarl import URL
@@ -35,6 +36,22 @@ class Answer:
         return error_text(self.payload)[1][:ERROR_CHARACTERS]
 
 
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    answer: Answer
+    headers: Mapping[str, str]
+
+
+class StreamBroken(ModelError):
+    """An answer stopped in the middle; what has arrived of it is good."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("Interrupted", message)
+
+
+T = TypeVar("T")
+
+
 class JsonClient:
     """Calls to one server. `key_origin` says where the API key was read, for the message when it is refused."""
 
@@ -61,38 +78,97 @@ class JsonClient:
         Raises ModelError when retries are used up, ModelConfigError for a refused key and a redirect, and
         ContextExceeded and ContentFiltered. Every other status below 500 is returned.
         """
+        return await self._send(method, path, body, _read, seconds, tries, headers, health or CallHealth())
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        seconds: float,
+        tries: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        health: CallHealth | None = None,
+    ) -> AsyncIterator[AsyncIterator[Any]]:
+        """One POST whose answer is server-sent events, decoded from JSON up to `[DONE]`.
+
+        Until they begin it behaves as `call`, and raises ModelError for a final status as well; `seconds` is the time for
+        that alone. Raises StreamBroken when they end without `[DONE]`. Leaving the block closes the connection.
+        """
+        answer = await self._send("POST", path, body, _unread, seconds, tries, headers, health or CallHealth())
+        if isinstance(answer, Answer):
+            raise ModelError("BadRequest", f"{self.base_url}{path} answers {answer.status}: {answer.error}")
+        try:
+            yield self._events(answer)
+        finally:
+            answer.close()
+
+    async def _events(self, response: aiohttp.ClientResponse) -> AsyncIterator[Any]:
+        rest = b""
+        try:
+            async for data in response.content.iter_any():
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    if not line.startswith(b"data:"):
+                        continue
+                    content = line.removeprefix(b"data:").strip()
+                    if content == b"[DONE]":
+                        return
+                    event = json.loads(content)
+                    if isinstance(event, dict) and event.get("error"):
+                        self._raise_for(Answer(_error_status(event), event, True), {})
+                        raise StreamBroken(f"{self.base_url} ended its stream with {error_text(event)[1]}")
+                    yield event
+        except ValueError as error:
+            raise ModelError("BadResponse", f"{self.base_url} streamed something that is not JSON: {error}") from None
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise StreamBroken(f"{self.base_url} broke its stream: {type(error).__name__}: {error}") from error
+        raise StreamBroken(f"{self.base_url} ended its stream before it was done")
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        receive: Callable[[aiohttp.ClientResponse], Awaitable[T]],
+        seconds: float,
+        tries: int | None,
+        headers: Mapping[str, str] | None,
+        health: CallHealth,
+    ) -> T | Answer:
+        """What `receive` makes of a good answer; other answers that no retry changes as they are."""
         data = None if body is None else json.dumps(body).encode()
         deadline = time.monotonic() + seconds
         failures = 0
-        health = health or CallHealth()
-        started = time.monotonic()
+        started, lost_before = time.monotonic(), health.lost_seconds
         reason, failure = "Timeout", "no answer came"
         try:
             async with asyncio.timeout(seconds):
                 while True:
                     retry_after = None
                     try:
-                        status, reply_headers, raw = await self._exchange(method, path, data, headers)
+                        received = await self._exchange(method, path, data, headers, receive)
                     except (aiohttp.ClientError, ConnectionError) as error:
                         reason, failure = "Unreachable", f"{type(error).__name__}: {error}"
                     else:
-                        if status < 300:
+                        if not isinstance(received, _Refused):
                             health.failing = None
-                            return _decoded(status, raw)
-                        answer = _decoded(status, raw)
-                        self._raise_for(answer, reply_headers)
-                        if not is_transient(status):
+                            return received
+                        answer = received.answer
+                        self._raise_for(answer, received.headers)
+                        if not is_transient(answer.status):
                             return answer
-                        reason = "RateLimited" if status == 429 else "ServerError"
-                        failure = f"status {status}: {answer.error}"
-                        retry_after = reply_headers.get("Retry-After")
+                        reason = "RateLimited" if answer.status == 429 else "ServerError"
+                        failure = f"status {answer.status}: {answer.error}"
+                        retry_after = received.headers.get("Retry-After")
                     failures += 1
                     health.failing = f"{reason}: {failure}"
                     delay = retry_delay(failures, retry_after, now=time.time(), jitter=random.random())
                     if failures == tries or time.monotonic() + delay >= deadline:
                         raise ModelError(reason, f"{self.base_url} failed {failures} times, last with {failure}")
                     await asyncio.sleep(delay)
-                    health.lost_seconds = time.monotonic() - started
+                    health.lost_seconds = lost_before + time.monotonic() - started
         except TimeoutError:
             after = f" after {failures} failures, the last: {failure}" if failures else ""
             raise ModelError("Timeout", f"{self.base_url} gave no answer within {seconds:g} s{after}") from None
@@ -104,14 +180,25 @@ class JsonClient:
             self._session = None
 
     async def _exchange(
-        self, method: str, path: str, data: bytes | None, headers: Mapping[str, str] | None
-    ) -> tuple[int, Mapping[str, str], bytes]:
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: Mapping[str, str] | None,
+        receive: Callable[[aiohttp.ClientResponse], Awaitable[T]],
+    ) -> T | _Refused:
         url = self._urls.get(path)
         if url is None:
             url = self._urls[path] = URL(self.base_url + path)
-        # Leaving the block by an exception, a cancellation included, closes the connection, so the server stops its work.
-        async with self._open().request(method, url, data=data, headers=headers, allow_redirects=False) as response:
-            return response.status, response.headers, await response.read()
+        response = await self._open().request(method, url, data=data, headers=headers, allow_redirects=False)
+        try:
+            if response.status < 300:
+                return await receive(response)
+            return _Refused(_decoded(response.status, await response.read()), response.headers)
+        except BaseException:
+            # A cancellation included: a connection that is closed makes the server stop its work.
+            response.close()
+            raise
 
     def _open(self) -> aiohttp.ClientSession:
         # Made at the first call, because a session belongs to the running loop.
@@ -138,6 +225,21 @@ class JsonClient:
             )
         if (refused := refusal(answer.status, answer.payload)) is not None:
             raise refused
+
+
+async def _read(response: aiohttp.ClientResponse) -> Answer:
+    return _decoded(response.status, await response.read())
+
+
+async def _unread(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
+    return response
+
+
+def _error_status(event: Mapping[str, Any]) -> int:
+    """The status that an error in a stream would have had as an answer; vLLM sends it as the error's code."""
+    inner = event["error"]
+    code = inner.get("code") if isinstance(inner, Mapping) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 400
 
 
 def _decoded(status: int, raw: bytes) -> Answer:

@@ -1,12 +1,14 @@
 """A model behind any server that speaks OpenAI's chat completions: vLLM, SGLang, llama.cpp, OpenAI itself."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from agent_runtime.models.base import ContextExceeded, ModelConfigError, ModelError, ModelReply, ModelRequest
+from agent_runtime.models.chat_parts import ChatParts
 from agent_runtime.models.http_client import Answer, JsonClient
-from rollout_api.model import Endpoint
+from agent_runtime.models.refusals import config_refusal
 from rollout_api.records import Message, Usage
 
 CHECK_SECONDS = 60.0  # one short answer of a loaded server
@@ -26,29 +28,31 @@ MAX_TOKENS_FIELDS = ("max_tokens", "max_completion_tokens")
 class OpenAIEndpoint:
     """A `Model`. Until `check` has run it asks for neither token ids nor logprobs."""
 
-    def __init__(self, endpoint: Endpoint, api_key: str | None, key_origin: str) -> None:
-        self.name = endpoint.name
+    def __init__(
+        self, base_url: str, name: str, *, headers: Mapping[str, str], key_origin: str, call_seconds: float
+    ) -> None:
+        self.name = name
         self.token_capture = "TextOnly"
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = JsonClient(endpoint.base_url, headers, key_origin)
-        self._seconds = float(endpoint.call_seconds)
+        self._client = JsonClient(base_url, headers, key_origin)
+        self._seconds = call_seconds
         self._max_tokens_field = MAX_TOKENS_FIELDS[0]
         self._optional = OPTIONAL_FIELDS[2]
 
-    async def complete(self, request: ModelRequest) -> ModelReply:
-        """One answer; see `Model.complete`."""
-        body = self._body(request)
+    async def complete(self, request: ModelRequest, fields: Mapping[str, Any] | None = None) -> ModelReply:
+        """One answer; see `Model.complete`. `fields` are further fields of the request.
+
+        Text is streamed only where no tools are given: vLLM's streamed chat with tools loses token ids.
+        """
+        body = self.body(request) | dict(fields or {})
+        send = self._streamed if request.on_text is not None and not request.tools else self._whole
         try:
-            answer = await self._send(body, request)
+            return await send(body, request)
         except ContextExceeded:
             # Servers refuse a prompt that fits when the answer's limit does not fit as well. What is left of the context
             # is the tighter limit then, and holds without being asked for.
             if body.pop(self._max_tokens_field, None) is None:
                 raise
-            answer = await self._send(body, request)
-        if answer.status != 200:
-            raise await self._refused(answer)
-        return parse_completion(answer.payload)
+            return await send(body, request)
 
     async def check(self) -> None:
         """Ask for one short answer, and remember which optional fields the server takes. Raises ModelError."""
@@ -70,7 +74,8 @@ class OpenAIEndpoint:
         """Close connections."""
         await self._client.close()
 
-    def _body(self, request: ModelRequest) -> dict[str, Any]:
+    def body(self, request: ModelRequest) -> dict[str, Any]:
+        """The request in OpenAI's form."""
         sampling = request.sampling
         body: dict[str, Any] = {"model": self.name, "messages": request.messages, **self._optional}
         if "seed" in body:
@@ -89,12 +94,38 @@ class OpenAIEndpoint:
         body.update(sampling.extra)
         return body
 
-    async def _send(self, body: Mapping[str, Any], request: ModelRequest) -> Answer:
+    async def _whole(self, body: Mapping[str, Any], request: ModelRequest) -> ModelReply:
         # Routers in front of several servers send calls of one session to the same one.
         headers = {"X-Session-ID": request.session}
-        return await self._client.call(
+        answer = await self._client.call(
             "POST", "/chat/completions", body, seconds=self._seconds, headers=headers, health=request.health
         )
+        if answer.status != 200:
+            raise await self._refused(answer)
+        reply = parse_completion(answer.payload)
+        if request.on_text is not None and reply.text:
+            request.on_text(reply.text)
+        return reply
+
+    async def _streamed(self, body: Mapping[str, Any], request: ModelRequest) -> ModelReply:
+        parts = ChatParts()
+        try:
+            async with (
+                asyncio.timeout(self._seconds),
+                self._client.stream(
+                    "/chat/completions",
+                    {**body, "stream": True, "stream_options": {"include_usage": True}},
+                    seconds=self._seconds,
+                    headers={"X-Session-ID": request.session},
+                    health=request.health,
+                ) as events,
+            ):
+                async for event in events:
+                    if (piece := parts.add(event)) and request.on_text is not None:
+                        request.on_text(piece)
+        except TimeoutError:
+            raise ModelError("Timeout", f"{self._client.base_url} did not finish within {self._seconds:g} s") from None
+        return parse_completion(parts.payload())
 
     async def _probe(self, max_tokens_field: str, optional: Mapping[str, Any]) -> Answer:
         messages = [{"role": "user", "content": "Say ok."}]
@@ -103,7 +134,8 @@ class OpenAIEndpoint:
         return await self._client.call("POST", "/chat/completions", body, seconds=seconds, tries=CHECK_TRIES)
 
     def _remember(self, max_tokens_field: str, optional: Mapping[str, Any], reply: ModelReply) -> None:
-        with_ids = reply.prompt_token_ids is not None and reply.completion_token_ids is not None
+        # Ids without logprobs cannot be trained on.
+        with_ids = None not in (reply.prompt_token_ids, reply.completion_token_ids, reply.logprobs)
         self.token_capture = "Chat" if with_ids else "TextOnly"
         self._max_tokens_field = max_tokens_field
         # A field that is taken but has no effect is not sent: it may cost the server something.
@@ -119,7 +151,9 @@ class OpenAIEndpoint:
                 "ModelNotFound",
                 f"{where}/chat/completions answers {answer.status} for model {self.name!r}: {answer.error}; {served}",
             )
-        return ModelError("BadRequest", f"{where} answers {answer.status}: {answer.error}")
+        return config_refusal(where, answer.error) or ModelError(
+            "BadRequest", f"{where} answers {answer.status}: {answer.error}"
+        )
 
 
 async def served_models(client: JsonClient) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agent_runtime.models.base import ContentFiltered, ContextExceeded
+from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError
 
 # 500 because older llama.cpp servers refuse a long prompt with it.
 REFUSAL_STATUSES = frozenset({400, 413, 422, 500})
@@ -20,6 +20,12 @@ CONTEXT_WORDING = re.compile(
     r"|tokens \+ `?max_new_tokens`? must be <="  # text-generation-inference
     r"|input token count.*exceeds the maximum"  # Gemini
     r"|reduce the length of the (messages|input prompt|prompt)",
+    re.IGNORECASE,
+)
+NO_TOOL_PARSER = re.compile(r"--enable-auto-tool-choice|--tool-call-parser", re.IGNORECASE)  # vLLM
+TEXT_ALONE = re.compile(
+    r"is not a multimodal model|at most 0 (image|audio|video)"  # vLLM
+    r"|(image|multimodal)[^.]*not supported|(not|n't) support[^.]*(image|multimodal)",  # SGLang, llama.cpp, OpenAI
     re.IGNORECASE,
 )
 FILTER_CODES = frozenset({"content_filter", "content_policy_violation", "responsibleaipolicyviolation"})
@@ -48,4 +54,24 @@ def refusal(status: int, payload: Any) -> ContextExceeded | ContentFiltered | No
         return ContentFiltered(message)
     if status == 413 or codes & CONTEXT_CODES or CONTEXT_WORDING.search(message):
         return ContextExceeded(message)
+    return None
+
+
+def config_refusal(where: str, error: str) -> ModelConfigError | None:
+    """The refusal that no other attempt changes, because job and server do not fit together, or None.
+
+    `error` is the server's own message for a status of 4xx.
+    """
+    if NO_TOOL_PARSER.search(error):
+        return ModelConfigError(
+            "NoToolParser",
+            f"{where} cannot read tool calls: {error}; start vLLM with --enable-auto-tool-choice and --tool-call-parser "
+            "(toolCallParser of a ModelServer), or give the agent no tools",
+        )
+    if TEXT_ALONE.search(error):
+        return ModelConfigError(
+            "TextModel",
+            f"{where} takes text alone, and a message has something else: {error}; use a model that takes it, or an "
+            "agent that sends text",
+        )
     return None

@@ -55,7 +55,7 @@ class VllmStandIn:
         priority_scheduling: bool = True,
         max_num_seqs: int = 256,
         kv_blocks: int = 65536,
-        keep_served: int = 100_000,
+        keep_served: int = 20_000,
         faults: Faults | None = None,
         flags: Sequence[str] = (),
         host: str = "127.0.0.1",

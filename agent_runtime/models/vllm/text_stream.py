@@ -1,0 +1,68 @@
+"""Plain text of an answer as it arrives, while what is or may become a tool call is held back."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Awaitable, Callable, Sequence
+
+TOOL_TEXT = re.compile(r"[<\[{]")
+"""What the tool calls of all of vLLM's parsers begin with: `<tool_call>`, `[TOOL_CALLS]`, `{"name": …`, and others."""
+GROWTH = 16
+"""A partial answer is decoded again when it has grown by a sixteenth, so that all of it costs some 17 times its length."""
+
+
+class TextStream:
+    """Hands out the pieces. What was handed out is never taken back."""
+
+    def __init__(self, on_text: Callable[[str], None], *, tools: bool) -> None:
+        self._on_text, self._tools = on_text, tools
+        self._sent = ""
+
+    def offer(self, content: str) -> None:
+        """Hand out what is certain of the text so far."""
+        # A character of which the last bytes are still to come is decoded to this one.
+        certain = content.rstrip("\ufffd")
+        if self._tools:
+            found = TOOL_TEXT.search(certain)
+            # Parsers strip the white space before a tool call.
+            certain = certain[: found.start() if found else None].rstrip()
+        self._send(certain)
+
+    def finish(self, content: str) -> None:
+        """Hand out the rest of the whole text."""
+        self._send(content)
+
+    def _send(self, text: str) -> None:
+        if len(text) > len(self._sent) and text.startswith(self._sent):
+            piece, self._sent = text[len(self._sent) :], text
+            self._on_text(piece)
+
+
+class PartialAnswers:
+    """Decodes a growing answer in the background, at most one call at a time, so that reading its tokens never waits."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], Awaitable[str]], stream: TextStream) -> None:
+        self._decode, self._stream = decode, stream
+        self._ids: Sequence[int] = ()
+        self._decoded = 0
+        self._work: asyncio.Task[None] | None = None
+
+    def grown(self, ids: Sequence[int]) -> None:
+        """The answer so far."""
+        self._ids = ids
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._catch_up())
+
+    async def stop(self) -> None:
+        """Decode no more."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+
+    async def _catch_up(self) -> None:
+        # A piece that cannot be decoded now comes with a later one, at the latest with the whole answer.
+        with contextlib.suppress(Exception):
+            while len(self._ids) >= self._decoded + max(1, self._decoded // GROWTH):
+                ids = list(self._ids)
+                self._stream.offer(await self._decode(ids))
+                self._decoded = len(ids)

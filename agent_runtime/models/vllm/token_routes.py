@@ -1,0 +1,284 @@
+"""vLLM's token-in, token-out routes: render messages to ids, generate from ids, derender ids to a message.
+
+vLLM 0.26, vllm/entrypoints/scale_out: render, token_in_token_out, derender; /detokenize from vllm/entrypoints/serve.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_runtime.models.base import CallHealth, ContextExceeded, ModelError, ModelReply
+from agent_runtime.models.http_client import Answer, JsonClient, StreamBroken
+from agent_runtime.models.openai_endpoint import parse_completion
+from agent_runtime.models.refusals import config_refusal
+from agent_runtime.models.vllm.prefix import end_of_turn, find_seam
+from rollout_api.records import Message
+
+RENDER = "/v1/chat/completions/render"
+DERENDER = "/v1/chat/completions/derender"
+GENERATE = "/inference/v1/generate"
+UNFINISHED = frozenset({"abort", "error"})
+"""Finish reasons of an answer that the server gave up: a pause with mode abort, an internal error."""
+PROBE: Message = {"role": "user", "content": "Say ok."}
+PROBE_TOKENS = 8
+ANSWERS = ("ok", "no")
+"""Two answers without a token in common, whatever the tokenizer."""
+
+
+@dataclass
+class Progress:
+    """What has arrived of one answer; it survives a server that goes away, and any server of the model can go on from it."""
+
+    prompt_ids: list[int] | None = None
+    """The whole prompt; None until it is known."""
+    ids: list[int] = field(default_factory=list)
+    """The sampled ids so far."""
+    logprobs: list[float] = field(default_factory=list)
+    """One for each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a generation ended."""
+
+    finish_reason: str
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What stays the same while a server runs. None: the server does not say."""
+
+    max_model_len: int | None
+    """Tokens that prompt and answer may have together."""
+    end_of_turn: int | None
+    """Token that closes an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """How the calls of one turn are made."""
+
+    seconds: float
+    tries: int | None
+    """None: as often as `seconds` allows."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    health: CallHealth = field(default_factory=CallHealth)
+
+
+class TokenRoutes:
+    """The routes of one server. All methods raise ModelError, and ContextExceeded where the conversation is too long."""
+
+    def __init__(self, client: JsonClient, name: str) -> None:
+        self._client, self._name = client, name
+        self._facts: ModelFacts | None = None
+        self._learning = asyncio.Lock()
+
+    async def render(self, body: Mapping[str, Any], options: CallOptions) -> dict[str, Any]:
+        """A chat request as vLLM's request to generate: `token_ids`, `sampling_params` and more."""
+        asked = {**body, "logprobs": True, "top_logprobs": 0, "stream": False}
+        try:
+            rendered = await self._post(RENDER, asked, options)
+        except ContextExceeded:
+            # The prompt may fit, and only the answer's limit not: what is left of the context is the limit then.
+            if asked.pop("max_tokens", None) is None:
+                raise
+            rendered = await self._post(RENDER, asked, options)
+        if not isinstance(rendered.get("sampling_params"), dict):
+            raise self._bad(RENDER, "sampling_params", "an object", rendered)
+        _ids_of(rendered, lambda: self._bad(RENDER, "token_ids", "a list of whole numbers", rendered))
+        return rendered
+
+    async def prompt_after(self, stored: Sequence[int], rendered: Sequence[int], options: CallOptions) -> list[int]:
+        """The stored ids and what the rendering adds to them. Where the two are not the same text: the rendering.
+
+        The latter is a fork of the token sequence: recorded as such, because it does not begin with the stored ids.
+        """
+        facts = await self.facts(options)
+        seam = None if facts.end_of_turn is None else find_seam(stored, rendered, facts.end_of_turn)
+        if seam is None:
+            return list(rendered)
+        if seam.end > seam.start:
+            texts = [await self._text(ids, options) for ids in (stored[seam.start :], rendered[seam.start : seam.end])]
+            if texts[0] != texts[1]:
+                return list(rendered)
+        return [*stored, *rendered[seam.end :]]
+
+    async def generate(
+        self,
+        rendered: Mapping[str, Any],
+        progress: Progress,
+        options: CallOptions,
+        *,
+        on_tokens: Callable[[int], None],
+        cache_salt: str | None = None,
+        priority: int | None = None,
+    ) -> Ending:
+        """Go on from `progress`, whose prompt is known, and add to it what arrives; `on_tokens` gets the number of new ids.
+
+        Raises StreamBroken when the answer stops in the middle.
+        """
+        prompt = progress.prompt_ids or []
+        limit = await self._limit(rendered, prompt, options)
+        if limit is not None and limit <= len(progress.ids):
+            return Ending("length")
+        sampling = {**rendered["sampling_params"], "logprobs": 0}
+        if limit is not None:
+            sampling["max_tokens"] = limit - len(progress.ids)
+        body = {
+            # A second request under the first one's id would be refused.
+            **{key: value for key, value in rendered.items() if value is not None and key != "request_id"},
+            "token_ids": [*prompt, *progress.ids],
+            "sampling_params": sampling,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({} if cache_salt is None else {"cache_salt": cache_salt}),
+            **({} if priority is None else {"priority": priority}),
+        }
+        finish_reason, cached = None, 0
+        async with self._client.stream(
+            GENERATE,
+            body,
+            seconds=options.seconds,
+            tries=options.tries,
+            headers=options.headers,
+            health=options.health,
+        ) as events:
+            async for event in events:
+                ids, logprobs, finish_reason, used = self._chunk(event, finish_reason)
+                cached = cached or used
+                if ids:
+                    progress.ids += ids
+                    progress.logprobs += logprobs
+                    on_tokens(len(ids))
+        if finish_reason is None or finish_reason in UNFINISHED:
+            raise StreamBroken(f"{self._client.base_url} gave an answer up (finish reason {finish_reason})")
+        return Ending(finish_reason, cached)
+
+    async def derender(
+        self, chat: Mapping[str, Any], prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
+    ) -> ModelReply:
+        """The message that sampled ids stand for, as vLLM's own parsers read it; without ids."""
+        choice = {"index": 0, "token_ids": list(ids), "finish_reason": finish}
+        body = {
+            "model": self._name,
+            "generate_response": {"request_id": "derender", "choices": [choice]},
+            "prompt_tokens": len(prompt),
+            "chat_request": {**chat, "stream": False},
+        }
+        return parse_completion(await self._post(DERENDER, body, options))
+
+    async def facts(self, options: CallOptions) -> ModelFacts:
+        """Learned once."""
+        async with self._learning:
+            if self._facts is None:
+                first, second = [await self._closed(answer, options) for answer in ANSWERS]
+                self._facts = ModelFacts(await self._max_model_len(options), end_of_turn(first, second))
+            return self._facts
+
+    async def trial(self, options: CallOptions) -> str | None:
+        """Find out whether the routes are there and fit together. None, or what is wrong with them."""
+        body = {"model": self._name, "messages": [PROBE], "max_tokens": PROBE_TOKENS}
+        progress = Progress()
+        try:
+            rendered = await self.render(body, options)
+            progress.prompt_ids = list(rendered["token_ids"])
+            ending = await self.generate(rendered, progress, options, on_tokens=lambda count: None)
+            await self.derender(body, progress.prompt_ids, progress.ids, ending.finish_reason, options)
+            facts = await self.facts(options)
+            await self._text(progress.ids, options)
+            closed = await self._closed(ANSWERS[0], options)
+            whole = await self._rendered([PROBE, {"role": "assistant", "content": ANSWERS[0]}, PROBE], options)
+        except (ModelError, ContextExceeded) as error:
+            return str(error)
+        if facts.end_of_turn is None:
+            return "its chat template closes an answer with no token of its own"
+        return (
+            None if whole[: len(closed)] == closed else "its chat template writes earlier messages anew in later turns"
+        )
+
+    async def _closed(self, answer: str, options: CallOptions) -> list[int]:
+        messages = [PROBE, {"role": "assistant", "content": answer}]
+        return await self._rendered(messages, options, add_generation_prompt=False)
+
+    async def _rendered(self, messages: Sequence[Message], options: CallOptions, **fields: Any) -> list[int]:
+        rendered = await self.render({"model": self._name, "messages": messages, **fields}, options)
+        return list(rendered["token_ids"])
+
+    async def _limit(self, rendered: Mapping[str, Any], prompt: Sequence[int], options: CallOptions) -> int | None:
+        """Most tokens of the answer."""
+        asked = rendered["sampling_params"].get("max_tokens")
+        longest = (await self.facts(options)).max_model_len
+        if longest is None:
+            return asked if isinstance(asked, int) else None
+        if len(prompt) >= longest:
+            raise ContextExceeded(f"the prompt has {len(prompt)} tokens, and the model's context holds {longest}")
+        return min(asked, longest - len(prompt)) if isinstance(asked, int) else longest - len(prompt)
+
+    async def _max_model_len(self, options: CallOptions) -> int | None:
+        answer = await self._client.call("GET", "/v1/models", seconds=options.seconds, tries=options.tries)
+        entries = answer.payload.get("data") if isinstance(answer.payload, Mapping) else None
+        for entry in entries if isinstance(entries, list) else []:
+            if isinstance(entry, Mapping) and entry.get("id") == self._name:
+                length = entry.get("max_model_len")
+                return length if isinstance(length, int) else None
+        return None
+
+    async def _text(self, ids: Sequence[int], options: CallOptions) -> str:
+        payload = await self._post("/detokenize", {"model": self._name, "tokens": list(ids)}, options)
+        text = payload.get("prompt")
+        if not isinstance(text, str):
+            raise self._bad("/detokenize", "prompt", "text", payload)
+        return text
+
+    async def _post(self, path: str, body: Mapping[str, Any], options: CallOptions) -> dict[str, Any]:
+        answer: Answer = await self._client.call(
+            "POST",
+            path,
+            body,
+            seconds=options.seconds,
+            tries=options.tries,
+            headers=options.headers,
+            health=options.health,
+        )
+        where = f"{self._client.base_url}{path}"
+        if answer.status != 200:
+            raise config_refusal(where, answer.error) or ModelError(
+                "BadRequest", f"{where} answers {answer.status}: {answer.error}"
+            )
+        if not isinstance(answer.payload, dict):
+            raise ModelError("BadResponse", f"{where}: expected a JSON object, got {str(answer.payload)[:200]!r}")
+        return answer.payload
+
+    def _chunk(self, event: Any, finish_reason: str | None) -> tuple[list[int], list[float], str | None, int]:
+        """New ids, their logprobs, the finish reason once it is known, and cached tokens of the prompt."""
+        try:
+            usage = event.get("usage") or {}
+            cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            if not event["choices"]:
+                return [], [], finish_reason, cached
+            choice = event["choices"][0]
+            ids = [int(token) for token in choice.get("token_ids") or []]
+            content = (choice.get("logprobs") or {}).get("content") or []
+            logprobs = [float(entry["logprob"]) for entry in content]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            raise self._bad(GENERATE, "choices", "token ids and logprobs of one choice", event) from None
+        if len(logprobs) != len(ids):
+            raise ModelError(
+                "NoLogprobs",
+                f"{self._client.base_url}{GENERATE} gave {len(ids)} token ids with {len(logprobs)} logprobs; a token "
+                "without its logprob cannot be trained on. Is logprobs switched off in this server?",
+            )
+        return ids, logprobs, choice.get("finish_reason") or finish_reason, cached
+
+    def _bad(self, path: str, what: str, expected: str, got: Any) -> ModelError:
+        return ModelError(
+            "BadResponse", f"{self._client.base_url}{path}: {what}: expected {expected}, got {str(got)[:200]}"
+        )
+
+
+def _ids_of(rendered: Mapping[str, Any], error: Callable[[], ModelError]) -> None:
+    ids = rendered.get("token_ids")
+    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+        raise error()
