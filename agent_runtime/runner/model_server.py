@@ -4,24 +4,25 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from agent_runtime.models.base import ModelConfigError
+from agent_runtime.models.base import ModelConfigError, ModelError
 from agent_runtime.models.served.directory import CONFIRM_SECONDS, View
 from agent_runtime.models.served.model import ServedModel
 from agent_runtime.models.vllm.server import VllmServer
 from agent_runtime.runner.start import Start
 from agent_runtime.sandboxes.cluster.api import ApiError, retry_pause
-from rollout_api.base import ApiModel
 from rollout_api.cluster import own_model_server_name
-from rollout_api.model_server import ModelServerStatus, PolicyStatus, ServerStatus
+from rollout_api.model_server import ModelServerStatus
 
 CREATED_SECONDS = 60.0
 """For the operator to have created the job's own ModelServer; it makes that before the runners."""
 SAMPLES_A_SECOND = 10
 """Of one server's metrics, by all runners of the job together."""
+SERVER_FIELDS = ("name", "url", "uid", "ready", "state", "restarts")
+POLICY_FIELDS = ("current", "gate", "update", "paused", "mixed")
 
 
 class ModelServerApi(Protocol):
@@ -45,9 +46,9 @@ def model_server_name(start: Start) -> str | None:
 
 
 async def open_served_model(start: Start, name: str, api: ModelServerApi) -> ServedModel:
-    """The model of that ModelServer. Raises ModelConfigError when there is none, and ApiError."""
-    field = "serverRef" if start.job.spec.model and start.job.spec.model.server_ref else "server"
-    served = await _served_name(name, field, api)
+    """The model of that ModelServer. Raises ModelError when it cannot be found."""
+    model = start.job.spec.model
+    served = await _served_name(name, "server" if model and model.server else "serverRef", api)
 
     def connect(url: str) -> VllmServer:
         # Calls have no limit of their own: whether one is to be given up is decided by what all servers do.
@@ -115,32 +116,34 @@ class ModelServerDirectory:
 
 
 async def _served_name(name: str, field: str, api: ModelServerApi) -> str:
-    deadline = asyncio.get_running_loop().time() + CREATED_SECONDS
-    for tries in range(1_000_000):
+    loop = asyncio.get_running_loop()
+    deadline, tries = loop.time() + CREATED_SECONDS, 0
+    while True:
         try:
             found = await api.get_model_server(name, patience_seconds=CREATED_SECONDS)
             return str(found["spec"]["model"]["name"])
         except ApiError as error:
             if error.status != 404:
-                raise
-        if asyncio.get_running_loop().time() > deadline:
-            break
+                raise ModelError("NoModelServer", f"ModelServer {name} cannot be read: {error}") from error
+        if loop.time() > deadline:
+            raise ModelConfigError(
+                "NoModelServer",
+                f"model.{field}: there is no ModelServer {name} in this namespace; apply one of that name",
+            )
         await asyncio.sleep(retry_pause(tries, random.random()))
-    raise ModelConfigError(
-        "NoModelServer", f"model.{field}: there is no ModelServer {name} in this namespace; apply one of that name"
-    )
+        tries += 1
 
 
 def read_status(status: Mapping[str, Any]) -> ModelServerStatus:
-    """A status as the API server gives it, as far as this runner knows it: the operator may be newer and say more."""
-    known = _known(ModelServerStatus, status)
-    if (policy := known.get("policy")) is not None:
-        known["policy"] = _known(PolicyStatus, policy)
-    known["servers"] = [_known(ServerStatus, server) for server in known.get("servers") or []]
-    known.pop("conditions", None)
-    return ModelServerStatus.model_validate(known)
+    """A status as the API server gives it, as far as a runner needs it: the operator may be newer and say more."""
+    servers, policy = status.get("servers") or [], status.get("policy") or {}
+    return ModelServerStatus.model_validate(
+        {
+            "servers": [_some(server, SERVER_FIELDS) for server in servers],
+            "policy": _some(policy, POLICY_FIELDS),
+        }
+    )
 
 
-def _known(model: type[ApiModel], fields: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.alias or name for name, field in model.model_fields.items()}
-    return {name: value for name, value in fields.items() if name in names}
+def _some(fields: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name in names and value is not None}

@@ -23,8 +23,8 @@ class Call:
     """Servers at which it has failed."""
     stream: asyncio.Timeout | None = None
     """Ends the try that is under way."""
-    has_said: bool = False
-    """Text was given out, and cannot be taken back."""
+    said: int = 0
+    """Characters of text that were given out, and cannot be taken back."""
     _held_at: float | None = None
     _heard_at: float = 0.0
     """When this try began, or its last token came; by the call's own clock."""
@@ -78,13 +78,16 @@ class Call:
         self.request.health.failing = why
 
     def asked(self) -> ModelRequest:
-        """The request of one try: its troubles are told to nobody but this call."""
-        say = self.request.on_text
+        """The request of one try: its troubles are this call's own, and its text begins where the last try's ended."""
+        say, heard = self.request.on_text, 0
         on_text: Callable[[str], None] | None = None
         if say is not None:
 
             def on_text(text: str) -> None:
-                self.has_said = True
-                say(text)
+                nonlocal heard
+                heard += len(text)
+                if heard > self.said:
+                    new, self.said = text[self.said - heard :], heard
+                    say(new)
 
         return replace(self.request, health=CallHealth(), on_text=on_text)

@@ -179,7 +179,7 @@ class ServedModel:
         """What follows from a failed try. Raises the failure where the call has to end with it."""
         call.failed(server.name, str(failure))
         keeps = server.engine.token_capture == "Tokens"
-        if call.silent_seconds(_now()) > CALL_SECONDS or (call.has_said and not keeps):
+        if call.silent_seconds(_now()) > CALL_SECONDS or (call.said and not keeps):
             raise failure
         self.resent += 1
         call.spans.cut(len(call.progress.ids))
