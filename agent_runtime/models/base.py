@@ -44,8 +44,6 @@ class ModelRequest:
     task: str
     member: int
     turn: int
-    group: str = ""
-    """Same for all calls that share the beginning of their prompt; they go to the same server where it has room."""
     max_tokens: int | None = None
     """Tighter than `sampling.max_tokens` where the budget left is smaller."""
     prefix: TokenPrefix | None = None
@@ -53,6 +51,8 @@ class ModelRequest:
     on_text: Callable[[str], None] | None = None
     """Called with each piece of plain text as it arrives, for clients that stream. Text that belongs to a tool call, or
     may yet turn out to, is held back."""
+    group: str = ""
+    """Same for all calls that share the beginning of their prompt; they go to the same server where it has room."""
     health: CallHealth = field(default_factory=CallHealth)
 
 

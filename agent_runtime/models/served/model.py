@@ -74,6 +74,14 @@ class ServedModel:
         """Time behind a shut gate."""
         return self._fleet.gate_seconds
 
+    def waits_for(self) -> str:
+        """What calls wait for, other than their turn; empty when nothing holds them up."""
+        if not self.waiting:
+            return ""
+        if not self._places.is_open:
+            return f"{self.waiting} model calls wait for the policy update that is under way"
+        return "" if self._places.can_be_asked else f"{self.waiting} model calls wait for a server of {self.name}"
+
     async def check(self) -> None:
         """Wait for a server, and find out how it records token ids. Raises ModelError."""
         self._fleet.start()
