@@ -57,32 +57,52 @@ class Fleet:
         """Names of the servers that the status has."""
         self.model = ServedModel(MODEL, self, self._connect, me="uid/0", sample_seconds=0.2)
         self._folder = folder
+        self._spares: list[StandIn] = []
+        self._ended: list[StandIn] = []
         self._told = asyncio.Event()
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
 
-    async def start(self, count: int, *arguments: str) -> None:
-        """Start that many servers, all of them members."""
-        environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    async def start(self, count: int, *arguments: str, spares: int = 0) -> None:
+        """Start that many servers, all of them members, and some to take their places."""
+        names = [f"server-{number}" for number in range(count)] + ["spare"] * spares
+        started = await asyncio.gather(*(self._start_one(name, arguments) for name in names))
+        self.servers, self._spares = list(started[:count]), list(started[count:])
+        self.members = names[:count]
+
+    async def _start_one(self, name: str, arguments: Sequence[str]) -> StandIn:
         command = [sys.executable, "-m", "tests.support.vllm_server", "--port", "0", "--print-url", "--model", MODEL]
         parser = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--scheduling-policy", "priority"]
-        processes = [
-            await asyncio.create_subprocess_exec(
-                *command, *parser, *arguments, env=environ, stdout=asyncio.subprocess.PIPE
-            )
-            for _ in range(count)
-        ]
-        for process in processes:
-            assert process.stdout is not None
-            url = (await process.stdout.readline()).decode().strip()
-            name = f"server-{len(self.servers)}"
-            self.servers.append(StandIn(name, process, url, self._session))
-            self.members.append(name)
+        process = await asyncio.create_subprocess_exec(
+            *(*command, *parser, *arguments),
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        return StandIn(name, process, (await process.stdout.readline()).decode().strip(), self._session)
+
+    async def replace(self, server: StandIn) -> None:
+        """A spare one takes its place, once it has the current policy."""
+        if server.name in self.members:
+            self.members.remove(server.name)
+            self.tell()
+        spare = self._spares.pop()
+        spare.name = server.name
+        await self._load(spare, self.policy.current)
+        self.servers[self.servers.index(server)] = spare
+        self._ended.append(server)
+        self.members.append(server.name)
+        self.tell()
+
+    async def _load(self, server: StandIn, version: int) -> None:
+        weights = self._folder / f"weights-{version}.json"
+        weights.write_text(json.dumps({"version": version}))
+        await server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
 
     async def close(self) -> None:
         """End all of it."""
         await self.model.close()
         await self._session.close()
-        for server in self.servers:
+        for server in [*self.servers, *self._spares, *self._ended]:
             if server.process.returncode is None:
                 server.process.kill()
             await server.process.wait()
@@ -105,7 +125,13 @@ class Fleet:
         is_open = self.policy.gate is Gate.OPEN
         return ModelServerStatus(
             servers=[
-                ServerStatus(name=server.name, url=server.url, uid="1", ready=is_open, state=ServerState.READY)
+                ServerStatus(
+                    name=server.name,
+                    url=server.url,
+                    uid=str(server.process.pid),
+                    ready=is_open,
+                    state=ServerState.READY,
+                )
                 for server in self.servers
                 if server.name in self.members
             ],
@@ -117,24 +143,25 @@ class Fleet:
         self.policy = self.policy.model_copy(update=policy)
         self._told.set()
 
-    async def update(self, *, failing: Sequence[str] = ()) -> None:
-        """One policy update, as the operator does it. The servers named in `failing` cannot load, and are evicted."""
+    async def update(self, *, failing: Sequence[StandIn] = (), killed: StandIn | None = None) -> None:
+        """One policy update, as the operator does it. The servers in `failing` cannot load, and are evicted; `killed` dies
+        while all are paused.
+        """
         target = self.policy.current + 1
         self.tell(gate=Gate.SHUT, update=self.policy.update + 1, target=target, paused=False)
         alive = [server for server in self.servers if server.name in self.members]
         await asyncio.gather(*(server.post("/pause?mode=keep") for server in alive))
         self.tell(paused=True)
+        if killed is not None:
+            killed.kill()
         async with asyncio.timeout(30):
             while self.model.acknowledged != self.policy.update:  # noqa: ASYNC110 (the operator looks at a report)
                 await asyncio.sleep(0.02)
-        weights = self._folder / f"weights-{target}.json"
-        weights.write_text(json.dumps({"version": target}))
         for server in alive:
-            if server.name in failing:
+            if server in failing or server is killed:
                 self.members.remove(server.name)
                 continue
-            reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
-            await server.post("/collective_rpc", reload)
+            await self._load(server, target)
             await server.post("/resume")
         await asyncio.sleep(0.1)  # tokens of the new version come before the gate opens
         self.tell(gate=Gate.OPEN, current=target, paused=False)

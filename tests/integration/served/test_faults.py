@@ -88,7 +88,7 @@ async def test_500_calls_go_on_while_one_of_four_servers_cannot_load_the_new_pol
     calls = ask(fleet, 500, tokens=12)
     await until(lambda: fleet.model.in_flight > 100)
     await asyncio.sleep(0.5)
-    await fleet.update(failing=[fleet.servers[1].name])
+    await fleet.update(failing=[fleet.servers[1]])
     replies = await asyncio.wait_for(asyncio.gather(*calls), 120)
     recorded = [assert_made_as_recorded(reply, SEED) for reply in replies]
     assert ["0", "1"] in recorded, "calls that were under way kept what they had"
