@@ -1,6 +1,7 @@
 """Carries the report to the API server: not too often, only when it changed, and the last one for certain."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from agent_runtime.runner.fate import Fate, JobApi, ask_fate
@@ -61,16 +62,17 @@ class Reporter:
 
     async def _report(self) -> None:
         while not self._finishing.is_set():
-            report = self._make()
             urgent = self._urgent.is_set()
             self._urgent.clear()
+            report = self._make()
             if report != self._delivered:
-                try:
+                with contextlib.suppress(ApiError):
                     await self._deliver(report, patience_seconds=self._interval)
-                    urgent = False
-                except ApiError:
-                    pass
-            await self._rest(FASTEST_SECONDS if urgent else self._interval)
+            if urgent and report != self._delivered:
+                await self._rest(FASTEST_SECONDS)
+                self._urgent.set()
+            else:
+                await self._rest(self._interval)
 
     async def _rest(self, seconds: float) -> None:
         """Wait so long, or until there is something that cannot wait."""

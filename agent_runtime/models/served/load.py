@@ -39,8 +39,8 @@ def parse_load(text: str) -> Load | None:
         if not name.startswith("vllm:"):
             continue
         with contextlib.suppress(ValueError, IndexError):
-            # A time stamp may follow the value.
-            found.setdefault(name, []).append(float(rest.split()[0]))
+            value = float(rest.split()[0])  # a time stamp may follow
+            found.setdefault(name, []).append(value)
     if not found:
         return None
     return Load(
