@@ -134,8 +134,10 @@ class Fleet:
         self._spawn(self._retire(server))
 
     async def _retire(self, server: Server) -> None:
-        await asyncio.sleep(LOOK_SECONDS)  # its calls have been told
-        await server.engine.close()
+        try:
+            await asyncio.sleep(LOOK_SECONDS)  # its calls have been told
+        finally:
+            await server.engine.close()
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
@@ -144,7 +146,7 @@ class Fleet:
             now = loop.time()
             if self.gate.acknowledges(now):
                 self._on_acknowledged()
-            can_be_judged = self.gate.is_open and self.gate.is_good(now)
+            can_be_judged = self.gate.is_open and now <= self.gate.good_until
             for server in self.places.servers.values():
                 if server.pulse.is_stalled(now, in_flight=server.in_flight, can_be_judged=can_be_judged):
                     server.leave(f"{server.name} has made no token for {STALL_SECONDS:g} s")
@@ -189,7 +191,7 @@ class Fleet:
         with contextlib.suppress(TimeoutError, ModelError, ContextExceeded, ContentFiltered):
             async with asyncio.timeout(ANSWER_SECONDS):
                 await server.engine.check()
-            if server.engine.token_capture == self.token_capture:
+            if self.token_capture in (None, server.engine.token_capture):
                 server.away = None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

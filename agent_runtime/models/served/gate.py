@@ -73,7 +73,8 @@ class PolicyGate:
         self._policy: PolicyStatus | None = None
         self._calls: set[CallSpans] = set()
         self._silence = Silence()
-        self._good_until = 0.0
+        self.good_until = 0.0
+        """Until then no update can have come as far as a load without having been seen here."""
         self.acknowledged: int | None = None
         """Update up to which it is settled which version each token has."""
 
@@ -87,10 +88,6 @@ class PolicyGate:
         """The version that calls begin with; 0 before anything is known."""
         return 0 if self._policy is None else self._policy.current
 
-    def is_good(self, now: float) -> bool:
-        """Whether no update can have come as far as a pause without being seen here."""
-        return now <= self._good_until
-
     def begin(self, *, streamed: bool) -> CallSpans:
         """A call begins."""
         call = CallSpans(self.version, streamed)
@@ -101,7 +98,7 @@ class PolicyGate:
         """Tokens of it have come."""
         self._silence.broken()
         call.pending += tokens
-        if self.is_good(now) and self._is_before_load():
+        if now <= self.good_until and self._is_before_load():
             call.settle(self.version)
 
     def end(self, call: CallSpans) -> list[PolicySpan]:
@@ -125,7 +122,7 @@ class PolicyGate:
         if unseen:
             self.acknowledged = over
         if policy.gate is Gate.OPEN or not policy.paused:
-            self._good_until = as_of + LEASE_SECONDS
+            self.good_until = as_of + LEASE_SECONDS
 
     def acknowledges(self, now: float) -> bool:
         """Whether the update is settled here, at this moment; to be asked several times a second."""

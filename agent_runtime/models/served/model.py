@@ -17,7 +17,7 @@ from agent_runtime.models.served.server import Engine, Server
 CALL_SECONDS = 600.0
 """Without a token, over all tries of a call: as long as endpoint.callSeconds is where nobody sets it."""
 UNKNOWN_SECONDS = 10.0
-"""For the directory to say which version a finished answer has; after that it is recorded as unknown."""
+"""For a directory that is late to say which version a finished answer has; after that it is recorded as unknown."""
 TRANSIENT = frozenset({"Unreachable", "Interrupted", "ServerError", "RateLimited", "Timeout"})
 """Reasons of failures that another server, or a later moment, may mend."""
 
@@ -85,18 +85,22 @@ class ServedModel:
     async def check(self) -> None:
         """Wait for a server, and find out how it records token ids. Raises ModelError."""
         self._fleet.start()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + EMPTY_SECONDS
-        while not (self._places.is_open and self._places.can_be_asked):
+        deadline = _now() + EMPTY_SECONDS
+        while True:
             self._fleet.raise_failure()
-            if loop.time() > deadline:
-                raise ModelError(
-                    "NoServer", f"the ModelServer of {self.name} had no ready server for {EMPTY_SECONDS:g} s"
-                )
-            await self._fleet.news(within_seconds=1.0)
-        engine = self._places.can_be_asked[0].engine
-        await engine.check()
-        self.token_capture = self._fleet.token_capture = engine.token_capture
+            if self._places.is_open and (able := self._places.can_be_asked):
+                try:
+                    await able[0].engine.check()
+                    break
+                except ModelConfigError:
+                    raise
+                except ModelError as error:
+                    able[0].suspect(error.message)
+            elif _now() > deadline:
+                raise ModelError("NoServer", f"no server of {self.name} could be asked for {EMPTY_SECONDS:g} s")
+            else:
+                await self._fleet.news(within_seconds=1.0)
+        self.token_capture = self._fleet.token_capture = able[0].engine.token_capture
         for server in self._places.servers.values():
             server.engine.token_capture = self.token_capture
 
@@ -204,8 +208,7 @@ class ServedModel:
 
     async def _settled(self, call: Call) -> None:
         """Wait until the version of each token is known. Behind a shut gate nobody loses time by that."""
-        until = _now() + UNKNOWN_SECONDS
-        while call.spans.pending and (not self._gate.is_open or _now() < until):
+        while call.spans.pending and (not self._gate.is_open or _now() < self._gate.good_until + UNKNOWN_SECONDS):
             call.hold(_now())
             await self._fleet.news(within_seconds=1.0)
         call.spans.settle(None)

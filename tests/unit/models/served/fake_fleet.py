@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from agent_runtime.models.base import CallHealth, ModelReply, ModelRequest
+from agent_runtime.models.base import CallHealth, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.served.directory import View
 from agent_runtime.models.served.model import ServedModel
 from agent_runtime.models.vllm.server import Progress
@@ -40,6 +40,7 @@ class FakeEngine:
         """Ids that each call went on from."""
         self.salts: list[str | None] = []
         self.closed = False
+        self.checks = 0
 
     async def complete(
         self,
@@ -64,8 +65,9 @@ class FakeEngine:
         )
 
     async def check(self) -> None:
+        self.checks += 1
         if not self.is_well:
-            await asyncio.Event().wait()
+            raise ModelError("Unreachable", "refused")
 
     async def close(self) -> None:
         self.closed = True

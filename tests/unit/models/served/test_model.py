@@ -6,6 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from agent_runtime.models.base import CallHealth, ModelConfigError, ModelError
+from agent_runtime.models.served import gate
+from agent_runtime.models.served import model as model_module
 from agent_runtime.models.served.routing import preference
 from agent_runtime.models.vllm.server import Progress
 from rollout_api.model_server import Gate
@@ -235,6 +237,36 @@ async def test_a_job_waits_for_the_first_server(fleet: FakeFleet) -> None:
     await fleet.tell("server-0")
     await asyncio.wait_for(checking, 10)
     assert fleet.model.token_capture == "Tokens"
+
+
+async def test_a_job_starts_with_the_servers_that_are_well(fleet: FakeFleet) -> None:
+    fleet.connect("http://server-0").is_well = False
+    model = await fleet.open("server-0", "server-1")
+    assert fleet.engine("server-1").checks == 1
+    for number in range(4):
+        await model.complete(request(f"group-{number}"))
+    assert fleet.engine("server-0").asked == []
+
+
+async def test_a_runner_that_hears_of_nothing_records_no_version_and_goes_on(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "LEASE_SECONDS", 0.0)
+    monkeypatch.setattr(model_module, "UNKNOWN_SECONDS", 0.3)
+    model = await fleet.open("server-0", current=4)
+    assert versions(await model.complete(request())) == [(len(WHOLE), None)]
+    late = asyncio.create_task(model.complete(request()))
+    await fleet.tell("server-0")
+    await asyncio.sleep(0.05)
+    await fleet.tell("server-0")
+    assert versions(await late) == [(len(WHOLE), "4")]
+
+
+async def test_servers_that_have_left_are_not_kept_connected(fleet: FakeFleet) -> None:
+    await fleet.open(*SERVERS)
+    await fleet.tell("server-0")
+    await fleet.model.close()
+    assert all(engine.closed for engine in fleet.engines.values())
 
 
 async def test_a_bug_in_following_the_servers_is_said_and_not_waited_for(fleet: FakeFleet) -> None:
