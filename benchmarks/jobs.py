@@ -48,6 +48,7 @@ def rollout_job(
             "kind": "RolloutJob",
             "metadata": {"name": "benchmark"},
             "spec": {
+                "mode": "Eval",
                 "groupSize": group_size,
                 "tasks": dict(tasks),
                 "model": dict(model),

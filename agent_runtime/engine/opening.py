@@ -51,7 +51,7 @@ def refuse_text_only(job: RolloutJob, model: Model) -> None:
         raise ModelConfigError(
             "TextOnly",
             f"mode: Train needs token ids with their logprobs, and model {model.name} gives none. Serve it with vLLM 0.10.2 "
-            "or newer (--max-logprobs above 0), set mode: Eval, or set model.allowTextOnly: true to train on text alone",
+            "or newer, set mode: Eval, or set model.allowTextOnly: true to train on text alone",
         )
 
 

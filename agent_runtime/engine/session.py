@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import Observer
 from agent_runtime.engine.groups import Groups
-from agent_runtime.engine.opening import Surroundings, open_run
+from agent_runtime.engine.opening import Surroundings, open_run, refuse_text_only
 from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
 from agent_runtime.recording.stream import StreamRecord
@@ -120,6 +120,7 @@ class RolloutSession:
         else:
             replacement = model
         await replacement.check()
+        refuse_text_only(self._context.job, replacement)
         self._context.model = replacement
 
     def __aiter__(self) -> AsyncIterator[FinishedGroup]:

@@ -14,6 +14,7 @@ CONTEXT_WORDING = re.compile(
     r"maximum context length"  # OpenAI, vLLM, OpenRouter, Mistral
     r"|longer than the (maximum model length|model's context length)"  # vLLM, SGLang
     r"|model's context length is only"  # vLLM
+    r"|cannot be greater than max_model_len"  # vLLM, of max_tokens alone
     r"|exceeds? the (available |model's )?(maximum )?context (size|length|window)"  # llama.cpp, SGLang, LM Studio
     r"|prompt is too long"  # Anthropic, vLLM
     r"|exceed context limit"  # Anthropic

@@ -31,6 +31,7 @@ def job(*members: list[dict[str, Any]], **spec: Any) -> dict[str, Any]:
         "kind": "RolloutJob",
         "metadata": {"name": "bad-input"},
         "spec": {
+            "mode": "Eval",
             "groupSize": len(members),
             "tasks": {"inline": [task]},
             "model": {"scripted": {"tasks": [{"task": "task", "members": turns}]}},

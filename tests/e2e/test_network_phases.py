@@ -48,6 +48,7 @@ def test_only_the_phase_that_lists_a_host_reaches_it(
         "kind": "RolloutJob",
         "metadata": {"name": "network"},
         "spec": {
+            "mode": "Eval",
             "tasks": {
                 "inline": [
                     {

@@ -2,7 +2,7 @@
 
 A rendering spells earlier answers as the tokenizer would, and the model may have sampled another spelling of the same text.
 So the stored ids stay at the head of the next prompt, and of the rendering only what follows them is taken. That is right
-only where both are the same text, which the caller checks by decoding the two parts that differ.
+only where both say the same, which the caller checks by decoding the two parts that differ.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ SHARED_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """`stored[start:]` and `rendered[start:end]` have to be the same text; then the prompt is `stored + rendered[end:]`."""
+    """`stored[start:]` and `rendered[start:end]` have to say the same; then the prompt is `stored + rendered[end:]`."""
 
     start: int
     end: int
@@ -39,6 +39,15 @@ def find_seam(stored: Sequence[int], rendered: Sequence[int], end_of_turn: int) 
     except ValueError:
         return None
     return Seam(max(0, equal - SHARED_TOKENS), end + 1 if closed else end)
+
+
+def say_the_same(stored: str, rendered: str) -> bool:
+    """Whether two texts are equal but for white space.
+
+    vLLM's tool parsers keep the line break before a tool call, to which the template adds its own, and dump the arguments
+    anew, so an answer with tool calls seldom comes back with the white space that it was sampled with.
+    """
+    return "".join(stored.split()) == "".join(rendered.split())
 
 
 def end_of_turn(rendered: Sequence[int], other: Sequence[int]) -> int | None:

@@ -4,19 +4,22 @@ How token ids are recorded is chosen once, by `check` (docs/token-exact.md).
 """
 
 import asyncio
+import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
+from agent_runtime.models.base import CallHealth, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.http_client import JsonClient, StreamBroken
 from agent_runtime.models.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint
 from agent_runtime.models.retries import retry_delay
 from agent_runtime.models.vllm.text_stream import PartialAnswers, TextStream
 from agent_runtime.models.vllm.token_routes import CallOptions, Ending, Progress, TokenRoutes
 from rollout_api.records import Usage
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Progress", "VllmServer"]
 
@@ -87,8 +90,13 @@ class VllmServer:
         self.token_capture = self._chat.token_capture
         if self.token_capture == "Chat":
             options = CallOptions(seconds=min(self._seconds, CHECK_SECONDS), tries=CHECK_TRIES)
-            if await self._tokens.trial(options) is None:
+            trouble = await self._tokens.trial(options)
+            if trouble is None:
                 self.token_capture = "Tokens"
+            else:
+                log.warning(
+                    "%s: token ids come from chat completions, so long rollouts may fork: %s", self.name, trouble
+                )
 
     async def close(self) -> None:
         """Close connections."""
@@ -184,8 +192,8 @@ class _TokenTurn:
             logprobs=list(progress.logprobs),
         )
 
-    async def _text(self, progress: Progress, ids: Any) -> str:
+    async def _text(self, progress: Progress, ids: Sequence[int]) -> str:
         """The text of a part of the answer. In a call of its own, whose failures are nobody's."""
-        options = replace(self._options, tries=1, health=type(self._options.health)())
+        options = replace(self._options, tries=1, health=CallHealth())
         reply = await self._routes.derender(self._chat, progress.prompt_ids or [], ids, "length", options)
         return "" if reply.tool_calls else reply.text

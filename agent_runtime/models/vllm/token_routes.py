@@ -12,7 +12,7 @@ from agent_runtime.models.base import CallHealth, ContextExceeded, ModelError, M
 from agent_runtime.models.http_client import Answer, JsonClient, StreamBroken
 from agent_runtime.models.openai_endpoint import parse_completion
 from agent_runtime.models.refusals import config_refusal
-from agent_runtime.models.vllm.prefix import end_of_turn, find_seam
+from agent_runtime.models.vllm.prefix import end_of_turn, find_seam, say_the_same
 from rollout_api.records import Message
 
 RENDER = "/v1/chat/completions/render"
@@ -89,11 +89,13 @@ class TokenRoutes:
             rendered = await self._post(RENDER, asked, options)
         if not isinstance(rendered.get("sampling_params"), dict):
             raise self._bad(RENDER, "sampling_params", "an object", rendered)
-        _ids_of(rendered, lambda: self._bad(RENDER, "token_ids", "a list of whole numbers", rendered))
+        ids = rendered.get("token_ids")
+        if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+            raise self._bad(RENDER, "token_ids", "a list of whole numbers", rendered)
         return rendered
 
     async def prompt_after(self, stored: Sequence[int], rendered: Sequence[int], options: CallOptions) -> list[int]:
-        """The stored ids and what the rendering adds to them. Where the two are not the same text: the rendering.
+        """The stored ids and what the rendering adds to them. Where the two do not say the same: the rendering.
 
         The latter is a fork of the token sequence: recorded as such, because it does not begin with the stored ids.
         """
@@ -103,7 +105,7 @@ class TokenRoutes:
             return list(rendered)
         if seam.end > seam.start:
             texts = [await self._text(ids, options) for ids in (stored[seam.start :], rendered[seam.start : seam.end])]
-            if texts[0] != texts[1]:
+            if not say_the_same(*texts):
                 return list(rendered)
         return [*stored, *rendered[seam.end :]]
 
@@ -282,9 +284,3 @@ class TokenRoutes:
         return ModelError(
             "BadResponse", f"{self._client.base_url}{path}: {what}: expected {expected}, got {str(got)[:200]}"
         )
-
-
-def _ids_of(rendered: Mapping[str, Any], error: Callable[[], ModelError]) -> None:
-    ids = rendered.get("token_ids")
-    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
-        raise error()

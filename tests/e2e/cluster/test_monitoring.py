@@ -17,6 +17,7 @@ apiVersion: rollout.dev/v1alpha1
 kind: RolloutJob
 metadata: {{name: busy}}
 spec:
+  mode: Eval
   groupSize: 2
   agent: {{type: ToolCalling, tools: [bash, finish], maxTurns: 1000}}
   sandbox: {{image: "{QUICKSTART_IMAGE}"}}

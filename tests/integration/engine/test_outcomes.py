@@ -63,6 +63,7 @@ def a_job(folder: Path, tasks: int = 1, group_size: int = 2, **spec: Any) -> Rol
             "kind": "RolloutJob",
             "metadata": {"name": "outcomes"},
             "spec": {
+                "mode": "Eval",
                 "groupSize": group_size,
                 "tasks": {"inline": [task(number) for number in range(tasks)]},
                 "model": {"function": "nobody:asks"},

@@ -64,6 +64,7 @@ def a_job(folder: Path, tasks: dict[str, Any], **spec: Any) -> RolloutJob:
             "kind": "RolloutJob",
             "metadata": {"name": "shared", "uid": UID},
             "spec": {
+                "mode": "Eval",
                 "groupSize": 2,
                 "tasks": tasks,
                 "model": {"function": "nobody:asks"},

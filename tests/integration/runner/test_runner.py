@@ -47,6 +47,7 @@ def counting(groups: int = 4, turns: int = 4, delay: float = 0.05, **spec: Any) 
         "kind": "RolloutJob",
         "metadata": {"name": "counting"},
         "spec": {
+            "mode": "Eval",
             "groupSize": 2,
             "tasks": {"inline": tasks},
             "model": {"scripted": {"tasks": [{"task": t["name"], "members": [{"turns": script}]} for t in tasks]}},

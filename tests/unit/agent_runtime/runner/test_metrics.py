@@ -81,6 +81,12 @@ def test_rollouts_rewards_and_the_fraction_that_an_alert_watches() -> None:
     assert shown.value("rollout_groups_waiting") == 2
 
 
+def test_forks_of_token_sequences_are_counted() -> None:
+    result = sealed(0, Outcome.COMPLETED, 1.0).result
+    forked = RolloutSealed(result.model_copy(update={"token_forks": 3}))
+    assert Shown().after([forked, sealed(1, Outcome.COMPLETED, 1.0)]).value("rollout_token_forks_total") == 3
+
+
 def test_a_turn_that_the_journal_repeats_costs_no_tokens_twice() -> None:
     usage = Usage(prompt_tokens=100, completion_tokens=7)
     shown = Shown().after([TurnEnded(0, 0, 1.0, usage, replayed=True), TurnEnded(0, 1, 2.0, usage, replayed=False)])

@@ -1,0 +1,100 @@
+"""A stand-in for vLLM, models on it, and whole jobs against it."""
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime.engine.run import run_job
+from agent_runtime.models.base import ModelRequest
+from agent_runtime.models.vllm.server import VllmServer
+from agent_runtime.recording.reader import RunReader, open_run
+from agent_runtime.recording.store import Store
+from agent_runtime.sandboxes.dummy import DummyProvider
+from rollout_api.model import Sampling
+from rollout_api.rollout_job import RolloutJob
+from tests.support.vllm_server import VllmStandIn
+
+worlds = itertools.count()
+Connect = Callable[..., Awaitable[VllmServer]]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Opens a model on a stand-in and, unless told not to, checks it; closes it at the end."""
+    opened: list[VllmServer] = []
+
+    async def open_one(server: VllmStandIn, *, check: bool = True, seconds: float = 20, **changes: Any) -> VllmServer:
+        settings: dict[str, Any] = {"headers": {}, "key_origin": "nowhere", "call_seconds": seconds}
+        base_url, name = changes.pop("base_url", f"{server.url}/v1"), changes.pop("name", "policy")
+        model = VllmServer(base_url, name, **settings | changes)
+        opened.append(model)
+        if check:
+            await model.check()
+        return model
+
+    yield open_one
+    for model in opened:
+        await model.close()
+
+
+def request(content: str = "Hi", **changes: Any) -> ModelRequest:
+    plain: dict[str, Any] = {
+        "messages": [{"role": "user", "content": content}],
+        "tools": [],
+        "sampling": Sampling(max_tokens=200),
+        "seed": 5,
+        "session": "s",
+        "task": "t",
+        "member": 0,
+        "turn": 0,
+    }
+    return ModelRequest(**plain | changes)
+
+
+@pytest.fixture
+def make_request() -> Callable[..., ModelRequest]:
+    return request
+
+
+@dataclass
+class Ran:
+    """A run and what it recorded of rollout 0."""
+
+    run: RunReader
+    result: dict[str, Any]
+
+
+async def run(server: VllmStandIn, folder: Path, **spec: Any) -> Ran:
+    """A job of one rollout whose tools are answered by a provider in memory."""
+    model = spec.pop("model", {})
+    job = RolloutJob.model_validate(
+        {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "RolloutJob",
+            "metadata": {"name": "exact"},
+            "spec": {
+                "mode": "Train",
+                "groupSize": 1,
+                "tasks": {"inline": [{"name": "t", "prompt": "Count.", "verifier": {"commands": ["grade"]}}]},
+                "model": {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 20}} | model,
+                "sampling": {"maxTokens": 400},
+                "agent": {"tools": ["bash", "finish"], "maxTurns": 200},
+                "attempts": {"limit": 1, "backoffSeconds": 0},
+                "output": {"uri": str(folder)},
+                **spec,
+            },
+        }
+    )
+    provider = DummyProvider(f"token-exact-{next(worlds)}")
+    summary = await run_job(job, base_dir=folder, environ={}, provider=provider)
+    reader = await open_run(Store.open(str(folder), {}), summary.folder)
+    return Ran(reader, reader.results()[0].wire())
+
+
+@pytest.fixture
+def run_one() -> Callable[..., Awaitable[Ran]]:
+    return run

@@ -1,0 +1,54 @@
+"""A streamed chat completion records what one in a single piece would."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.models.base import ModelError
+from agent_runtime.models.chat_parts import ChatParts
+from agent_runtime.models.openai_endpoint import parse_completion
+
+pieces = st.lists(
+    st.fixed_dictionaries(
+        {"content": st.text(max_size=3), "reasoning_content": st.none() | st.text(max_size=3), "ids": st.integers(0, 3)}
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(pieces)
+def test_ids_logprobs_and_texts_come_together_in_order(parts: list[dict[str, Any]]) -> None:
+    taken, seen = ChatParts(), []
+    taken.add({"choices": [{"delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": [1, 2], "model": "m"})
+    for number, part in enumerate(parts):
+        choice = {
+            "delta": {"content": part["content"], "reasoning_content": part["reasoning_content"]},
+            "token_ids": list(range(part["ids"])),
+            "logprobs": {"content": [{"logprob": -1.0}] * part["ids"]},
+            "finish_reason": "stop" if number == len(parts) - 1 else None,
+        }
+        seen.append(taken.add({"choices": [choice]}))
+    taken.add({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 5}})
+    reply = parse_completion(taken.payload())
+    assert reply.text == "".join(seen) == "".join(part["content"] for part in parts)
+    ids = [token for part in parts for token in range(part["ids"])]
+    assert (reply.prompt_token_ids, reply.completion_token_ids or []) == ([1, 2], ids)
+    assert len(reply.logprobs or []) == len(ids)
+    assert reply.message.get("reasoning_content", "") == "".join(p["reasoning_content"] or "" for p in parts)
+    assert (reply.usage.prompt_tokens, reply.model, reply.finish_reason) == (2, "m", "stop")
+
+
+@pytest.mark.parametrize("event", ["text", [1], {"choices": "x"}, {"choices": [1]}, {"choices": [{"delta": 3}]}])
+def test_an_event_of_another_shape_is_a_bad_response(event: Any) -> None:
+    with pytest.raises(ModelError, match="BadResponse"):
+        ChatParts().add(event)
+
+
+def test_a_stream_without_its_end_is_no_answer() -> None:
+    parts = ChatParts()
+    parts.add({"choices": [{"delta": {"content": "half"}}]})
+    with pytest.raises(ModelError, match="finish_reason"):
+        parts.payload()

@@ -1,0 +1,104 @@
+"""The next prompt keeps the very ids that were sampled, whatever way the tokenizer would spell them, or is the rendering."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.models.vllm.prefix import end_of_turn, find_seam, say_the_same
+
+END, START, NEWLINE = 1000, 1001, 1002
+SPECIAL = {END: "<end>", START: "<start>", NEWLINE: "\n"}
+# Every pair of letters is a token too, which is what the tokenizer takes wherever it can.
+LETTERS = "abc"
+PAIRS = {left + right: 10 + number for number, (left, right) in enumerate((x, y) for x in LETTERS for y in LETTERS)}
+TOKENS = {letter: number for number, letter in enumerate(LETTERS)} | PAIRS
+TEXTS = {token: text for text, token in TOKENS.items()} | SPECIAL
+
+words = st.text(alphabet=LETTERS, max_size=7)
+
+
+def encode(text: str) -> list[int]:
+    return [TOKENS[text[at : at + 2]] for at in range(0, len(text), 2)]
+
+
+def decode(ids: list[int]) -> str:
+    return "".join(TEXTS[token] for token in ids)
+
+
+def turn(text: str) -> list[int]:
+    return [START, *encode(text), END, NEWLINE]
+
+
+@st.composite
+def spellings(draw: st.DrawFn, text: str) -> list[int]:
+    """Any way in which a model may sample a text."""
+    ids: list[int] = []
+    while text:
+        length = draw(st.integers(1, min(2, len(text))))
+        ids.append(TOKENS[text[:length]])
+        text = text[length:]
+    return ids
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Ids that an engine has seen, and the rendering of the same conversation with something new."""
+    stored: list[int] = []
+    rendered: list[int] = []
+    turns = draw(st.integers(1, 4))
+    for number in range(turns):
+        asked, answer = draw(words), draw(words)
+        stored += [*turn(asked), START, *draw(spellings(answer)), END]
+        rendered += [*turn(asked), *turn(answer)]
+        if number < turns - 1:
+            stored.append(NEWLINE)
+    if draw(st.booleans()):
+        stored.pop()  # cut off: the model did not come to the end of its turn
+    return stored, [*rendered, *turn(draw(words)), START]
+
+
+def joined(stored: list[int], rendered: list[int]) -> list[int] | None:
+    seam = find_seam(stored, rendered, END)
+    if seam is None or not say_the_same(decode(stored[seam.start :]), decode(rendered[seam.start : seam.end])):
+        return None
+    return [*stored, *rendered[seam.end :]]
+
+
+@given(conversations())
+def test_what_was_sampled_stays_and_the_whole_says_what_the_rendering_says(
+    conversation: tuple[list[int], list[int]],
+) -> None:
+    stored, rendered = conversation
+    prompt = joined(stored, rendered)
+    assert prompt is not None
+    assert prompt[: len(stored)] == stored
+    assert decode(prompt) == decode(rendered), "every turn closed once, nothing lost, nothing twice"
+
+
+@given(conversations(), st.data())
+def test_a_prompt_never_says_anything_but_what_the_rendering_says(
+    conversation: tuple[list[int], list[int]], data: st.DataObject
+) -> None:
+    stored, rendered = conversation
+    at = data.draw(st.integers(0, len(stored) - 1))
+    stored[at] = data.draw(st.sampled_from(sorted(TEXTS)))
+    prompt = joined(stored, rendered)
+    assert prompt is None or say_the_same(decode(prompt), decode(rendered))
+
+
+@given(st.lists(st.sampled_from(sorted(TEXTS)), min_size=1), st.lists(st.sampled_from(sorted(TEXTS))))
+def test_any_two_sequences_are_compared_without_trouble(stored: list[int], rendered: list[int]) -> None:
+    seam = find_seam(stored, rendered, END)
+    if seam is not None:
+        assert 0 <= seam.start <= seam.end <= len(rendered)
+        assert seam.start <= len(stored)
+
+
+def test_white_space_that_tool_parsers_normalise_is_no_difference() -> None:
+    sampled = 'Let me see.\n<tool_call>\n{"name":"ls","arguments":{}}\n</tool_call>'
+    assert say_the_same(sampled, 'Let me see.\n\n<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>')
+    assert not say_the_same(sampled, sampled.replace("ls", "rm"))
+
+
+def test_the_token_that_closes_an_answer_is_the_first_that_all_answers_end_with() -> None:
+    assert end_of_turn([*turn("ab"), *turn("a")], [*turn("ab"), *turn("b")]) == END
+    assert end_of_turn(encode("ab"), encode("ba")) is None

@@ -1,0 +1,74 @@
+"""What a client that streams sees: the text once, from its first piece on, and never half a tool call."""
+
+import asyncio
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.models.vllm.text_stream import PartialAnswers, TextStream
+
+texts = st.text(alphabet="ab \n<[{é", max_size=40)
+
+
+@given(texts, st.booleans(), st.data())
+def test_the_pieces_are_the_text_in_order_and_nothing_twice(text: str, tools: bool, data: st.DataObject) -> None:
+    pieces: list[str] = []
+    stream = TextStream(pieces.append, tools=tools)
+    for length in sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6))):
+        stream.offer(text[:length])
+    stream.finish(text)
+    assert "".join(pieces) == text
+    assert all(pieces)
+
+
+@given(texts, texts, st.data())
+def test_nothing_of_a_tool_call_is_handed_out_before_it_is_known_to_be_text(
+    text: str, call: str, data: st.DataObject
+) -> None:
+    written = f"{text}\n<tool_call>{call}"
+    pieces: list[str] = []
+    stream = TextStream(pieces.append, tools=True)
+    for length in sorted(data.draw(st.lists(st.integers(0, len(written)), max_size=6))):
+        stream.offer(written[:length])
+    assert text.startswith("".join(pieces))
+    stream.finish(text.rstrip())
+    assert "".join(pieces) == text.rstrip(), "also where the parser strips the text"
+
+
+def test_half_a_character_waits_for_its_other_half() -> None:
+    pieces: list[str] = []
+    stream = TextStream(pieces.append, tools=False)
+    stream.offer("caf\ufffd")
+    stream.finish("café")
+    assert pieces == ["caf", "é"]
+
+
+def test_a_text_that_turns_out_otherwise_is_not_handed_out_again() -> None:
+    pieces: list[str] = []
+    stream = TextStream(pieces.append, tools=False)
+    stream.offer("one")
+    stream.finish("two")
+    assert pieces == ["one"]
+
+
+async def test_partial_answers_cost_a_few_times_the_whole_and_never_stop_on_an_error() -> None:
+    decoded: list[int] = []
+
+    async def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        await asyncio.sleep(0)
+        if len(decoded) == 3:
+            raise ConnectionError
+        return "x" * len(ids)
+
+    pieces: list[str] = []
+    partial = PartialAnswers(decode, TextStream(pieces.append, tools=False))
+    ids: list[int] = []
+    for token in range(4000):
+        ids.append(token)
+        partial.grown(ids)
+        await asyncio.sleep(0)
+    await partial.stop()
+    assert sum(decoded) < 20 * 4000
+    assert len("".join(pieces)) > 3000
