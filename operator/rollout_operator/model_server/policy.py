@@ -188,7 +188,8 @@ def _loaded(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
         words = f"version {policy.target}: {len(have)} servers have it and are resumed{why}"
         return _behind_gate(seen, resuming, "Resuming", words, evicted=failed)
     words = f"version {policy.target}: {len(have)} servers have it, {_needed(seen)} are needed{why}"
-    if policy.target != policy.current and seen.members:
+    hopeless = [server for server in seen.newcomers if seen.failed(server, Call.LOAD, policy.target)]
+    if policy.target != policy.current and (seen.members or hopeless):
         back = {"target": policy.current, "failed": policy.target, "failed_because": words[:MOST_WORDS]}
         change = policy.model_copy(update={**back, "needed": 1, "since": _now(seen)})
         return _behind_gate(seen, change, "RollingBack", f"{words}; all go back to version {policy.current}")
@@ -266,7 +267,8 @@ def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decis
     odd = odd_ones(seen, [server for server in seen.servers if is_ready(seen, server)])
     broken = [server for server in seen.newcomers if is_broken(server)]
     evicted = [*strange, *odd, *broken]
-    servers = tuple(entry_at_rest(seen, server, evicted) for server in _staying(seen))
+    of = entry_at_rest if policy.current == seen.status.policy.current else entry_behind_gate
+    servers = tuple(of(seen, server, evicted) for server in _staying(seen))
     if policy != seen.status.policy:
         return Decision(policy, servers, *_words_at_rest(seen, policy, servers), requeue_seconds=BEHIND_GATE_SECONDS)
     asked = [

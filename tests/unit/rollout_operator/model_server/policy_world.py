@@ -271,6 +271,10 @@ class Fleet:
             for engine in self.engines:
                 engine.had_traffic |= self.is_open(engine)
 
+    def _is_evicted(self, engine: Engine) -> bool:
+        """Runners have left it."""
+        return any(entry.uid == engine.uid and entry.state is ServerState.EVICTED for entry in self.status.servers)
+
     def is_open(self, engine: Engine) -> bool:
         """Runners call it, as they read the status."""
         return any(
@@ -319,7 +323,7 @@ class Fleet:
 
     def check_serving(self, engine: Engine) -> None:
         """Calls go on only with whole weights, of the version that the reopening will name."""
-        if engine.had_traffic:
+        if engine.had_traffic and not engine.leaving and not self._is_evicted(engine):
             policy = self.status.policy
             expected = policy.target if policy.step is PolicyStep.RESUMING else policy.current
             assert engine.weights == expected, f"{engine.name} resumes with {engine.weights}, not {expected}"
