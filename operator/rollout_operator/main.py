@@ -29,6 +29,8 @@ from rollout_operator.lease import Leadership
 from rollout_operator.loop import Loop
 from rollout_operator.memory import Memory
 from rollout_operator.metrics import Metrics
+from rollout_operator.model_server.control import Control
+from rollout_operator.model_server.control_errands import Errands
 from rollout_operator.world import Controller
 
 log = logging.getLogger(__name__)
@@ -54,8 +56,13 @@ class Operator:
         self.metrics = Metrics(self.cache, self.leadership.held)
         self.api.on_write = self.metrics.wrote
         self.events = EventRecorder(self.api)
-        execution = Execution(self.api, self.cache, memory, keys, config.budgets, may_write=self.leadership.held)
-        self.loop = Loop(controllers, config, self.cache, memory, keys, execution, self.events, self.metrics)
+        self.errands = Errands(Control(), may_ask=self.leadership.held)
+        execution = Execution(
+            self.api, self.cache, memory, keys, self.errands, config.budgets, may_write=self.leadership.held
+        )
+        self.loop = Loop(
+            controllers, config, self.cache, memory, keys, self.errands, execution, self.events, self.metrics
+        )
         self.informers = [
             Informer(self.api, kind, namespace, selector, self.loop)
             for kind, selector in WATCHED.items()
@@ -80,6 +87,7 @@ class Operator:
                     await informer.synced.wait()
                 log.info("cache is complete after %.1f s", time.monotonic() - started)
                 group.create_task(self.events.run())
+                group.create_task(self.errands.run())
                 group.create_task(self.loop.run())
                 group.create_task(self._lead())
 

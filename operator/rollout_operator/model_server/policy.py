@@ -69,6 +69,11 @@ class Decision:
     """Look again after so long."""
 
 
+def load_limit(seconds: float) -> timedelta:
+    """For a load on all servers, when one try may take so long."""
+    return timedelta(seconds=2 * seconds)
+
+
 def decide(seen: Seen) -> Decision:
     """What to do now. Made again with nothing new to see, it asks for nothing that is not still to be done."""
     step = seen.status.policy.step
@@ -297,11 +302,10 @@ def _behind_gate(
     tasks: Iterable[Task] = (),
     evicted: Collection[Server] = (),
 ) -> Decision:
-    """The gate is shut. A change is written down before anything is asked because of it."""
+    """The gate is shut. Who changes `policy` has no tasks yet: it is written down before anything is asked because of it."""
     gone = [*evicted, *(server for server in seen.newcomers if is_broken(server))]
     servers = tuple(entry_behind_gate(seen, server, gone) for server in _staying(seen))
-    asked = tuple(tasks) if policy == seen.status.policy else ()
-    asked = tuple(task for task in asked if not any(server in gone for server in task.servers))
+    asked = tuple(task for task in tasks if not any(server in gone for server in task.servers))
     return Decision(policy, servers, False, reason, message, asked, BEHIND_GATE_SECONDS)
 
 

@@ -125,12 +125,22 @@ class Fleet:
                 self.busy[server.key] = task.errand
             self.under_way.append((task, self._errand(task)))
         new = self.status.model_copy(update={"policy": decision.policy, "servers": list(decision.servers)})
+        if decision.policy != self.status.policy:
+            assert all(task.errand.call is Call.LOOK for task in decision.tasks), "asked before it was written down"
+        self._check_patience(decision)
         if new != self.status and not write_is_lost:
             self.status = new
             self.history.append(new)
             self._note_traffic()
         self.last = decision
         return decision
+
+    def _check_patience(self, decision: Decision) -> None:
+        """No runner is given up before it had ten seconds."""
+        old = self.status.policy
+        if old.step is PolicyStep.ACKNOWLEDGING and decision.policy.mixed:
+            assert old.since is not None
+            assert self.now - datetime.fromisoformat(old.since) >= timedelta(seconds=10), decision.policy.mixed
 
     def crash(self) -> None:
         """Another operator takes over, which knows nothing. What was asked stays half done."""
@@ -181,7 +191,8 @@ class Fleet:
                 self.check_serving(engine)
             case Call.CHECK:
                 yield
-                self._must(key, "check")
+                if self._must(key, "check").paused:
+                    raise Crash("vLLM answers 409")
             case Call.FETCH | Call.LOAD:
                 version = _version(errand)
                 yield
