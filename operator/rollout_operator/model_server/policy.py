@@ -116,7 +116,9 @@ def _fetching(seen: Seen) -> Decision:
     tasks = [
         Task(Errand(Call.FETCH, target), (server,))
         for server in missing
-        if server.said is not None and server.busy is None and not failed_lately(seen, server, Call.FETCH)
+        if server.said is not None
+        and server.busy is None
+        and not failed_lately(seen, server, Call.FETCH, target.version)
     ]
     reason, words = "Fetching", f"version {target.version}: {len(have)} of {len(members)} servers have fetched it"
     if failed:
@@ -283,7 +285,7 @@ def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decis
             Task(errand, (server,))
             for server in seen.members
             if server not in evicted
-            and not failed_lately(seen, server, Call.RESUME)
+            and not failed_lately(seen, server, Call.RESUME, policy.current)
             and (errand := _resume_errand(seen, server)) is not None
         ),
     ]
@@ -303,6 +305,8 @@ def _behind_gate(
     evicted: Collection[Server] = (),
 ) -> Decision:
     """The gate is shut. Who changes `policy` has no tasks yet: it is written down before anything is asked because of it."""
+    if seen.has_lost_members:
+        policy = policy.model_copy(update={"needed": min(policy.needed, _needed(seen))})
     gone = [*evicted, *(server for server in seen.newcomers if is_broken(server))]
     servers = tuple(entry_behind_gate(seen, server, gone) for server in _staying(seen))
     asked = tuple(task for task in tasks if not any(server in gone for server in task.servers))
@@ -363,8 +367,13 @@ def _is_back(seen: Seen, server: Server, version: int) -> bool:
 
 
 def _needed(seen: Seen) -> int:
-    """As when the gate was shut, unless less is asked for since."""
-    return min(seen.status.policy.needed, seen.min_ready)
+    """Servers that must have the target before the gate opens: as when it was shut, unless less is asked for since.
+
+    One that has ended by itself in between says nothing against the target, and going back would not bring it back: the
+    others go on.
+    """
+    needed = min(seen.status.policy.needed, seen.min_ready)
+    return min(needed, max(1, len(seen.members))) if seen.has_lost_members else needed
 
 
 def _newer(seen: Seen) -> dict[str, Any]:

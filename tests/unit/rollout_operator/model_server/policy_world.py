@@ -125,7 +125,7 @@ class Fleet:
                 self.busy[server.key] = task.errand
             self.under_way.append((task, self._errand(task)))
         new = self.status.model_copy(update={"policy": decision.policy, "servers": list(decision.servers)})
-        if decision.policy != self.status.policy:
+        if decision.policy.model_copy(update={"needed": self.status.policy.needed}) != self.status.policy:
             assert all(task.errand.call is Call.LOOK for task in decision.tasks), "asked before it was written down"
         self._check_patience(decision)
         if new != self.status and not write_is_lost:
@@ -347,6 +347,8 @@ class Fleet:
                 assert not engine.paused, f"{engine.name} is paused, and the gate is open"
             if engine.had_traffic and not engine.paused and engine.up:
                 self.check_serving(engine)
+                held = policy.paused and policy.step is not PolicyStep.RESUMING
+                assert not held or not self.is_open(engine), f"{engine.name} is said to be paused, and is not"
         for entry in self.status.servers:
             assert not entry.ready or entry.policy_version == policy.current, entry
         assert (policy.gate is Gate.OPEN) == (policy.step in (None, PolicyStep.FETCHING)), policy
