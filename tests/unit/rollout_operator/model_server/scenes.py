@@ -10,6 +10,7 @@ import yaml
 from rollout_api.cluster import MODEL_SERVER_LABEL, POLICY_LOADED
 from rollout_api.model_server import ModelServer
 from rollout_operator.actions import (
+    Ask,
     Create,
     Delete,
     EnsureKey,
@@ -23,6 +24,7 @@ from rollout_operator.cache import Cache
 from rollout_operator.config import OperatorConfig
 from rollout_operator.memory import Memory
 from rollout_operator.model_server import observe, plan
+from rollout_operator.model_server.control_errands import Known
 from rollout_operator.model_server.problems import parse
 from rollout_operator.world import World
 
@@ -63,6 +65,7 @@ class Cluster:
         self.server: Json = manifest(spec)
         self.objects: dict[tuple[str, str], Json] = {}
         self.memory, self.keys = Memory(), dict[str, str]()
+        self.asked: dict[tuple[str, int], Known] = {}
         self.refuses_workloads = False
         self.versions = 0
 
@@ -74,7 +77,7 @@ class Cluster:
         cache.put("ModelServer", copy.deepcopy(self.server))
         for (kind, _), obj in self.objects.items():
             cache.put(kind, copy.deepcopy(obj))
-        return plan(observe(World(cache, CONFIG, self.now, self.memory, self.keys), self.server))
+        return plan(observe(World(cache, CONFIG, self.now, self.memory, self.keys, asked=self.asked), self.server))
 
     def carry_out(self, planned: Plan) -> None:
         """As the loop does: actions in order, up to the first that teaches something; then the status."""
@@ -117,7 +120,9 @@ class Cluster:
         """Rounds until there is nothing to do."""
         for _ in range(rounds):
             planned = self.look()
-            if not planned.actions and planned.status == self.server.get("status"):
+            if all(isinstance(action, Ask) for action in planned.actions) and planned.status == self.server.get(
+                "status"
+            ):
                 return
             self.carry_out(planned)
         raise AssertionError(f"never comes to rest: {self.look().actions}, {self.look().status}")
