@@ -65,6 +65,18 @@ RUN python3 -m compileall -q .
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "agent_runtime.runner"]
 
+# ---- For tests on a cluster: answers in vLLM's place, on nodes without GPUs ----
+FROM runtime AS vllm-standin
+LABEL org.opencontainers.image.title="agent-rollouts vllm-standin" \
+      org.opencontainers.image.description="For tests only: answers as vLLM does, without a GPU"
+USER 0
+COPY tests/support/vllm_server tests/support/vllm_server
+# vLLM's own image is started as `vllm serve MODEL --flags`, by its entry point or by a pod's command.
+RUN printf '#!/bin/sh\nexec python3 -m tests.support.vllm_server "$@"\n' > /opt/venv/bin/vllm && chmod 755 /opt/venv/bin/vllm \
+    && python3 -m compileall -q tests
+USER 65532:65532
+ENTRYPOINT ["vllm", "serve"]
+
 FROM product AS operator
 LABEL org.opencontainers.image.title="agent-rollouts operator" \
       org.opencontainers.image.description="The control plane: turns RolloutJobs, Sandboxes and ModelServers into pods"

@@ -22,7 +22,11 @@ for name in sys.argv[1:]:
             importlib.import_module(module.name)
         print(module.name)
 """
-PACKAGES = {"operator": ["rollout_api", "rollout_operator"], "runtime": ["rollout_api", "agent_runtime"]}
+PACKAGES = {
+    "operator": ["rollout_api", "rollout_operator"],
+    "runtime": ["rollout_api", "agent_runtime"],
+    "vllm-standin": ["tests.support.vllm_server"],
+}
 
 
 @pytest.mark.parametrize("target", PACKAGES)
@@ -36,6 +40,14 @@ def test_every_module_of_an_image_can_be_imported_by_its_own_user(target: str, m
         place = root / "app" / name.replace(".", "/")
         source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
         assert list((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")), source
+
+
+def test_the_stand_in_starts_as_vllms_own_image_does(mounted: Any) -> None:
+    root, configuration = mounted("vllm-standin")
+    assert configuration["Entrypoint"] == ["vllm", "serve"]
+    started = run(root, configuration, *configuration["Entrypoint"], "--help")
+    assert started.returncode == 0, started.stderr
+    assert "--served-model-name" in started.stdout
 
 
 def test_the_quickstarts_image_has_what_its_tasks_are_graded_with(mounted: Any) -> None:
@@ -93,16 +105,17 @@ def test_a_change_of_code_is_in_the_next_image_and_only_there(tmp_path: Path) ->
     def changed_by(path: str) -> set[str]:
         before = digests()
         file = tmp_path / "tree" / path
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(exist_ok=True, parents=True)
         file.write_text(file.read_text() + "\n" if file.exists() else "")
         after = digests()
         return {target for target in before if before[target] != after[target]}
 
     assert changed_by("README.md") == set()
     assert changed_by("agent_runtime/executor/__pycache__/server.pyc") == set()
-    assert changed_by("agent_runtime/executor/server.py") == {"executor", "runtime"}
-    assert changed_by("rollout_api/base.py") == {"operator", "runtime"}
+    assert changed_by("agent_runtime/executor/server.py") == {"executor", "runtime", "vllm-standin"}
+    assert changed_by("rollout_api/base.py") == {"operator", "runtime", "vllm-standin"}
     assert changed_by("operator/rollout_operator/new_file.py") == {"operator"}
     assert changed_by("hack/images/launcher.c") == {"executor"}
-    assert changed_by("constraints.txt") == {"operator", "runtime", "quickstart"}
-    assert changed_by("Dockerfile") == {"operator", "runtime", "executor", "quickstart"}
+    assert changed_by("constraints.txt") == {"operator", "runtime", "quickstart", "vllm-standin"}
+    assert changed_by("tests/support/vllm_server/model.py") == {"vllm-standin"}
+    assert changed_by("Dockerfile") == {"operator", "runtime", "executor", "quickstart", "vllm-standin"}

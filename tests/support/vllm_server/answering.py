@@ -50,7 +50,7 @@ def text_of(request: Request) -> str:
 
 def usage(request: Request) -> dict[str, Any]:
     """vLLM 0.26, vllm/entrypoints/serve/engine/protocol.py: UsageInfo."""
-    prompt, completion = len(request.prompt_ids), len(request.ids)
+    prompt, completion = len(request.prompt), len(request.ids)
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -83,17 +84,23 @@ def limit(server: VllmStandIn, prompt: Sequence[int], asked: Any) -> int:
         if len(prompt) >= server.max_model_len:
             raise errors.too_long(server.max_model_len, len(prompt), 1)
         return server.max_model_len - len(prompt)
-    if type(asked) is not int or asked < 1:
-        raise ApiError(f"max_tokens must be at least 1, got {asked}.", param="max_tokens")
-    if asked > server.max_model_len:
+    most = at_least_one(asked)
+    if most > server.max_model_len:
         raise ApiError(
-            f"max_tokens={asked} cannot be greater than max_model_len={server.max_model_len}. Please request fewer "
+            f"max_tokens={most} cannot be greater than max_model_len={server.max_model_len}. Please request fewer "
             "output tokens.",
             param="max_tokens",
         )
-    if len(prompt) + asked > server.max_model_len:
-        raise errors.too_long(server.max_model_len, len(prompt), asked)
-    return asked
+    if len(prompt) + most > server.max_model_len:
+        raise errors.too_long(server.max_model_len, len(prompt), most)
+    return most
+
+
+def at_least_one(max_tokens: Any) -> int:
+    """The limit of an answer's tokens. Raises ApiError."""
+    if not isinstance(max_tokens, int) or max_tokens < 1:
+        raise ApiError(f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens")
+    return max_tokens
 
 
 def engine_request(
@@ -118,14 +125,14 @@ def engine_request(
     salt = body.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise ApiError("Parameter 'cache_salt' must be a non-empty string if provided.", param="cache_salt")
-    session = http.headers.get("X-Session-ID", "")
+    session = http.headers.get("X-Session-ID") or str(body.get("session_id") or "")
     external = http.headers.get("X-Request-Id") or body.get("request_id") or uuid.uuid4().hex
     stop = sampling.get("stop") or []
     return Request(
         id=f"{prefix}{external}",
         external_id=str(external),
         route=http.path,
-        prompt_ids=ids,
+        prompt=array("I", ids),
         session=session,
         max_tokens=max_tokens,
         min_tokens=int(sampling.get("min_tokens") or 0),

@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import itertools
 import time
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -37,7 +38,8 @@ class Request:
     external_id: str
     """As the client named it."""
     route: str
-    prompt_ids: list[int]
+    prompt: array[int]
+    """Its ids; `prompt_ids` gives them as a list. Small, as thousands are kept."""
     session: str = ""
     max_tokens: int = 16
     min_tokens: int = 0
@@ -78,6 +80,11 @@ class Request:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
+    def prompt_ids(self) -> list[int]:
+        """What the engine was given."""
+        return self.prompt.tolist()
+
+    @property
     def versions(self) -> list[int]:
         """The version that made each token."""
         return [version for version, start, end in self.spans for _ in range(start, end)]
@@ -90,8 +97,8 @@ class Request:
     def as_json(self) -> dict[str, Any]:
         """For GET /_standin/served."""
         kept = (
-            "id external_id route session prompt_ids ids spans finish aborted disconnected orphan_tokens cache_salt priority"
-            " adapter cached_tokens stale_cached_tokens arrived first_token last_token ended"
+            "id external_id route session prompt_ids ids logprobs spans finish aborted disconnected orphan_tokens cache_salt"
+            " priority adapter cached_tokens stale_cached_tokens arrived first_token last_token ended"
         )
         return {name: getattr(self, name) for name in kept.split()}
 
@@ -163,7 +170,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request; its tokens come when the engine gets to it."""
-        request._state = model.state_of(request.prompt_ids)
+        request._state = model.state_of(request.prompt)
         self.served.append(request)
         heapq.heappush(self.waiting, (request.priority, next(self._numbers), request))
         self.look()
@@ -242,7 +249,7 @@ class Engine:
     @property
     def kv_blocks_used(self) -> int:
         """Of the requests that run."""
-        return sum((len(request.prompt_ids) + len(request.ids)) // BLOCK + 1 for request in self.running)
+        return sum((len(request.prompt) + len(request.ids)) // BLOCK + 1 for request in self.running)
 
     async def _run(self) -> None:
         began = 0.0
@@ -280,16 +287,16 @@ class Engine:
         used = self.kv_blocks_used
         while self.waiting and len(self.running) < self.max_num_seqs:
             request = self.waiting[0][2]
-            needed = len(request.prompt_ids) // BLOCK + 1
+            needed = len(request.prompt) // BLOCK + 1
             if self.running and used + needed > self.kv_blocks:
                 return
             used += needed
             heapq.heappop(self.waiting)
             version = self.weights.version_for(request.adapter)
             salt = f"{request.cache_salt}\0{request.adapter or ''}"
-            request.cached_tokens, request.stale_cached_tokens = self.cache.look_up(request.prompt_ids, salt, version)
-            self.cache.add(request.prompt_ids, salt, version)
-            self.prompt_tokens += len(request.prompt_ids)
+            request.cached_tokens, request.stale_cached_tokens = self.cache.look_up(request.prompt, salt, version)
+            self.cache.add(request.prompt, salt, version)
+            self.prompt_tokens += len(request.prompt)
             self.running.append(request)
 
     def _make(self, request: Request, count: int, now: float) -> int:
@@ -297,7 +304,7 @@ class Engine:
         version = self.weights.version_for(request.adapter)
         words = tokenizer()
         ids, logprobs, script = request.ids, request.logprobs, request.script_ids
-        limit = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
+        limit = min(request.max_tokens, self.max_model_len - len(request.prompt))
         start, state = len(ids), request._state
         stops = {words.eos, *request.stop_token_ids} if not request.ignore_eos else set(request.stop_token_ids)
         while len(ids) - start < count and request.finish is None:
@@ -306,7 +313,7 @@ class Engine:
                 token = script[position]
             else:
                 allowed = not request.ignore_eos and position >= request.min_tokens
-                previous = ids[-1] if ids else request.prompt_ids[-1]
+                previous = ids[-1] if ids else request.prompt[-1]
                 token = model.next_id(version, request.seed, state, previous, eos_allowed=allowed)
             ids.append(token)
             logprobs.append(model.logprob_of(version, state, token))
@@ -339,7 +346,7 @@ class Engine:
         if request.ids:
             version = self.weights.version_for(request.adapter)
             salt = f"{request.cache_salt}\0{request.adapter or ''}"
-            self.cache.add([*request.prompt_ids, *request.ids], salt, version)
+            self.cache.add(request.prompt + array("I", request.ids), salt, version)
         request._wake.set()
 
 

@@ -125,9 +125,8 @@ async def generate(http: web.Request) -> web.StreamResponse:
         raise ApiError("sampling_params: Field required", param="sampling_params")
     ids = asking.checked_ids(server, body.get("token_ids"), "token_ids")
     most = server.max_model_len - len(ids)
-    max_tokens = (
-        most if sampling.get("max_tokens") is None else min(asking.limit(server, [], sampling["max_tokens"]), most)
-    )
+    asked = sampling.get("max_tokens")
+    max_tokens = most if asked is None else min(asking.at_least_one(asked), most)
     request = asking.engine_request(
         server, http, body, sampling, prefix="generate-tokens-", ids=ids, max_tokens=max_tokens
     )

@@ -165,3 +165,24 @@ async def test_rendering_a_closed_turn_adds_the_newline_that_nobody_samples(stan
         )
         assert answer["choices"][0]["token_ids"][-1] == tokenizer().eos
         assert closed["token_ids"][-2:] == [tokenizer().eos, *tokenizer().encode("\n")]
+
+
+async def test_a_completion_survives_render_generate_and_derender(standin) -> None:
+    async with standin() as client:
+        body = {"prompt": "Once upon", "max_tokens": 20, "ignore_eos": True}
+        _, whole = await client.post("/v1/completions", body)
+        _, (rendered,) = await client.post("/v1/completions/render", body)
+        _, generated = await client.post("/inference/v1/generate", rendered)
+        derender = {"model": "policy", "generate_responses": [generated], "prompt_tokens": [len(rendered["token_ids"])]}
+        _, derendered = await client.post("/v1/completions/derender", derender)
+        assert derendered["choices"][0]["text"] == whole["choices"][0]["text"]
+        assert derendered["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
+        assert (await client.post("/v1/completions/derender", {**derender, "prompt_tokens": []}))[0] == 400
+
+
+async def test_generate_ends_where_the_context_does(standin) -> None:
+    async with standin(max_model_len=30) as client:
+        body = {"token_ids": [1] * 20, "sampling_params": {"max_tokens": 500, "ignore_eos": True}, "session_id": "a"}
+        choice = (await client.post("/inference/v1/generate", body))[1]["choices"][0]
+        assert (len(choice["token_ids"]), choice["finish_reason"]) == (10, "length")
+        assert [request.session for request in client.server.served] == ["a"]

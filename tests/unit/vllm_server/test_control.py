@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from tests.support.vllm_server import VllmStandIn, checksums_of, made_by
+from tests.support.vllm_server import Faults, VllmStandIn, checksums_of, made_by
 from tests.unit.vllm_server.conftest import Client, until
 
 PROMPT = [10, 20, 30]
@@ -222,3 +222,27 @@ async def test_the_urgent_request_goes_first_when_there_is_no_room_for_all(stand
         await asyncio.gather(*asked)
         order = sorted(client.server.served, key=lambda request: request.ended)
         assert [request.external_id for request in order] == ["now", "soon", "late"]
+
+
+async def test_a_load_that_hangs_ends_by_the_time_limit_and_leaves_the_old_weights(standin, tmp_path) -> None:
+    (tmp_path / "version.json").write_text('{"version": 8}')
+    async with standin(base_version=2, faults=Faults(load_hangs=True)) as client:
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}, "timeout": 0.05}
+        assert (await client.post("/collective_rpc", reload))[0] == 500
+        assert client.server.weights.version == 2
+
+
+async def test_an_update_that_received_nothing_changes_the_label_alone(standin) -> None:
+    async with standin() as client:
+        await client.post("/start_weight_update")
+        await client.post("/finish_weight_update", {"weight_version": "9"})
+        assert await client.get("/weight_info") == {"weight_version": "9"}
+        assert client.server.weights.version == 0
+
+
+async def test_emptying_the_prefix_cache_forgets_all_prompts(standin) -> None:
+    async with standin() as client:
+        for _ in range(2):
+            await client.post("/inference/v1/generate", {**LONG, "token_ids": [1] * 50})
+            await client.post("/reset_prefix_cache")
+        assert [request.cached_tokens for request in client.server.served] == [0, 0]
