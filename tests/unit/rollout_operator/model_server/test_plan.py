@@ -72,7 +72,14 @@ def test_a_plan_that_is_carried_out_and_made_again_is_empty(name: str) -> None:
     assert cluster.look().status == cluster.server["status"]
 
 
-@pytest.mark.parametrize("changes", [{"policy": {"version": 7, "uri": "s3://p/7"}}, {"clients": [{"podSelector": {}}]}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": {"version": 7, "uri": "s3://p/7"}},
+        {"clients": [{"podSelector": {}}]},
+        {"weightTransfer": {"pull": {"timeoutSeconds": 60}}},
+    ],
+)
 def test_no_engine_is_restarted_for_what_pods_are_not_made_of(changes: dict[str, Any]) -> None:
     cluster = running(SMALL)
     before = cluster.objects["StatefulSet", "qwen"]["metadata"]["resourceVersion"]
