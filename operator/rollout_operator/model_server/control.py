@@ -74,7 +74,13 @@ class Control:
     async def look(self, server: Address) -> tuple[bool, int | None]:
         """Whether it is paused, and the version of its weights; None: a load of them was begun and not finished."""
         paused = await self._get(server, "/is_paused")
-        info = await self._get(server, "/weight_info")
+        try:
+            info = await self._get(server, "/weight_info")
+        except ControlError as error:
+            if error.status != 404:
+                raise
+            # An engine too old to be given other weights (rollout_api.model_server.SUPPORTS_UPDATES) has its own.
+            info = {"weight_version": None}
         if not isinstance(paused.get("is_paused"), bool) or "weight_version" not in info:
             raise ControlError(
                 f"{server.name}: GET /is_paused and /weight_info answered {paused} and {info}; is it vLLM 0.26 or newer?"

@@ -11,8 +11,10 @@ OF_PODS: Final = {
     *("model", "engine", "parallelism", "accelerator", "resources", "cache", "sleep", "lora", "tool_call_parser"),
     *("extra_args", "env", "pod_template"),
 }
-"""Fields of the spec that pods are made of, beside some of `weightTransfer`. Only a change of these makes new pods: neither a new operator, nor a new
-policy, nor another number of servers may restart an engine that takes 45 minutes to start."""
+"""Fields of the spec that pods are made of, beside some of `weightTransfer`.
+
+Only a change of these makes new pods: neither a new operator, nor a new policy, nor another number of servers may restart an
+engine that takes 45 minutes to start."""
 
 Json = dict[str, Any]
 

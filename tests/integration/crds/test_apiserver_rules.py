@@ -192,7 +192,7 @@ SMALL = MODEL_SERVERS["smallest"]
 REFUSED_SERVERS: dict[str, tuple[dict[str, Any], str]] = {
     "more accelerators than ways": ({"accelerator": {"count": 4}}, "accelerator.count is not tensor"),
     "nodes that do not divide": ({"parallelism": {"tensor": 4, "nodes": 3}}, "nodes does not divide"),
-    "an engine that is too old": ({"engine": SMALL["engine"] | {"version": "0.9.1"}}, "expected 0.12 or newer"),
+    "an engine that is too old": ({"engine": SMALL["engine"] | {"version": "0.9.1"}}, "expected 0.14 or newer"),
     "an update of an old engine": (
         {"engine": SMALL["engine"] | {"version": "0.25.0"}, "policy": {"version": 1, "uri": "s3://p/1"}},
         "policy updates need engine.version 0.26",
