@@ -69,6 +69,11 @@ class Decision:
     """Look again after so long."""
 
 
+def load_limit(seconds: float) -> timedelta:
+    """For a load on all servers, when one try may take so long."""
+    return timedelta(seconds=2 * seconds)
+
+
 def decide(seen: Seen) -> Decision:
     """What to do now. Made again with nothing new to see, it asks for nothing that is not still to be done."""
     step = seen.status.policy.step
@@ -111,7 +116,9 @@ def _fetching(seen: Seen) -> Decision:
     tasks = [
         Task(Errand(Call.FETCH, target), (server,))
         for server in missing
-        if server.said is not None and server.busy is None and not failed_lately(seen, server, Call.FETCH)
+        if server.said is not None
+        and server.busy is None
+        and not failed_lately(seen, server, Call.FETCH, target.version)
     ]
     reason, words = "Fetching", f"version {target.version}: {len(have)} of {len(members)} servers have fetched it"
     if failed:
@@ -188,7 +195,8 @@ def _loaded(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
         words = f"version {policy.target}: {len(have)} servers have it and are resumed{why}"
         return _behind_gate(seen, resuming, "Resuming", words, evicted=failed)
     words = f"version {policy.target}: {len(have)} servers have it, {_needed(seen)} are needed{why}"
-    if policy.target != policy.current and seen.members:
+    hopeless = [server for server in seen.newcomers if seen.failed(server, Call.LOAD, policy.target)]
+    if policy.target != policy.current and (seen.members or hopeless):
         back = {"target": policy.current, "failed": policy.target, "failed_because": words[:MOST_WORDS]}
         change = policy.model_copy(update={**back, "needed": 1, "since": _now(seen)})
         return _behind_gate(seen, change, "RollingBack", f"{words}; all go back to version {policy.current}")
@@ -266,7 +274,8 @@ def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decis
     odd = odd_ones(seen, [server for server in seen.servers if is_ready(seen, server)])
     broken = [server for server in seen.newcomers if is_broken(server)]
     evicted = [*strange, *odd, *broken]
-    servers = tuple(entry_at_rest(seen, server, evicted) for server in _staying(seen))
+    of = entry_at_rest if policy.current == seen.status.policy.current else entry_behind_gate
+    servers = tuple(of(seen, server, evicted) for server in _staying(seen))
     if policy != seen.status.policy:
         return Decision(policy, servers, *_words_at_rest(seen, policy, servers), requeue_seconds=BEHIND_GATE_SECONDS)
     asked = [
@@ -276,7 +285,7 @@ def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decis
             Task(errand, (server,))
             for server in seen.members
             if server not in evicted
-            and not failed_lately(seen, server, Call.RESUME)
+            and not failed_lately(seen, server, Call.RESUME, policy.current)
             and (errand := _resume_errand(seen, server)) is not None
         ),
     ]
@@ -295,11 +304,12 @@ def _behind_gate(
     tasks: Iterable[Task] = (),
     evicted: Collection[Server] = (),
 ) -> Decision:
-    """The gate is shut. A change is written down before anything is asked because of it."""
+    """The gate is shut. Who changes `policy` has no tasks yet: it is written down before anything is asked because of it."""
+    if seen.has_lost_members:
+        policy = policy.model_copy(update={"needed": min(policy.needed, _needed(seen))})
     gone = [*evicted, *(server for server in seen.newcomers if is_broken(server))]
     servers = tuple(entry_behind_gate(seen, server, gone) for server in _staying(seen))
-    asked = tuple(tasks) if policy == seen.status.policy else ()
-    asked = tuple(task for task in asked if not any(server in gone for server in task.servers))
+    asked = tuple(task for task in tasks if not any(server in gone for server in task.servers))
     return Decision(policy, servers, False, reason, message, asked, BEHIND_GATE_SECONDS)
 
 
@@ -357,8 +367,13 @@ def _is_back(seen: Seen, server: Server, version: int) -> bool:
 
 
 def _needed(seen: Seen) -> int:
-    """As when the gate was shut, unless less is asked for since."""
-    return min(seen.status.policy.needed, seen.min_ready)
+    """Servers that must have the target before the gate opens: as when it was shut, unless less is asked for since.
+
+    One that has ended by itself in between says nothing against the target, and going back would not bring it back: the
+    others go on.
+    """
+    needed = min(seen.status.policy.needed, seen.min_ready)
+    return min(needed, max(1, len(seen.members))) if seen.has_lost_members else needed
 
 
 def _newer(seen: Seen) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import yaml
 from rollout_api.crd import definitions
 from rollout_api.rollout_job import RolloutJob
 from rollout_operator.config import OperatorConfig, load_config
+from rollout_operator.model_server.network import OPERATOR
 from rollout_operator.rollout_job.access import access
 from tests.support.chart import CHART, NAMESPACE, RELEASE, ROOT, Manifest, of_kind, render, template, tool
 
@@ -191,6 +192,12 @@ def test_the_operator_reads_the_configuration(documents: list[Manifest], tmp_pat
     assert ports == {"metrics": config.metrics_port, "health": config.health_port}
     leases = [rule for rule in rules(documents, "Role") if rule["resources"] == ["leases"]]
     assert [rule["resourceNames"] for rule in leases if "resourceNames" in rule] == [[config.lease.name]]
+
+
+def test_model_servers_know_the_operators_pods(documents: list[Manifest]) -> None:
+    """Their network policy lets nobody else to the control port."""
+    [deployment] = of_kind(documents, "Deployment")
+    assert OPERATOR.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
 
 
 def test_values_reach_the_operator(tmp_path: Path) -> None:
