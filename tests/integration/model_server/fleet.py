@@ -77,6 +77,7 @@ class Fleet:
         self.updater: asyncio.subprocess.Process | None = None
         self._stack = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
+        self._runners: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         self.http = await self._stack.enter_async_context(aiohttp.ClientSession())
@@ -92,16 +93,15 @@ class Fleet:
         await self.start_updater()
         self._tasks.append(asyncio.create_task(self._kubelet()))
         for key in self.acknowledged:
-            self._tasks.append(asyncio.create_task(self._runner(key)))
+            self._runners.append(asyncio.create_task(self._runner(key)))
         return self
 
     async def __aexit__(self, *details: object) -> None:
         await self._stack.aclose()
 
     async def _stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.end_calls()
+        await _end(self._tasks)
         for process in [self.updater, *(pod.process for pod in self.pods)]:
             if process is not None and process.returncode is None:
                 process.kill()
@@ -258,10 +258,13 @@ class Fleet:
                 await asyncio.sleep(0.02)
                 status = self.status
                 policy = status.policy
-                for name, (stream, task) in list(mine.items()):
-                    if task.done():
-                        stream.close()
-                        del mine[name]
+                if policy.gate is Gate.OPEN:
+                    for stream, _ in mine.values():
+                        stream.version = policy.current
+                # What came after an acknowledgement has the version that the reopening names.
+                if policy.gate is Gate.OPEN or acknowledged != policy.update:
+                    for name in [name for name, (_, task) in mine.items() if task.done()]:
+                        mine.pop(name)[0].close()
                 if policy.gate is Gate.SHUT:
                     silent = all(loop.time() - stream.last > SILENT_SECONDS for stream, _ in mine.values())
                     if policy.paused and silent and acknowledged != policy.update:
@@ -277,8 +280,6 @@ class Fleet:
                     if entry is None or f"{entry.uid}/{entry.restarts}" != stream.boot:
                         stream.lost = True
                         task.cancel()
-                    elif stream.version != policy.current:
-                        stream.version = policy.current
                 for name, entry in open_to_us.items():
                     if name not in mine:
                         count += 1
@@ -311,6 +312,10 @@ class Fleet:
         except (aiohttp.ClientError, OSError):
             stream.lost = True
 
+    async def end_calls(self) -> None:
+        """Runners end, and their calls."""
+        await _end(self._runners)
+
     async def served(self) -> dict[str, dict[str, Any]]:
         """What engines that still run have really done, by request."""
         found = {}
@@ -331,6 +336,12 @@ class Fleet:
     async def fault(self, pod: Pod, **faults: Any) -> None:
         async with self.http.post(f"http://127.0.0.1:{pod.port}/_standin/faults", json=faults) as response:
             assert response.status == 200
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _free_port() -> int:
