@@ -31,6 +31,7 @@ from rollout_operator.memory import Memory
 from rollout_operator.metrics import Metrics
 from rollout_operator.model_server.control import Control
 from rollout_operator.model_server.control_errands import Errands
+from rollout_operator.model_server.workers import workers
 from rollout_operator.world import Controller
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,13 @@ class Operator:
             return web.Response(status=503 if waiting else 200, text=f"waiting for {waiting}\n" if waiting else "ok\n")
 
         app = web.Application()
+
+        async def model_servers(request: web.Request) -> web.Response:
+            found = workers(self.cache.all("ModelServer"), request.query.get("namespace"))
+            return web.json_response(found)
+
         app.add_routes([web.get("/metrics", metrics), web.get("/readyz", ready)])
+        app.add_routes([web.get("/v1/rl/workers", model_servers)])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

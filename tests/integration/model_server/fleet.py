@@ -1,6 +1,7 @@
 """A small fleet of real processes: stand-ins for vLLM behind real gateways, an updater, and runners with open streams."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -18,12 +19,11 @@ from agent_runtime.serving.policies import Policies
 from rollout_api.model_server import Gate, ModelServerStatus, ServerState
 from tests.support.policy_updater import MODEL, TOKEN, read_status, write
 
-TOKENS_PER_SECOND = 100
 MOST_TOKENS = 80
 LONG = 60.0
 """Whatever takes longer never happens."""
-SILENT_SECONDS = 0.15
-"""Several times the pace of tokens: a stream that is silent so long after the pause has no more to come."""
+SILENT_TOKENS = 15
+"""A stream that is silent for the time of so many tokens after the pause has no more to come."""
 
 
 @dataclass
@@ -63,9 +63,27 @@ class Fleet:
     """`async with Fleet(folder, servers=3) as fleet`."""
 
     def __init__(
-        self, folder: Path, servers: int = 3, mode: str = "Pull", form: str = "Weights", runners: int = 2
+        self,
+        folder: Path,
+        servers: int = 3,
+        mode: str = "Pull",
+        form: str = "Weights",
+        runners: int = 2,
+        calls: int = 1,
+        tokens_per_second: int = 100,
     ) -> None:
+        """
+        Args:
+            folder: for files that stand for the API server and for a store.
+            servers: how many.
+            mode: Pull or Push.
+            form: Weights or Adapter, for Pull.
+            runners: how many.
+            calls: of each runner on each server, at any time.
+            tokens_per_second: of each call.
+        """
         self.folder, self.mode, self.form = folder, mode, form
+        self.calls, self.tokens_per_second = calls, tokens_per_second
         self.pods = [Pod(f"s-{index}", f"uid-{index}", _free_port()) for index in range(servers)]
         self.policy: dict[str, Any] = {"version": 0}
         self.acknowledged: dict[str, int | None] = {f"job/{index}": None for index in range(runners)}
@@ -174,7 +192,7 @@ class Fleet:
         pod.process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "tests.support.vllm_server", "--port", str(pod.port), "--print-url", "--model", MODEL),
-            *("--tokens-per-second", str(TOKENS_PER_SECOND), "--load-seconds", "0.05"),
+            *("--tokens-per-second", str(self.tokens_per_second), "--load-seconds", "0.05"),
             stdout=asyncio.subprocess.PIPE,
         )
         assert pod.process.stdout is not None
@@ -231,8 +249,9 @@ class Fleet:
             for server in question["servers"]:
                 pod = next(pod for pod in self.pods if pod.name == server["name"])
                 url = f"http://127.0.0.1:{pod.port}/_standin/tensors"
-                async with self.http.post(url, json={"version": question["policy"]["version"]}):
-                    pass
+                with contextlib.suppress(aiohttp.ClientError):  # Killed just now: the others get theirs.
+                    async with self.http.post(url, json={"version": question["policy"]["version"]}):
+                        pass
             update = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 2]]}
             return web.json_response({"initInfo": {"master_address": "127.0.0.1"}, "updates": [update]})
 
@@ -250,7 +269,7 @@ class Fleet:
     async def _runner(self, key: str) -> None:
         """Keeps a stream on every server that is ready, and the books of which version made which token."""
         loop = asyncio.get_running_loop()
-        mine: dict[str, tuple[Stream, asyncio.Task[None]]] = {}
+        mine: dict[tuple[str, int], tuple[Stream, asyncio.Task[None]]] = {}
         count = 0
         acknowledged = -1
         try:
@@ -263,10 +282,13 @@ class Fleet:
                         stream.version = policy.current
                 # What came after an acknowledgement has the version that the reopening names.
                 if policy.gate is Gate.OPEN or acknowledged != policy.update:
-                    for name in [name for name, (_, task) in mine.items() if task.done()]:
-                        mine.pop(name)[0].close()
+                    for place in [place for place, (_, task) in mine.items() if task.done()]:
+                        mine.pop(place)[0].close()
                 if policy.gate is Gate.SHUT:
-                    silent = all(loop.time() - stream.last > SILENT_SECONDS for stream, _ in mine.values())
+                    silent = all(
+                        loop.time() - stream.last > SILENT_TOKENS / self.tokens_per_second
+                        for stream, _ in mine.values()
+                    )
                     if policy.paused and silent and acknowledged != policy.update:
                         for stream, _ in mine.values():
                             stream.close()
@@ -275,20 +297,20 @@ class Fleet:
                         self.tell()
                     continue
                 open_to_us = {entry.name: entry for entry in status.servers if entry.ready}
-                for name, (stream, task) in list(mine.items()):
-                    entry = open_to_us.get(name)
+                for stream, task in mine.values():
+                    entry = open_to_us.get(stream.server)
                     if entry is None or f"{entry.uid}/{entry.restarts}" != stream.boot:
                         stream.lost = True
                         task.cancel()
                 for name, entry in open_to_us.items():
-                    if name not in mine:
-                        count += 1
-                        boot = f"{entry.uid}/{entry.restarts}"
-                        stream = Stream(
-                            name, boot, f"{key.replace('/', '-')}-{count}", policy.current, last=loop.time()
-                        )
-                        self.streams.append(stream)
-                        mine[name] = stream, asyncio.create_task(self._call(entry.url, stream))
+                    for number in range(self.calls):
+                        if (name, number) not in mine:
+                            count += 1
+                            boot = f"{entry.uid}/{entry.restarts}"
+                            request_id = f"{key.replace('/', '-')}-{count}"
+                            stream = Stream(name, boot, request_id, policy.current, last=loop.time())
+                            self.streams.append(stream)
+                            mine[name, number] = stream, asyncio.create_task(self._call(entry.url, stream))
         finally:
             for _, task in mine.values():
                 task.cancel()

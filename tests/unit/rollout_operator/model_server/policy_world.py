@@ -334,7 +334,8 @@ class Fleet:
 
     def check_serving(self, engine: Engine) -> None:
         """Calls go on only with whole weights, of the version that the reopening will name."""
-        if engine.had_traffic and not engine.leaving and not self._is_evicted(engine):
+        # That one lies cannot be known before it runs: its tokens count for nothing until the gate opens.
+        if engine.had_traffic and not engine.leaving and not engine.lies and not self._is_evicted(engine):
             policy = self.status.policy
             expected = policy.target if policy.step is PolicyStep.RESUMING else policy.current
             assert engine.weights == expected, f"{engine.name} resumes with {engine.weights}, not {expected}"
