@@ -1,7 +1,8 @@
 """A ModelServer on real nodes, with the stand-in in vLLM's place: it comes up, is found, is walled off, and goes without a
-trace. The image of the stand-in: `hack/images/build --tag test vllm-standin`, then `hack/cluster/load-image`."""
+trace."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Sequence
 
@@ -155,8 +156,14 @@ def test_servers_come_up_and_are_found_by_all_and_each_by_its_own_address(server
     urls = [status["url"], *(entry["url"] for entry in status["servers"])]
     calls = [["GET", f"{url}/v1/models", {}] for url in urls]
     runner = {ROLE_LABEL: RUNNER_ROLE}
-    answers = json.loads(run_pod(server, "asks", runner, ASK, json.dumps(calls)))
-    assert [status for _, _, status in answers] == [200, 200, 200]
+    tries = itertools.count()
+
+    def answers() -> list[int]:
+        said = run_pod(server, f"asks-{next(tries)}", runner, ASK, json.dumps(calls))
+        return [status for _, _, status in json.loads(said)]
+
+    # A Service takes a moment to lead to a pod that has just become ready.
+    eventually(lambda: answers() == [200, 200, 200] or None, 60, lambda: str(answers()))
 
 
 def test_no_control_route_opens_to_a_runner_or_a_sandbox(server: Server, cluster: Cluster, namespace: str) -> None:
