@@ -42,6 +42,14 @@ def test_every_module_of_an_image_can_be_imported_by_its_own_user(target: str, m
         assert list((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")), source
 
 
+def test_the_stand_in_starts_as_vllms_own_image_does(mounted: Any) -> None:
+    root, configuration = mounted("vllm-standin")
+    assert configuration["Entrypoint"] == ["vllm", "serve"]
+    started = run(root, configuration, *configuration["Entrypoint"], "--help")
+    assert started.returncode == 0, started.stderr
+    assert "--served-model-name" in started.stdout
+
+
 def test_the_quickstarts_image_has_what_its_tasks_are_graded_with(mounted: Any) -> None:
     root, configuration = mounted("quickstart")
     started = run(root, configuration, "python3", "-m", "pytest", "--version")

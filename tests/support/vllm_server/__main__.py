@@ -51,6 +51,7 @@ def parse(given: list[str]) -> argparse.Namespace:
     own.add_argument("--kv-blocks", type=int, default=65536)
     own.add_argument("--keep-served", type=int, default=20_000, help="requests in the record")
     own.add_argument("--no-scale-out", action="store_true", help="no render, derender and generate")
+    own.add_argument("--no-weight-checker", action="store_true", help="no /weight_checker, as in any release so far")
     own.add_argument("--keeps-streamed-ids", action="store_true", help="streamed chat with tools loses no ids")
     own.add_argument("--fault", action="append", default=[], metavar="NAME=JSON")
     if given[:1] == ["serve"]:
@@ -80,6 +81,7 @@ async def serve(arguments: argparse.Namespace, flags: list[str]) -> None:
         abort_seconds=arguments.abort_seconds,
         base_version=arguments.base_version,
         scale_out=not arguments.no_scale_out,
+        weight_checker=not arguments.no_weight_checker,
         tool_parser=arguments.enable_auto_tool_choice and bool(arguments.tool_call_parser),
         drops_streamed_ids=not arguments.keeps_streamed_ids,
         priority_scheduling=arguments.scheduling_policy == "priority",

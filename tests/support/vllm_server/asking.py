@@ -84,16 +84,16 @@ def limit(server: VllmStandIn, prompt: Sequence[int], asked: Any) -> int:
         if len(prompt) >= server.max_model_len:
             raise errors.too_long(server.max_model_len, len(prompt), 1)
         return server.max_model_len - len(prompt)
-    asked = at_least_one(asked)
-    if asked > server.max_model_len:
+    most = at_least_one(asked)
+    if most > server.max_model_len:
         raise ApiError(
-            f"max_tokens={asked} cannot be greater than max_model_len={server.max_model_len}. Please request fewer "
+            f"max_tokens={most} cannot be greater than max_model_len={server.max_model_len}. Please request fewer "
             "output tokens.",
             param="max_tokens",
         )
-    if len(prompt) + asked > server.max_model_len:
-        raise errors.too_long(server.max_model_len, len(prompt), asked)
-    return asked
+    if len(prompt) + most > server.max_model_len:
+        raise errors.too_long(server.max_model_len, len(prompt), most)
+    return most
 
 
 def at_least_one(max_tokens: Any) -> int:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.support.vllm_server.server import VllmStandIn
 
 routes = web.RouteTableDef()
+weight_checker_routes = web.RouteTableDef()
 
 WORKERS = 1
 
@@ -120,7 +121,9 @@ async def finish_weight_update(http: web.Request) -> web.Response:
 
 @routes.post("/update_weight_version")
 async def update_weight_version(http: web.Request) -> web.Response:
-    """vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py: update_weight_version; {new_version}: the label alone."""
+    """vLLM since its pull request 49040, vllm/entrypoints/serve/dev/rlhf/api_router.py: update_weight_version;
+    {new_version}: the label alone.
+    """
     label = (await json_object(http)).get("new_version")
     if not isinstance(label, str):
         raise errors.bad_request("new_version: Input should be a valid string")
@@ -130,15 +133,18 @@ async def update_weight_version(http: web.Request) -> web.Response:
 
 @routes.get("/weight_info")
 async def weight_info(http: web.Request) -> web.Response:
-    """vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py: weight_info: the label that was set, `default` before."""
+    """vLLM since its pull request 49040, vllm/entrypoints/serve/dev/rlhf/api_router.py: weight_info: the label that was set,
+    `default` before.
+    """
     server = server_of(http)
     claimed = server.faults.claim_version
     return web.json_response({"weight_version": server.weights.label if claimed is None else claimed})
 
 
-@routes.post("/weight_checker")
+@weight_checker_routes.post("/weight_checker")
 async def weight_checker(http: web.Request) -> web.Response:
-    """vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py: weight_checker; {action: checksum|reset|compare, baseline}.
+    """vLLM's pull request 51350, in no release yet, vllm/entrypoints/serve/dev/rlhf/api_router.py: weight_checker;
+    {action: checksum|reset|compare, baseline}.
 
     409 while paused or asleep; of what is really loaded, whatever the label says.
     """

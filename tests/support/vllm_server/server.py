@@ -33,9 +33,10 @@ class VllmStandIn:
     model: name under which it serves. max_model_len: tokens. script: what is answered, else words made from the prompt.
     tokens_per_second: of each request, None for as fast as it can. load_seconds: what loading weights takes.
     abort_seconds: how long the engine goes on for a client that has gone. base_version: version of the weights that it
-    starts and restarts with. scale_out: whether render, derender and generate are there. tool_parser: whether tool calls
-    are parsed. drops_streamed_ids: streamed chat with tools loses ids, as vLLM did before 0.12 (its issue 27482).
-    max_num_seqs: requests that run at once. kv_blocks: of 16 tokens. served: how many requests the record keeps.
+    starts and restarts with. scale_out: whether render, derender and generate are there. weight_checker: whether that
+    route is there. tool_parser: whether tool calls are parsed. drops_streamed_ids: streamed chat with tools loses ids, as
+    before vLLM's pull request 29074. max_num_seqs: requests that run at once. kv_blocks: of 16 tokens. keep_served: how
+    many requests the record keeps.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class VllmStandIn:
         abort_seconds: float = 0.0,
         base_version: int = 0,
         scale_out: bool = True,
+        weight_checker: bool = True,
         tool_parser: bool = True,
         drops_streamed_ids: bool = True,
         priority_scheduling: bool = True,
@@ -64,6 +66,7 @@ class VllmStandIn:
         self.model, self.max_model_len, self.api_key, self.script = model, max_model_len, api_key, script
         self.tokens_per_second, self.load_seconds, self.abort_seconds = tokens_per_second, load_seconds, abort_seconds
         self.base_version, self.scale_out, self.tool_parser = base_version, scale_out, tool_parser
+        self.weight_checker = weight_checker
         self.drops_streamed_ids, self.priority_scheduling = drops_streamed_ids, priority_scheduling
         self.max_num_seqs, self.kv_blocks = max_num_seqs, kv_blocks
         self.faults = faults or Faults()
@@ -108,6 +111,8 @@ class VllmStandIn:
             app.add_routes(table)
         if self.scale_out:
             app.add_routes(token_routes.scale_out_routes)
+        if self.weight_checker:
+            app.add_routes(control_routes.weight_checker_routes)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, self.host, self.port, backlog=2048)

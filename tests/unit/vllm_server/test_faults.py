@@ -146,6 +146,7 @@ async def test_a_cut_tool_call_is_text(standin) -> None:
             "Got priority 1 but Priority scheduling is not enabled.",
         ),
         ({"scale_out": False}, "/inference/v1/generate", GENERATE, 404, "Not Found"),
+        ({"weight_checker": False}, "/weight_checker", {"action": "checksum"}, 404, "Not Found"),
         ({"scale_out": False}, "/v1/chat/completions/render", {"messages": MESSAGES}, 404, "Not Found"),
         ({}, "/v1/chat/completions/derender", {"generate_response": {"choices": []}}, 400, "chat_request is required"),
         ({}, "/v1/chat/completions", [], 400, "must be a JSON object"),
