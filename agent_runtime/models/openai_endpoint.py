@@ -38,7 +38,9 @@ class OpenAIEndpoint:
         self._max_tokens_field = MAX_TOKENS_FIELDS[0]
         self._optional = OPTIONAL_FIELDS[2]
 
-    async def complete(self, request: ModelRequest, fields: Mapping[str, Any] | None = None) -> ModelReply:
+    async def complete(
+        self, request: ModelRequest, fields: Mapping[str, Any] | None = None, *, tries: int | None = None
+    ) -> ModelReply:
         """One answer; see `Model.complete`. `fields` are further fields of the request.
 
         Text is streamed only where no tools are given: vLLM's streamed chat with tools loses token ids.
@@ -46,13 +48,13 @@ class OpenAIEndpoint:
         body = self.body(request) | dict(fields or {})
         send = self._streamed if request.on_text is not None and not request.tools else self._whole
         try:
-            return await send(body, request)
+            return await send(body, request, tries)
         except ContextExceeded:
             # Servers refuse a prompt that fits when the answer's limit does not fit as well. What is left of the context
             # is the tighter limit then, and holds without being asked for.
             if body.pop(self._max_tokens_field, None) is None:
                 raise
-            return await send(body, request)
+            return await send(body, request, tries)
 
     async def check(self) -> None:
         """Ask for one short answer, and remember which optional fields the server takes. Raises ModelError."""
@@ -94,11 +96,17 @@ class OpenAIEndpoint:
         body.update(sampling.extra)
         return body
 
-    async def _whole(self, body: Mapping[str, Any], request: ModelRequest) -> ModelReply:
+    async def _whole(self, body: Mapping[str, Any], request: ModelRequest, tries: int | None) -> ModelReply:
         # Routers in front of several servers send calls of one session to the same one.
         headers = {"X-Session-ID": request.session}
         answer = await self._client.call(
-            "POST", "/chat/completions", body, seconds=self._seconds, headers=headers, health=request.health
+            "POST",
+            "/chat/completions",
+            body,
+            seconds=self._seconds,
+            tries=tries,
+            headers=headers,
+            health=request.health,
         )
         if answer.status != 200:
             raise await self._refused(answer)
@@ -107,7 +115,7 @@ class OpenAIEndpoint:
             request.on_text(reply.text)
         return reply
 
-    async def _streamed(self, body: Mapping[str, Any], request: ModelRequest) -> ModelReply:
+    async def _streamed(self, body: Mapping[str, Any], request: ModelRequest, tries: int | None) -> ModelReply:
         parts = ChatParts()
         try:
             async with (
@@ -116,6 +124,7 @@ class OpenAIEndpoint:
                     "/chat/completions",
                     {**body, "stream": True, "stream_options": {"include_usage": True}},
                     seconds=self._seconds,
+                    tries=tries,
                     headers={"X-Session-ID": request.session},
                     health=request.health,
                 ) as events,

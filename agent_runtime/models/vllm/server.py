@@ -47,7 +47,7 @@ class VllmServer:
 
         With `progress` the answer goes on from what that has, and every failure is raised at once, for the caller to
         decide where to go on; without it a broken answer is gone on with here. `on_tokens` is called with the number of new
-        ids after each chunk, when `progress` has them already. Both are of use with capture Tokens only.
+        ids after each chunk, when `progress` has them already. Only capture Tokens fills and uses what `progress` has.
         """
         if self.token_capture == "Tokens":
             options = CallOptions(
@@ -72,7 +72,7 @@ class VllmServer:
             fields["cache_salt"] = cache_salt
         if priority is not None:
             fields["priority"] = priority
-        reply = await self._chat.complete(request, fields)
+        reply = await self._chat.complete(request, fields, tries=None if progress is None else 1)
         if self.token_capture == "Chat" and (reply.completion_token_ids is None or reply.logprobs is None):
             raise ModelError(
                 "NoLogprobs",

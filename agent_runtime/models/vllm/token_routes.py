@@ -36,6 +36,8 @@ class Progress:
     """The sampled ids so far."""
     logprobs: list[float] = field(default_factory=list)
     """One for each of them."""
+    finish_reason: str | None = None
+    """Why sampling has ended; such an answer is never gone on with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ class TokenRoutes:
         Raises StreamBroken when the answer stops in the middle.
         """
         prompt = progress.prompt_ids or []
+        if progress.finish_reason is not None:
+            return Ending(progress.finish_reason)
         limit = await self._limit(rendered, prompt, options)
         if limit is not None and limit <= len(progress.ids):
             return Ending("length")
@@ -152,6 +156,8 @@ class TokenRoutes:
                     progress.ids += ids
                     progress.logprobs += logprobs
                     on_tokens(len(ids))
+                if finish_reason not in UNFINISHED:
+                    progress.finish_reason = finish_reason
         if finish_reason is None or finish_reason in UNFINISHED:
             raise StreamBroken(f"{self._client.base_url} gave an answer up (finish reason {finish_reason})")
         return Ending(finish_reason, cached)
