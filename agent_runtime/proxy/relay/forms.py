@@ -132,12 +132,9 @@ def reply_message(id: str, reply: ModelReply) -> JsonObject:
         "prompt_token_ids": reply.prompt_token_ids,
         "token_ids": reply.completion_token_ids,
         "log_probs": reply.logprobs,
-        "completion_text": reply.text,
-        "content_text": reply.text,
-        "tool_calls": reply.message.get("tool_calls"),
         "finish_reason": reply.finish_reason,
         "error": None,
-        # Ours.
+        # Ours. PR #83 has the message's parts instead (`completion_text`, `content_text`, `tool_calls`), not its reasoning.
         "message": reply.message,
         "model": reply.model,
         "usage": reply.usage.model_dump(by_alias=False),
