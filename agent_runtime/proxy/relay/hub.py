@@ -125,6 +125,8 @@ class Hub:
         call_seconds: float = CALL_SECONDS,
     ) -> None:
         self.name = name
+        self.token_capture = "TextOnly"
+        """The least that a connected worker gives."""
         self._wait, self._heartbeat, self._call_seconds = wait_seconds, heartbeat_seconds, call_seconds
         self._workers: dict[str, _Worker] = {}
         self._waiting: deque[_Waiting] = deque()
@@ -137,12 +139,6 @@ class Hub:
     def workers(self) -> int:
         """How many are connected."""
         return len(self._workers)
-
-    @property
-    def token_capture(self) -> str:
-        """The least that a connected worker gives."""
-        given = {worker.hello.token_capture for worker in self._workers.values()}
-        return next((capture for capture in ("TextOnly", "Chat", "Tokens") if capture in given), "TextOnly")
 
     async def check(self) -> None:
         """Workers come and go; there is nothing to be found out before a call."""
@@ -200,6 +196,7 @@ class Hub:
             return
         name = worker.hello.worker_id
         older, self._workers[name] = self._workers.get(name), worker
+        self._changed()
         _LOG.info("Worker %s has connected; there are %d.", name, self.workers)
         try:
             await worker.send({"type": "worker_hello_ack", "worker_id": name, "status": "connected"})
@@ -219,6 +216,7 @@ class Hub:
         finally:
             if self._workers.get(name) is worker:
                 del self._workers[name]
+                self._changed()
                 self._alone_since = asyncio.get_running_loop().time()
             _end(worker)
             _LOG.info("Worker %s has left; there are %d.", name, self.workers)
@@ -227,6 +225,10 @@ class Hub:
     def heartbeat_seconds(self) -> float:
         """For the sockets that `serve` is given."""
         return self._heartbeat
+
+    def _changed(self) -> None:
+        given = {worker.hello.token_capture for worker in self._workers.values()}
+        self.token_capture = next((least for least in ("TextOnly", "Chat", "Tokens") if least in given), "TextOnly")
 
     async def _greeted(self, socket: web.WebSocketResponse) -> _Worker:
         async with asyncio.timeout(_HELLO_SECONDS):

@@ -68,7 +68,7 @@ class NamedModel:
 
 async def until(what: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not what():
+        while not what():  # noqa: ASYNC110 what is waited for is on the other end of a connection
             await asyncio.sleep(0.005)
 
 
