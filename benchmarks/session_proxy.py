@@ -27,7 +27,7 @@ import yaml
 from benchmarks.conversation import END_SECONDS, ROOT, SubjectFailed
 from benchmarks.http_load import Request, at_rate, in_turns, streams
 from benchmarks.instant_model import MODEL_CORE, NAME, TOOL, WORDS, instant_model
-from benchmarks.measuring import pin_to_core, quantile
+from benchmarks.measuring import memory_folder, pin_to_core, quantile
 from benchmarks.peers import LITELLM, installed
 from benchmarks.report import Row, Target
 from tests.support.fault_proxy import FaultProxy
@@ -74,8 +74,8 @@ class _Proxy:
 def measure() -> list[Row]:
     """Added latency, saturation and memory of streams."""
     pin_to_core(MODEL_CORE)
-    with instant_model(TURNS) as model_url, tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder:
-        return asyncio.run(_measure(model_url, Path(folder)))
+    with instant_model(TURNS) as model_url, memory_folder() as folder:
+        return asyncio.run(_measure(model_url, folder))
 
 
 async def _measure(model_url: str, folder: Path) -> list[Row]:

@@ -236,9 +236,7 @@ def test_selectors_find_the_pods_they_are_for(documents: list[Manifest]) -> None
             case _:
                 continue
         meant = document["metadata"]["labels"]["app.kubernetes.io/component"]
-        found = [
-            component for component, pod in pods.items() if selector.items() <= pod["metadata"]["labels"].items()
-        ]
+        found = [component for component, pod in pods.items() if selector.items() <= pod["metadata"]["labels"].items()]
         assert found == [meant]
 
 
