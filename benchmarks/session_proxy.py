@@ -80,7 +80,8 @@ def measure() -> list[Row]:
 
 async def _measure(model_url: str, folder: Path) -> list[Row]:
     direct = [Request(f"{model_url}/chat/completions", body) for body in _bodies()] * (CALLS // TURNS)
-    open_direct = quantile(await at_rate(direct, RATE), 0.5)
+    opened_direct = await at_rate(direct, RATE)
+    open_direct = quantile(opened_direct, 0.5)
     alone_direct = quantile(await in_turns(direct[:ALONE], 1), 0.5)
     async with _litellm(model_url, folder) as peer:
         bearer = [f"Authorization: Bearer {PROXY_KEY}"]

@@ -26,6 +26,9 @@ from rolloutctl.errors import CommandError
 
 DEFAULT_STORE = "sessions"
 
+_OPTIONS = {"base_url": "endpoint", "baseURL": "endpoint", "name": "model", "env": "api-key-env"}
+"""By field of the settings, where the option has another name."""
+
 ModelOption = Annotated[str, typer.Option("--model", help="Name of the model.")]
 ApiOption = Annotated[EndpointApi, typer.Option("--api", help="What the endpoint speaks.", case_sensitive=False)]
 KeyVariableOption = Annotated[
@@ -99,4 +102,5 @@ def _admin_key(file: Path | None) -> str:
 
 def _wrong(error: ValidationError) -> CommandError:
     problem = error.errors(include_url=False)[0]
-    return CommandError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+    field = str(problem["loc"][-1])
+    return CommandError(f"--{_OPTIONS.get(field, field)}: {problem['msg']}; got {problem['input']!r:.100}")
