@@ -1,7 +1,7 @@
 """What a cancelled job leaves running at its model server: how long tokens are still made, and how many nobody will read.
 
-The server is the stand-in for vLLM, a process of its own, which aborts a request as soon as its connection is closed, and
-tells afterwards what it really made, and when. A job that is deleted ends the same way: its runners stop what is under way.
+The server is the stand-in for vLLM, a process of its own, which aborts a request one step after its connection is closed,
+and tells afterwards what it really made, and when. A job that is deleted ends the same way: its runners stop what is under way.
 """
 
 import asyncio
@@ -31,10 +31,12 @@ from rollout_api.rollout_job import RolloutJob
 MODEL = "policy"
 ROLLOUTS = 64  # at once: what one vLLM server batches for one runner
 TOKENS_PER_SECOND = 20.0  # of each: a large model's at that batch
+ABORT_SECONDS = 1 / TOKENS_PER_SECOND  # an engine ends the step that it is in, with a token of each call
 RUN_SECONDS = 12.0  # before it is cancelled; no answer is over by then
 ANSWER_TOKENS = 2000
 MOST_ORPHANS = 0.01
 POLL_SECONDS = 0.1
+LONGEST_SECONDS = 60.0  # until all calls run, or none does any more
 
 
 def measure() -> list[Row]:
@@ -83,9 +85,10 @@ async def _measure(url: str) -> list[Row]:
 
 
 async def _until(client: aiohttp.ClientSession, reached: Callable[[int], bool]) -> None:
-    """Until so many requests run at the server."""
-    while not reached((await _get(client, "state"))["running"]):  # noqa: ASYNC110 in another process
-        await asyncio.sleep(POLL_SECONDS)
+    """Until so many requests run at the server. Raises TimeoutError."""
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while not reached((await _get(client, "state"))["running"]):  # noqa: ASYNC110 in another process
+            await asyncio.sleep(POLL_SECONDS)
 
 
 async def _get(client: aiohttp.ClientSession, what: str) -> Any:
@@ -116,6 +119,8 @@ def _job(url: str, output: str) -> RolloutJob:
 def _vllm() -> Iterator[str]:
     rate = str(TOKENS_PER_SECOND)
     options = ["--port", "0", "--print-url", "--served-model-name", MODEL, "--tokens-per-second", rate]
+    options += ["--abort-seconds", str(ABORT_SECONDS)]
+    options += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     command = [sys.executable, "-m", "tests.support.vllm_server", *options]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: pin_to_core(MODEL_CORE)
