@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+import aiohttp
 from aiohttp import web
 
 from agent_runtime.proxy.handler import Handler
 from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply
+from agent_runtime.proxy.peers import PeerLost
 from agent_runtime.proxy.relay import forms
 from agent_runtime.proxy.relay.hub import Hub
 from agent_runtime.proxy.relay.route import workers_route
@@ -51,6 +53,11 @@ def _carrier(handler: Handler) -> Handle:
         try:
             response = await _send(request, reply)
             delivered = True
+        except (aiohttp.ClientError, ConnectionError, TimeoutError, PeerLost):
+            # Client, or the replica whose stream this is, has gone. A reply that is cut off must not look like a whole one.
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response()
         finally:
             reply.done(delivered)
         return response

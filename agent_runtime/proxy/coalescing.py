@@ -22,7 +22,7 @@ RETRY_COUNT: Final = "x-stainless-retry-count"
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 
 _LONGEST_KEY: Final = 255  # as in Stripe's API, whose header this is
-_MOST_KEPT: Final = 64
+MOST_KEPT: Final = 64
 """Answers that are kept for a retry; SDKs retry twice, and an agent has a handful of calls under way."""
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class Answers(Generic[T]):
         """A call is under way, or was in an earlier epoch."""
         if identity.key is not None:
             self._by_key[identity.key] = identity, call
-            if len(self._by_key) > _MOST_KEPT:
+            if len(self._by_key) > MOST_KEPT:
                 self._by_key.popitem(last=False)
 
     def failed(self, identity: Identity, call: T) -> None:
@@ -86,7 +86,7 @@ class Answers(Generic[T]):
         """Its answer is recorded and reached nobody."""
         self._number += 1
         self._undelivered[self._number] = identity, call
-        if len(self._undelivered) > _MOST_KEPT:
+        if len(self._undelivered) > MOST_KEPT:
             self._undelivered.popitem(last=False)
 
     def forget(self, call: T) -> None:

@@ -55,6 +55,7 @@ class _Fenced:
 @dataclass
 class _Held:
     session: Session
+    epoch: int
     used: float
     """Monotonic seconds of the latest request."""
 
@@ -104,8 +105,13 @@ class StoredSessions:
         self._known.pop(session, None)
 
     async def complete(self, session: Session) -> None:
-        """End a session that is owned here."""
+        """End a session that is owned here. Raises Superseded where it no longer is."""
         await session.end()
+        held = self._held.get(session.settings.id)
+        if held is None or await self.store.folder(session.settings.id).latest_epoch() != held.epoch:
+            # An end needs no append, so nothing else would have told.
+            self._lose(session)
+            raise Superseded(f"session {session.settings.id}: another replica has taken it over")
         await self.store.complete(session.settings.id)
         self._release(session)
 
@@ -118,8 +124,20 @@ class StoredSessions:
                     await self._let_go(held.session)
 
     async def close(self) -> None:
-        """Record what is known of all sessions. Other replicas take them over when they are called."""
-        await asyncio.gather(*(self._let_go(held.session) for held in list(self._held.values())))
+        """Record what is known of all sessions, and give them up, so that other replicas need not find out."""
+
+        async def give_up(held: _Held) -> None:
+            await self._let_go(held.session)
+            # An epoch without an address is nobody's: whoever is called next takes the one after it.
+            folder, name = self.store.folder(held.session.settings.id), f"session {held.session.settings.id}"
+            with contextlib.suppress(StorageError):
+                await EpochLog.claim_after(held.epoch, folder, name)
+
+        await asyncio.gather(*(give_up(held) for held in list(self._held.values())))
+
+    async def has_moved(self, session: str, claim: Claim) -> bool:
+        """Whether somebody else has the session by now."""
+        return await self.store.folder(session).latest_claim(claim.epoch) != claim
 
     async def _let_go(self, session: Session) -> None:
         with contextlib.suppress(Superseded, StorageError):
@@ -170,7 +188,7 @@ class StoredSessions:
         if await self.store.settings(settings.id) is None:
             raise unknown_key()  # deleted meanwhile
         session = Session(settings, self._model, _Fenced(log, lambda: self._lose(session)), recorded, meter=self._meter)
-        self._held[settings.id] = _Held(session, time.monotonic())
+        self._held[settings.id] = _Held(session, log.epoch, time.monotonic())
         return session
 
     def _lose(self, session: Session) -> None:
@@ -194,7 +212,12 @@ class _Elsewhere:
             return Reply(MISDIRECTED, {}, b"")
         assert self.claim.address is not None  # `find` has looked
         try:
-            reply = await self.peers.forward(self.claim.address, self.settings, request)
+            reply = await self.peers.forward(
+                self.claim.address,
+                self.settings,
+                request,
+                lambda: self.sessions.has_moved(self.settings.id, self.claim),
+            )
         except PeerLost:
             await self.sessions.take_over(self.settings, self.claim)
             return None

@@ -7,7 +7,7 @@ its `/health` is asked once a second; an owner that has not answered anything fo
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -73,8 +73,13 @@ class Peers:
         if self._client is not None:
             await self._client.close()
 
-    async def forward(self, address: str, settings: SessionSettings, request: Incoming) -> Reply:
-        """The owner's reply. Raises PeerLost, when nothing of a reply was given out yet; and Refused."""
+    async def forward(
+        self, address: str, settings: SessionSettings, request: Incoming, has_moved: Callable[[], Awaitable[bool]]
+    ) -> Reply:
+        """The owner's reply, or status 421 where the session has moved: `has_moved` tells, for an owner out of reach.
+
+        Raises PeerLost and Refused, when nothing of a reply was given out yet.
+        """
         body = await request.read(settings.limits.body_bytes)
         headers = {name: value for name, value in request.headers.items() if name not in _OF_ONE_CONNECTION}
         headers[FORWARDED] = "1"
@@ -82,10 +87,14 @@ class Peers:
         watching = contextlib.ExitStack()
         peer = watching.enter_context(self._watched(address))
         try:
-            response, whole = await self._send(peer, request.method, url, headers, body)
+            sent = await self._send(peer, request.method, url, headers, body, has_moved)
         except BaseException:
             watching.close()
             raise
+        if sent is None:
+            watching.close()
+            return Reply(MISDIRECTED, {}, b"")
+        response, whole = sent
         turn = response.headers.get(TURN)
 
         def done(delivered: bool) -> None:
@@ -98,15 +107,22 @@ class Peers:
         return Reply(response.status, kept, _passed_on(peer, response) if whole is None else whole, done)
 
     async def _send(
-        self, peer: _Peer, method: str, url: str, headers: dict[str, str], body: bytes
-    ) -> tuple[aiohttp.ClientResponse, bytes | None]:
-        """The beginning of a stream, or a whole reply."""
+        self,
+        peer: _Peer,
+        method: str,
+        url: str,
+        headers: dict[str, str],
+        body: bytes,
+        has_moved: Callable[[], Awaitable[bool]],
+    ) -> tuple[aiohttp.ClientResponse, bytes | None] | None:
+        """The beginning of a stream, or a whole reply; None where the session has moved."""
         failures = 0
         while True:
             try:
                 return await _unless_lost(peer, self._exchange(method, url, headers, body))
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-                pass  # nothing was sent
+                if await has_moved():  # nothing was sent
+                    return None
             except (aiohttp.ClientError, ConnectionError) as error:
                 failures += 1
                 if failures == _MOST_TRIES:

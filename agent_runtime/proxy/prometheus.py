@@ -30,6 +30,7 @@ class PrometheusMeter(Meter):
             registry=registry,
         )
         # A rate over a series needs its 0: one that appears with its first count loses it.
+        self._replies: dict[tuple[str, int], Counter] = {}
         self._prompt, self._completion = (self._tokens.labels(kind) for kind in ("prompt", "completion"))
 
     def answered(self, added_seconds: float, usage: Usage) -> None:
@@ -40,7 +41,10 @@ class PrometheusMeter(Meter):
 
     def replied(self, api: str, status: int) -> None:
         """See `Meter.replied`."""
-        self._requests.labels(api, str(status)).inc()
+        # Looking a label up costs as much as parsing the request.
+        if (counted := self._replies.get((api, status))) is None:
+            counted = self._replies[api, status] = self._requests.labels(api, str(status))
+        counted.inc()
 
     def streaming(self, change: int) -> None:
         """See `Meter.streaming`."""

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from agent_runtime.models.base import Model, ModelError, ModelReply, ModelRequest
 from agent_runtime.proxy.call import Call, Ticket
 from agent_runtime.proxy.chat import PROMPT_ROLE, ChatRequest, ErrorKind, PromptModel
-from agent_runtime.proxy.coalescing import Answers, Identity
+from agent_runtime.proxy.coalescing import MOST_KEPT, Answers, Identity
 from agent_runtime.proxy.history import History, Place, Turn
 from agent_runtime.proxy.limits import Exhausted, Limits, Spent, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
@@ -280,6 +280,8 @@ class Session:
             self._answers.undelivered(call.ticket.identity, call)
         if delivered is None:
             self._doubtful[call.ticket.turn] = call
+            if len(self._doubtful) > MOST_KEPT:
+                del self._doubtful[next(iter(self._doubtful))]
         else:
             self._mark(call.ticket.turn, delivered)
 

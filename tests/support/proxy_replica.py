@@ -1,4 +1,4 @@
-"""One replica of the session proxy as a process: `python -m tests.support.proxy_replica STORE PORT`.
+"""One replica of the session proxy as a process: `python -m tests.support.proxy_replica STORE PORT LOST_SECONDS`.
 
 Its model answers after some milliseconds, each time with words that no other answer has.
 """
@@ -6,6 +6,7 @@ Its model answers after some milliseconds, each time with words that no other an
 import asyncio
 import random
 import secrets
+import signal
 import sys
 
 from agent_runtime.models.base import ModelReply, ModelRequest
@@ -24,7 +25,9 @@ class UniqueModel:
     token_capture = "TextOnly"
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """Three words."""
+        """Three words; to `wait` nothing within the hour."""
+        if request.messages[-1]["content"] == "wait":
+            await asyncio.sleep(3600)
         words = [secrets.token_hex(4) for _ in range(3)]
         for word in words:
             await asyncio.sleep(random.uniform(0.002, 0.03))
@@ -51,12 +54,15 @@ class LateStore(Store):
 
 
 async def serve(uri: str, port: int) -> None:
-    """Until it is killed."""
+    """Until it is told to stop, or killed."""
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with standalone_proxy(LateStore.open(uri, {}), UniqueModel(), ADMIN_KEY, port=port):
-        await asyncio.Event().wait()
+        await stopped.wait()
 
 
 if __name__ == "__main__":
-    peers.LOST_SECONDS = 1.5  # type: ignore[misc]  # of the 5 s, so that a test need not wait
+    # In place of 5 s, so that a test need not wait.
+    peers.LOST_SECONDS = float(sys.argv[3])  # type: ignore[misc]
     peers._ASK_SECONDS = 0.3  # type: ignore[misc]
     asyncio.run(serve(sys.argv[1], int(sys.argv[2])))

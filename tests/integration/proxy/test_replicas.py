@@ -30,12 +30,13 @@ class Replicas:
 
     uri: str
     ports: list[int]
+    lost_seconds: float = 1.5
     processes: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
 
     async def start(self, port: int) -> None:
         """Start one, and wait until it answers."""
         self.processes[port] = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.proxy_replica", self.uri, str(port)
+            sys.executable, "-m", "tests.support.proxy_replica", self.uri, str(port), str(self.lost_seconds)
         )
         async with aiohttp.ClientSession() as client:
             while True:
@@ -50,6 +51,12 @@ class Replicas:
         process = self.processes.pop(port)
         process.kill()
         await process.wait()
+
+    async def stop(self, port: int) -> None:
+        """SIGTERM."""
+        process = self.processes.pop(port)
+        process.terminate()
+        assert await process.wait() == 0
 
     def pause(self, port: int, how: signal.Signals) -> None:
         """SIGSTOP or SIGCONT."""
@@ -130,6 +137,13 @@ async def registered(client: aiohttp.ClientSession, replicas: Replicas, name: st
         return Agent(client, replicas, (await reply.json())["base_path"])
 
 
+async def metric(client: aiohttp.ClientSession, port: int, name: str) -> float:
+    """A metric of a replica."""
+    async with client.get(f"http://127.0.0.1:{port}/metrics") as reply:
+        [line] = [line for line in (await reply.text()).splitlines() if line.startswith(name)]
+        return float(line.split()[-1])
+
+
 async def recorded(replicas: Replicas, name: str) -> list[str]:
     """The answers of a session that count."""
     store = SessionStore(Store.open(replicas.uri, {}))
@@ -169,6 +183,8 @@ async def test_an_owner_that_hangs_is_replaced_and_can_acknowledge_nothing_any_m
         await agent.turn("second", stream=False)
         replicas.pause(owner, signal.SIGCONT)
         replicas.ports = [owner]
+        async with client.post(f"http://127.0.0.1:{owner}/sessions/s/complete", headers=ADMIN) as reply:
+            assert reply.status == 503, "an end is the owner's to write"
         await agent.turn("third", stream=True)  # the older owner forwards now
     acknowledged = [message["content"] for message in agent.messages if message["role"] == "assistant"]
     assert await recorded(replicas, "s") == acknowledged
@@ -193,3 +209,32 @@ async def test_any_replica_answers_for_a_session_and_its_end_holds_at_all_of_the
         for url in (first, second, third):
             async with client.post(f"{url}{agent.base_path}/chat/completions", json={}) as reply:
                 assert reply.status == 401
+
+
+async def test_a_client_that_leaves_another_replica_stops_the_model_at_the_owner(replicas: Replicas) -> None:
+    owner, other, _ = replicas.ports
+    async with aiohttp.ClientSession() as client:
+        agent = await registered(client, replicas, "s")
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "wait"}]}
+        url = f"http://127.0.0.1:{other}{agent.base_path}/chat/completions"
+        with pytest.raises(TimeoutError):
+            await client.post(url, json=body, timeout=aiohttp.ClientTimeout(total=0.5))
+        async with asyncio.timeout(20):
+            while await metric(client, owner, "session_proxy_cancelled_total") != 1:  # noqa: ASYNC110 another process
+                await asyncio.sleep(0.05)
+
+
+async def test_an_owner_that_is_stopped_gives_its_sessions_up_and_nobody_waits_for_it(replicas: Replicas) -> None:
+    owner, other, third = replicas.ports
+    await replicas.kill(other)
+    replicas.lost_seconds = 3600
+    await replicas.start(other)
+    async with aiohttp.ClientSession() as client:
+        agent = await registered(client, replicas, "s")
+        replicas.ports = [other]  # which has seen who the owner is
+        await agent.turn("first", stream=False)
+        await replicas.stop(owner)
+        await agent.turn("second", stream=True)
+    assert agent.retries == 0
+    assert len(await recorded(replicas, "s")) == 2
+    replicas.ports = [owner, other, third]

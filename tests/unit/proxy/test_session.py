@@ -277,23 +277,19 @@ async def test_what_the_session_fixes_stands_whatever_the_client_asks_for() -> N
 async def test_over_budget_is_refused_and_after_a_while_told_once(
     limits: Limits, reason: StopReason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Exhausted] = []
-
-    async def tell(over: Exhausted) -> None:
-        told.append(over)
+    told: asyncio.Queue[Exhausted] = asyncio.Queue()
 
     monkeypatch.setattr(session_module, "GRACE_SECONDS", 0.01)
-    bench = Bench(limits, tell)
+    bench = Bench(limits, told.put)
     await bench.ask()
     for _ in range(2):
         with pytest.raises(Refused, match="no further call") as refused:
             bench.begin()
         assert refused.value.kind is ErrorKind.OVER_BUDGET
-        assert told == []
-    while not told:
-        await asyncio.sleep(0.005)
+        assert told.empty()
+    assert (await told.get()).reason is reason
     await asyncio.sleep(0.03)
-    assert [over.reason for over in told] == [reason]
+    assert told.empty()
 
 
 async def test_the_time_of_a_session_also_ends_a_call_that_runs() -> None:

@@ -1,0 +1,113 @@
+"""A proxy on loopback, over a model of the test or a stand-in for vLLM."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import AsyncOpenAI
+
+from agent_runtime.models.base import Model
+from agent_runtime.models.vllm.server import VllmServer
+from agent_runtime.proxy.standalone import standalone_proxy
+from agent_runtime.proxy.store import SessionStore
+from agent_runtime.recording.store import Store
+from rollout_api.records import Record
+from tests.support.proxied_model import TokenModel
+from tests.support.vllm_server import VllmStandIn
+
+ADMIN = {"Authorization": "Bearer the-admin-key"}
+
+
+@dataclass
+class Proxy:
+    """A standalone proxy and its clients."""
+
+    url: str
+    store: SessionStore
+    http: aiohttp.ClientSession
+    stack: contextlib.AsyncExitStack
+
+    async def register(self, name: str, **fields: Any) -> str:
+        """Make a session; its base URL."""
+        async with self.http.post(f"{self.url}/sessions/{name}", headers=ADMIN, json=fields) as reply:
+            assert reply.status == 201, await reply.text()
+            return f"{self.url}{(await reply.json())['base_path']}"
+
+    async def openai(self, name: str, *, max_retries: int = 0, timeout: float = 60, **fields: Any) -> AsyncOpenAI:
+        """The openai package in a session of its own."""
+        client = AsyncOpenAI(
+            base_url=await self.register(name, **fields), api_key="unused", max_retries=max_retries, timeout=timeout
+        )
+        return await self.stack.enter_async_context(client)
+
+    async def records(self, name: str) -> list[Record]:
+        """What is durable of a session."""
+        return await self.store.records(name)
+
+    async def metric(self, name: str) -> float:
+        """A metric's value."""
+        async with self.http.get(f"{self.url}/metrics") as reply:
+            lines = (await reply.text()).splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+@contextlib.asynccontextmanager
+async def proxy_over(model: Model, folder: Path) -> AsyncIterator[Proxy]:
+    """A proxy that sessions are registered at."""
+    store = Store.open(str(folder), {})
+    async with contextlib.AsyncExitStack() as stack:
+        served = await stack.enter_async_context(standalone_proxy(store, model, "the-admin-key"))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        clients = await stack.enter_async_context(contextlib.AsyncExitStack())
+        yield Proxy(served.address, SessionStore(store), http, clients)
+
+
+@pytest.fixture
+def model() -> TokenModel:
+    """The model behind `proxy`."""
+    return TokenModel()
+
+
+@pytest.fixture
+async def proxy(model: TokenModel, tmp_path: Path) -> AsyncIterator[Proxy]:
+    """A proxy over `model`."""
+    async with proxy_over(model, tmp_path) as served:
+        yield served
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[VllmStandIn]:
+    """The stand-in behind `vllm_proxy`."""
+    async with VllmStandIn() as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def opened_vllm(engine: VllmStandIn) -> AsyncIterator[VllmServer]:
+    """The stand-in as a model, checked; what the check asked is forgotten."""
+    vllm = VllmServer(f"{engine.url}/v1", engine.model, headers={}, key_origin="nowhere", call_seconds=60)
+    await vllm.check()
+    engine.served.clear()
+    try:
+        yield vllm
+    finally:
+        await vllm.close()
+
+
+@pytest.fixture
+async def vllm_proxy(engine: VllmStandIn, tmp_path: Path) -> AsyncIterator[Proxy]:
+    """A proxy over a stand-in for vLLM, whose token ids it records."""
+    async with opened_vllm(engine) as vllm, proxy_over(vllm, tmp_path) as served:
+        yield served
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that another task brings about."""
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 the other task knows of no event
+            await asyncio.sleep(0.01)

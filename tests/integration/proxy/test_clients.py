@@ -1,0 +1,227 @@
+"""The real openai package as a client: what it gets, what it raises, and what is recorded of it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from agent_runtime.models.base import ContextExceeded, ModelError
+from agent_runtime.proxy.session import GRACE_SECONDS
+from agent_runtime.recording.branches import token_branches
+from agent_runtime.recording.message_tree import linear, undelivered_turns
+from agent_runtime.recording.store import Store
+from rollout_api.records import ResponseRecord
+from tests.integration.proxy.conftest import ADMIN, Proxy, opened_vllm, proxy_over, until
+from tests.support.proxied_model import TokenModel
+from tests.support.vllm_server import VllmStandIn
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello there."}]
+
+
+async def test_the_first_byte_comes_before_the_last_token(proxy: Proxy, model: TokenModel) -> None:
+    model.hold = asyncio.Event()
+    client = await proxy.openai("s")
+    async with await client.chat.completions.create(model="tiny", messages=HELLO, stream=True) as stream:
+        text = ""
+        async for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+            if text == "word ":
+                model.hold.set()
+    assert text == "word 1"
+
+
+async def test_a_conversation_is_token_exact_by_every_form_of_call(vllm_proxy: Proxy, engine: VllmStandIn) -> None:
+    client = await vllm_proxy.openai("s")
+    messages = list(HELLO)
+    for number in range(6):
+        if number % 2:
+            stream = await client.chat.completions.create(model="policy", messages=messages, max_tokens=12, stream=True)
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        else:
+            whole = await client.chat.completions.create(model="policy", messages=messages, max_tokens=12)
+            text = whole.choices[0].message.content or ""
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And {number}?"}]
+    records = linear(await vllm_proxy.records("s"))
+    [branch] = token_branches(records)
+    served = list(engine.served)
+    assert branch.token_ids == [*served[-1].prompt_ids, *served[-1].ids]
+    sampled = [token for token, mask in zip(branch.token_ids, branch.mask, strict=True) if mask]
+    assert sampled == [token for request in served for token in request.ids]
+
+
+async def test_every_refusal_is_the_packages_own_exception_and_says_what_to_do(proxy: Proxy, model: TokenModel) -> None:
+    client = await proxy.openai("s", max_retries=2, limits={"turns": 2})
+    ask = client.chat.completions.create
+    with pytest.raises(openai.NotFoundError, match="use tiny"):
+        await ask(model="gpt-4o", messages=HELLO)
+    with pytest.raises(openai.BadRequestError, match="messages"):
+        await ask(model="tiny", messages=[])
+    model.failures = [ContextExceeded("1000 tokens are too many")]
+    with pytest.raises(openai.BadRequestError) as too_long:
+        await ask(model="tiny", messages=HELLO)
+    assert too_long.value.code == "context_length_exceeded"
+    await ask(model="tiny", messages=HELLO)
+    await ask(model="tiny", messages=HELLO)
+    asked = len(model.asked)
+    with pytest.raises(openai.PermissionDeniedError, match="2 turns are used up"):
+        await ask(model="tiny", messages=HELLO)
+    async with proxy.http.post(f"{proxy.url}/sessions/s/complete", headers=ADMIN) as reply:
+        assert reply.status == 200
+    with pytest.raises(openai.ConflictError, match="has ended"):
+        await ask(model="tiny", messages=HELLO)
+    assert len(model.asked) == asked, "what is refused is not tried again"
+    assert GRACE_SECONDS == 10
+
+
+async def test_a_model_that_fails_is_told_by_status_and_tried_again_by_the_package(
+    proxy: Proxy, model: TokenModel
+) -> None:
+    statuses = {"Unreachable": 502, "ServerError": 502, "RateLimited": 503, "Timeout": 504}
+    client = await proxy.openai("s")
+    for reason, status in statuses.items():
+        model.failures = [ModelError(reason, "not now")]
+        with pytest.raises(openai.InternalServerError) as failed:
+            await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
+        assert failed.value.status_code == status
+        assert failed.value.response.headers["retry-after"] == "1"
+    model.failures = [ModelError("Unreachable", "not now")]
+    patient = client.with_options(max_retries=1)
+    assert (await patient.chat.completions.create(model="tiny", messages=HELLO)).choices[0].message.content == "word 6"
+
+
+async def test_a_key_is_needed_and_only_the_sessions_own_will_do(proxy: Proxy) -> None:
+    first, second = await proxy.register("first"), await proxy.register("second", expires_seconds=1)
+    key = first.split("/")[-2]
+
+    async def status(path: str, key: str | None = None, header: str = "Authorization") -> int:
+        headers = {} if key is None else {header: f"Bearer {key}" if header == "Authorization" else key}
+        body = {"model": "tiny", "messages": HELLO}
+        async with proxy.http.post(f"{proxy.url}{path}", json=body, headers=headers) as reply:
+            return reply.status
+
+    assert await status("/v1/chat/completions") == 401
+    assert await status("/v1/chat/completions", key) == 200
+    assert await status("/v1/chat/completions", key, "x-api-key") == 200
+    assert await status("/first/v1/chat/completions", key) == 200
+    assert await status("/v1/chat/completions/first", key) == 200
+    assert await status("/sessions/first/v1/chat/completions", key) == 200
+    assert await status("/second/v1/chat/completions", key) == 401
+    assert await status("/v1/chat/completions", key[:-1] + ("a" if key[-1] != "a" else "b")) == 401
+    assert await status("/nobody/v1/chat/completions", key) == 401
+    await asyncio.sleep(1.1)
+    assert await status(f"/{second.split('/')[-2]}/v1/chat/completions") == 401
+
+
+async def test_sessions_are_registered_read_and_deleted_by_their_administrator_alone(proxy: Proxy) -> None:
+    client = await proxy.openai("s", metadata={"task": "t"})
+    async with proxy.http.post(f"{proxy.url}/sessions/s", headers=ADMIN) as reply:
+        assert (reply.status, (await reply.json())["error"]["code"]) == (409, "session_exists")
+    for method, path in (("POST", "new"), ("GET", "s"), ("GET", "s/traces"), ("POST", "s/complete"), ("DELETE", "s")):
+        for headers in ({}, {"Authorization": "Bearer x"}):
+            async with proxy.http.request(method, f"{proxy.url}/sessions/{path}", headers=headers) as reply:
+                assert reply.status == 401
+    async with proxy.http.get(f"{proxy.url}/sessions/new", headers=ADMIN) as reply:
+        assert reply.status == 404, "reading must not create"
+    await client.chat.completions.create(model="tiny", messages=HELLO)
+    async with proxy.http.get(f"{proxy.url}/sessions/s", headers=ADMIN) as reply:
+        record = await reply.json()
+    [turn] = record["turns"]
+    assert (record["session_id"], record["completed"], record["metadata"]) == ("s", False, {"task": "t"})
+    assert (turn["request_messages"], turn["completion_text"]) == (HELLO, "word 1")
+    assert (turn["completion_token_ids"], turn["completion_logprobs"]) == ([1002, 1003], [-0.5, -0.25])
+    async with proxy.http.get(f"{proxy.url}/sessions/s/traces", headers=ADMIN) as reply:
+        [trace] = await reply.json()
+    assert (trace["prompt_token_ids"], trace["token_counts"]) == ([7, 7, 7], {"prompt": 3, "completion": 2})
+    async with proxy.http.delete(f"{proxy.url}/sessions/s", headers=ADMIN) as reply:
+        assert reply.status == 200
+    with pytest.raises(openai.AuthenticationError):
+        await client.chat.completions.create(model="tiny", messages=HELLO)
+    assert await proxy.store.store.list("sessions") == []
+
+
+async def test_a_body_over_the_limit_is_refused_before_it_is_read(proxy: Proxy) -> None:
+    base = await proxy.register("s", limits={"body_bytes": 1000})
+    with pytest.raises(openai.APIStatusError) as refused:
+        async with openai.AsyncOpenAI(base_url=base, api_key="x", max_retries=0) as client:
+            await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 2000}])
+    assert refused.value.status_code == 413
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_away_stops_the_engine(tmp_path: Path, stream: bool) -> None:
+    async with (
+        VllmStandIn(tokens_per_second=100, abort_seconds=0.02) as engine,
+        opened_vllm(engine) as vllm,
+        proxy_over(vllm, tmp_path) as proxy,
+    ):
+        client = await proxy.openai("s", timeout=0.4)
+        wanted: Any = {"model": "policy", "messages": HELLO, "max_tokens": 2000, "extra_body": {"min_tokens": 2000}}
+        if stream:
+            answer = await client.chat.completions.create(**wanted, stream=True)
+            await anext(aiter(answer))
+            await answer.close()
+        else:
+            with pytest.raises(openai.APITimeoutError):
+                await client.chat.completions.create(**wanted)
+        await until(lambda: bool(engine.served and engine.served[-1].ended))
+        served = engine.served[-1]
+        assert served.aborted
+        assert served.disconnected
+        assert len(served.ids) < 1000
+        assert served.orphan_tokens <= 20, "what the engine makes until its own abort, and no more"
+        assert await proxy.metric("session_proxy_cancelled_total") == 1
+
+
+@pytest.fixture
+def late_answers(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """The store's word that the first answer is written comes when this is set."""
+    come = asyncio.Event()
+    create = Store.create
+
+    async def late(self: Store, key: str, data: bytes) -> bool:
+        done = await create(self, key, data)
+        if key.endswith("/1-1.jsonl.zst"):  # the segment after the intent's
+            await come.wait()
+        return done
+
+    monkeypatch.setattr(Store, "create", late)
+    return come
+
+
+async def test_the_packages_own_retry_gets_the_answer_that_its_first_try_did_not_wait_for(
+    proxy: Proxy, model: TokenModel, late_answers: asyncio.Event
+) -> None:
+    client = await proxy.openai("s", timeout=0.3, max_retries=3)
+    asking = asyncio.ensure_future(client.chat.completions.create(model="tiny", messages=HELLO))
+    await asyncio.sleep(0.5)  # the first try has timed out
+    late_answers.set()
+    assert (await asking).choices[0].message.content == "word 1"
+    assert len(model.asked) == 1
+    assert await proxy.metric("session_proxy_coalesced_total") >= 1
+
+
+async def test_an_answer_that_reached_nobody_is_recorded_as_such_and_in_no_export(
+    proxy: Proxy, model: TokenModel, late_answers: asyncio.Event
+) -> None:
+    client = await proxy.openai("s", timeout=0.3)
+    with pytest.raises(openai.APITimeoutError):
+        await client.chat.completions.create(model="tiny", messages=HELLO)
+    late_answers.set()
+    async with proxy.http.post(f"{proxy.url}/sessions/s/complete", headers=ADMIN) as reply:
+        assert reply.status == 200
+    records = await proxy.records("s")
+    assert [record.turn for record in records if isinstance(record, ResponseRecord)] == [0]
+    assert undelivered_turns(records) == {0}
+    assert linear(records) == []
+    async with proxy.http.get(f"{proxy.url}/sessions/s", headers=ADMIN) as reply:
+        assert (await reply.json())["turns"] == []
+
+
+async def test_many_parallel_samples_of_one_prompt_are_many_branches(proxy: Proxy, model: TokenModel) -> None:
+    client = await proxy.openai("s")
+    asked = [client.chat.completions.create(model="tiny", messages=HELLO) for _ in range(20)]
+    texts = {answer.choices[0].message.content for answer in await asyncio.gather(*asked)}
+    assert len(texts) == 20
+    assert len(token_branches(linear(await proxy.records("s")))) == 20

@@ -1,0 +1,94 @@
+"""Turns that ran side by side, put in line for those who read a journal (the property: tests/unit/proxy/test_session.py)."""
+
+from agent_runtime.recording.branches import token_branches, token_forks
+from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.messages import fold
+from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord, StopReason, StopRecord
+
+
+def said(role: str, content: str) -> Message:
+    """A message."""
+    return {"role": role, "content": content}
+
+
+def intent(turn: int, keep: int, *messages: Message, follows: int | None = None) -> IntentRecord:
+    """As the proxy records it."""
+    return IntentRecord(
+        turn=turn,
+        time=turn,
+        keep=keep,
+        messages=list(messages),
+        tools=[] if follows is None else None,
+        follows=follows,
+        request_digest="d",
+    )
+
+
+def response(turn: int, keep: int, prompt: list[int], completion: list[int]) -> ResponseRecord:
+    """An answer with ids."""
+    return ResponseRecord(
+        turn=turn,
+        time=turn,
+        seconds=0,
+        message=said("assistant", f"answer {turn}"),
+        finish_reason="stop",
+        prompt_keep=keep,
+        prompt_token_ids=prompt,
+        completion_token_ids=completion,
+    )
+
+
+def test_two_conversations_that_interleave_are_two_branches_without_a_fork() -> None:
+    records: list[Record] = [
+        intent(0, 0, said("user", "a")),
+        intent(1, 0, said("user", "b")),
+        response(1, 0, [2], [21]),
+        response(0, 0, [1], [11]),
+        intent(2, 2, said("user", "a2"), follows=0),
+        intent(3, 2, said("user", "b2"), follows=1),
+        response(2, 2, [3], [31]),
+        response(3, 2, [4], [41]),
+        StopRecord(time=9, stop_reason=StopReason.FINISHED),
+    ]
+    in_line = linear(records)
+    assert [turn.number for turn in fold(in_line)] == [0, 2, 1, 3]
+    assert [branch.token_ids for branch in token_branches(in_line)] == [[1, 11, 3, 31], [2, 21, 4, 41]]
+    assert token_forks(in_line) == 0
+    assert in_line[-1] == records[-1]
+    assert linear(in_line) == in_line
+
+
+def test_two_answers_to_one_conversation_share_its_tokens_and_train_them_once() -> None:
+    records: list[Record] = [
+        intent(0, 0, said("user", "a")),
+        response(0, 0, [1], [11]),
+        intent(1, 2, said("user", "x"), follows=0),
+        intent(2, 2, said("user", "y"), follows=0),
+        response(1, 2, [3], [31]),
+        response(2, 2, [4], [41]),
+    ]
+    first, second = token_branches(linear(records))
+    assert (first.token_ids, first.mask) == ([1, 11, 3, 31], [0, 1, 0, 1])
+    assert (second.token_ids, second.mask) == ([1, 11, 4, 41], [0, 0, 0, 1])
+
+
+def test_an_answer_that_reached_nobody_is_left_out_and_what_became_of_its_retry_counts_last() -> None:
+    records: list[Record] = [
+        intent(0, 0, said("user", "a")),
+        response(0, 0, [1], [11]),
+        DeliveryRecord(turn=0, time=1, delivered=False),
+        intent(1, 0, said("user", "a")),
+        response(1, 0, [1], [21]),
+        DeliveryRecord(turn=1, time=2, delivered=False),
+        DeliveryRecord(turn=1, time=3, delivered=True),
+    ]
+    assert [turn.number for turn in fold(linear(records))] == [1]
+
+
+def test_what_the_engine_itself_recorded_stays_as_it_is() -> None:
+    records: list[Record] = [
+        IntentRecord(turn=0, time=0, keep=0, messages=[said("user", "a")]),
+        response(0, 0, [1], [11]),
+        IntentRecord(turn=1, time=1, keep=2, messages=[said("user", "b")]),
+    ]
+    assert linear(records) == records
