@@ -45,6 +45,7 @@ REQUEST_SECONDS = 0.03  # of a write to S3 in the same region: 20 to 40 ms
 S3_RATE = 50.0  # of the open loop on S3: the slow proxy before it is Python, and bears no more beside the load
 S3_CALLS = 500
 PROXY_CORE = 0
+CORES = os.sched_getaffinity(0)  # all that there are for a benchmark
 START_SECONDS = 90.0  # LiteLLM takes 20 s
 MOST_P50, MOST_P99 = 0.002, 0.011  # seconds
 LEAST_RATIO = 10.0
@@ -73,9 +74,12 @@ class _Proxy:
 
 def measure() -> list[Row]:
     """Added latency, saturation and memory of streams."""
-    pin_to_core(MODEL_CORE)
     with instant_model(TURNS) as model_url, memory_folder() as folder:
-        return asyncio.run(_measure(model_url, folder))
+        pin_to_core(MODEL_CORE)
+        try:
+            return asyncio.run(_measure(model_url, folder))
+        finally:
+            os.sched_setaffinity(0, CORES)  # other benchmarks follow
 
 
 async def _measure(model_url: str, folder: Path) -> list[Row]:
@@ -262,8 +266,7 @@ async def _process(command: Sequence[str], port: int, environ: Mapping[str, str]
 
 
 def _alone_on(core: int) -> None:
-    # What the parent may use is the second core alone by now.
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    os.sched_setaffinity(0, CORES)  # of which the parent keeps to the second
     pin_to_core(core)
 
 
