@@ -38,7 +38,7 @@ def refused(error: Exception) -> Refused:
             return Refused(ErrorKind.INTERNAL, f"the proxy's model cannot be used: {error}")
         case ModelError(reason="Timeout"):
             return Refused(ErrorKind.TIMEOUT, str(error))
-        case ModelError(reason="RateLimited"):
+        case ModelError(reason="RateLimited" | "NoWorker"):
             return Refused(ErrorKind.UNAVAILABLE, str(error))
         case ModelError():
             return Refused(ErrorKind.BAD_GATEWAY, str(error))

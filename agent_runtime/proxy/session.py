@@ -235,7 +235,8 @@ class Session:
             turn=intent.turn,
             max_tokens=tokens_left(settings.limits, self._history.spent),
             prefix=self._history.prefix(place),
-            on_text=call.add_text,
+            # Nobody reads pieces of an answer that is sent whole, and one that breaks off may be asked for again elsewhere.
+            on_text=call.add_text if request.stream else None,
         )
         prompt = request.messages[0] if request.messages and request.messages[0]["role"] == PROMPT_ROLE else None
         if prompt is None:

@@ -1,9 +1,13 @@
 {{/* Labels of everything in this chart. */}}
 {{- define "agent-rollouts.labels" -}}
+{{ include "agent-rollouts.commonLabels" . }}
+{{ include "agent-rollouts.selector" . }}
+{{- end }}
+
+{{- define "agent-rollouts.commonLabels" -}}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-{{ include "agent-rollouts.selector" . }}
 {{- end }}
 
 {{/* Labels that find the operator's pods. They cannot change between versions. */}}

@@ -48,11 +48,17 @@ class Bench:
         return self.session
 
     def begin(
-        self, messages: Sequence[Message] = (USER,), *, retry: bool = False, key: str | None = None, **fields: Any
+        self,
+        messages: Sequence[Message] = (USER,),
+        *,
+        retry: bool = False,
+        key: str | None = None,
+        stream: bool = True,
+        **fields: Any,
     ) -> Call:
         """A request with these messages."""
         body = repr((list(messages), fields))
-        request = ChatRequest(model="tiny", messages=list(messages), **fields)
+        request = ChatRequest(model="tiny", messages=list(messages), stream=stream, **fields)
         return self.session.begin(request, Identity(body, key, retry))
 
     async def ask(self, messages: Sequence[Message] = (USER,), *, delivered: bool = True, **more: Any) -> ModelReply:
@@ -69,6 +75,13 @@ class Bench:
     def recorded(self, form: type) -> list[Any]:
         """The records of a form."""
         return [record for record in self.journal.records if isinstance(record, form)]
+
+
+async def test_an_answer_that_is_sent_whole_is_not_streamed_by_the_model_and_may_be_asked_for_again_elsewhere() -> None:
+    bench = Bench()
+    await bench.ask(stream=False)
+    await bench.ask(stream=True)
+    assert [request.on_text is None for request in bench.model.asked] == [True, False]
 
 
 async def test_the_model_is_asked_only_when_the_intent_is_durable() -> None:
