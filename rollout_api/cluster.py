@@ -24,13 +24,22 @@ EXECUTOR_STATE = "/.rollout/state"
 """The emptyDir with the writable layers."""
 RUNNER_METRICS_PORT = 9090
 MODEL_SERVER_LABEL = f"{API_GROUP}/model-server"
-MODEL_SERVER_ROLE = "model-server"
+MODEL_SERVER_UID_LABEL = f"{API_GROUP}/model-server-uid"
+"""On its pods: two servers may have the same name over time."""
+MODEL_SERVER_ROLE, MODEL_WORKER_ROLE, MODEL_DOWNLOAD_ROLE = "model-server", "model-worker", "model-download"
+"""Of pods that answer, of the further pods of a server that spans several nodes, and of the one that fetches weights."""
 MODEL_PORT = 8000
 """Of a model server's pod: the routes that runners may call."""
 MODEL_CONTROL_PORT = 8001
 """Of a model server's pod: pause, load, resume; the operator alone, with the token of its Secret."""
 MODEL_ENGINE_PORT = 8002
 """Of a model server's pod, on its loopback: the engine itself."""
+MODEL_TOKEN_FILE = "token"
+"""Key, in the Secret `model_control_name`, of the bearer token that the control port wants."""
+POLICY_LOADED = f"{API_GROUP}/policy-loaded"
+"""Readiness gate of a model server's pod, set by the operator: it serves the current policy, and was asked."""
+POLICY_FOLDER = "/policies"
+"""In a model server's pod: VERSION/ below it holds what was fetched for that version; the engine reads it there."""
 RUNNER_FOLDER = "/var/run/rollout"
 """Secret volume of a runner pod: `key`, the job's key, and `job.json`, the job as it is to be run."""
 KEY_FILE, JOB_FILE = "key", "job.json"

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel
 
 from rollout_api.base import API_GROUP, API_VERSION
-from rollout_api.model_server import ModelServer
+from rollout_api.model_server import OLDEST, OWNED_FLAGS, SUPPORTS_UPDATES, ModelServer
 from rollout_api.rollout_job import MUTABLE_FIELDS, RolloutJob, RolloutJobSpec
 from rollout_api.sandbox import Sandbox
 
@@ -48,6 +48,78 @@ def _immutable_but(model: type[BaseModel], *mutable: str) -> list[Schema]:
     ]
 
 
+def _at_least(release: tuple[int, int]) -> str:
+    """An engine's version compared with the first one that can do something."""
+    major, minor = (f"int(self.engine.version.split('.')[{part}])" for part in (0, 1))
+    return f"({major} > {release[0]} || {major} == {release[0]} && {minor} >= {release[1]})"
+
+
+def _dotted(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))
+
+
+_OWNED = "|".join(sorted(flag.replace("-", "[-_]") for flag in OWNED_FLAGS))
+_ACCELERATORS = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data"
+
+_MODEL_SERVER_RULES: list[Schema] = [
+    {
+        "rule": f"!has(self.accelerator.count) || self.accelerator.count in [0, {_ACCELERATORS}]",
+        "message": "accelerator.count is not tensor × pipeline × data of parallelism; leave it out",
+    },
+    {
+        "rule": f"({_ACCELERATORS}) % self.parallelism.nodes == 0",
+        "message": "parallelism.nodes does not divide tensor × pipeline × data",
+    },
+    {
+        "rule": "self.weightTransfer.mode != 'Pull' || self.policy.version == 0 || has(self.policy.uri)",
+        "message": "policy.uri is needed for mode Pull; only version 0, the model's own weights, has none",
+    },
+    {
+        "rule": "self.weightTransfer.mode != 'Pull' || self.weightTransfer.pull.form != 'Adapter' || has(self.lora)",
+        "message": "lora is needed for weightTransfer.pull.form Adapter; set lora.maxRank",
+    },
+    {"rule": _at_least(OLDEST), "message": f"engine.version is too old, expected {_dotted(OLDEST)} or newer"},
+    {
+        "rule": f"self.policy.version == 0 && self.weightTransfer.mode == 'Pull' || {_at_least(SUPPORTS_UPDATES)}",
+        "message": f"policy updates need engine.version {_dotted(SUPPORTS_UPDATES)} or newer",
+    },
+    {
+        "rule": f"!self.extraArgs.exists(argument, argument.matches('^({_OWNED})(=.*)?$'))",
+        "message": "extraArgs has a flag that another field or the operator decides",
+        "fieldPath": ".extraArgs",
+    },
+    {
+        "rule": "(self.weightTransfer.mode == 'Push') == has(self.weightTransfer.push)",
+        "message": "weightTransfer.push is needed for mode Push, and for no other mode",
+    },
+    {
+        "rule": "self.policy.version >= oldSelf.policy.version",
+        "message": "cannot fall: versions tell apart what was sampled; to go back, give the old weights a new version",
+        "fieldPath": ".policy.version",
+    },
+    {
+        "rule": "self.policy.version > oldSelf.policy.version || "
+        + " && ".join(
+            f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+            for field in ("policy.uri", "policy.digest")
+        ),
+        "message": "policy.uri and policy.digest belong to a version: raise policy.version to change them",
+    },
+    *(
+        {
+            "rule": f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+            "message": "cannot be changed; create another ModelServer",
+            "fieldPath": f".{field}",
+        }
+        for field in ("model", "cache")
+    ),
+    {
+        "rule": "self.parallelism.nodes == oldSelf.parallelism.nodes",
+        "message": "cannot be changed; create another ModelServer",
+        "fieldPath": ".parallelism.nodes",
+    },
+]
+
 RULES: dict[str, list[Schema]] = {
     "RolloutJobSpec": [
         *_immutable_but(RolloutJobSpec, *MUTABLE_FIELDS),
@@ -64,6 +136,8 @@ RULES: dict[str, list[Schema]] = {
     "Tasks": [_exactly_one("inline", "from", "stream")],
     "ModelSpec": [_exactly_one("endpoint", "serverRef", "server", "scripted", "function")],
     "ApiKeySource": [_exactly_one("env", "secretKeyRef")],
+    "ModelServerSpec": _MODEL_SERVER_RULES,
+    "WeightCache": [_exactly_one("claimName", "size")],
     "TaskVerifier": [
         {
             "rule": "(self.kind == 'junit') == has(self.report)",
@@ -85,6 +159,8 @@ LIST_KEYS: dict[tuple[str, str], str] = {
     ("RolloutJobStatus", "runners"): "index",
     ("SandboxStatus", "conditions"): "type",
     ("ModelServerStatus", "conditions"): "type",
+    ("ModelServerStatus", "servers"): "name",
+    ("ModelServerSpec", "env"): "name",
     ("SandboxTemplate", "env"): "name",
     ("SandboxSpec", "env"): "name",
     ("SandboxOverrides", "env"): "name",
@@ -207,7 +283,9 @@ def _column(name: str, path: str, kind: str = "string", *, wide: bool = False) -
     return {"name": name, "type": kind, "jsonPath": path} | ({"priority": 1} if wide else {})
 
 
-def _definition(model: type[BaseModel], plural: str, short: str, columns: list[Schema]) -> Schema:
+def _definition(
+    model: type[BaseModel], plural: str, short: str, columns: list[Schema], scale: Schema | None = None
+) -> Schema:
     kind = model.__name__
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -229,7 +307,7 @@ def _definition(model: type[BaseModel], plural: str, short: str, columns: list[S
                     "name": API_VERSION.partition("/")[2],
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {"status": {}} | ({"scale": scale} if scale else {}),
                     "additionalPrinterColumns": [*columns, _AGE],
                     "schema": {"openAPIV3Schema": structural(model)},
                 }
@@ -274,11 +352,19 @@ def definitions() -> dict[str, Schema]:
             "modelservers",
             "roms",
             [
-                _column("Model", ".spec.model"),
+                _column("Model", ".spec.model.name"),
                 _column("Replicas", ".spec.replicas", "integer"),
                 _column("Ready", _condition("Ready")),
+                _column("Reason", _condition("Ready", "reason")),
+                _column("Policy", ".status.policy.current", "integer"),
+                _column("Gate", ".status.policy.gate"),
                 _column("URL", ".status.url", wide=True),
             ],
+            {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
         ),
     }
 

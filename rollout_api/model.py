@@ -100,6 +100,13 @@ class Scripted(ApiModel):
     """Scripts by task; a task without one is an error."""
 
 
+class OnStale(StrEnum):
+    """What becomes of a rollout whose policy is too old: `Drop` cancels it, `Keep` finishes it and marks its result."""
+
+    DROP = "Drop"
+    KEEP = "Keep"
+
+
 class ModelSpec(ApiModel):
     """What answers: exactly one of the fields."""
 
@@ -115,6 +122,10 @@ class ModelSpec(ApiModel):
     """`module:name` of `async f(messages, max_tokens, temperature, **kw)`."""
     allow_text_only: bool = False
     """Let a job of mode Train use a model that returns no token ids."""
+    max_policy_lag: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Most policy versions that the newest may be ahead of a rollout's first sampled token; any number when left out."""
+    on_stale: OnStale = OnStale.DROP
+    """A rollout beyond `maxPolicyLag`: `Drop` ends it as Cancelled (StalePolicy), `Keep` marks its result `stale`."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

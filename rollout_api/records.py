@@ -291,6 +291,8 @@ class Result(ApiModel):
     """Of these forks, those in which the messages went on and the server's prompt ids did not: a tokenizer or chat
     template that does not give back what was sampled. Those of an agent that rewrote its history are not in it."""
     policy_versions: list[str] = []
+    stale: bool = False
+    """When it ended, its first token's policy was more than `model.maxPolicyLag` versions old."""
     token_capture: str = "TextOnly"
     """Tokens | Chat | TextOnly: how token ids were recorded."""
     sandbox: dict[str, Any] = {}

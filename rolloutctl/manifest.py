@@ -71,5 +71,7 @@ def _model(model: dict[str, Any], url: str | None, name: str | None, key_env: st
     for field, option in (("baseURL", "--model-url"), ("name", "--model-name")):
         if field not in endpoint:
             raise CommandError(f"{option} is missing: the manifest has no model.endpoint.{field}; give {option} too")
-    kept = {"allowTextOnly": model["allowTextOnly"]} if "allowTextOnly" in model else {}
+    kept: dict[str, Any] = {
+        field: model[field] for field in ("allowTextOnly", "maxPolicyLag", "onStale") if field in model
+    }
     return {"endpoint": endpoint, **kept}

@@ -7,11 +7,13 @@ from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
 from agent_runtime.engine.grading import GradingLost, failed_verdict, grade_artifacts, grade_in_place
 from agent_runtime.engine.results import build_result
+from agent_runtime.engine.staleness_policy import StalePolicy, stale_message, versions_of
 from agent_runtime.engine.turns import NotReplayable, Turns
 from agent_runtime.models.base import ModelError
 from agent_runtime.recording.journal import ArtifactsTooLarge, Journal
 from agent_runtime.sandboxes.base import Fence, FileError, SandboxFailure, Workspace, WorkspaceLimit
 from rollout_api.base import quantity_value
+from rollout_api.model import OnStale
 from rollout_api.records import (
     ArtifactsRecord,
     AttemptRecord,
@@ -44,6 +46,9 @@ class Attempt:
         self._journal = journal
         self._fence = Fence(journal.epoch, journal.holder)
         self._spec = workspace_spec(context.job, rollout)
+        model = context.job.spec.model
+        self._max_policy_lag = None if model is None else model.max_policy_lag
+        self._on_stale = OnStale.DROP if model is None else model.on_stale
         self._workspace: Workspace | None = None
         self._turns: Turns | None = None
         self._records: list[Record] = []
@@ -68,6 +73,8 @@ class Attempt:
                 return failed
             stop, artifacts = await self._agent_part()
             return await self._grade_and_seal(stop, artifacts)
+        except StalePolicy as stale:
+            return await self.seal(Outcome.CANCELLED, reason="StalePolicy", message=str(stale))
         except (SandboxFailure, ModelError, NotReplayable) as error:
             return await self._fail(error)
 
@@ -131,6 +138,7 @@ class Attempt:
         )
         started = time.perf_counter()
         reason, message = await turns.run_agent(self._context.make_agent())
+        turns.refuse_if_stale()
         stop = StopRecord(
             time=time.time(), stop_reason=reason, message=message, agent_seconds=time.perf_counter() - started
         )
@@ -164,6 +172,8 @@ class Attempt:
             recorded=resumed,
             unwritten=[] if resumed else [begun],
             drain=self._context.drain,
+            newest_policy=self._context.newest_policy,
+            max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
             observer=self._context.observer,
         )
 
@@ -255,6 +265,7 @@ class Attempt:
             failures=self._failures,
             reason=reason,
             message=message,
+            stale=self._is_stale(records),
             seconds=self._seconds,
         )
         sealed = await self._journal.seal(result, verdict, records)
@@ -278,6 +289,12 @@ class Attempt:
         self._turns = None
         await self.release()
         return failure
+
+    def _is_stale(self, records: Sequence[Record]) -> bool:
+        versions = versions_of(records)
+        self._context.newest_policy.see(versions)
+        first = versions[0] if versions else None
+        return stale_message(first, self._context.newest_policy.version, self._max_policy_lag) is not None
 
     def _all_records(self) -> list[Record]:
         return [*self._records, *(self._turns.records if self._turns is not None else [])]

@@ -10,6 +10,7 @@ from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer
 from agent_runtime.engine.seeds import rollout_seed
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
+from agent_runtime.engine.staleness_policy import NewestPolicy
 from agent_runtime.models.base import Model
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.sandboxes.base import SandboxProvider, WorkspaceSpec
@@ -37,6 +38,7 @@ class RunContext:
     """Rollouts of which an earlier process has claimed an attempt."""
     shard: Shard = WHOLE_JOB
     drain: Drain = field(default_factory=Drain)
+    newest_policy: NewestPolicy = field(default_factory=NewestPolicy)
     jitter: random.Random = field(default_factory=random.Random)
     finished: bool = False
     """Nothing is left to be gone on with: live sandboxes need not wait for another process."""

@@ -66,6 +66,7 @@ def build_result(
     failures: Sequence[tuple[int, FailedRecord]] = (),
     reason: str | None = None,
     message: str = "",
+    stale: bool = False,
     seconds: Mapping[str, float] | None = None,
 ) -> Result:
     """The result of one rollout. Only a Completed one has a stop reason and, once graded, a reward."""
@@ -89,6 +90,7 @@ def build_result(
         outcome=outcome,
         reason=reason,
         message=message,
+        stale=stale,
         reward=graded.reward if graded else None,
         rewards=graded.rewards if graded else {},
         passed=graded.passed if graded else None,

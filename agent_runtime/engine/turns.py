@@ -15,6 +15,7 @@ from agent_runtime.engine.budgets import Budget
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, ToolEnded, TurnEnded
 from agent_runtime.engine.seeds import turn_seed
+from agent_runtime.engine.staleness_policy import NewestPolicy, StalePolicy, numbers, stale_message
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
 from agent_runtime.models.base import (
     CallHealth,
@@ -84,6 +85,8 @@ class Turns:
         recorded: Sequence[Record] = (),
         unwritten: Sequence[Record] = (),
         drain: Drain | None = None,
+        newest_policy: NewestPolicy | None = None,
+        max_policy_lag: int | None = None,
         observer: Observer = lambda event: None,
     ) -> None:
         self.task, self.spec, self.tools = task, spec, tools
@@ -100,6 +103,9 @@ class Turns:
         self._definitions = definitions
         self._model, self._workspace, self._journal, self._observer = model, workspace, journal, observer
         self._drain = drain or Drain()
+        self._newest_policy, self._max_policy_lag = newest_policy or NewestPolicy(), max_policy_lag
+        self._first_policy: int | None = None
+        """Version of the first token whose version is known."""
         self._replay = [r for r in replay if isinstance(r, IntentRecord | ResponseRecord | ObservationsRecord)]
         self._replay.reverse()
         self._unwritten: list[Record] = list(unwritten)
@@ -113,6 +119,8 @@ class Turns:
         self._commands = 0
         self._budget = Budget(spec.max_turns, spec.token_budget, task.timeouts.agent_seconds)
         self._deadline: asyncio.Timeout | None = None
+        self._held_seconds = 0.0
+        """Left of the agent's time while its deadline stands still."""
 
     @property
     def budget(self) -> Budget:
@@ -160,6 +168,11 @@ class Turns:
             return StopReason.RESOURCE_LIMIT, f"{fault.cause}: {fault.message}"
         raise fault
 
+    def refuse_if_stale(self) -> None:
+        """Raise StalePolicy where more work on this rollout would be for nothing."""
+        if message := stale_message(self._first_policy, self._newest_policy.version, self._max_policy_lag):
+            raise StalePolicy(message)
+
     def take_unwritten(self) -> list[Record]:
         """Records that still have to be written, with whatever comes next."""
         unwritten, self._unwritten = self._unwritten, []
@@ -199,6 +212,8 @@ class Turns:
     async def _call_model(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> ModelReply:
         if (exhausted := self._budget.exhausted()) is not None:
             raise Stop(exhausted)
+        if not self._replay:
+            self.refuse_if_stale()
         if self._drain.requested and not self._replay:
             await self._untimed(self._come_to_a_stop())
         self.turn += 1
@@ -220,7 +235,7 @@ class Turns:
         started = time.perf_counter()
         try:
             reply = await self._ask(messages, tools)
-            seconds = time.perf_counter() - started - self._health.lost_seconds
+            seconds = time.perf_counter() - started - self._health.lost_seconds - self._health.held_seconds
         except BaseException:
             if writing is not None:
                 await self._untimed(writing)
@@ -258,7 +273,7 @@ class Turns:
         model = self._model()
         if model is None:
             raise NotReplayable(f"agent {self.spec.type} calls a model, and spec.model is not given; give one")
-        self._health = CallHealth()
+        self._health = CallHealth(on_hold=self._hold)
         most, left = self._sampling.max_tokens, self._budget.tokens
         return model.complete(
             ModelRequest(
@@ -270,6 +285,7 @@ class Turns:
                 task=self.task.name,
                 member=self._member,
                 turn=self.turn,
+                group=f"group-{self._index - self._member}",
                 max_tokens=most if most is None or left is None else min(most, left),
                 prefix=TokenPrefix(self._tokens.messages, self._tokens.ids) if self._tokens.messages else None,
                 health=self._health,
@@ -279,6 +295,10 @@ class Turns:
     def _answered(self, response: ResponseRecord, *, replayed: bool) -> ModelReply:
         self.records.append(response)
         self._messages.append(response.message)
+        versions = numbers(response.policy_spans)
+        self._newest_policy.see(versions)
+        if self._first_policy is None and versions:
+            self._first_policy = versions[0]
         tokens = response.usage.prompt_tokens + response.usage.completion_tokens
         self._budget = self._budget.after(turns=1, tokens=tokens)
         self._observer(TurnEnded(self._index, self.turn, response.seconds, response.usage, replayed))
@@ -386,16 +406,22 @@ class Turns:
 
     async def _untimed(self, waiting: Awaitable[None]) -> None:
         """Wait for storage without using up the agent's time."""
-        deadline, loop = self._deadline, asyncio.get_running_loop()
-        if deadline is None or (when := deadline.when()) is None or deadline.expired():
-            await waiting
-            return
-        left = when - loop.time()
-        deadline.reschedule(None)
+        self._hold(True)
         try:
             await waiting
         finally:
-            deadline.reschedule(loop.time() + left)
+            self._hold(False)
+
+    def _hold(self, held: bool) -> None:
+        """Let the agent's deadline stand still, or go on with what was left of it."""
+        deadline, now = self._deadline, asyncio.get_running_loop().time()
+        if deadline is None or deadline.expired():
+            return
+        if held and (when := deadline.when()) is not None:
+            self._held_seconds = when - now
+            deadline.reschedule(None)
+        elif not held and deadline.when() is None:
+            deadline.reschedule(now + self._held_seconds)
 
 
 def _check_replay(recorded: IntentRecord, now: IntentRecord) -> None:

@@ -16,6 +16,10 @@ class CallHealth:
     """Spent on failed tries and the pauses after them, before the try that was answered."""
     failing: str | None = None
     """Why the latest try failed, while another one is waited for or under way; None when nothing has failed."""
+    held_seconds: float = 0.0
+    """Spent where nobody could answer: behind the shut gate of a policy update, or waiting for a place at a server."""
+    on_hold: Callable[[bool], None] = lambda held: None
+    """Told when such a time begins and when it ends, so that deadlines can stand still meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class ModelRequest:
     on_text: Callable[[str], None] | None = None
     """Called with each piece of plain text as it arrives, for clients that stream. Text that belongs to a tool call, or
     may yet turn out to, is held back."""
+    group: str = ""
+    """Same for all calls that share the beginning of their prompt; they go to the same server where it has room."""
     health: CallHealth = field(default_factory=CallHealth)
 
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from agent_runtime.models.served.model import ServedModel
 from agent_runtime.runner.exits import Exit
 from agent_runtime.runner.log import configure, leave_behind, log
 from agent_runtime.runner.metrics import RunnerMetrics
 from agent_runtime.runner.metrics_server import serve_metrics
+from agent_runtime.runner.model_server import model_server_name, open_served_model
 from agent_runtime.runner.report import ShardTally
 from agent_runtime.runner.shard_run import ShardRun
 from agent_runtime.runner.start import BadStart, Start, read_start
@@ -51,7 +53,20 @@ async def run_engine(
     api = await KubeApi.connect(start.job.metadata.namespace)
     tally = ShardTally(start.shard, start.job.spec.group_size)
     metrics = RunnerMetrics(tally, start.job.spec.agent.tools, int(environ.get(RESTARTS, "0")))
-    run = ShardRun(start.job, start.shard, api=api, tally=tally, metrics=metrics, on_sealed=_progress_of(environ))
+
+    async def open_model() -> ServedModel | None:
+        name = model_server_name(start)
+        return None if name is None else await open_served_model(start, name, api)
+
+    run = ShardRun(
+        start.job,
+        start.shard,
+        api=api,
+        tally=tally,
+        metrics=metrics,
+        open_model=open_model,
+        on_sealed=_progress_of(environ),
+    )
     async with serve_metrics(metrics.exposition, metrics_port):
         return await run.run(open_provider(start, api, metrics), folder, environ)
 

@@ -1,10 +1,12 @@
 """Prometheus metrics of one runner, from the engine's events. No label has more values than the job's spec allows."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 from agent_runtime.engine.abort_policy import LOST
 from agent_runtime.engine.events import (
@@ -16,6 +18,7 @@ from agent_runtime.engine.events import (
     TurnEnded,
     WorkspaceAcquired,
 )
+from agent_runtime.models.served.model import ServedModel
 from agent_runtime.runner.report import ShardTally
 from rollout_api.records import Outcome
 
@@ -102,6 +105,10 @@ class RunnerMetrics:
             case _:
                 pass
 
+    def watch_model(self, model: ServedModel) -> None:
+        """Show how the calls to the job's ModelServer fare."""
+        self._registry.register(_ModelCollector(model))
+
     def watch_sandboxes(self, states: Callable[[], Mapping[str, int]]) -> None:
         """Show the runner's sandboxes; `states` counts them by state whenever Prometheus asks."""
         for state in SANDBOX_STATES:
@@ -119,6 +126,22 @@ class RunnerMetrics:
         if len(self._reasons) < MOST_REASONS:
             self._reasons.add(reason)
         return reason if reason in self._reasons else OTHER
+
+
+class _ModelCollector(Collector):
+    """What a ServedModel counts itself, read whenever Prometheus asks."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        model = self._model
+        yield GaugeMetricFamily("rollout_model_calls_in_flight", "Calls at model servers.", model.in_flight)
+        yield GaugeMetricFamily("rollout_model_calls_waiting", "Calls that wait for gate or place.", model.waiting)
+        yield CounterMetricFamily("rollout_model_spills", "Calls not at their group's first server.", model.spills)
+        yield CounterMetricFamily("rollout_model_resent_calls", "Calls that were sent again.", model.resent)
+        yield CounterMetricFamily("rollout_model_gate_seconds", "Time behind a shut gate.", model.gate_seconds)
 
 
 def _count(states: Callable[[], Mapping[str, int]], state: str) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from agent_runtime.runner.fate import Fate, JobApi, ask_fate
 from agent_runtime.runner.log import log
+from agent_runtime.runner.report import FASTEST_SECONDS
 from agent_runtime.sandboxes.cluster.api import ApiError
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RunnerReport
@@ -33,6 +34,7 @@ class Reporter:
         self._api, self._job, self._index, self._make = api, job, index, make
         self._interval = interval_seconds
         self._finishing = asyncio.Event()
+        self._urgent = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
         self._delivered: RunnerReport | None = None
         """What the API server holds; None when that is not known."""
@@ -41,6 +43,10 @@ class Reporter:
     def start(self) -> None:
         """Report from now on. Whatever the API server does, the rollouts go on."""
         self._work = asyncio.create_task(self._report())
+
+    def hurry(self) -> None:
+        """Somebody waits for what the next report says: deliver it now, and again every second until it is taken."""
+        self._urgent.set()
 
     async def finish(self, *, within_seconds: float | None = None) -> None:
         """Deliver the last report, waiting for an API server that is away; for ever where no limit is given.
@@ -56,12 +62,24 @@ class Reporter:
 
     async def _report(self) -> None:
         while not self._finishing.is_set():
+            urgent = self._urgent.is_set()
+            self._urgent.clear()
             report = self._make()
             if report != self._delivered:
                 with contextlib.suppress(ApiError):
                     await self._deliver(report, patience_seconds=self._interval)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._finishing.wait(), self._interval)
+            if urgent and report != self._delivered:
+                await self._rest(FASTEST_SECONDS)
+                self._urgent.set()
+            else:
+                await self._rest(self._interval)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait so long, or until there is something that cannot wait."""
+        events = [asyncio.create_task(event.wait()) for event in (self._finishing, self._urgent)]
+        await asyncio.wait(events, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for event in events:
+            event.cancel()
 
     async def _deliver_last(self) -> None:
         report = self._make()

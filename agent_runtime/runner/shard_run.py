@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from agent_runtime.engine.run import run_job
 from agent_runtime.engine.shard import Shard
 from agent_runtime.models.base import ModelError
 from agent_runtime.models.extensions import ExtensionError
+from agent_runtime.models.served.model import ServedModel
 from agent_runtime.recording.job_record import ManifestChanged, NameTaken
 from agent_runtime.recording.journal import Superseded
 from agent_runtime.recording.segments import RecordCorrupt
@@ -52,6 +53,10 @@ _KNOWN: tuple[tuple[type[Exception], Exit], ...] = (
 """What ends a run from outside. Only BAD_JOB is for good: the spec of a job cannot be changed, all else may be mended."""
 
 
+class _Stopped(Exception):
+    """The process has to go before the run has begun."""
+
+
 @dataclass(frozen=True)
 class Ending:
     """How the engine came back: the exit code, and what the last report says."""
@@ -69,6 +74,8 @@ def ending_of(result: JobSummary | Exception) -> Ending | None:
         if result.completed:
             return Ending(Exit.REPORTED, RunnerState.COMPLETED)
         return Ending(Exit.DRAINED, RunnerState.DRAINING)
+    if isinstance(result, _Stopped):
+        return Ending(Exit.DRAINED, RunnerState.DRAINING)
     code = next((code for kind, code in _KNOWN if isinstance(result, kind)), None)
     if code is None:
         return None
@@ -76,7 +83,10 @@ def ending_of(result: JobSummary | Exception) -> Ending | None:
 
 
 class ShardRun:
-    """This process's work. `on_sealed` is called after each seal."""
+    """This process's work. `on_sealed` is called after each seal.
+
+    `open_model` gives the model of a job that has a ModelServer, and None for all others.
+    """
 
     def __init__(
         self,
@@ -86,6 +96,7 @@ class ShardRun:
         api: JobApi,
         tally: ShardTally,
         metrics: RunnerMetrics,
+        open_model: Callable[[], Awaitable[ServedModel | None]],
         on_sealed: Callable[[], None] = lambda: None,
     ) -> None:
         self._job, self._shard, self._api = job, shard, api
@@ -93,6 +104,8 @@ class ShardRun:
         self._log = EventLog()
         self._ending: Ending | None = None
         self._waits_for: Callable[[], str] = lambda: ""
+        self._open_model = open_model
+        self._served: ServedModel | None = None
         self._before: RunnerReport | None = None
         self._stopping = Stopping(api, job.metadata)
         self._reporter = Reporter(
@@ -127,18 +140,40 @@ class ShardRun:
         self, provider: Provider | SandboxProvider, base_dir: Path, environ: Mapping[str, str]
     ) -> JobSummary | Exception:
         try:
-            return await run_job(
-                self._job,
-                base_dir=base_dir,
-                environ=environ,
-                provider=provider,
-                observer=self._observe,
-                stop=self._stopping.stop,
-                shard=self._shard,
-                drain=self._stopping.drain,
-            )
+            async with contextlib.AsyncExitStack() as stack:
+                self._served = await self._open_model()
+                if self._served is not None:
+                    stack.push_async_callback(self._served.close)
+                    await self._start_with(self._served)
+                return await run_job(
+                    self._job,
+                    base_dir=base_dir,
+                    environ=environ,
+                    provider=provider,
+                    model=self._served,
+                    observer=self._observe,
+                    stop=self._stopping.stop,
+                    shard=self._shard,
+                    drain=self._stopping.drain,
+                )
         except Exception as error:  # noqa: BLE001 - sorted by ending_of, and raised again where it is unknown
             return error
+
+    async def _start_with(self, model: ServedModel) -> None:
+        """Wait until the model can be called, which takes as long as its weights take to load."""
+        model.on_acknowledged = self._reporter.hurry
+        self._metrics.watch_model(model)
+        log.info("waiting for a server of %s", model.name)
+        check, stop = asyncio.create_task(model.check()), asyncio.create_task(self._stopping.drain.wait())
+        try:
+            await asyncio.wait({check, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not check.done():
+                raise _Stopped
+            check.result()
+        finally:
+            for task in (check, stop):
+                task.cancel()
+            await asyncio.gather(check, stop, return_exceptions=True)
 
     async def _tell(self, ending: Ending) -> Exit:
         """Deliver the last report; a verdict for certain, anything else if it can be done soon."""
@@ -185,12 +220,16 @@ class ShardRun:
 
     def _report(self) -> RunnerReport:
         state = RunnerState.DRAINING if self._stopping.begun else RunnerState.RUNNING
-        message = self._waits_for() if self._ending is None else self._ending.message
+        message = self._troubles() if self._ending is None else self._ending.message
         if self._ending is not None:
             state = self._ending.state
         if self._before is not None:
             return self._before.model_copy(update={"state": state, "message": message, "running": 0})
-        return self._tally.report(state, message or self._tally.trouble)
+        report = self._tally.report(state, message or self._tally.trouble)
+        return report.model_copy(update={"policy_update": self._served.acknowledged}) if self._served else report
+
+    def _troubles(self) -> str:
+        return self._waits_for() or (self._served.waits_for() if self._served is not None else "")
 
     def _observe(self, event: Event) -> None:
         self._tally.observe(event)

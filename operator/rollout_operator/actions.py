@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rollout_api.cluster import KEY_FILE
+
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
 
@@ -54,7 +56,9 @@ class EnsureKey:
     """Create a Secret with a new random key in it, unless it exists, and read the key; planned again at once."""
 
     body: Manifest
-    """The Secret, without its `key`."""
+    """The Secret, without its key."""
+    field: str = KEY_FILE
+    """Field of the Secret in which the key is."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,29 @@ class Patch:
 
 
 @dataclass(frozen=True)
+class Replace:
+    """Write an object anew, whole, if it is still the one that was seen (its uid and resourceVersion are in the body)."""
+
+    body: Manifest
+
+    @property
+    def ref(self) -> Ref:
+        """What is replaced."""
+        metadata = self.body["metadata"]
+        return Ref(self.body["kind"], metadata["namespace"], metadata["name"])
+
+
+@dataclass(frozen=True)
+class SetPodCondition:
+    """Set a condition in a pod's status, for a readiness gate, if it is still the pod with that uid."""
+
+    ref: Ref
+    uid: str
+    condition: Manifest
+    """With type, status, reason, message, lastTransitionTime."""
+
+
+@dataclass(frozen=True)
 class Event:
     """Something that a person would want to read in `kubectl describe`. Equal ones are counted, not repeated."""
 
@@ -92,7 +119,7 @@ class Event:
     message: str
 
 
-Action = Create | EnsureKey | ReadKey | Remember | Delete | Patch
+Action = Create | EnsureKey | ReadKey | Remember | Delete | Patch | Replace | SetPodCondition
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,17 @@ class KubeApi:
         path = KINDS[kind].path(namespace, name)
         return await self._call("PATCH", path, body=change, content_type="application/merge-patch+json")
 
+    async def set_pod_condition(self, namespace: str, name: str, uid: str, condition: Manifest) -> Manifest:
+        """Set one condition of a pod. Status 409: the pod has another uid now."""
+        self.on_write("Pod", "patch-status")
+        return await self._call(
+            "PATCH",
+            KINDS["Pod"].path(namespace, name, "status"),
+            # Conditions are merged by their type.
+            body={"metadata": {"uid": uid}, "status": {"conditions": [condition]}},
+            content_type="application/strategic-merge-patch+json",
+        )
+
     async def apply_status(self, obj: Manifest, kind: str, status: Manifest, manager: str) -> Manifest:
         """Server-side apply of `manager`'s part of a status. Status 409: the object has another uid now."""
         metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "uid")}

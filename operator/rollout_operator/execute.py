@@ -17,6 +17,8 @@ from rollout_operator.actions import (
     ReadKey,
     Ref,
     Remember,
+    Replace,
+    SetPodCondition,
 )
 from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
 from rollout_operator.budgets import Budget
@@ -27,6 +29,8 @@ from rollout_operator.keys import CONFLICT, KeyRing, check_owner
 from rollout_operator.kinds import WATCHED
 from rollout_operator.memory import Memory
 
+UNKNOWN = 404
+"""Of a create: the cluster has no such kind."""
 MANAGER = "operator"
 """Field manager of the operator's part of a status."""
 OF_OTHERS = ("runners",)
@@ -91,10 +95,10 @@ class Execution:
             case ReadKey(ref, owner_uid):
                 await self._keys.read(ref.namespace, ref.name, owner_uid)
                 return True
-            case EnsureKey(body):
+            case EnsureKey(body, field):
                 self._check()
                 async with self._creates.in_flight:
-                    await self._keys.ensure(body)
+                    await self._keys.ensure(body, field)
                 return True
             case Create():
                 return await self._create(key, action)
@@ -105,6 +109,25 @@ class Execution:
                 self._check()
                 self._expect(key, ref, await self._api.merge(ref.kind, ref.namespace, ref.name, {"spec": spec}))
                 return False
+            case Replace(body):
+                self._check()
+                self._expect(key, action.ref, await self._api.replace(body))
+                return False
+            case SetPodCondition():
+                await self._set_pod_condition(key, action)
+                return False
+
+    async def _set_pod_condition(self, key: Ref, action: SetPodCondition) -> None:
+        self._check()
+        try:
+            written = await self._api.set_pod_condition(
+                action.ref.namespace, action.ref.name, action.uid, action.condition
+            )
+        except ApiError as error:
+            if error.status in (404, CONFLICT):  # Gone, or another of the same name: the watch is about to say so.
+                return
+            raise ApiError(error.status, f"condition of {action.ref}: {error.message}", error.retry_after) from error
+        self._expect(key, action.ref, written)
 
     async def _write_status(self, ref: Ref, obj: Manifest, status: Manifest) -> None:
         self._check()
@@ -126,7 +149,7 @@ class Execution:
             if error.status == CONFLICT:
                 await self._accept_existing(ref, action.body)
                 return False
-            if error.refused and action.if_refused:
+            if (error.refused or error.status == UNKNOWN) and action.if_refused:
                 self._memory.learn(replace(action.if_refused, message=error.message), time.time())
                 return True
             raise ApiError(error.status, f"creating {ref}: {error.message}", error.retry_after) from error

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS, RETRY_LIMIT_SECONDS = 0.2, 5.0
 """The API server is asked again this soon; all informers of all replicas come back within seconds of an outage's end."""
-FORBIDDEN, GONE = 403, 410
+ABSENT, GONE = (403, 404), 410
 
 
 class Sink(Protocol):
@@ -60,7 +60,7 @@ class Informer:
                 if error.status == GONE and self._version:
                     self._version = ""  # Too old to resume from: list again.
                     continue
-                if error.status == FORBIDDEN and self.kind in OPTIONAL and not self.synced.is_set():
+                if error.status in ABSENT and self.kind in OPTIONAL and not self.synced.is_set():
                     log.warning("%s: doing without", error.message)
                     self.synced.set()
                 await self._pause(error)

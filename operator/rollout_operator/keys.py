@@ -1,4 +1,4 @@
-"""The keys of jobs: each in a Secret, read at most once and kept in memory for as long as its owner lives."""
+"""Keys of jobs and model servers: each in a Secret, read at most once, kept in memory for as long as its owner lives."""
 
 import base64
 import secrets
@@ -20,31 +20,31 @@ class KeyRing:
         self._new_key = new_key
         self.known: dict[str, str] = {}
 
-    async def ensure(self, body: Manifest) -> None:
-        """Create the Secret with a new key in it, or read the key of the one that its owner has already."""
+    async def ensure(self, body: Manifest, field: str = KEY_FILE) -> None:
+        """Create the Secret with a new key in a field of it, or read the key of the one that its owner has already."""
         owner = controller_of(body)
         if owner is None:
             raise ValueError(f"Secret {body['metadata']['name']}: has no controller; a key must go when its owner goes")
         key = self._new_key()
         try:
-            await self._api.create({**body, "stringData": {**body.get("stringData", {}), KEY_FILE: key}})
+            await self._api.create({**body, "stringData": {**body.get("stringData", {}), field: key}})
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
-            await self.read(body["metadata"]["namespace"], body["metadata"]["name"], owner["uid"])
+            await self.read(body["metadata"]["namespace"], body["metadata"]["name"], owner["uid"], field)
         else:
             self.known[owner["uid"]] = key
 
-    async def read(self, namespace: str, name: str, owner_uid: str) -> None:
+    async def read(self, namespace: str, name: str, owner_uid: str, field: str = KEY_FILE) -> None:
         """Read the key of a Secret that this owner controls."""
         secret = await self._api.find("Secret", namespace, name)
         if secret is None:
-            raise ApiError(404, f"Secret {namespace}/{name} is not there: it holds the key of the sandboxes")
+            raise ApiError(404, f"Secret {namespace}/{name} is not there: it holds the key of what its owner runs")
         check_owner(secret, "Secret", owner_uid)
-        encoded = (secret.get("data") or {}).get(KEY_FILE, "")
+        encoded = (secret.get("data") or {}).get(field, "")
         if not encoded:
             raise ApiError(
-                404, f"Secret {namespace}/{name} has no field {KEY_FILE}; delete it with its owner and begin anew"
+                404, f"Secret {namespace}/{name} has no field {field}; delete it with its owner and begin anew"
             )
         self.known[owner_uid] = base64.b64decode(encoded).decode()
 

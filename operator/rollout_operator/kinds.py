@@ -29,9 +29,15 @@ class Kind:
 KINDS = {
     "Sandbox": Kind(API_VERSION, "sandboxes"),
     "RolloutJob": Kind(API_VERSION, "rolloutjobs"),
+    "ModelServer": Kind(API_VERSION, "modelservers"),
     "Pod": Kind("v1", "pods"),
     "Node": Kind("v1", "nodes", namespaced=False),
     "Job": Kind("batch/v1", "jobs"),
+    "StatefulSet": Kind("apps/v1", "statefulsets"),
+    "LeaderWorkerSet": Kind("leaderworkerset.x-k8s.io/v1", "leaderworkersets"),
+    "Service": Kind("v1", "services"),
+    "PersistentVolumeClaim": Kind("v1", "persistentvolumeclaims"),
+    "PodDisruptionBudget": Kind("policy/v1", "poddisruptionbudgets"),
     "NetworkPolicy": Kind("networking.k8s.io/v1", "networkpolicies"),
     "Secret": Kind("v1", "secrets"),
     "ServiceAccount": Kind("v1", "serviceaccounts"),
@@ -41,8 +47,13 @@ KINDS = {
     "Lease": Kind("coordination.k8s.io/v1", "leases"),
 }
 
-WATCHED = {"Sandbox": "", "RolloutJob": "", "Pod": OURS, "Job": OURS, "NetworkPolicy": OURS, "Node": ""}
+OWNED = (
+    *("Pod", "Job", "NetworkPolicy"),
+    *("StatefulSet", "LeaderWorkerSet", "Service", "PersistentVolumeClaim", "PodDisruptionBudget"),
+)
+WATCHED = {"Sandbox": "", "RolloutJob": "", "ModelServer": "", "Node": ""} | dict.fromkeys(OWNED, OURS)
 """Kinds that the cache holds, with the label selector of each watch."""
 
-OPTIONAL = frozenset({"Node"})
-"""An operator that was given some namespaces only may have no right to read what is outside of them."""
+OPTIONAL = frozenset({"Node", "LeaderWorkerSet"})
+"""An operator that was given some namespaces only may have no right to read what is outside of them; LeaderWorkerSet is an
+addition that a cluster may lack, and only servers of several nodes need."""

@@ -31,7 +31,9 @@ def prune(kind: str, obj: Manifest) -> Manifest:
         case "Job":
             spec = {key: value for key, value in obj["spec"].items() if key != "template"}
             kept |= {"spec": spec, "status": obj.get("status", {})}
-        case "NetworkPolicy":
+        case "StatefulSet" | "LeaderWorkerSet":
+            kept |= {"spec": _pick(obj["spec"], "replicas"), "status": obj.get("status", {})}
+        case "NetworkPolicy" | "Service" | "PersistentVolumeClaim" | "PodDisruptionBudget":
             pass
         case _:
             kept |= {key: obj[key] for key in ("apiVersion", "kind", "spec", "status") if key in obj}

@@ -1,10 +1,10 @@
-"""Which RolloutJobs and Sandboxes have to be looked at when an object changes."""
+"""Which RolloutJobs, Sandboxes and ModelServers have to be looked at when an object changes."""
 
-from rollout_api.cluster import JOB_LABEL, ROLE_LABEL, RUNNER_ROLE
+from rollout_api.cluster import JOB_LABEL, MODEL_SERVER_LABEL, ROLE_LABEL, RUNNER_ROLE, own_model_server_name
 from rollout_operator.actions import Manifest, Ref
 from rollout_operator.cache import Cache, controller_of
 
-PRIMARY = ("Sandbox", "RolloutJob")
+PRIMARY = ("Sandbox", "RolloutJob", "ModelServer")
 """Kinds that people and runners write; all others follow from them."""
 
 
@@ -13,7 +13,16 @@ def wakes(kind: str, old: Manifest | None, new: Manifest | None, cache: Cache) -
     obj = new or old
     assert obj is not None
     if kind in PRIMARY:
-        return [Ref(kind, obj["metadata"]["namespace"], obj["metadata"]["name"])]
+        itself = Ref(kind, obj["metadata"]["namespace"], obj["metadata"]["name"])
+        if kind == "RolloutJob":  # Its runners' acknowledgements are a part of policy updates.
+            server = model_server_of(obj)
+            return [itself, server] if server else [itself]
+        if kind == "ModelServer":
+            jobs = (
+                Ref("RolloutJob", job["metadata"]["namespace"], job["metadata"]["name"]) for job in users(itself, cache)
+            )
+            return [itself, *jobs]
+        return [itself]
     if kind == "Node":
         if readiness(old) == readiness(new):
             return []
@@ -23,8 +32,23 @@ def wakes(kind: str, old: Manifest | None, new: Manifest | None, cache: Cache) -
     labels = obj["metadata"].get("labels", {})
     if kind == "Pod" and labels.get(ROLE_LABEL) == RUNNER_ROLE:  # Its controller is the Job.
         return [Ref("RolloutJob", namespace, labels[JOB_LABEL])] if JOB_LABEL in labels else []
+    if kind == "Pod" and MODEL_SERVER_LABEL in labels:  # Its controller is a StatefulSet, a LeaderWorkerSet's or a Job.
+        return [Ref("ModelServer", namespace, labels[MODEL_SERVER_LABEL])]
     owner = controller_of(obj)
     return [Ref(owner["kind"], namespace, owner["name"])] if owner and owner["kind"] in PRIMARY else []
+
+
+def model_server_of(job: Manifest) -> Ref | None:
+    """The ModelServer that a RolloutJob uses: its own, or the one that it names."""
+    model = job["spec"].get("model") or {}
+    metadata = job["metadata"]
+    name = own_model_server_name(metadata["name"]) if model.get("server") else model.get("serverRef")
+    return Ref("ModelServer", metadata["namespace"], name) if name else None
+
+
+def users(server: Ref, cache: Cache) -> list[Manifest]:
+    """The RolloutJobs that use a ModelServer."""
+    return [job for job in cache.all("RolloutJob") if model_server_of(job) == server]
 
 
 def readiness(node: Manifest | None) -> str | None:

@@ -77,5 +77,5 @@ def _model_name(run: RunReader) -> str:
     if model.endpoint is not None:
         return model.endpoint.name
     if model.server is not None:
-        return model.server.model
+        return model.server.model.name
     return model.server_ref or model.function or "scripted"

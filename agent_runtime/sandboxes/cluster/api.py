@@ -115,6 +115,16 @@ class KubeApi:
             await asyncio.sleep(retry_pause(tries, random.random()))
             tries += 1
 
+    async def get_model_server(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
+        """A ModelServer. ApiError 404 when there is none."""
+        return await self._call("GET", f"/modelservers/{name}", patience_seconds=patience_seconds)
+
+    def watch_model_server(
+        self, name: str, resource_version: str
+    ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[JsonObject]]:
+        """As `watch_sandboxes`, for the one ModelServer of that name."""
+        return self._watch("/modelservers", ("fieldSelector", f"metadata.name={name}"), resource_version)
+
     async def create_sandbox(self, sandbox: JsonObject, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
         """Create a Sandbox whose name is random. One of the same name and owner is this call's own earlier try, whose reply
         was lost: it is returned.
@@ -156,16 +166,23 @@ class KubeApi:
         found = await self._call("GET", "/sandboxes", [("labelSelector", selector)], patience_seconds=patience_seconds)
         return found["items"], found["metadata"]["resourceVersion"]
 
-    @contextlib.asynccontextmanager
-    async def watch_sandboxes(self, selector: str, resource_version: str) -> AsyncIterator[AsyncIterator[JsonObject]]:
+    def watch_sandboxes(
+        self, selector: str, resource_version: str
+    ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[JsonObject]]:
         """Watch events from there on, bookmarks included, until the API server ends the watch. Tried once.
 
         ApiError 410, here or later, when that version is forgotten: list again.
         """
+        return self._watch("/sandboxes", ("labelSelector", selector), resource_version)
+
+    @contextlib.asynccontextmanager
+    async def _watch(
+        self, path: str, selector: tuple[str, str], resource_version: str
+    ) -> AsyncIterator[AsyncIterator[JsonObject]]:
         query = [
             ("watch", "true"),
             ("allowWatchBookmarks", "true"),
-            ("labelSelector", selector),
+            selector,
             ("resourceVersion", resource_version),
             ("timeoutSeconds", str(WATCH_SECONDS)),
         ]
@@ -173,7 +190,7 @@ class KubeApi:
             total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SECONDS + WATCH_GRACE_SECONDS
         )
         try:
-            response = await self._send("GET", "/sandboxes", query, timeout=silence)
+            response = await self._send("GET", path, query, timeout=silence)
             try:
                 if response.status >= 400:
                     raise _api_error(response.status, await response.read())

@@ -11,13 +11,13 @@ from rollout_api.rollout_job import Restarts, RunnerReport, RunnerState
 from rollout_operator.actions import Manifest, Ref
 from rollout_operator.cache import uid_of
 from rollout_operator.config import OperatorConfig
+from rollout_operator.pods import trouble
 from rollout_operator.world import World
 
 GONE_AFTER: Final = timedelta(seconds=60)
 """A pod that should have ended so long ago sits on a dead node, whose kubelet cannot say that it has."""
 
 _ENDED: Final = ("Succeeded", "Failed")
-_ON_ITS_WAY: Final = ("ContainerCreating", "PodInitializing")
 
 
 @dataclass(frozen=True)
@@ -199,23 +199,10 @@ def _runner_pod(pod: Manifest, now: datetime) -> RunnerPod:
         index=metadata.get("labels", {}).get("batch.kubernetes.io/job-completion-index", "?"),
         alive=phase not in _ENDED and not gone,
         ready=leaving is None and _true_condition(status, "Ready") is not None,
-        trouble=_trouble(status) if phase == "Pending" and leaving is None else None,
+        trouble=trouble(status) if phase == "Pending" and leaving is None else None,
         failure=failure,
         ended=ended,
     )
-
-
-def _trouble(status: Mapping[str, Any]) -> tuple[str, str] | None:
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return condition.get("reason", "Unschedulable"), condition.get("message", "")
-    for container in status.get("containerStatuses") or ():
-        waiting = container.get("state", {}).get("waiting") or {}
-        reason = waiting.get("reason", "ContainerCreating")
-        if reason not in _ON_ITS_WAY:
-            # The kubelet goes back and forth between the two.
-            return "ImagePullBackOff" if reason == "ErrImagePull" else reason, waiting.get("message", "")
-    return None
 
 
 def _failure(status: Mapping[str, Any]) -> tuple[str, str]:

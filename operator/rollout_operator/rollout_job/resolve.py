@@ -76,8 +76,12 @@ def _with_defaults(spec: RolloutJobSpec, defaults: Defaults) -> RolloutJobSpec:
     if defaults.output is not None and _is_local(spec.output.uri):
         changes["output"] = defaults.output
     if defaults.model is not None and spec.model is not None and _model_problems(spec.model):
-        allow = spec.model.allow_text_only or defaults.model.allow_text_only
-        changes["model"] = defaults.model.model_copy(update={"allow_text_only": allow})
+        kept = {
+            "allow_text_only": spec.model.allow_text_only or defaults.model.allow_text_only,
+            "max_policy_lag": spec.model.max_policy_lag,
+            "on_stale": spec.model.on_stale,
+        }
+        changes["model"] = defaults.model.model_copy(update=kept)
     return spec.model_copy(update=changes)
 
 

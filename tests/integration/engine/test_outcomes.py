@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import RolloutSession
@@ -191,6 +193,34 @@ async def test_a_job_that_loses_too_much_is_given_up_and_says_why(tmp_path: Path
     assert (tmp_path / ran.summary.folder / "abort.json").exists()
     again = await run(a_job(tmp_path, tasks=40), tmp_path)
     assert again.summary.aborted is not None, "a given up run is not gone on with by accident"
+
+
+class Ageing(OneCall):
+    """A policy that is updated five times while a rollout's first tool call runs."""
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        self.version = str(9 + 5 * request.turn)
+        return await super().complete(request)
+
+
+@pytest.mark.parametrize(
+    ("model", "outcome", "stale"),
+    [
+        ({"maxPolicyLag": 4}, ("Cancelled", "StalePolicy", None), True),
+        ({"maxPolicyLag": 4, "onStale": "Keep"}, ("Completed", "Finished", 1.0), True),
+        ({"maxPolicyLag": 5}, ("Completed", "Finished", 1.0), False),
+        ({}, ("Completed", "Finished", 1.0), False),
+    ],
+)
+async def test_a_trainer_gets_no_rollout_of_a_policy_that_is_too_old_without_knowing_it(
+    tmp_path: Path, model: dict[str, Any], outcome: tuple[str, str, float | None], stale: bool
+) -> None:
+    job = a_job(tmp_path, group_size=1, model={"function": "nobody:asks", **model})
+    ran = await run(job, tmp_path, Ageing())
+    assert ran.outcomes == [outcome]
+    assert ran.results[0]["stale"] == stale
+    if stale and outcome[0] == "Cancelled":
+        assert "policy 9 and the newest is 14" in ran.results[0]["message"]
 
 
 async def test_stragglers_are_cancelled_when_their_group_is_complete(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ sys.exit(supervise([sys.executable, *sys.argv[1:]]))
 
 
 class ApiServer:
-    """One RolloutJob: `get`, and server-side apply to its status, with what was seen of a real API server (1.35).
+    """One RolloutJob, and a ModelServer where a test has one: `get`, a watch that ends at once, and server-side apply to the
+    job's status, with what was seen of a real API server (1.35).
 
     An entry of `status.runners` belongs to its manager; a resource version that is not the newest is refused with 409.
     """
@@ -37,6 +38,7 @@ class ApiServer:
     def __init__(self, job: dict[str, Any], folder: Path) -> None:
         self.job: dict[str, Any] | None = deepcopy(job)
         self.job["metadata"]["resourceVersion"] = "1"  # type: ignore[index]
+        self.model_server: dict[str, Any] | None = None
         self.reports: list[dict[str, Any]] = []
         """Every entry that was applied, in order."""
         self._lock = threading.Lock()
@@ -62,7 +64,12 @@ class ApiServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._answer(*api._get())
+                if "/modelservers?" in self.path:
+                    self._answer(200, None)  # a watch that ends without an event
+                elif "/modelservers/" in self.path:
+                    self._answer(*api._get_model_server())
+                else:
+                    self._answer(*api._get())
 
             def do_PATCH(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -71,7 +78,7 @@ class ApiServer:
                 self._answer(*api._apply(body))
 
             def _answer(self, status: int, value: Any) -> None:
-                data = json.dumps(value).encode()
+                data = b"" if value is None else json.dumps(value).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
@@ -99,6 +106,20 @@ class ApiServer:
     def _get(self) -> tuple[int, Any]:
         with self._lock:
             return (200, deepcopy(self.job)) if self.job is not None else self._absent()
+
+    def set_model_server(self, status: dict[str, Any]) -> None:
+        """The operator's write."""
+        with self._lock:
+            version = 1 if self.model_server is None else int(self.model_server["metadata"]["resourceVersion"]) + 1
+            self.model_server = {
+                "metadata": {"name": "policy", "resourceVersion": str(version)},
+                "spec": {"model": {"name": "policy"}},
+                "status": deepcopy(status),
+            }
+
+    def _get_model_server(self) -> tuple[int, Any]:
+        with self._lock:
+            return (200, deepcopy(self.model_server)) if self.model_server is not None else self._absent()
 
     def _apply(self, body: dict[str, Any]) -> tuple[int, Any]:
         with self._lock:

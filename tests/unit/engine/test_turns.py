@@ -296,6 +296,20 @@ async def test_failed_tries_of_a_model_call_use_up_none_of_the_agents_time() -> 
     assert max(r.seconds for r in turns.records if isinstance(r, ResponseRecord)) < 0.3
 
 
+async def test_time_behind_a_shut_gate_is_not_the_agents() -> None:
+    class Held(CountingModel):
+        async def complete(self, request: ModelRequest) -> ModelReply:
+            request.health.on_hold(True)
+            await asyncio.sleep(0.4)
+            request.health.held_seconds = 0.4
+            request.health.on_hold(False)
+            return await super().complete(request)
+
+    turns = turns_of(MemoryJournal(), Held(4, []), [], agent_seconds=1)
+    assert await turns.run_agent(Loop()) == (StopReason.FINISHED, "all done")
+    assert sum(record.seconds for record in turns.records if isinstance(record, ResponseRecord)) < 0.4
+
+
 async def test_time_that_an_interrupted_attempt_has_used_is_not_given_again() -> None:
     log: list[str] = []
     journal = MemoryJournal()

@@ -94,7 +94,7 @@ def test_everything_has_bounds() -> None:
         if "additionalProperties" in node:
             assert "maxProperties" in node, path
         if node.get("type") == "integer" and ".status" not in path:
-            assert "minimum" in node, path
+            assert "minimum" in node or "enum" in node, path
 
 
 def test_lists_by_key_have_keys_that_every_entry_has() -> None:
@@ -115,8 +115,11 @@ def test_rules_name_fields_that_there_are_and_that_are_not_optional_unasked() ->
                 inner = node
                 *parents, last = [part for part in reference.split(".") if part]
                 for name in parents:
+                    is_required = name in inner.get("required", [])
                     inner = inner["properties"][name]
-                    assert "default" in inner, f"{name} may be absent, and the rule would fail with an error"
+                    assert is_required or "default" in inner, (
+                        f"{name} may be absent, and the rule would fail with an error"
+                    )
                 field = inner["properties"][last]
                 required = last in inner.get("required", []) or "default" in field
                 assert required or f"has(self{reference})" in rule["rule"]
@@ -137,7 +140,7 @@ def test_the_marks_of_a_good_citizen() -> None:
         spec = definition["spec"]
         version = spec["versions"][0]
         assert "all" not in spec["names"]["categories"]
-        assert version["subresources"] == {"status": {}}
+        assert version["subresources"]["status"] == {}
         assert [column["name"] for column in version["additionalPrinterColumns"]][-1] == "Age"
         status = version["schema"]["openAPIV3Schema"]["properties"]["status"]
         assert status["properties"]["conditions"]["x-kubernetes-list-map-keys"] == ["type"]

@@ -1,6 +1,8 @@
 """What dashboards and alerts are made of: counted once, bounded in number, there from the start."""
 
 from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import cast
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,6 +17,7 @@ from agent_runtime.engine.events import (
     WorkspaceAcquired,
 )
 from agent_runtime.engine.shard import Shard
+from agent_runtime.models.served.model import ServedModel
 from agent_runtime.runner.metrics import MOST_REASONS, RunnerMetrics
 from agent_runtime.runner.report import ShardTally
 from rollout_api.records import Outcome, Result, Usage
@@ -129,6 +132,18 @@ def test_sandboxes_are_counted_when_prometheus_asks() -> None:
     assert shown.value("rollout_sandboxes", state="Ready") == 2
     assert shown.value("rollout_sandboxes", state="Starting") == 1
     assert shown.value("rollout_sandbox_start_seconds_sum") == 0.7
+
+
+def test_calls_to_a_model_server_are_counted_when_prometheus_asks() -> None:
+    shown = Shown()
+    model = SimpleNamespace(in_flight=7, waiting=2, spills=3, resent=4, gate_seconds=1.5)
+    shown.metrics.watch_model(cast(ServedModel, model))
+    assert shown.value("rollout_model_calls_in_flight") == 7
+    assert shown.value("rollout_model_calls_waiting") == 2
+    model.spills = 5
+    assert shown.value("rollout_model_spills_total") == 5
+    assert shown.value("rollout_model_resent_calls_total") == 4
+    assert shown.value("rollout_model_gate_seconds_total") == 1.5
 
 
 def test_series_that_alerts_take_rates_of_are_there_before_their_first_count() -> None:

@@ -1,0 +1,36 @@
+"""Whether a server still makes tokens: `/health` says 200 for one that hangs as well (vllm#36960, gonka#1421). Pure."""
+
+from agent_runtime.models.served.silence import Silence
+
+STALL_SECONDS = 60.0
+"""Twice what the longest prompts take before their first token; far above a step of the slowest models."""
+
+
+class Pulse:
+    """One server's signs of life: tokens on our own streams, and the token counters of its metrics.
+
+    A server that works for others moves its counters and is merely busy. One that is paused makes no tokens either, so it is
+    not judged while an update is under way, nor where nobody knows whether one is.
+    """
+
+    def __init__(self) -> None:
+        self._silence = Silence()
+        self._counted: float | None = None
+
+    def beat(self) -> None:
+        """A token came from it."""
+        self._silence.broken()
+
+    def counted(self, tokens: float) -> None:
+        """Its metrics were read: tokens that it has processed since its start, for whomever."""
+        if tokens != self._counted:
+            self._silence.broken()
+        self._counted = tokens
+
+    def is_stalled(self, now: float, *, in_flight: int, can_be_judged: bool) -> bool:
+        """Whether it hangs, with so many of our calls at it; has to be asked several times a second."""
+        quiet = self._silence.seconds(now)
+        if not in_flight or not can_be_judged:
+            self._silence.broken()
+            return False
+        return quiet >= STALL_SECONDS

@@ -1,0 +1,149 @@
+"""The model of a job that has a ModelServer: followed at the API server, called at its servers."""
+
+import asyncio
+import contextlib
+import math
+import random
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from agent_runtime.models.base import ModelConfigError, ModelError
+from agent_runtime.models.served.directory import CONFIRM_SECONDS, View
+from agent_runtime.models.served.model import ServedModel
+from agent_runtime.models.vllm.server import VllmServer
+from agent_runtime.runner.start import Start
+from agent_runtime.sandboxes.cluster.api import ApiError, retry_pause
+from rollout_api.cluster import own_model_server_name
+from rollout_api.model_server import ModelServerStatus
+
+CREATED_SECONDS = 60.0
+"""For the operator to have created the job's own ModelServer; it makes that before the runners."""
+SAMPLES_A_SECOND = 10
+"""Of one server's metrics, by all runners of the job together."""
+SERVER_FIELDS = ("name", "url", "uid", "ready", "state", "restarts")
+POLICY_FIELDS = ("current", "gate", "update", "paused", "mixed")
+
+
+class ModelServerApi(Protocol):
+    """What KubeApi knows of ModelServers."""
+
+    async def get_model_server(self, name: str, *, patience_seconds: float) -> dict[str, Any]:
+        """The ModelServer."""
+
+    def watch_model_server(
+        self, name: str, resource_version: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
+        """Its watch events."""
+
+
+def model_server_name(start: Start) -> str | None:
+    """Name of the ModelServer that the job's model is; None where it is something else."""
+    model = start.job.spec.model
+    if model is None:
+        return None
+    return own_model_server_name(start.job.metadata.name) if model.server is not None else model.server_ref
+
+
+async def open_served_model(start: Start, name: str, api: ModelServerApi) -> ServedModel:
+    """The model of that ModelServer. Raises ModelError when it cannot be found."""
+    model = start.job.spec.model
+    served = await _served_name(name, "server" if model and model.server else "serverRef", api)
+
+    def connect(url: str) -> VllmServer:
+        # Calls have no limit of their own: whether one is to be given up is decided by what all servers do.
+        return VllmServer(f"{url}/v1", served, headers={}, key_origin="nowhere", call_seconds=math.inf)
+
+    return ServedModel(
+        served,
+        ModelServerDirectory(api, name),
+        connect,
+        me=f"{start.job.metadata.uid}/{start.shard.index}",
+        sample_seconds=max(1.0, start.shard.count / SAMPLES_A_SECOND),
+    )
+
+
+class ModelServerDirectory:
+    """A `Directory`: asks for the ModelServer every few seconds, and at once when a watch says that it has changed.
+
+    Only what was asked for can be given a time at which it was certainly true: watches have no upper limit on their delay.
+    """
+
+    def __init__(self, api: ModelServerApi, name: str) -> None:
+        self._api, self._name = api, name
+        self._version = ""
+        self._changed = asyncio.Event()
+
+    async def changes(self) -> AsyncIterator[View]:
+        """See `Directory`. A ModelServer that was deleted has no servers."""
+        loop = asyncio.get_running_loop()
+        watch = asyncio.create_task(self._watch())
+        try:
+            while True:
+                self._changed.clear()
+                asked = loop.time()
+                with contextlib.suppress(ApiError, TimeoutError):
+                    async with asyncio.timeout(CONFIRM_SECONDS):
+                        status = await self._status()
+                    yield View(status, asked)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), CONFIRM_SECONDS)
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    async def _status(self) -> ModelServerStatus:
+        try:
+            found = await self._api.get_model_server(self._name, patience_seconds=0.0)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return ModelServerStatus()
+        self._version = found["metadata"]["resourceVersion"]
+        return read_status(found.get("status") or {})
+
+    async def _watch(self) -> None:
+        failures = 0
+        while True:
+            with contextlib.suppress(ApiError):
+                async with self._api.watch_model_server(self._name, self._version) as events:
+                    async for event in events:
+                        failures = 0
+                        if event["type"] != "BOOKMARK":
+                            self._changed.set()
+            failures += 1
+            await asyncio.sleep(retry_pause(failures, random.random()))
+
+
+async def _served_name(name: str, field: str, api: ModelServerApi) -> str:
+    loop = asyncio.get_running_loop()
+    deadline, tries = loop.time() + CREATED_SECONDS, 0
+    while True:
+        try:
+            found = await api.get_model_server(name, patience_seconds=CREATED_SECONDS)
+            return str(found["spec"]["model"]["name"])
+        except ApiError as error:
+            if error.status != 404:
+                raise ModelError("NoModelServer", f"ModelServer {name} cannot be read: {error}") from error
+        if loop.time() > deadline:
+            raise ModelConfigError(
+                "NoModelServer",
+                f"model.{field}: there is no ModelServer {name} in this namespace; apply one of that name",
+            )
+        await asyncio.sleep(retry_pause(tries, random.random()))
+        tries += 1
+
+
+def read_status(status: Mapping[str, Any]) -> ModelServerStatus:
+    """A status as the API server gives it, as far as a runner needs it: the operator may be newer and say more."""
+    servers, policy = status.get("servers") or [], status.get("policy") or {}
+    return ModelServerStatus.model_validate(
+        {
+            "servers": [_some(server, SERVER_FIELDS) for server in servers],
+            "policy": _some(policy, POLICY_FIELDS),
+        }
+    )
+
+
+def _some(fields: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name in names and value is not None}

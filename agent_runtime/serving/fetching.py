@@ -1,0 +1,194 @@
+"""Bring a folder of files here so that it is either whole and checked, or not there.
+
+Files come into a folder of the writer's own, which takes its name in one step when all is checked. A fetch that was broken
+off goes on with the files that are whole. Nothing here relies on locks: on network file systems they may do nothing, which
+has silently spoilt model caches (huggingface_hub issue 4306).
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import IO, Final, Protocol
+
+SENTINEL: Final = ".complete.json"
+"""In a folder that is whole: where it is from."""
+SUMS: Final = "SHA256SUMS"
+"""A file as `sha256sum` writes it; where a folder has one, it must list all other files."""
+FILES_AT_ONCE: Final = 8
+"""Shards of a model that come side by side; each comes in pieces of 8 MiB."""
+MOST_SUMS: Final = 16 * 2**20
+"""Bytes of SHA256SUMS: some hundred thousand files."""
+_SUM_LINE: Final = re.compile(r"^([0-9a-fA-F]{64}) [ *](.+)$")
+
+
+class FetchError(Exception):
+    """What was asked for is not there, or is not what it should be; the message says which file, and what was expected."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a source."""
+
+    path: str
+    """Relative, with slashes."""
+    size: int | None = None
+    """Bytes, where the source says so."""
+    sha256: str | None = None
+    """Hexadecimal, where the source says so."""
+
+
+class Source(Protocol):
+    """A folder somewhere else."""
+
+    uri: str
+    """Also tells its revision."""
+
+    async def files(self) -> Sequence[RemoteFile]:
+        """All files, at any depth."""
+
+    def read(self, path: str) -> AsyncIterator[bytes]:
+        """A file's bytes, in pieces."""
+
+
+async def fetch_folder(source: Source, folder: Path, *, writer: str, digest: str | None = None) -> bool:
+    """Make `folder` hold what the source has. Returns whether anything was fetched.
+
+    Args:
+        source: where it comes from.
+        folder: where it goes; its parent exists.
+        writer: tells apart who may fetch into one parent at the same time.
+        digest: `sha256:` and the digest of the source's SHA256SUMS, where it must have one.
+
+    Raises:
+        FetchError: the source has nothing, or something else than was expected.
+    """
+    origin = {"uri": source.uri, "digest": digest}
+    if _is_from(folder, origin):
+        return False
+    files = await _listed(source, digest)
+    beside = folder.with_name(f".{folder.name}.{writer}")
+    beside.mkdir(exist_ok=True)
+    turns = asyncio.Semaphore(FILES_AT_ONCE)
+
+    async def bring(file: RemoteFile) -> None:
+        async with turns:
+            await _bring(source, file, beside / file.path)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for file in files:
+                group.create_task(bring(file))
+    except ExceptionGroup as failed:  # The first one ended the others, and says enough.
+        raise failed.exceptions[0] from None
+    await asyncio.to_thread(_finish, beside, folder, origin, {file.path for file in files})
+    return True
+
+
+async def _listed(source: Source, digest: str | None) -> list[RemoteFile]:
+    # A source may itself have been fetched by this program.
+    files = {file.path: file for file in await source.files() if file.path != SENTINEL}
+    if not files:
+        raise FetchError(f"{source.uri} has no files; check the address")
+    for path in files:
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or ".." in parts or "\\" in path:
+            raise FetchError(f"{source.uri} has a file {path!r}, which has no place in a folder; rename it")
+    if SUMS not in files:
+        if digest is not None:
+            raise FetchError(f"{source.uri} has no {SUMS}, and its digest was asked for; write one with sha256sum")
+        return list(files.values())
+    data = b"".join([piece async for piece in source.read(SUMS)])
+    found = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    if digest is not None and digest != found:
+        raise FetchError(f"{source.uri}/{SUMS} has digest {found}, expected {digest}")
+    sums = _parse_sums(source.uri, data)
+    if missing := sorted(sums.keys() - files.keys()):
+        raise FetchError(f"{source.uri} lacks {missing[0]}, which its {SUMS} lists")
+    if unlisted := sorted(files.keys() - sums.keys() - {SUMS}):
+        raise FetchError(f"{source.uri}/{SUMS} does not list {unlisted[0]}; write it anew, or remove the file")
+    sums[SUMS] = found.removeprefix("sha256:")
+    return [replace(file, sha256=sums[path]) for path, file in files.items()]
+
+
+def _parse_sums(uri: str, data: bytes) -> dict[str, str]:
+    sums = {}
+    for number, line in enumerate(data[:MOST_SUMS].decode(errors="replace").splitlines(), start=1):
+        match = _SUM_LINE.match(line)
+        if match is None:
+            raise FetchError(f"{uri}/{SUMS}: line {number} is not as sha256sum writes it")
+        sums[match[2].removeprefix("./")] = match[1].lower()
+    return sums
+
+
+async def _bring(source: Source, file: RemoteFile, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and await asyncio.to_thread(_is_whole, target, file):
+        return
+    unfinished = target.with_name(f"{target.name}.unfinished")
+    digest = hashlib.sha256()
+    size = 0
+    with unfinished.open("wb") as out:
+        async for piece in source.read(file.path):
+            # In a thread: the gateway answers runners meanwhile.
+            await asyncio.to_thread(_put, out, digest, piece)
+            size += len(piece)
+        await asyncio.to_thread(_to_disk, out)
+    if file.size is not None and size != file.size:
+        raise FetchError(f"{source.uri}/{file.path} came with {size} bytes, expected {file.size}")
+    if file.sha256 is not None and digest.hexdigest() != file.sha256:
+        raise FetchError(f"{source.uri}/{file.path} came with SHA-256 {digest.hexdigest()}, expected {file.sha256}")
+    unfinished.rename(target)
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+
+def _put(out: IO[bytes], digest: _Digest, piece: bytes) -> None:
+    out.write(piece)
+    digest.update(piece)
+
+
+def _to_disk(out: IO[bytes]) -> None:
+    """What the folder's name is to promise must be on the disk before it has the name."""
+    out.flush()
+    os.fsync(out.fileno())
+
+
+def _is_whole(path: Path, file: RemoteFile) -> bool:
+    """A file has its name only when it came whole; it may be of another version of the source, though."""
+    if file.size is not None and path.stat().st_size != file.size:
+        return False
+    if file.sha256 is None:
+        return file.size is not None
+    with path.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest() == file.sha256
+
+
+def _finish(beside: Path, folder: Path, origin: Mapping[str, str | None], expected: set[str]) -> None:
+    for path in beside.rglob("*"):
+        # Left by a fetch of something else, or by one that was broken off.
+        if path.is_file() and path.relative_to(beside).as_posix() not in expected:
+            path.unlink()
+    (beside / SENTINEL).write_text(json.dumps(origin))
+    if folder.exists() and not _is_from(folder, origin):
+        shutil.rmtree(folder)
+    try:
+        beside.rename(folder)
+    except OSError:
+        if not _is_from(folder, origin):
+            raise
+        shutil.rmtree(beside)  # Another writer was faster, with the same.
+
+
+def _is_from(folder: Path, origin: Mapping[str, str | None]) -> bool:
+    try:
+        return bool(json.loads((folder / SENTINEL).read_text()) == origin)
+    except (OSError, ValueError):
+        return False

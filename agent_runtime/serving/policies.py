@@ -1,0 +1,63 @@
+"""Policies on the volume that gateway and engine share: a folder a version, there whole or not at all."""
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import Field, StringConstraints
+
+from agent_runtime.serving.fetching import fetch_folder
+from agent_runtime.serving.sources import open_source
+from rollout_api.base import ApiModel
+
+KEPT: Final = 2
+"""Policies that were asked for last, the one that is served and the one that is to come; the others make room."""
+
+
+class PolicyRequest(ApiModel):
+    """Body of POST /policy/fetch."""
+
+    version: Annotated[int, Field(ge=0, le=2**53)]
+    uri: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
+    digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
+
+
+class Policies:
+    """Fetches policies, each once, however often it is asked for."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        """
+        Args:
+            folder: the shared volume.
+            environ: settings of the stores.
+        """
+        self._folder, self._environ = folder, environ
+        self._running: dict[PolicyRequest, asyncio.Task[Path]] = {}
+
+    async def fetch(self, wanted: PolicyRequest) -> Path:
+        """The folder of a version, fetched if it is not there. Who asks again waits for the same fetch, and who goes away
+        does not stop it. Raises what the fetch raises."""
+        task = self._running.get(wanted)
+        if task is None:
+            task = asyncio.create_task(self._fetch(wanted))
+            self._running[wanted] = task
+            task.add_done_callback(lambda _: self._running.pop(wanted, None))
+        return await asyncio.shield(task)
+
+    async def _fetch(self, wanted: PolicyRequest) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        folder = self._folder / str(wanted.version)
+        await asyncio.to_thread(self._make_room, folder)
+        async with open_source(wanted.uri, None, self._environ) as source:
+            await fetch_folder(source, folder, writer=socket.gethostname(), digest=wanted.digest)
+        os.utime(folder)
+        return folder
+
+    def _make_room(self, wanted: Path) -> None:
+        versions = [path for path in self._folder.iterdir() if path.name.isdigit() and path != wanted]
+        for path in sorted(versions, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT - 1 :]:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,52 @@
+"""What may be asked of an engine, and by whom. All else is not there.
+
+Routes of vLLM 0.26: vllm/entrypoints/openai, vllm/entrypoints/serve/{render,disagg,tokenize,lora,instrumentator,dev}. A
+route that an engine gains with a new version is closed until somebody has looked at it.
+"""
+
+from typing import Final
+
+Route = tuple[str, str]
+"""Method and path, compared as they were sent: nothing is decoded, so nothing decodes to another path."""
+
+READ_ONLY: Final[frozenset[Route]] = frozenset(
+    {("GET", "/health"), ("GET", "/metrics"), ("GET", "/version"), ("GET", "/v1/models")}
+)
+
+DATA: Final[frozenset[Route]] = READ_ONLY | {
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/chat/completions/render"),
+    ("POST", "/v1/chat/completions/derender"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/completions/render"),
+    ("POST", "/v1/completions/derender"),
+    ("POST", "/inference/v1/generate"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+}
+"""For runners: what answers one request, and changes nothing for others."""
+
+CONTROL: Final[frozenset[Route]] = READ_ONLY | {
+    ("POST", "/pause"),
+    ("POST", "/resume"),
+    ("GET", "/is_paused"),
+    ("POST", "/abort_requests"),
+    ("POST", "/init_weight_transfer_engine"),
+    ("POST", "/start_weight_update"),
+    ("POST", "/update_weights"),
+    ("POST", "/finish_weight_update"),
+    ("POST", "/update_weight_version"),
+    ("GET", "/weight_info"),
+    ("POST", "/weight_checker"),
+    ("GET", "/get_world_size"),
+    ("POST", "/sleep"),
+    ("POST", "/wake_up"),
+    ("GET", "/is_sleeping"),
+    ("POST", "/reset_prefix_cache"),
+    ("POST", "/collective_rpc"),
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
+}
+"""For the operator: what changes an engine."""
+FETCH_POLICY: Final[Route] = ("POST", "/policy/fetch")
+"""The gateway's own, on the control port."""

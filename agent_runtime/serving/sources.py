@@ -1,0 +1,154 @@
+"""Where weights come from: object storage, a folder, or a model hub."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+import aiohttp
+
+from agent_runtime.recording.store import PART_BYTES, Store
+from agent_runtime.serving.fetching import FetchError, RemoteFile, Source
+
+HUB: Final = "https://huggingface.co"
+"""The hub, unless HF_ENDPOINT names another one."""
+TRIES: Final = 6
+"""Of a request to the hub, with pauses that double from a second: a minute in all."""
+SILENCE_SECONDS: Final = 60.0
+
+
+@asynccontextmanager
+async def open_source(uri: str, revision: str | None, environ: Mapping[str, str]) -> AsyncIterator[Source]:
+    """The source at `hf://ORG/NAME`, `s3://`, `gs://`, `az://` or `file://`.
+
+    Args:
+        uri: see above.
+        revision: commit, branch or tag; for a hub only.
+        environ: settings and credentials, named as each vendor names them; HF_ENDPOINT and HF_TOKEN for the hub.
+
+    Raises:
+        FetchError: the URI is none of these.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme == "hf":
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
+            yield HubSource(f"{parts.netloc}{parts.path}".strip("/"), revision or "main", environ, session)
+    elif parts.scheme in ("s3", "gs", "az", "file"):
+        if parts.scheme == "file" and not Path(unquote(parts.path)).is_dir():
+            raise FetchError(f"{uri}: there is no such folder here")
+        yield StoreSource(Store.open(uri, environ))
+    else:
+        raise FetchError(f"{uri}: expected hf://, s3://, gs://, az:// or file://")
+
+
+class StoreSource:
+    """Objects below a prefix."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.uri = store.uri
+
+    async def files(self) -> Sequence[RemoteFile]:
+        """Names and sizes."""
+        return [RemoteFile(found.key, found.size) for found in await self._store.list("") if found.key]
+
+    def read(self, path: str) -> AsyncIterator[bytes]:
+        """Each piece is asked for again by itself."""
+        return self._store.stream(path)
+
+
+class HubSource:
+    """A repository of models (Hugging Face Hub API: /api/models/REPO/revision/REV?blobs=true, /REPO/resolve/COMMIT/FILE)."""
+
+    def __init__(
+        self, repository: str, revision: str, environ: Mapping[str, str], session: aiohttp.ClientSession
+    ) -> None:
+        self._repository, self._revision, self._session = repository, revision, session
+        self._hub = environ.get("HF_ENDPOINT", HUB).rstrip("/")
+        self._commit = revision
+        token = environ.get("HF_TOKEN")
+        # Not compressed: a connection that breaks goes on at a byte of the file.
+        self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self.uri = f"hf://{repository}@{revision}"
+
+    async def files(self) -> Sequence[RemoteFile]:
+        """All files of the revision. A branch is looked up once: all files are of one commit."""
+        url = f"{self._hub}/api/models/{self._repository}/revision/{quote(self._revision, safe='')}?blobs=true"
+        body: dict[str, Any] = {}
+        async for attempt in _attempts():
+            with attempt:
+                async with self._session.get(url, headers=self._headers) as response:
+                    await self._check(response)
+                    body = await response.json()
+        self._commit = str(body["sha"])
+        return [
+            RemoteFile(sibling["rfilename"], sibling.get("size"), (sibling.get("lfs") or {}).get("sha256"))
+            for sibling in body["siblings"]
+        ]
+
+    async def read(self, path: str) -> AsyncIterator[bytes]:
+        """A connection that breaks is made again where it broke."""
+        url = f"{self._hub}/{self._repository}/resolve/{self._commit}/{quote(path)}"
+        done = 0
+        async for attempt in _attempts():
+            with attempt:
+                headers = self._headers | ({"Range": f"bytes={done}-"} if done else {})
+                async with self._session.get(url, headers=headers) as response:
+                    await self._check(response)
+                    if done and response.status != 206:
+                        raise FetchError(f"{self.uri}/{path}: broken off, and the hub does not go on where it was")
+                    async for piece in response.content.iter_chunked(PART_BYTES):
+                        done += len(piece)
+                        attempt.progress()
+                        yield piece
+
+    async def _check(self, response: aiohttp.ClientResponse) -> None:
+        if response.status < 400:
+            return
+        words = (await response.text())[:200]
+        if response.status in (401, 403):
+            raise FetchError(
+                f"{self.uri}: the hub refuses it ({response.status}); put a token with access to the model as HF_TOKEN "
+                f"into the Secret of model.secretRef: {words}"
+            )
+        if response.status < 500 and response.status not in (408, 429):
+            raise FetchError(f"{self.uri}: the hub answers {response.status}; check name and revision: {words}")
+        response.raise_for_status()
+
+
+class _Attempt:
+    """One try; an error that may pass is kept, any other goes on."""
+
+    def __init__(self, last: bool) -> None:
+        self._last = last
+        self.failed = False
+        self.progressed = False
+
+    def progress(self) -> None:
+        """Something came: the patience begins anew."""
+        self.progressed = True
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self.failed = isinstance(error, aiohttp.ClientError | TimeoutError | OSError)
+        return self.failed and (self.progressed or not self._last)
+
+
+async def _attempts() -> AsyncIterator[_Attempt]:
+    """Tries, with growing pauses, until one does not fail."""
+    tries = 0
+    while True:
+        tries += 1
+        attempt = _Attempt(last=tries == TRIES)
+        yield attempt
+        if not attempt.failed:
+            return
+        if attempt.progressed:
+            tries = 0
+        await asyncio.sleep(random.uniform(0.5, 1.0) * 2.0**tries)

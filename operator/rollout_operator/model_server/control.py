@@ -1,0 +1,241 @@
+"""A model server's control port: one function a request, each with its time, tries, and errors that name server and route.
+
+The port is the gateway's (`agent_runtime/serving`). It passes on what vLLM's development router offers, for which see
+vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py and .../rpc/api_router.py, and has `/policy/fetch` of its own.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from rollout_api.model_server import PolicySource
+
+CONNECT_SECONDS = 10.0
+LOOK_SECONDS = 10.0
+# Times of one try: prime-rl's, src/prime_rl/utils/client.py, for all that waits for the engine and for loads.
+ENGINE_SECONDS = 300.0
+LOAD_SECONDS = 720.0
+LORA_SECONDS = 120.0
+"""prime-rl's bound on all tries of a LoRA, which takes seconds."""
+TRIES = 3
+BACKOFF_SECONDS = 1.0
+"""Before the second try; doubles."""
+MOST_ANSWER = 64 * 2**20
+"""Bytes. Checksums of a model with 100,000 tensors are some 16 MB."""
+
+LOADING = "loading"
+"""What a server's weights are called while they are being changed: whoever finds this knows that they may be of two
+versions, though nobody remembers the load."""
+
+
+class ControlError(Exception):
+    """A server, or the trainer's hook, refused, failed, or was not there."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        """Names who was asked, the route, and what came back."""
+        self.status = status
+        """HTTP status; 0: no answer."""
+
+    @property
+    def may_pass(self) -> bool:
+        """The same again may go well: no answer, or the server's own trouble."""
+        return self.status == 0 or self.status >= 500
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where one server's control port is."""
+
+    name: str
+    url: str
+    token: str = field(repr=False)
+
+
+class Control:
+    """Requests to control ports, over one session. Every method raises ControlError."""
+
+    def __init__(self, backoff_seconds: float = BACKOFF_SECONDS) -> None:
+        self._session: aiohttp.ClientSession | None = None
+        self._backoff = backoff_seconds
+
+    async def close(self) -> None:
+        """End all connections, and with them the requests that wait."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def look(self, server: Address) -> tuple[bool, int | None]:
+        """Whether it is paused, and the version of its weights; None: a load of them was begun and not finished."""
+        paused = await self._get(server, "/is_paused")
+        info = await self._get(server, "/weight_info")
+        return bool(paused.get("is_paused")), version_of(info.get("weight_version"))
+
+    async def pause(self, server: Address) -> None:
+        """Hold all requests where they are; they go on after `resume`. An engine that is paused already stays so."""
+        await self._post(server, "/pause", query={"mode": "keep"})
+
+    async def resume(self, server: Address) -> None:
+        """Let requests go on."""
+        await self._post(server, "/resume")
+
+    async def fetch(self, server: Address, source: PolicySource, seconds: float) -> str:
+        """Have the side-car fetch a version, if it has not yet. Returns the folder, as the engine sees it."""
+        answer = await self._post(server, "/policy/fetch", source.wire(), seconds=seconds)
+        path = answer.get("path")
+        if not isinstance(path, str):
+            raise ControlError(f"{server.name}: POST /policy/fetch answered {answer}; expected a path")
+        return path
+
+    async def name_weights(self, server: Address, version: str) -> None:
+        """Say what version the weights are."""
+        await self._post(server, "/update_weight_version", {"new_version": version})
+
+    async def reload(self, server: Address, path: str | None) -> None:
+        """Load weights from a folder; None: those that the engine was started with."""
+        arguments = {} if path is None else {"weights_path": path}
+        body = {"method": "reload_weights", "kwargs": arguments, "timeout": LOAD_SECONDS}
+        await self._post(server, "/collective_rpc", body, seconds=LOAD_SECONDS)
+
+    async def load_adapter(self, server: Address, name: str, path: str) -> None:
+        """Load a LoRA adapter in the place of the one with that name, and see that it is there."""
+        body = {"lora_name": name, "lora_path": path, "load_inplace": True}
+        await self._post(server, "/v1/load_lora_adapter", body, seconds=LORA_SECONDS)
+        models = (await self._get(server, "/v1/models")).get("data", [])
+        # Of a LoRA, `root` is its folder (vLLM, vllm/entrypoints/openai/models/serving.py).
+        if not any(model.get("id") == name and model.get("root") == path for model in models):
+            raise ControlError(f"{server.name}: GET /v1/models does not list {name} from {path} after it was loaded")
+
+    async def unload_adapter(self, server: Address, name: str) -> None:
+        """Take a LoRA adapter away; one that is not there is fine."""
+        try:
+            await self._post(server, "/v1/unload_lora_adapter", {"lora_name": name})
+        except ControlError as error:
+            if error.status not in (400, 404):
+                raise
+
+    async def begin_transfer(self, server: Address, init: Mapping[str, Any] | None) -> None:
+        """Make an engine ready to be sent tensors."""
+        if init is not None:
+            await self._post(server, "/init_weight_transfer_engine", {"init_info": init})
+        try:
+            await self._post(server, "/start_weight_update")
+        except ControlError as error:
+            if error.status != 409:
+                raise
+            # An earlier transfer was never finished: its sender or its operator is gone.
+            await self._post(server, "/finish_weight_update", {})
+            await self._post(server, "/start_weight_update")
+
+    async def transfer(self, server: Address, update: Mapping[str, Any], seconds: float) -> None:
+        """Receive the tensors that `update` describes. Not tried again: who sends them sends them once."""
+        await self._post(server, "/update_weights", {"update_info": update}, seconds=seconds, tries=1)
+
+    async def finish_transfer(self, server: Address, version: int) -> None:
+        """All tensors are there: this is the version."""
+        await self._post(server, "/finish_weight_update", {"weight_version": str(version)})
+
+    async def digest(self, server: Address) -> str | None:
+        """SHA-256 over the engine's checksums of its weights; None where it makes none. A paused engine refuses."""
+        try:
+            answer = await self._post(server, "/weight_checker", {"action": "checksum"})
+        except ControlError as error:
+            if error.status in (404, 405, 501):
+                return None
+            raise
+        checksums = answer.get("checksums")
+        if not isinstance(checksums, dict):
+            raise ControlError(f"{server.name}: POST /weight_checker answered no checksums")
+        return hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
+
+    async def ask_hook(self, url: str, body: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Call the trainer's hook. Its answer describes the tensors that it is about to send."""
+        return await self._tries(
+            lambda: self._request("POST", "weightTransfer.push.hook", url, body, {}, seconds), TRIES
+        )
+
+    async def _get(self, server: Address, route: str) -> dict[str, Any]:
+        return await self._request("GET", server.name, server.url + route, None, _headers(server), LOOK_SECONDS)
+
+    async def _post(
+        self,
+        server: Address,
+        route: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        seconds: float = ENGINE_SECONDS,
+        tries: int = TRIES,
+    ) -> dict[str, Any]:
+        url = server.url + route
+        return await self._tries(
+            lambda: self._request("POST", server.name, url, body, _headers(server), seconds, query), tries
+        )
+
+    async def _tries(self, request: Callable[[], Any], tries: int) -> dict[str, Any]:
+        pause = self._backoff
+        for left in reversed(range(tries)):
+            try:
+                answer: dict[str, Any] = await request()
+                return answer
+            except ControlError as error:
+                if not left or not error.may_pass:
+                    raise
+            await asyncio.sleep(pause)
+            pause *= 2
+        raise AssertionError("unreachable")
+
+    async def _request(
+        self,
+        method: str,
+        name: str,
+        url: str,
+        body: Mapping[str, Any] | None,
+        headers: Mapping[str, str],
+        seconds: float,
+        query: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        if self._session is None:
+            # Nothing that a server says may send the token elsewhere.
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        what = f"{name}: {method} {url}"
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        try:
+            async with self._session.request(
+                method, url, json=body, params=query, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                data = await response.content.read(MOST_ANSWER)
+                if response.status >= 300:
+                    words = " ".join(data[:500].decode(errors="replace").split())
+                    raise ControlError(
+                        f"{what} answered {response.status}: {words or response.reason}", response.status
+                    )
+        except TimeoutError as error:
+            raise ControlError(f"{what} did not answer within {seconds:.0f} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ControlError(f"{what} cannot be reached: {error}") from error
+        try:
+            answer = json.loads(data or b"{}")
+        except ValueError as error:
+            raise ControlError(f"{what} answered no JSON: {data[:100]!r}") from error
+        return answer if isinstance(answer, dict) else {}
+
+
+def version_of(name: Any) -> int | None:
+    """The policy version that an engine's name for its weights stands for.
+
+    A fresh engine has a name that nobody gave it (`default`): it has the model's own weights, version 0.
+    """
+    text = "" if name is None else str(name)
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return None if text.startswith(LOADING) else 0
+
+
+def _headers(server: Address) -> dict[str, str]:
+    return {"Authorization": f"Bearer {server.token}"}

@@ -1,0 +1,300 @@
+"""Errands to model servers: which requests each is made of, and who is busy with one.
+
+A load takes minutes, and a worker of the loop must not wait for it. So an errand is a task of its own, at most one a
+server; when it is over, the ModelServer is looked at again. What is kept here is what servers said last: an operator that
+has just started knows nothing, and asks.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from rollout_api.model_server import PullForm, TransferMode
+from rollout_operator.actions import Ref
+from rollout_operator.model_server.control import LOADING, Address, Control, ControlError
+from rollout_operator.model_server.policy_seen import Call, Errand, Failure, Said
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, int]
+"""A pod's uid, and how often its engine has started again."""
+
+LEADER_CHECK_SECONDS = 1.0
+"""How soon errands end when another replica may begin its own; the lease leaves five (lease.py)."""
+
+
+@dataclass(frozen=True)
+class How:
+    """What a ModelServer's spec says about loads."""
+
+    mode: TransferMode
+    form: PullForm
+    model: str
+    """Name under which it is served. An adapter gets the same: vLLM looks among adapters first, so clients need not know
+    (vllm/entrypoints/openai/engine/serving.py: _maybe_get_adapters)."""
+    fetch_seconds: float
+    hook: str | None
+    push_seconds: float
+    world_size: int
+    """Accelerators of one server."""
+    update: int
+    """`status.policy.update`, for the trainer's logs."""
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One server that an errand goes to."""
+
+    name: str
+    key: Key
+    control_url: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a server from asking it."""
+
+    said: Said | None = None
+    busy: Errand | None = None
+    failures: Mapping[Call, Failure] = field(default_factory=dict)
+
+
+class Errands:
+    """Who is asked what, and what they said last."""
+
+    def __init__(self, control: Control, done: Callable[[Ref], None], may_ask: Callable[[], bool]) -> None:
+        self._control, self._done, self._may_ask = control, done, may_ask
+        self._known: dict[Key, Known] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def known(self, key: Key) -> Known:
+        """What is known of a server."""
+        return self._known.get(key, Known())
+
+    def start(self, ref: Ref, errand: Errand, targets: Sequence[Target], how: How) -> None:
+        """Send an errand to servers. While one of them is busy, nothing is sent."""
+        if any(self.known(target.key).busy is not None for target in targets):
+            return
+        for target in targets:
+            self._known[target.key] = replace(self.known(target.key), busy=errand)
+        task = asyncio.create_task(self._run(ref, errand, targets, how))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def forget(self, pod_uid: str) -> None:
+        """A pod is gone."""
+        for key in [key for key in self._known if key[0] == pod_uid]:
+            del self._known[key]
+
+    async def run(self) -> None:
+        """Until cancelled: end all errands as soon as another replica may lead, and forget what was said."""
+        try:
+            while True:
+                await asyncio.sleep(LEADER_CHECK_SECONDS)
+                if not self._may_ask() and self._known:
+                    await self._stop()
+        finally:
+            await self._stop()
+            await self._control.close()
+
+    async def _stop(self) -> None:
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._known.clear()
+
+    async def _run(self, ref: Ref, errand: Errand, targets: Sequence[Target], how: How) -> None:
+        try:
+            if errand.call is Call.LOAD and how.mode is TransferMode.PUSH and _version(errand) > 0:
+                await self._push(errand, targets, how)
+            else:
+                await asyncio.gather(*(self._one(errand, target, how) for target in targets))
+        finally:
+            for target in targets:
+                if target.key in self._known:
+                    self._known[target.key] = replace(self._known[target.key], busy=None)
+            self._done(ref)
+
+    async def _one(self, errand: Errand, target: Target, how: How) -> None:
+        server = Address(target.name, target.control_url, how.token)
+        touched = False
+        digest: tuple[bool, str | None] | None = None
+        fetched: int | None = None
+        try:
+            match errand.call:
+                case Call.LOOK:
+                    pass
+                case Call.PAUSE:
+                    await self._control.pause(server)
+                case Call.RESUME:
+                    await self._control.resume(server)
+                case Call.CHECK:
+                    digest = True, await self._control.digest(server)
+                case Call.FETCH:
+                    await self._fetch(server, errand, how)
+                    fetched = _version(errand)
+                case Call.LOAD:
+                    path = await self._fetch(server, errand, how)
+                    fetched = _version(errand)
+                    touched = True
+                    await self._load(server, _version(errand), path, how)
+                    digest = False, None
+        except ControlError as error:
+            self._failed(target, errand, error, untouched=not touched and errand.call in (Call.LOAD, Call.FETCH))
+        else:
+            self._went_well(target, errand)
+        await self._look(server, target, digest, fetched)
+
+    async def _fetch(self, server: Address, errand: Errand, how: How) -> str | None:
+        assert errand.source is not None
+        # The model's own weights are there since the engine started.
+        if how.mode is TransferMode.PUSH or errand.source.uri is None:
+            return None
+        return await self._control.fetch(server, errand.source, how.fetch_seconds)
+
+    async def _load(self, server: Address, version: int, path: str | None, how: How) -> None:
+        await self._control.name_weights(server, f"{LOADING}-{version}")
+        if how.form is PullForm.ADAPTER and how.mode is TransferMode.PULL:
+            if path is None:
+                await self._control.unload_adapter(server, how.model)
+            else:
+                await self._control.load_adapter(server, how.model, path)
+        else:
+            await self._control.reload(server, path)
+        await self._control.name_weights(server, str(version))
+
+    async def _push(self, errand: Errand, targets: Sequence[Target], how: How) -> None:
+        """All servers together: a trainer's broadcast has all of them as its members."""
+        assert how.hook is not None
+        deadline = asyncio.get_running_loop().time() + how.push_seconds
+        try:
+            answer = HookAnswer(
+                await self._control.ask_hook(how.hook, _question(errand, targets, how), how.push_seconds)
+            )
+        except ControlError as error:
+            for target in targets:
+                self._failed(target, errand, error, untouched=True)
+            await asyncio.gather(*(self._look(_address(target, how), target) for target in targets))
+            return
+        await asyncio.gather(*(self._receive(errand, target, answer, deadline, how) for target in targets))
+
+    async def _receive(self, errand: Errand, target: Target, answer: "HookAnswer", deadline: float, how: How) -> None:
+        server = _address(target, how)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._control.name_weights(server, f"{LOADING}-{_version(errand)}")
+                await self._control.begin_transfer(server, answer.init(target.name))
+                for update in answer.updates(target.name):
+                    await self._control.transfer(server, update, how.push_seconds)
+                await self._control.finish_transfer(server, _version(errand))
+        except TimeoutError:
+            words = f"{target.name}: the weights were not there {how.push_seconds:.0f} s after the trainer's hook was called"
+            self._failed(target, errand, ControlError(words))
+        except ControlError as error:
+            self._failed(target, errand, error)
+        else:
+            self._went_well(target, errand)
+        await self._look(server, target, digest=(False, None))
+
+    async def _look(
+        self,
+        server: Address,
+        target: Target,
+        digest: tuple[bool, str | None] | None = None,
+        fetched: int | None = None,
+    ) -> None:
+        """Ask how it stands now: nothing is concluded from what was asked before."""
+        old = self.known(target.key)
+        try:
+            paused, version = await self._control.look(server)
+        except ControlError as error:
+            self._known[target.key] = replace(old, said=None)
+            self._failed(target, Errand(Call.LOOK), error)
+            return
+        said = Said(_now(), paused, version)
+        if old.said is not None:
+            said = replace(said, fetched=old.said.fetched)
+            if old.said.version == version:
+                said = replace(said, checked=old.said.checked, digest=old.said.digest)
+        if digest is not None:
+            said = replace(said, checked=digest[0], digest=digest[1])
+        if fetched is not None:
+            said = replace(said, fetched=fetched)
+        self._known[target.key] = replace(old, said=said)
+        self._went_well(target, Errand(Call.LOOK))
+
+    def _failed(self, target: Target, errand: Errand, error: ControlError, *, untouched: bool = False) -> None:
+        log.warning("%s of %s: %s", errand.call.value, target.name, error.message)
+        known = self.known(target.key)
+        failure = Failure(_now(), errand, error.message, untouched)
+        self._known[target.key] = replace(known, failures={**known.failures, errand.call: failure})
+
+    def _went_well(self, target: Target, errand: Errand) -> None:
+        known = self.known(target.key)
+        failures = {call: failure for call, failure in known.failures.items() if call is not errand.call}
+        self._known[target.key] = replace(known, failures=failures)
+
+
+class HookAnswer:
+    """What a trainer says that it is about to send: `{"initInfo"?, "updates": [...], "servers"?: {name: the same}}`.
+
+    `initInfo` is the body of vLLM's `/init_weight_transfer_engine`, each of `updates` one of `/update_weights`: names,
+    types and shapes, as the backend wants them. What is said of one server stands in place of what is said of all.
+    """
+
+    def __init__(self, answer: Mapping[str, Any]) -> None:
+        self._answer = answer
+        self._servers: Mapping[str, Mapping[str, Any]] = answer.get("servers") or {}
+        updates = [answer.get("updates", []), *(entry.get("updates", []) for entry in self._servers.values())]
+        if not any(updates) or not all(isinstance(update, list) for update in updates):
+            raise ControlError(
+                f"weightTransfer.push.hook answered {str(dict(answer))[:200]}; expected `updates`, a list with the "
+                "update_info of each call of /update_weights"
+            )
+
+    def init(self, server: str) -> Mapping[str, Any] | None:
+        """Of one server; None: its engine was made ready before."""
+        found: Mapping[str, Any] | None = self._of(server).get("initInfo", self._answer.get("initInfo"))
+        return found
+
+    def updates(self, server: str) -> Sequence[Mapping[str, Any]]:
+        """Of one server, in order."""
+        found: Sequence[Mapping[str, Any]] = self._of(server).get("updates", self._answer.get("updates", []))
+        return found
+
+    def _of(self, server: str) -> Mapping[str, Any]:
+        return self._servers.get(server) or {}
+
+
+def _question(errand: Errand, targets: Sequence[Target], how: How) -> dict[str, Any]:
+    assert errand.source is not None
+    return {
+        "transfer": secrets.token_hex(8),
+        "modelServer": how.model,
+        "update": how.update,
+        "policy": errand.source.wire(),
+        "servers": [
+            {"name": target.name, "uid": target.key[0], "url": target.url, "worldSize": how.world_size}
+            for target in targets
+        ],
+    }
+
+
+def _address(target: Target, how: How) -> Address:
+    return Address(target.name, target.control_url, how.token)
+
+
+def _version(errand: Errand) -> int:
+    assert errand.source is not None
+    return errand.source.version
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

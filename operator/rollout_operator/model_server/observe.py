@@ -1,0 +1,220 @@
+"""What the plan of a ModelServer needs to know, taken from the operator's cache. No I/O."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from pydantic import ValidationError
+
+from rollout_api.cluster import (
+    MODEL_CONTROL_PORT,
+    MODEL_PORT,
+    MODEL_SERVER_UID_LABEL,
+    POLICY_LOADED,
+)
+from rollout_api.manifest import Problem
+from rollout_api.model_server import ModelServer, ModelServerStatus, PolicySource
+from rollout_api.rollout_job import RunnerReport, RunnerState
+from rollout_operator.actions import Fact, Manifest, Ref
+from rollout_operator.cache import controller_of, uid_of
+from rollout_operator.config import OperatorConfig
+from rollout_operator.model_server.owned import WORKLOAD_KINDS, api_name, claim_name, download_name
+from rollout_operator.model_server.pod import ENGINE, GATEWAY
+from rollout_operator.model_server.policy_seen import Runner, Seen, Server
+from rollout_operator.model_server.problems import parse
+from rollout_operator.pods import trouble
+from rollout_operator.wake import users
+from rollout_operator.world import World
+
+MOST_SERVERS = 256
+"""Bound of `spec.replicas`."""
+_ENDED = ("Succeeded", "Failed")
+_AT_WORK = (RunnerState.RUNNING, RunnerState.DRAINING)
+
+
+def workload_refused(uid: str) -> Fact:
+    """That the API server did not take the StatefulSet or LeaderWorkerSet of a ModelServer."""
+    return ("workload-refused", uid)
+
+
+@dataclass(frozen=True)
+class Download:
+    """The Job that fetches the model's weights."""
+
+    done: bool
+    failed: str | None = None
+    """Why Kubernetes gave it up."""
+    trouble: tuple[str, str] | None = None
+    """Why its pod does not start: reason and words."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A ModelServer and all that belongs to it."""
+
+    ref: Ref
+    uid: str
+    generation: int | None
+    is_deleted: bool
+    server: ModelServer | tuple[Problem, ...]
+    """Or what is wrong with it."""
+    status: ModelServerStatus
+    """As it was last written."""
+    has_token: bool
+    """The Secret of its control port is known to be there."""
+    objects: Mapping[tuple[str, str], Manifest]
+    """What it controls, by kind and name."""
+    download: Download | None
+    servers: tuple[Server, ...]
+    """Of the pods that exist, by name."""
+    troubles: Mapping[str, tuple[str, str]]
+    """Why pods do not start, by their names: reason and words."""
+    runners: tuple[Runner, ...]
+    """Runners at work that use it."""
+    refusal: str | None
+    """Why its pods' keeper could not be made, in the API server's words."""
+    config: OperatorConfig
+    now: datetime
+
+    def policy(self, server: ModelServer) -> Seen:
+        """What a policy update is decided by."""
+        spec, wanted = server.spec, server.spec.policy
+        push, pull = spec.weight_transfer.push, spec.weight_transfer.pull
+        return Seen(
+            wanted=PolicySource(version=wanted.version, uri=wanted.uri, digest=wanted.digest),
+            mode=spec.weight_transfer.mode,
+            min_ready=spec.min_ready,
+            load_limit=timedelta(seconds=(push or pull).timeout_seconds),
+            status=self.status,
+            servers=self.servers,
+            runners=self.runners,
+            now=self.now,
+        )
+
+
+def observe(world: World, obj: Manifest) -> Observed:
+    """Look at a ModelServer."""
+    metadata, uid = obj["metadata"], uid_of(obj)
+    ref = Ref("ModelServer", metadata["namespace"], metadata["name"])
+    status = _status(obj.get("status") or {})
+    objects = {(kind, found["metadata"]["name"]): found for kind, found in _owned(world, ref, uid)}
+    pods = list(_pods(world, ref, uid, max(_replicas(obj), len(status.servers), *map(_replicas, objects.values()))))
+    return Observed(
+        ref=ref,
+        uid=uid,
+        generation=metadata.get("generation"),
+        is_deleted="deletionTimestamp" in metadata,
+        server=parse(obj, world.config.privileged_namespaces),
+        status=status,
+        has_token=uid in world.keys,
+        objects=objects,
+        download=_download(world, objects.get(("Job", download_name(ref.name)))),
+        servers=tuple(server_of(pod) for pod in pods),
+        troubles={pod["metadata"]["name"]: found for pod in pods if (found := trouble(pod.get("status") or {}))},
+        runners=tuple(_runners(world, ref)),
+        refusal=world.recall(workload_refused(uid)),
+        config=world.config,
+        now=world.now,
+    )
+
+
+def server_of(pod: Manifest) -> Server:
+    """The server in a pod."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    engine = _container(status, "containerStatuses", ENGINE)
+    gateway = _container(status, "initContainerStatuses", GATEWAY)
+    address = status.get("podIP") or ""
+    host = f"[{address}]" if ":" in address else address
+    return Server(
+        name=metadata["name"],
+        uid=uid_of(pod),
+        restarts=int(engine.get("restartCount", 0)),
+        # An address, not a name: it belongs to this pod alone, and nobody has an old one in a cache of names.
+        url=f"http://{host}:{MODEL_PORT}" if host else "",
+        control_url=f"http://{host}:{MODEL_CONTROL_PORT}" if host else "",
+        up=bool(host) and bool(engine.get("started")) and _runs(engine) and _runs(gateway),
+        leaving="deletionTimestamp" in metadata or status.get("phase") in _ENDED,
+        loaded=any(c["type"] == POLICY_LOADED and c["status"] == "True" for c in status.get("conditions") or ()),
+    )
+
+
+def _owned(world: World, ref: Ref, uid: str) -> Iterator[tuple[str, Manifest]]:
+    names = {
+        **dict.fromkeys((*WORKLOAD_KINDS, "PodDisruptionBudget"), (ref.name,)),
+        "Service": (ref.name, api_name(ref.name)),
+        "NetworkPolicy": (ref.name, download_name(ref.name)),
+        "PersistentVolumeClaim": (claim_name(ref.name),),
+        "Job": (download_name(ref.name),),
+    }
+    for kind in names:
+        for name in names[kind]:
+            found = world.cache.get(kind, ref.namespace, name)
+            if found is not None and (controller_of(found) or {}).get("uid") == uid:
+                yield kind, found
+
+
+def _pods(world: World, ref: Ref, uid: str, most: int) -> Iterator[Manifest]:
+    """By name: a StatefulSet and a LeaderWorkerSet both call the pods that answer NAME-0, NAME-1 and so on."""
+    for index in range(min(most, MOST_SERVERS)):
+        pod = world.cache.get("Pod", ref.namespace, f"{ref.name}-{index}")
+        if pod is not None and pod["metadata"].get("labels", {}).get(MODEL_SERVER_UID_LABEL) == uid:
+            yield pod
+
+
+def _replicas(obj: Manifest) -> int:
+    return int(obj.get("spec", {}).get("replicas") or 0)
+
+
+def _download(world: World, job: Manifest | None) -> Download | None:
+    if job is None:
+        return None
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    true = {found["type"]: found for found in conditions if found["status"] == "True"}
+    pods = [pod.get("status") or {} for pod in world.cache.owned("Pod", uid_of(job))]
+    failed = true.get("FailureTarget") or true.get("Failed")
+    words = "; ".join(dict.fromkeys(word for status in pods if (word := _last_words(status))))
+    return Download(
+        done="SuccessCriteriaMet" in true or "Complete" in true,
+        failed=None if failed is None else words or failed.get("message", "its pods failed"),
+        trouble=next(
+            (found for status in pods if status.get("phase") == "Pending" and (found := trouble(status))), None
+        ),
+    )
+
+
+def _last_words(status: Mapping[str, Any]) -> str:
+    for container in status.get("containerStatuses") or ():
+        if ended := container.get("state", {}).get("terminated"):
+            return str(ended.get("message") or "").strip()
+    return ""
+
+
+def _runners(world: World, ref: Ref) -> Iterator[Runner]:
+    for job in users(ref, world.cache):
+        status = job.get("status") or {}
+        if any(c["type"] in _ENDED and c["status"] == "True" for c in status.get("conditions") or ()):
+            continue
+        for entry in status.get("runners") or ():
+            try:
+                report = RunnerReport.model_validate(entry)
+            except ValidationError:
+                continue
+            if report.state in _AT_WORK:
+                yield Runner(f"{uid_of(job)}/{report.index}", report.policy_update)
+
+
+def _status(found: Mapping[str, Any]) -> ModelServerStatus:
+    """What was written by this version of the operator, or by one whose words are not understood any more."""
+    try:
+        return ModelServerStatus.model_validate(found)
+    except ValidationError:
+        return ModelServerStatus()
+
+
+def _container(status: Mapping[str, Any], field: str, name: str) -> Mapping[str, Any]:
+    return next((found for found in status.get(field) or () if found["name"] == name), {})
+
+
+def _runs(container: Mapping[str, Any]) -> bool:
+    return "running" in (container.get("state") or {})

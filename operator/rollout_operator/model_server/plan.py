@@ -1,0 +1,142 @@
+"""What to do about one ModelServer now. Pure: everything that was seen goes in, what to do comes out.
+
+    key of the control port ─► addresses, policies, claim ─► download Job ─► pods ─► each verified, then Ready
+                                                             (before accelerators are taken)
+
+Pods are made anew when what they are made of has changed, and then one at a time. A new policy goes into those that run.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rollout_api.cluster import MODEL_TOKEN_FILE, POLICY_LOADED, model_control_name
+from rollout_api.model_server import ModelServer, ServerState
+from rollout_operator.actions import (
+    Action,
+    Create,
+    Delete,
+    EnsureKey,
+    Manifest,
+    Patch,
+    Plan,
+    Ref,
+    Remember,
+    Replace,
+    SetPodCondition,
+)
+from rollout_operator.cache import uid_of
+from rollout_operator.model_server import network, policy, services, weights, workload
+from rollout_operator.model_server.observe import Observed, workload_refused
+from rollout_operator.model_server.owned import WORKLOAD_KINDS, metadata, noted_digest
+from rollout_operator.model_server.policy import Decision
+from rollout_operator.model_server.status import invalid, status_of, story, timestamp
+
+REFUSED_SECONDS: Final = 60
+"""Until a workload that the API server refused is tried again: a quota or an addition to the cluster may come."""
+
+
+def plan(seen: Observed) -> Plan:
+    """What to do now; empty when there is nothing to do but wait."""
+    if seen.is_deleted:
+        return Plan()  # garbage collection does the rest
+    if isinstance(seen.server, tuple):
+        status = invalid(seen, seen.server)
+        return Plan(status=status, events=story(seen, status))
+    server = seen.server
+    if not seen.has_token:
+        return Plan((EnsureKey(control_secret(server), MODEL_TOKEN_FILE),))
+    downloaded = is_downloaded(seen, server)
+    decision = policy.decide(seen.policy(server))
+    status = status_of(seen, server, decision, downloaded=downloaded)
+    actions = (*_objects(seen, server, downloaded), *_servers(seen, decision))
+    return Plan(actions, status, story(seen, status), decision.requeue_seconds)
+
+
+def control_secret(server: ModelServer) -> dict[str, Any]:
+    """The Secret of the control port, without its token."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(server, model_control_name(server.metadata.name)),
+        "type": "Opaque",
+        "immutable": True,
+    }
+
+
+def is_downloaded(seen: Observed, server: ModelServer) -> bool:
+    """Whether pods may be made: weights are in place, or each pod fetches them itself."""
+    if any((kind, seen.ref.name) in seen.objects for kind in WORKLOAD_KINDS):
+        return True
+    if weights.download_job(server, seen.config) is None:
+        return True
+    return seen.download is not None and seen.download.done
+
+
+def _objects(seen: Observed, server: ModelServer, downloaded: bool) -> Iterator[Action]:
+    for body in (*services.services(server), *network.policies(server, seen.config)):
+        yield from _kept(seen, body)
+    budget = services.disruption_budget(server)
+    if budget is not None:
+        yield from _kept(seen, budget)
+    elif (old := seen.objects.get(("PodDisruptionBudget", seen.ref.name))) is not None:
+        yield Delete(Ref("PodDisruptionBudget", seen.ref.namespace, seen.ref.name), uid_of(old))
+    # A claim and a Job cannot be changed, and what they are made of cannot either.
+    for once in (weights.claim(server), weights.download_job(server, seen.config)):
+        if once is not None and not downloaded and _found(seen, once) is None:
+            yield Create(once)
+    if downloaded:
+        yield from _workload(seen, server)
+
+
+def _workload(seen: Observed, server: ModelServer) -> Iterator[Action]:
+    body = workload.workload(server, seen.config)
+    found = _found(seen, body)
+    if found is None:
+        if seen.refusal is None:
+            yield Create(body, if_refused=Remember(workload_refused(seen.uid), "", REFUSED_SECONDS))
+    elif noted_digest(found) != noted_digest(body):
+        yield _replace(body, found)
+    elif found["spec"].get("replicas") != server.spec.replicas:
+        yield Patch(Ref(body["kind"], seen.ref.namespace, seen.ref.name), {"replicas": server.spec.replicas})
+
+
+def _servers(seen: Observed, decision: Decision) -> Iterator[Action]:
+    """Only what the status already says is acted on, so that whoever looks next finds out why."""
+    written = {entry.uid: entry for entry in seen.status.servers}
+    for server in seen.servers:
+        before = written.get(server.uid)
+        now = next((entry for entry in decision.servers if entry.uid == server.uid), None)
+        if server.leaving or before is None or now is None:
+            continue
+        ref = Ref("Pod", seen.ref.namespace, server.name)
+        if before.state is ServerState.EVICTED and now.state is ServerState.EVICTED:
+            yield Delete(ref, server.uid)
+        elif before.ready == now.ready != server.loaded:
+            yield SetPodCondition(ref, server.uid, _policy_loaded(seen, now.ready, now.state))
+
+
+def _policy_loaded(seen: Observed, ready: bool, state: ServerState) -> dict[str, str]:
+    return {
+        "type": POLICY_LOADED,
+        "status": "True" if ready else "False",
+        "reason": state.value,
+        "lastTransitionTime": timestamp(seen.now),
+    }
+
+
+def _kept(seen: Observed, body: dict[str, Any]) -> Iterator[Action]:
+    """Make it, or make it anew when it has changed."""
+    found = _found(seen, body)
+    if found is None:
+        yield Create(body)
+    elif noted_digest(found) != noted_digest(body):
+        yield _replace(body, found)
+
+
+def _found(seen: Observed, body: Manifest) -> Manifest | None:
+    return seen.objects.get((body["kind"], body["metadata"]["name"]))
+
+
+def _replace(body: dict[str, Any], found: Manifest) -> Replace:
+    identity = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
+    return Replace({**body, "metadata": {**body["metadata"], **identity}})

@@ -1,0 +1,416 @@
+"""The policy update as one transaction: what to do next, and what to write down, given all that was seen. Pure.
+
+    Open ─► Fetching ─► gate shut: Pausing ─► Acknowledging ─► Loading ─► Resuming ─► gate Open
+             (Pull)                                              ▲  │
+                                                  back to the old version, or on to a newer one
+
+Two rules make it safe to lose the operator, or a write, at any point. What a step asks of servers is asked only when the
+status already says that step, so whoever comes next knows what may have been done. And nothing is concluded from having
+asked: a step is over when the servers themselves say so. docs/policy-updates.md has the whole story.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from rollout_api.model_server import Gate, PolicySource, PolicyStatus, PolicyStep, ServerStatus, TransferMode
+from rollout_operator.model_server.policy_seen import Call, Errand, Seen, Server
+from rollout_operator.model_server.policy_servers import (
+    LOOK_AFTER_FAILURE,
+    LOOK_AGAIN,
+    MISMATCH,
+    entry_at_rest,
+    entry_behind_gate,
+    failed_lately,
+    is_broken,
+    is_checked,
+    is_ready,
+    look,
+    next_errand,
+    odd_ones,
+    verified,
+)
+
+# As long as one try of a call may take, twice: what prime-rl allows (its src/prime_rl/utils/client.py).
+PAUSE_LIMIT = timedelta(seconds=2 * 300)
+RESUME_LIMIT = PAUSE_LIMIT
+ACKNOWLEDGE_LIMIT = timedelta(seconds=10)
+"""For the runners. They acknowledge within a second or two (docs/model-routing.md); one that hangs holds up nobody."""
+SILENCE_LIMIT = timedelta(seconds=60)
+"""For a server that does not answer at all when its weights are to be changed: well over three time-outs."""
+BEHIND_GATE_SECONDS = 1.0
+"""Between two looks while the gate is shut, beside those that answers and acknowledgements bring about."""
+MOST_MIXED = 1024
+"""Entries that `status.policy.mixed` can have."""
+MOST_WORDS = 1024
+
+
+@dataclass(frozen=True)
+class Task:
+    """An errand, and whom it goes to: one server, or for a load in mode Push all of them together."""
+
+    errand: Errand
+    servers: tuple[Server, ...]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to write into the status, and what to ask of servers."""
+
+    policy: PolicyStatus
+    servers: tuple[ServerStatus, ...]
+    settled: bool
+    """`spec.policy` is what servers serve: the condition PolicyLoaded."""
+    reason: str
+    message: str
+    tasks: tuple[Task, ...] = ()
+    requeue_seconds: float = LOOK_AGAIN.total_seconds()
+    """Look again after so long."""
+
+
+def decide(seen: Seen) -> Decision:
+    """What to do now. Made again with nothing new to see, it asks for nothing that is not still to be done."""
+    step = seen.status.policy.step
+    return _STEPS[step](seen) if step is not None else _at_rest(seen)
+
+
+# One function a step.
+
+
+def _at_rest(seen: Seen) -> Decision:
+    policy = seen.status.policy
+    if seen.wanted.version not in (policy.current, policy.failed):
+        return _begin(seen)
+    return _open(seen, policy if policy.sources else _at_version(seen, seen.wanted))
+
+
+def _begin(seen: Seen) -> Decision:
+    """Another version is wanted."""
+    if not seen.members:
+        # Nobody is served, so there is nothing to hold: servers load it as they come.
+        return _open(seen, _at_version(seen, seen.wanted))
+    change: dict[str, Any] = {"target": seen.wanted.version, "sources": _sources(seen, seen.wanted)}
+    if seen.mode is TransferMode.PUSH or seen.wanted.uri is None:
+        return _shut(seen, change)
+    fetching = {"step": PolicyStep.FETCHING, "since": _now(seen)}
+    return _open(seen, seen.status.policy.model_copy(update={**change, **fetching}))
+
+
+def _fetching(seen: Seen) -> Decision:
+    """The gate is still open: downloads take minutes, and a wrong URI should disturb nobody."""
+    policy, members = seen.status.policy, seen.members
+    if seen.wanted.version != policy.target or not members:
+        return _begin(seen)
+    target = seen.source(policy.target)
+    have = [server for server in members if server.said is not None and server.said.fetched == target.version]
+    missing = [server for server in members if server not in have]
+    failed = [server for server in missing if seen.failed(server, Call.FETCH, target.version)]
+    if len(failed) == len(missing) and len(have) >= min(seen.min_ready, len(members)):
+        return _shut(seen, {})
+    tasks = [
+        Task(Errand(Call.FETCH, target), (server,))
+        for server in missing
+        if server.said is not None and server.busy is None and not failed_lately(seen, server, Call.FETCH)
+    ]
+    reason, words = "Fetching", f"version {target.version}: {len(have)} of {len(members)} servers have fetched it"
+    if failed:
+        reason, words = "FetchFailed", f"{words}; {_why(failed, Call.FETCH)}; it is tried again, and nothing is changed"
+    return replace(_open(seen, policy, tasks), settled=False, reason=reason, message=words)
+
+
+def _pausing(seen: Seen) -> Decision:
+    policy, members = seen.status.policy, seen.members
+    late = seen.now >= seen.since + PAUSE_LIMIT
+    waiting = [server for server in members if not _is_paused(seen, server)]
+    given_up = [server for server in waiting if late or seen.failed(server, Call.PAUSE)]
+    if len(given_up) == len(waiting):
+        paused = {"paused": True, "step": PolicyStep.ACKNOWLEDGING, "since": _now(seen)}
+        words = f"version {policy.target}: all servers are paused; runners close their books on the old version"
+        return _behind_gate(seen, policy.model_copy(update=paused), "Acknowledging", words, evicted=given_up)
+    tasks = [
+        Task(Errand(Call.PAUSE), (server,)) for server in waiting if server.busy is None and server not in given_up
+    ]
+    words = f"version {policy.target}: {len(members) - len(waiting)} of {len(members)} servers are paused"
+    return _behind_gate(seen, policy, "Pausing", words, tasks, given_up)
+
+
+def _acknowledging(seen: Seen) -> Decision:
+    policy = seen.status.policy
+    unpaused = [server for server in seen.members if server.said is None or not server.said.paused]
+    given_up = [server for server in unpaused if seen.failed(server, Call.PAUSE) or _is_silent(seen, server)]
+    waiting = sorted(runner.key for runner in seen.runners if runner.acknowledged != policy.update)
+    if not unpaused and (not waiting or seen.now >= seen.since + ACKNOWLEDGE_LIMIT):
+        # Nothing is loaded yet, so a newer version takes this one's place without more ado.
+        loading = {"step": PolicyStep.LOADING, "since": _now(seen), "mixed": waiting[:MOST_MIXED], **_newer(seen)}
+        change = policy.model_copy(update=loading)
+        return _behind_gate(seen, change, "Loading", f"version {change.target}: all servers load it")
+    tasks = [
+        Task(Errand(Call.PAUSE), (server,)) if server.said is not None else Task(Errand(Call.LOOK), (server,))
+        for server in unpaused
+        if server.busy is None and server not in given_up and (server.said is not None or look(seen, server))
+    ]
+    words = f"version {policy.target}: {len(waiting)} of {len(seen.runners)} runners have not acknowledged"
+    if waiting:
+        words = f"{words}: {', '.join(waiting[:3])}{', …' if len(waiting) > 3 else ''}"
+    return _behind_gate(seen, policy, "Acknowledging", words, tasks, given_up)
+
+
+def _loading(seen: Seen) -> Decision:
+    """All are paused, and no stream's tokens are in doubt: weights may change."""
+    policy, members = seen.status.policy, seen.members
+    target = seen.source(policy.target)
+    late = seen.now >= seen.since + seen.load_limit
+    have = [server for server in (*members, *seen.newcomers) if _has(server, target.version)]
+    missing = [server for server in members if server not in have]
+    failed = [
+        server
+        for server in missing
+        if server.busy is None and (late or seen.failed(server, Call.LOAD, target.version) or _is_silent(seen, server))
+    ]
+    if len(failed) == len(missing):
+        return _loaded(seen, have, failed)
+    tasks = _load_tasks(seen, target, [server for server in missing if server not in failed])
+    words = f"version {target.version}: {sum(s in members for s in have)} of {len(members)} servers have it"
+    reason = "Loading" if target.version != policy.current else "RollingBack"
+    return _behind_gate(seen, policy, reason, words, tasks)
+
+
+def _loaded(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
+    """Every member has the target, or has failed to load it."""
+    policy = seen.status.policy
+    if newer := _newer(seen):
+        change = policy.model_copy(update={"since": _now(seen), **newer})
+        return _behind_gate(seen, change, "Loading", f"version {change.target}: newer than {policy.target}")
+    why = f"; {_why(failed, Call.LOAD) or 'no answer in time'}" if failed else ""
+    if len(have) >= _needed(seen):
+        resuming = policy.model_copy(update={"step": PolicyStep.RESUMING, "since": _now(seen)})
+        words = f"version {policy.target}: {len(have)} servers have it and are resumed{why}"
+        return _behind_gate(seen, resuming, "Resuming", words, evicted=failed)
+    words = f"version {policy.target}: {len(have)} servers have it, {_needed(seen)} are needed{why}"
+    if policy.target != policy.current and seen.members:
+        back = {"target": policy.current, "failed": policy.target, "failed_because": words[:MOST_WORDS]}
+        change = policy.model_copy(update={**back, "needed": 1, "since": _now(seen)})
+        return _behind_gate(seen, change, "RollingBack", f"{words}; all go back to version {policy.current}")
+    return _behind_gate(seen, policy, "NotEnoughServers", words, _load_tasks(seen, seen.source(policy.target)), failed)
+
+
+def _resuming(seen: Seen) -> Decision:
+    policy = seen.status.policy
+    target = seen.source(policy.target)
+    late = seen.now >= seen.since + RESUME_LIMIT
+    back = [server for server in (*seen.members, *seen.newcomers) if _is_back(seen, server, target.version)]
+    missing = [server for server in seen.members if server not in back]
+    given_up = [
+        server
+        for server in missing
+        if late
+        or seen.failed(server, Call.RESUME)
+        or seen.failed(server, Call.CHECK)
+        or (server.said is not None and server.said.version != target.version)
+        or _is_silent(seen, server)
+    ]
+    tasks = _load_tasks(seen, target)
+    if len(given_up) < len(missing):
+        tasks += [
+            Task(errand, (server,))
+            for server in missing
+            if server not in given_up and (errand := _resume_errand(seen, server)) is not None
+        ]
+        words = f"version {target.version}: {len(back)} servers are back, {len(missing)} are not yet"
+        return _behind_gate(seen, policy, "Resuming", words, tasks, given_up)
+    # What members had before is still in their entries; where nothing was to change, nothing is suspicious of it.
+    old = {entry.weights_digest for entry in seen.status.servers} if policy.target != policy.current else set()
+    odd = odd_ones(seen, back, old)
+    good = [server for server in back if server not in odd]
+    if len(good) >= _needed(seen):
+        return _reopen(seen, good, [*given_up, *odd])
+    why = "".join(f"; {server.name}: {MISMATCH}" for server in odd[:1])
+    words = f"version {policy.target}: {len(good)} servers serve it, {_needed(seen)} are needed{why}"
+    return _behind_gate(seen, policy, "NotEnoughServers", words, tasks, [*given_up, *odd])
+
+
+_STEPS: dict[PolicyStep, Callable[[Seen], Decision]] = {
+    PolicyStep.FETCHING: _fetching,
+    PolicyStep.PAUSING: _pausing,
+    PolicyStep.ACKNOWLEDGING: _acknowledging,
+    PolicyStep.LOADING: _loading,
+    PolicyStep.RESUMING: _resuming,
+}
+
+
+# What the steps have in common.
+
+
+def _shut(seen: Seen, change: dict[str, Any]) -> Decision:
+    policy = seen.status.policy
+    shut = {"gate": Gate.SHUT, "update": policy.update + 1, "paused": False, "mixed": []}
+    step = {"step": PolicyStep.PAUSING, "since": _now(seen), "needed": min(seen.min_ready, len(seen.members))}
+    new = policy.model_copy(update={**change, **shut, **step})
+    return _behind_gate(seen, new, "Pausing", f"version {new.target}: all servers are being paused")
+
+
+def _reopen(seen: Seen, good: Collection[Server], evicted: Collection[Server]) -> Decision:
+    """One write: whoever reads the status sees all of it happen at once."""
+    policy = _at_version(seen, seen.source(seen.status.policy.target))
+    servers = tuple(
+        verified(seen, server, policy.current) if server in good else entry_behind_gate(seen, server, evicted)
+        for server in _staying(seen)
+    )
+    return Decision(policy, servers, *_words_at_rest(seen, policy, servers), requeue_seconds=BEHIND_GATE_SECONDS)
+
+
+def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decision:
+    """The gate is open: newcomers get the current version; servers that are not as they were verified go."""
+    strange = [s for s in seen.members if s.said is not None and s.said.version != policy.current]
+    odd = odd_ones(seen, [server for server in seen.servers if is_ready(seen, server)])
+    broken = [server for server in seen.newcomers if is_broken(server)]
+    evicted = [*strange, *odd, *broken]
+    servers = tuple(entry_at_rest(seen, server, evicted) for server in _staying(seen))
+    if policy != seen.status.policy:
+        return Decision(policy, servers, *_words_at_rest(seen, policy, servers), requeue_seconds=BEHIND_GATE_SECONDS)
+    asked = [
+        *tasks,
+        *_load_tasks(seen, seen.source(policy.current), evicted=evicted),
+        *(
+            Task(errand, (server,))
+            for server in seen.members
+            if server not in evicted
+            and not failed_lately(seen, server, Call.RESUME)
+            and (errand := _resume_errand(seen, server)) is not None
+        ),
+    ]
+    busy = {server.key for task in tasks for server in task.servers}
+    asked = [task for task in asked if task in tasks or not busy & {server.key for server in task.servers}]
+    waits = any(server.up and server.said is None for server in seen.servers)
+    requeue = LOOK_AFTER_FAILURE if waits else LOOK_AGAIN
+    return Decision(policy, servers, *_words_at_rest(seen, policy, servers), tuple(asked), requeue.total_seconds())
+
+
+def _behind_gate(
+    seen: Seen,
+    policy: PolicyStatus,
+    reason: str,
+    message: str,
+    tasks: Iterable[Task] = (),
+    evicted: Collection[Server] = (),
+) -> Decision:
+    """The gate is shut. A change is written down before anything is asked because of it."""
+    gone = [*evicted, *(server for server in seen.newcomers if is_broken(server))]
+    servers = tuple(entry_behind_gate(seen, server, gone) for server in _staying(seen))
+    asked = tuple(tasks) if policy == seen.status.policy else ()
+    asked = tuple(task for task in asked if not any(server in gone for server in task.servers))
+    return Decision(policy, servers, False, reason, message, asked, BEHIND_GATE_SECONDS)
+
+
+def _load_tasks(
+    seen: Seen, source: PolicySource, members: Sequence[Server] = (), evicted: Collection[Server] = ()
+) -> list[Task]:
+    """What brings members, whose calls are held, and newcomers, which have none, to a version."""
+    tasks: list[Task] = []
+    loads: list[Server] = []
+    for server in (*members, *(newcomer for newcomer in seen.newcomers if newcomer not in evicted)):
+        errand = _member_errand(seen, server, source) if server in members else next_errand(seen, server, source)
+        if errand is not None and errand.call is Call.LOAD and seen.mode is TransferMode.PUSH and source.version > 0:
+            loads.append(server)
+        elif errand is not None:
+            tasks.append(Task(errand, (server,)))
+    sending = any(server.busy is not None and server.busy.call is Call.LOAD for server in seen.servers)
+    if loads and not sending:
+        tasks.append(Task(Errand(Call.LOAD, source), tuple(loads)))
+    return tasks
+
+
+def _member_errand(seen: Seen, server: Server, source: PolicySource) -> Errand | None:
+    if server.said is None:
+        return look(seen, server)
+    return Errand(Call.LOAD, source) if server.busy is None and server.said.version != source.version else None
+
+
+def _resume_errand(seen: Seen, server: Server) -> Errand | None:
+    """What a member that has its version needs next to be back."""
+    if server.busy is not None or server.said is None:
+        return look(seen, server)
+    if server.said.paused:
+        return Errand(Call.RESUME)
+    if not is_checked(seen, server):
+        return Errand(Call.CHECK)
+    return Errand(Call.LOOK) if server.said.at < seen.since else look(seen, server)
+
+
+def _is_paused(seen: Seen, server: Server) -> bool:
+    return server.said is not None and server.said.paused and server.said.at >= seen.since
+
+
+def _is_silent(seen: Seen, server: Server) -> bool:
+    return server.said is None and server.busy is None and seen.now >= seen.since + SILENCE_LIMIT
+
+
+def _has(server: Server, version: int) -> bool:
+    return server.said is not None and server.busy is None and server.said.version == version
+
+
+def _is_back(seen: Seen, server: Server, version: int) -> bool:
+    said = server.said
+    here = said is not None and said.version == version and not said.paused and said.at >= seen.since
+    return here and is_checked(seen, server)
+
+
+def _needed(seen: Seen) -> int:
+    """As when the gate was shut, unless less is asked for since."""
+    return min(seen.status.policy.needed, seen.min_ready)
+
+
+def _newer(seen: Seen) -> dict[str, Any]:
+    """The change to a version that is wanted since this update began; empty when there is none."""
+    policy = seen.status.policy
+    if seen.wanted.version <= max(policy.target, policy.failed or 0):
+        return {}
+    needed = min(seen.min_ready, max(1, len(seen.members)))
+    return {"target": seen.wanted.version, "sources": _sources(seen, seen.wanted), "needed": needed}
+
+
+def _sources(seen: Seen, target: PolicySource) -> list[PolicySource]:
+    current = seen.source(seen.status.policy.current)
+    return [current, target] if target.version != current.version else [current]
+
+
+def _at_version(seen: Seen, source: PolicySource) -> PolicyStatus:
+    """At rest, with a version."""
+    policy = seen.status.policy
+    failed = policy.failed if policy.failed == seen.wanted.version != source.version else None
+    return PolicyStatus(
+        current=source.version,
+        target=source.version,
+        update=policy.update,
+        mixed=policy.mixed,
+        failed=failed,
+        failed_because=policy.failed_because if failed is not None else None,
+        sources=[source],
+    )
+
+
+def _words_at_rest(seen: Seen, policy: PolicyStatus, servers: Sequence[ServerStatus]) -> tuple[bool, str, str]:
+    ready = f"{sum(entry.ready for entry in servers)} of {len(servers)} servers serve version {policy.current}"
+    if policy.failed is not None and policy.failed == seen.wanted.version:
+        return False, "LoadFailed", f"{ready}; {policy.failed_because}; give spec.policy a higher version to try again"
+    if policy.target != policy.current:
+        return False, "Fetching", f"{ready}; version {policy.target} is being fetched"
+    why = _why(seen.newcomers, Call.LOAD)
+    if why and not any(entry.ready for entry in servers):
+        return False, "Loading", f"{ready}; {why}"
+    return True, "Loaded", ready
+
+
+def _why(servers: Iterable[Server], call: Call) -> str:
+    """How one of them failed; empty when none did."""
+    found = (server.failures.get(call) or server.failures.get(Call.LOOK) for server in servers)
+    return next((failure.message for failure in found if failure is not None), "")
+
+
+def _staying(seen: Seen) -> list[Server]:
+    return [server for server in seen.servers if not server.leaving]
+
+
+def _now(seen: Seen) -> str:
+    return seen.now.isoformat(timespec="milliseconds").replace("+00:00", "Z")

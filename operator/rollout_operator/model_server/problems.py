@@ -1,0 +1,84 @@
+"""What makes a ModelServer invalid beyond what the API server checks, told by field. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rollout_api.base import quantity_value
+from rollout_api.manifest import Problem, explain, path_of, validate
+from rollout_api.model_server import ModelServer, TransferMode
+from rollout_operator.actions import Manifest
+from rollout_operator.sandbox import template
+
+GROUP_NAME_CHARACTERS: Final = 39
+"""Longest name of a LeaderWorkerSet: those of its pods, revisions and labels are made from it."""
+
+LENDS_RIGHTS: Final = frozenset(
+    (
+        *("hostNetwork", "hostPID", "hostIPC", "hostUsers", "hostPath", "hostPort", "privileged", "procMount"),
+        *("allowPrivilegeEscalation", "capabilities", "sysctls", "seLinuxOptions", "appArmorProfile", "seccompProfile"),
+    )
+)
+"""Fields of a pod by which it gets more than its namespace: the node, or its kernel."""
+PEER_FIELDS: Final = frozenset({"podSelector", "namespaceSelector"})
+
+
+def parse(manifest: Manifest, privileged_namespaces: Sequence[str]) -> ModelServer | tuple[Problem, ...]:
+    """The ModelServer, or everything that is wrong with it."""
+    try:
+        server = validate(ModelServer, {field: value for field, value in manifest.items() if field != "status"})
+    except ValidationError as error:
+        found = explain(error, ModelServer, dict(manifest))
+        return tuple(Problem(path_of(location), message) for location, message in found)
+    return tuple(_problems(server, privileged_namespaces)) or server
+
+
+def _problems(server: ModelServer, privileged_namespaces: Sequence[str]) -> Iterator[Problem]:
+    spec = server.spec
+    if spec.parallelism.nodes > 1:
+        yield from _group_problems(server)
+    memory, shared = spec.resources.memory, spec.resources.shared_memory
+    if memory is not None and quantity_value(memory) <= quantity_value(shared):
+        message = f"is {memory}, and sharedMemory ({shared}) counts to it; raise it, or lower resources.sharedMemory"
+        yield Problem("spec.resources.memory", message)
+    for index, peer in enumerate(spec.clients):
+        for field in sorted(set(peer) - PEER_FIELDS):
+            message = f"is not a known field; expected {' and '.join(sorted(PEER_FIELDS))}"
+            yield Problem(f"spec.clients[{index}].{field}", message)
+    pod_template = template.without_nulls(spec.pod_template or {})
+    malformed = (told.partition(": ") for told in template.well_formed(pod_template, "spec.podTemplate"))
+    yield from (Problem(path, message) for path, _, message in malformed)
+    if server.metadata.namespace not in privileged_namespaces:
+        for path in _lent(pod_template, "spec.podTemplate"):
+            message = (
+                "is refused: it lends rights on the node; leave it out, or have the namespace added to the chart's "
+                "`privilegedNamespaces`"
+            )
+            yield Problem(path, message)
+
+
+def _group_problems(server: ModelServer) -> Iterator[Problem]:
+    spec, name = server.spec, server.metadata.name
+    if len(name) > GROUP_NAME_CHARACTERS:
+        message = (
+            f"has {len(name)} characters; with parallelism.nodes above 1 at most {GROUP_NAME_CHARACTERS} fit into "
+            "the names that a LeaderWorkerSet makes"
+        )
+        yield Problem("metadata.name", message)
+    shared = spec.cache is not None or spec.weights_uri.startswith("pvc://")
+    if spec.weight_transfer.mode is TransferMode.PULL and spec.policy.version > 0 and not shared:
+        message = "is missing: all nodes of a server read a fetched policy from one volume; set cache, or use mode Push"
+        yield Problem("spec.cache", message)
+
+
+def _lent(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in LENDS_RIGHTS:
+                yield f"{path}.{key}"
+            else:
+                yield from _lent(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _lent(inner, f"{path}[{index}]")

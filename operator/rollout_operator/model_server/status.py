@@ -1,0 +1,131 @@
+"""The status of a ModelServer: what is there, what leads there, and where it is in a policy update."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from rollout_api.conditions import Condition
+from rollout_api.manifest import Problem
+from rollout_api.model_server import ModelServer, ModelServerStatus
+from rollout_operator.actions import Event
+from rollout_operator.model_server.observe import Download, Observed
+from rollout_operator.model_server.owned import download_name, selector
+from rollout_operator.model_server.policy import Decision
+from rollout_operator.model_server.services import url
+
+INVALID, DOWNLOADED, POLICY_LOADED, READY = "Invalid", "Downloaded", "PolicyLoaded", "Ready"
+MESSAGE_CHARACTERS: Final = 1024
+
+Claim = tuple[str, bool, str, str]
+"""Type, whether it holds, reason, message."""
+
+
+def invalid(seen: Observed, problems: Sequence[Problem]) -> dict[str, Any]:
+    """Nothing is made or changed; what runs goes on."""
+    claims: list[Claim] = [(INVALID, True, "InvalidSpec", "nothing is changed: " + "; ".join(map(str, problems)))]
+    kept = [condition for condition in seen.status.conditions if condition.type != INVALID]
+    status = seen.status.model_copy(
+        update={"observed_generation": seen.generation, "conditions": [*kept, *_conditions(seen, claims)]}
+    )
+    return status.wire()
+
+
+def status_of(seen: Observed, server: ModelServer, decision: Decision, *, downloaded: bool) -> dict[str, Any]:
+    """The whole status."""
+    claims = [
+        (DOWNLOADED, *_downloaded(seen, server, downloaded)),
+        (POLICY_LOADED, decision.settled, decision.reason, decision.message),
+        (READY, *_ready(seen, server, decision, downloaded)),
+    ]
+    return ModelServerStatus(
+        observed_generation=seen.generation,
+        conditions=_conditions(seen, claims),
+        url=url(server),
+        servers=list(decision.servers),
+        policy=decision.policy,
+        replicas=len(seen.servers),
+        selector=",".join(f"{label}={value}" for label, value in selector(server).items()),
+    ).wire()
+
+
+def story(seen: Observed, status: dict[str, Any]) -> tuple[Event, ...]:
+    """What is new in a status that is about to be written, as Events."""
+    return tuple(_events(seen, ModelServerStatus.model_validate(status)))
+
+
+def _events(seen: Observed, now: ModelServerStatus) -> Iterator[Event]:
+    before = {condition.type: condition for condition in seen.status.conditions}
+    for condition in now.conditions:
+        was = before.get(condition.type)
+        if was is not None and (was.status, was.reason) == (condition.status, condition.reason):
+            continue
+        good = condition.status == "True" and condition.type != INVALID
+        if condition.type == INVALID or condition.reason in _BAD_NEWS:
+            yield Event("Warning", condition.reason, condition.message)
+        elif good and condition.type in (DOWNLOADED, READY, POLICY_LOADED) and condition.message:
+            yield Event("Normal", condition.reason, condition.message)
+
+
+_BAD_NEWS: Final = frozenset(
+    ("DownloadFailed", "CannotCreate", "Unschedulable", "ImagePullBackOff", "CrashLoopBackOff", "LoadFailed")
+)
+
+
+def _downloaded(seen: Observed, server: ModelServer, downloaded: bool) -> tuple[bool, str, str]:
+    download = seen.download
+    if download is None:
+        if downloaded:
+            return True, "NotNeeded", ""
+        return False, "Downloading", f"fetching {server.spec.weights_uri}"
+    if downloaded:
+        return True, "Downloaded", f"{server.spec.weights_uri} is in the cache"
+    return False, *_download_trouble(seen, server, download)
+
+
+def _download_trouble(seen: Observed, server: ModelServer, download: Download) -> tuple[str, str]:
+    if download.failed is not None:
+        job = download_name(seen.ref.name)
+        return "DownloadFailed", f"{download.failed}; delete Job {job} to try again"
+    if download.trouble is not None:
+        return download.trouble
+    return "Downloading", f"fetching {server.spec.weights_uri}"
+
+
+def _ready(seen: Observed, server: ModelServer, decision: Decision, downloaded: bool) -> tuple[bool, str, str]:
+    wanted, ready = server.spec.replicas, sum(entry.ready for entry in decision.servers)
+    words = f"{ready} of {wanted} servers are ready"
+    if wanted == 0:
+        return False, "NoReplicas", "spec.replicas is 0"
+    if ready >= server.spec.min_ready:
+        return True, "ServersReady", words
+    if not downloaded:
+        _, reason, message = _downloaded(seen, server, downloaded)
+        return False, reason, message
+    if seen.refusal is not None:
+        return False, "CannotCreate", f"its pods cannot be made: {seen.refusal}"
+    for name, (reason, message) in sorted(seen.troubles.items()):
+        return False, reason, f"{words}; {name} waits: {message or reason}"
+    return False, "ServersStarting", words
+
+
+def _conditions(seen: Observed, claims: Sequence[Claim]) -> list[Condition]:
+    return [_condition(seen, *claim) for claim in claims]
+
+
+def _condition(seen: Observed, kind: str, holds: bool, reason: str, message: str) -> Condition:
+    status = "True" if holds else "False"
+    before = next((found for found in seen.status.conditions if found.type == kind), None)
+    since = before.last_transition_time if before is not None and before.status == status else None
+    return Condition(
+        type=kind,
+        status=status,
+        reason=reason,
+        message=message[:MESSAGE_CHARACTERS],
+        observed_generation=seen.generation,
+        last_transition_time=since or timestamp(seen.now),
+    )
+
+
+def timestamp(moment: datetime) -> str:
+    """RFC 3339 in whole seconds."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

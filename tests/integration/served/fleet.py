@@ -1,0 +1,184 @@
+"""Stand-ins for vLLM as processes, a directory that a test speaks for, and an operator that updates their policy."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from agent_runtime.models.base import ModelReply
+from agent_runtime.models.served.directory import CONFIRM_SECONDS, View
+from agent_runtime.models.served.model import ServedModel
+from agent_runtime.models.vllm.server import VllmServer
+from rollout_api.model_server import Gate, ModelServerStatus, PolicyStatus, ServerState, ServerStatus
+from tests.support.vllm_server import made_by
+
+REPOSITORY = Path(__file__).parents[3]
+MODEL = "policy"
+
+
+class StandIn:
+    """One server process."""
+
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, url: str, session: aiohttp.ClientSession
+    ) -> None:
+        self.name, self.process, self.url, self._session = name, process, url, session
+
+    async def post(self, path: str, body: Any = None) -> Any:
+        """What it answers to a POST."""
+        async with self._session.post(f"{self.url}{path}", json=body or {}) as response:
+            response.raise_for_status()
+            text = await response.text()
+            return json.loads(text) if text else None
+
+    async def get(self, path: str) -> Any:
+        """What it answers to a GET."""
+        async with self._session.get(f"{self.url}{path}") as response:
+            response.raise_for_status()
+            return await response.json()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+
+
+class Fleet:
+    """A ModelServer without a cluster: `Directory`, operator and servers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.servers: list[StandIn] = []
+        self.policy = PolicyStatus()
+        self.members: list[str] = []
+        """Names of the servers that the status has."""
+        self.model = ServedModel(MODEL, self, self._connect, me="uid/0", sample_seconds=0.2)
+        self._folder = folder
+        self._spares: list[StandIn] = []
+        self._ended: list[StandIn] = []
+        self._told = asyncio.Event()
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+
+    async def start(self, count: int, *arguments: str, spares: int = 0) -> None:
+        """Start that many servers, all of them members, and some to take their places."""
+        names = [f"server-{number}" for number in range(count)] + ["spare"] * spares
+        started = await asyncio.gather(*(self._start_one(name, arguments) for name in names))
+        self.servers, self._spares = list(started[:count]), list(started[count:])
+        self.members = names[:count]
+
+    async def _start_one(self, name: str, arguments: Sequence[str]) -> StandIn:
+        command = [sys.executable, "-m", "tests.support.vllm_server", "--port", "0", "--print-url", "--model", MODEL]
+        parser = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--scheduling-policy", "priority"]
+        process = await asyncio.create_subprocess_exec(
+            *(*command, *parser, *arguments),
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        return StandIn(name, process, (await process.stdout.readline()).decode().strip(), self._session)
+
+    async def replace(self, server: StandIn) -> None:
+        """A spare one takes its place, once it has the current policy."""
+        if server.name in self.members:
+            self.members.remove(server.name)
+            self.tell()
+        spare = self._spares.pop()
+        spare.name = server.name
+        await self._load(spare, self.policy.current)
+        self.servers[self.servers.index(server)] = spare
+        self._ended.append(server)
+        self.members.append(server.name)
+        self.tell()
+
+    async def _load(self, server: StandIn, version: int) -> None:
+        weights = self._folder / f"weights-{version}.json"
+        weights.write_text(json.dumps({"version": version}))
+        await server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
+
+    async def close(self) -> None:
+        """End all of it."""
+        await self.model.close()
+        await self._session.close()
+        for server in [*self.servers, *self._spares, *self._ended]:
+            if server.process.returncode is None:
+                server.process.kill()
+            await server.process.wait()
+
+    def _connect(self, url: str) -> VllmServer:
+        return VllmServer(f"{url}/v1", MODEL, headers={}, key_origin="nowhere", call_seconds=120)
+
+    async def changes(self) -> AsyncIterator[View]:
+        """See Directory."""
+        while True:
+            self._told.clear()
+            yield View(self.status(), asyncio.get_running_loop().time())
+            try:
+                await asyncio.wait_for(self._told.wait(), CONFIRM_SECONDS)
+            except TimeoutError:
+                continue
+
+    def status(self) -> ModelServerStatus:
+        """As the operator writes it: behind the gate no server is ready."""
+        is_open = self.policy.gate is Gate.OPEN
+        return ModelServerStatus(
+            servers=[
+                ServerStatus(
+                    name=server.name,
+                    url=server.url,
+                    uid=str(server.process.pid),
+                    ready=is_open,
+                    state=ServerState.READY,
+                )
+                for server in self.servers
+                if server.name in self.members
+            ],
+            policy=self.policy,
+        )
+
+    def tell(self, **policy: Any) -> None:
+        """Write the status."""
+        self.policy = self.policy.model_copy(update=policy)
+        self._told.set()
+
+    async def update(self, *, failing: Sequence[StandIn] = (), killed: StandIn | None = None) -> None:
+        """One policy update, as the operator does it. The servers in `failing` cannot load, and are evicted; `killed` dies
+        while all are paused.
+        """
+        target = self.policy.current + 1
+        self.tell(gate=Gate.SHUT, update=self.policy.update + 1, target=target, paused=False)
+        alive = [server for server in self.servers if server.name in self.members]
+        await asyncio.gather(*(server.post("/pause?mode=keep") for server in alive))
+        self.tell(paused=True)
+        if killed is not None:
+            killed.kill()
+        async with asyncio.timeout(30):
+            while self.model.acknowledged != self.policy.update:  # noqa: ASYNC110 (the operator looks at a report)
+                await asyncio.sleep(0.02)
+        for server in alive:
+            if server in failing or server is killed:
+                self.members.remove(server.name)
+                continue
+            await self._load(server, target)
+            await server.post("/resume")
+        await asyncio.sleep(0.1)  # tokens of the new version come before the gate opens
+        self.tell(gate=Gate.OPEN, current=target, paused=False)
+
+
+def assert_made_as_recorded(reply: ModelReply, seed: int) -> list[str]:
+    """Compute every token again by the version that is recorded for it; the versions in order."""
+    ids, prompt = reply.completion_token_ids, reply.prompt_token_ids
+    assert ids is not None
+    assert prompt is not None
+    assert sum(span.tokens for span in reply.policy_spans) == len(ids)
+    position, versions = 0, []
+    for span in reply.policy_spans:
+        assert span.version is not None
+        part = ids[position : position + span.tokens]
+        again = made_by(int(span.version), [*prompt, *ids[:position]], span.tokens, seed=seed, ignore_eos=True)
+        assert part == again, f"version {span.version} did not make tokens {position} to {position + span.tokens}"
+        versions.append(span.version)
+        position += span.tokens
+    return versions

@@ -1,0 +1,114 @@
+"""Servers that die, hang, are evicted and are updated under calls: what is lost, and what is recorded."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from agent_runtime.models.base import ModelReply, ModelRequest
+from agent_runtime.models.served import fleet as fleet_module
+from agent_runtime.models.served import pulse
+from agent_runtime.models.served.routing import preference
+from rollout_api.model import Sampling
+from tests.integration.served.fleet import Fleet, assert_made_as_recorded
+
+SEED = 5
+
+
+def call(number: int, tokens: int, group: str | None = None) -> ModelRequest:
+    return ModelRequest(
+        messages=[{"role": "user", "content": f"Tell me of number {number}."}],
+        tools=[],
+        sampling=Sampling(max_tokens=tokens, extra={"ignore_eos": True}),
+        seed=SEED,
+        session=f"rollout-{number}",
+        task="task",
+        member=0,
+        turn=0,
+        group=group or f"group-{number}",
+    )
+
+
+def ask(fleet: Fleet, count: int, tokens: int, group: str | None = None) -> list[asyncio.Task[ModelReply]]:
+    return [asyncio.create_task(fleet.model.complete(call(number, tokens, group))) for number in range(count)]
+
+
+async def until(condition: Callable[[], object], seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 (the condition is whatever a test says)
+            await asyncio.sleep(0.02)
+
+
+async def test_a_server_that_is_killed_loses_no_call_and_no_token(fleet: Fleet) -> None:
+    await fleet.start(3, "--tokens-per-second", "40")
+    await fleet.model.check()
+    assert fleet.model.token_capture == "Tokens"
+    calls = ask(fleet, 24, tokens=50)
+    await asyncio.sleep(0.6)
+    fleet.servers[0].kill()
+    replies = await asyncio.wait_for(asyncio.gather(*calls), 60)
+    for reply in replies:
+        assert len(reply.completion_token_ids or []) == 50
+        assert assert_made_as_recorded(reply, SEED) == ["0"]
+        assert len(reply.logprobs or []) == 50
+    assert fleet.model.resent > 0
+    begun = {r["session"]: len(r["prompt_ids"]) for s in fleet.servers[1:] for r in await s.get("/_standin/served")}
+    grown = [begun[f"rollout-{n}"] - len(reply.prompt_token_ids or []) for n, reply in enumerate(replies)]
+    assert max(grown) > 0, "what had arrived was not sampled again"
+
+
+async def test_a_server_that_hangs_with_a_good_health_is_left_and_comes_back(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "STALL_SECONDS", 1.5)
+    monkeypatch.setattr(fleet_module, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(fleet_module, "ANSWER_SECONDS", 1.0)
+    await fleet.start(2, "--tokens-per-second", "20")
+    await fleet.model.check()
+    first = preference("shared", fleet.members)[0]
+    hanging = next(server for server in fleet.servers if server.name == first)
+    calls = ask(fleet, 4, tokens=30, group="shared")
+    await asyncio.sleep(0.5)
+    await hanging.post("/_standin/faults", {"hang": True})
+    assert await hanging.get("/v1/models"), "it looks well"
+    for reply in await asyncio.wait_for(asyncio.gather(*calls), 30):
+        assert assert_made_as_recorded(reply, SEED) == ["0"]
+    assert fleet.model.resent > 0
+    await hanging.post("/_standin/faults", {"hang": False})
+    before = len(await hanging.get("/_standin/served"))
+    async with asyncio.timeout(30):
+        while len([r for r in await hanging.get("/_standin/served") if r["session"] == "rollout-0"]) < 2:
+            await fleet.model.complete(call(0, 3, "shared"))
+    assert len(await hanging.get("/_standin/served")) > before
+
+
+async def test_500_calls_go_on_while_one_of_four_servers_cannot_load_the_new_policy(fleet: Fleet) -> None:
+    await fleet.start(4, "--tokens-per-second", "8")
+    await fleet.model.check()
+    calls = ask(fleet, 500, tokens=12)
+    await until(lambda: fleet.model.in_flight > 100)
+    await asyncio.sleep(0.5)
+    await fleet.update(failing=[fleet.servers[1]])
+    replies = await asyncio.wait_for(asyncio.gather(*calls), 120)
+    recorded = [assert_made_as_recorded(reply, SEED) for reply in replies]
+    assert ["0", "1"] in recorded, "calls that were under way kept what they had"
+    assert all(versions in (["0"], ["0", "1"], ["1"]) for versions in recorded)
+    assert fleet.model.resent > 0
+
+
+async def test_a_server_that_gives_whole_answers_only_masks_those_that_straddle_an_update(fleet: Fleet) -> None:
+    await fleet.start(2, "--tokens-per-second", "20", "--no-scale-out")
+    await fleet.model.check()
+    assert fleet.model.token_capture == "Chat"
+    early = ask(fleet, 2, tokens=2)
+    await asyncio.gather(*early)
+    across = ask(fleet, 4, tokens=30)
+    await asyncio.sleep(0.5)
+    await fleet.update()
+    late = ask(fleet, 2, tokens=2)
+
+    async def versions(calls: list[asyncio.Task[ModelReply]]) -> set[str | None]:
+        replies = await asyncio.gather(*calls)
+        return {span.version for reply in replies for span in reply.policy_spans}
+
+    assert (await versions(early), await versions(across), await versions(late)) == ({"0"}, {None}, {"1"})

@@ -1,0 +1,37 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.engine.staleness_policy import NewestPolicy, numbers, stale_message, versions_of
+from rollout_api.records import PolicySpan, ResponseRecord
+
+versions = st.none() | st.integers(0, 50)
+
+
+@given(versions, versions, versions)
+def test_a_rollout_is_stale_exactly_beyond_the_lag_that_is_allowed(
+    first: int | None, newest: int | None, lag: int | None
+) -> None:
+    known = first is not None and newest is not None and lag is not None
+    assert (stale_message(first, newest, lag) is not None) == (known and newest > first + lag)  # type: ignore[operator]
+
+
+def test_the_message_names_the_versions_and_the_field() -> None:
+    message = stale_message(3, 9, 4)
+    assert message is not None
+    assert "policy 3" in message
+    assert "newest is 9" in message
+    assert "model.maxPolicyLag 4" in message
+
+
+def test_what_is_unknown_or_no_number_makes_nothing_stale() -> None:
+    spans = [PolicySpan(tokens=1, version=version) for version in (None, "step-7", "12", "13")]
+    answer = ResponseRecord(turn=0, time=0, seconds=0, message={}, finish_reason="stop", policy_spans=spans)
+    assert versions_of([answer]) == numbers(spans) == [12, 13]
+
+
+@given(st.lists(st.lists(st.integers(0, 50), max_size=4), max_size=6))
+def test_the_newest_policy_is_the_largest_that_was_seen(replies: list[list[int]]) -> None:
+    newest = NewestPolicy()
+    for reply in replies:
+        newest.see(reply)
+    assert newest.version == max((version for reply in replies for version in reply), default=None)

@@ -1,0 +1,37 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.models.served.admission import Pressure
+from agent_runtime.models.served.load import Load, parse_load
+
+PAGE = """\
+# HELP vllm:num_requests_waiting Number of requests waiting to be processed.
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="a {strange} name"} 3.0
+vllm:num_requests_waiting{engine="1",model_name="a {strange} name"} 4.0 1712345678
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+vllm:generation_tokens_total{engine="0",model_name="m"} 100.0
+vllm:prompt_tokens_total 50
+vllm:iteration_tokens_total_count{engine="0"} 7
+vllm:iteration_tokens_total_bucket{engine="0",le="1"} 5
+python_gc_objects_collected_total{generation="0"} 1234.0
+"""
+
+
+def test_the_fullest_engine_of_a_server_and_all_its_waiting_requests_count() -> None:
+    assert parse_load(PAGE) == Load(Pressure(0.75, 7.0), 157.0)
+
+
+def test_a_server_that_lacks_a_metric_is_not_under_pressure() -> None:
+    assert parse_load("vllm:num_requests_running 1\n") == Load(Pressure(0.0, 0.0), 0.0)
+
+
+def test_a_page_that_is_not_vllms_says_nothing() -> None:
+    assert parse_load("<html>404</html>") is None
+
+
+@given(st.text())
+def test_whatever_a_server_answers_is_survived(text: str) -> None:
+    parse_load(text)
+    parse_load(f"vllm:kv_cache_usage_perc{{{text}")

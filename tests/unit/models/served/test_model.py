@@ -1,0 +1,286 @@
+"""Calls that meet what servers and updates do to them. What takes real time is in tests/integration/served."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from agent_runtime.models.base import CallHealth, ModelConfigError, ModelError
+from agent_runtime.models.served import gate
+from agent_runtime.models.served import model as model_module
+from agent_runtime.models.served.routing import preference
+from agent_runtime.models.vllm.server import Progress
+from rollout_api.model_server import Gate
+from tests.unit.models.served.fake_fleet import WHOLE, FakeEngine, FakeFleet, request, say, versions
+
+SERVERS = ("server-0", "server-1", "server-2")
+ORDER = preference("group-0", SERVERS)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 there is nothing that tells
+            await asyncio.sleep(0.01)
+
+
+async def stall_after_two(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
+    await say(engine, progress, on_tokens, upto=2)
+    await asyncio.Event().wait()
+
+
+def fail_with(error: Exception, upto: int = 0):  # type: ignore[no-untyped-def]
+    async def behave(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
+        await say(engine, progress, on_tokens, upto)
+        raise error
+
+    return behave
+
+
+async def test_members_of_a_group_find_their_prefix_at_one_server(fleet: FakeFleet) -> None:
+    model = await fleet.open(*SERVERS)
+    for turn in range(5):
+        await model.complete(request(turn=turn))
+    assert fleet.calls() == {f"http://{name}": 5 * (name == ORDER[0]) for name in SERVERS}
+    assert model.spills == 0
+
+
+async def test_calls_carry_the_version_for_the_cache_and_in_the_record(fleet: FakeFleet) -> None:
+    model = await fleet.open("server-0", current=7, target=7, update=3)
+    reply = await model.complete(request())
+    assert versions(reply) == [(len(WHOLE), "7")]
+    assert fleet.engine("server-0").salts == ["7"]
+
+
+@pytest.mark.parametrize("how", ["evicted", "restarted", "vanished", "not ready"])
+async def test_a_call_of_a_server_that_goes_is_finished_elsewhere_with_its_tokens(fleet: FakeFleet, how: str) -> None:
+    model = await fleet.open(*SERVERS)
+    fleet.engine(ORDER[0]).behaviour = stall_after_two
+    health = CallHealth()
+    call = asyncio.create_task(model.complete(request(health=health)))
+    await until(lambda: health.failing is None and fleet.engine(ORDER[0]).asked)
+    await asyncio.sleep(0.02)
+    if how == "restarted":
+        await fleet.tell(*SERVERS, uid="2")
+        fleet.engine(ORDER[0]).behaviour = say
+    else:
+        await fleet.tell(*ORDER[1:])
+    reply = await asyncio.wait_for(call, 10)
+    assert reply.completion_token_ids == WHOLE
+    assert fleet.engine(ORDER[1]).began_with == [WHOLE[:2]]
+    assert versions(reply) == [(len(WHOLE), "0")]
+    assert model.resent == 1
+
+
+async def test_a_call_goes_on_with_its_tokens_where_a_stream_broke(fleet: FakeFleet) -> None:
+    model = await fleet.open(*SERVERS)
+    fleet.engine(ORDER[0]).behaviour = fail_with(ModelError("Interrupted", "reset"), upto=3)
+    reply = await model.complete(request())
+    assert reply.completion_token_ids == WHOLE
+    assert fleet.engine(ORDER[1]).began_with == [WHOLE[:3]]
+
+
+async def test_a_server_that_cannot_be_reached_gets_no_calls_until_it_answers_again(fleet: FakeFleet) -> None:
+    model = await fleet.open(*SERVERS)
+    gone = fleet.engine(ORDER[0])
+    gone.is_well, gone.behaviour = False, fail_with(ModelError("Unreachable", "refused"))
+    for turn in range(4):
+        await model.complete(request(turn=turn))
+    assert len(gone.asked) == 1
+    assert len(fleet.engine(ORDER[1]).asked) == 4
+
+
+async def test_a_server_that_answers_again_gets_its_groups_back(fleet: FakeFleet) -> None:
+    model = await fleet.open(*SERVERS)
+    back = fleet.engine(ORDER[0])
+    back.behaviour = fail_with(ModelError("Unreachable", "refused"))
+    await model.complete(request())
+    back.behaviour = say
+    await asyncio.sleep(0.05)
+    await model.complete(request(turn=1))
+    assert [asked.turn for asked in back.asked] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "error", [ModelConfigError("ModelNotFound", "no such model"), ModelError("BadRequest", "images are not supported")]
+)
+async def test_what_no_other_server_mends_is_said_at_once(fleet: FakeFleet, error: ModelError) -> None:
+    model = await fleet.open(*SERVERS)
+    fleet.engine(ORDER[0]).behaviour = fail_with(error)
+    with pytest.raises(ModelError, match=error.message):
+        await model.complete(request())
+    assert model.resent == 0
+
+
+async def test_text_that_a_client_has_read_is_not_said_twice(fleet: FakeFleet) -> None:
+    model = await fleet.open(*SERVERS)
+
+    async def speak_and_break(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
+        on_text = engine.asked[-1].on_text
+        assert on_text is not None
+        on_text("Half of it")
+        raise ModelError("Interrupted", "reset")
+
+    for engine in fleet.engines.values():
+        engine.behaviour, engine.token_capture = speak_and_break, "Chat"
+    said: list[str] = []
+    with pytest.raises(ModelError, match="reset"):
+        await model.complete(request(on_text=said.append))
+    assert said == ["Half of it"]
+
+
+async def test_no_call_starts_behind_a_shut_gate_and_nobody_loses_time_there(fleet: FakeFleet) -> None:
+    model = await fleet.open("server-0")
+    await fleet.tell("server-0", gate=Gate.SHUT, update=1, target=1)
+    held: list[bool] = []
+    health = CallHealth(on_hold=held.append)
+    call = asyncio.create_task(model.complete(request(health=health)))
+    await asyncio.sleep(0.1)
+    assert (fleet.engine("server-0").asked, model.waiting, held) == ([], 1, [True])
+    await fleet.tell("server-0", gate=Gate.OPEN, update=1, current=1)
+    assert versions(await call) == [(len(WHOLE), "1")]
+    assert held == [True, False]
+    assert health.held_seconds > 0.09
+    assert health.lost_seconds == 0
+    assert model.gate_seconds > 0.09
+
+
+async def test_a_call_that_runs_keeps_its_stream_behind_the_gate_and_its_time(fleet: FakeFleet) -> None:
+    model = await fleet.open("server-0")
+    engine = fleet.engine("server-0")
+    go_on = asyncio.Event()
+
+    async def pause_after_two(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
+        await say(engine, progress, on_tokens, upto=2)
+        await go_on.wait()
+        await say(engine, progress, on_tokens)
+
+    engine.behaviour = pause_after_two
+    held: list[bool] = []
+    call = asyncio.create_task(model.complete(request(health=CallHealth(on_hold=held.append))))
+    await until(lambda: engine.asked)
+    await asyncio.sleep(0.05)
+    acknowledged = asyncio.Event()
+    model.on_acknowledged = acknowledged.set
+    await fleet.tell("server-0", ready=False, gate=Gate.SHUT, update=1, target=1)
+    assert held[-1]
+    await fleet.tell("server-0", ready=False, paused=True)
+    await asyncio.wait_for(acknowledged.wait(), 30)
+    assert model.acknowledged == 1
+    go_on.set()
+    await asyncio.sleep(0.05)
+    assert not call.done(), "its version is not known before the gate opens"
+    await fleet.tell("server-0", gate=Gate.OPEN, paused=False, current=1)
+    reply = await asyncio.wait_for(call, 10)
+    assert versions(reply) == [(2, "0"), (4, "1")]
+    assert not held[-1]
+    assert len(engine.asked) == 1
+
+
+async def test_a_call_that_nobody_wants_any_more_leaves_its_place(fleet: FakeFleet) -> None:
+    model = await fleet.open("server-0")
+    fleet.engine("server-0").behaviour = stall_after_two
+    calls = [asyncio.create_task(model.complete(request(f"group-{n}"))) for n in range(40)]
+    await until(lambda: model.waiting)
+    assert model.in_flight == 32
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert (model.in_flight, model.waiting) == (0, 0)
+    fleet.engine("server-0").behaviour = say
+    await model.complete(request())
+
+
+async def test_calls_wait_in_order_for_a_place_and_that_is_not_their_time(fleet: FakeFleet) -> None:
+    model = await fleet.open("server-0")
+    engine, end = fleet.engine("server-0"), asyncio.Event()
+
+    async def wait(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
+        await end.wait()
+        await say(engine, progress, on_tokens)
+
+    engine.behaviour = wait
+    healths = [CallHealth() for _ in range(40)]
+    calls = [asyncio.create_task(model.complete(request(turn=n, health=h))) for n, h in enumerate(healths)]
+    await until(lambda: model.waiting == 8)
+    end.set()
+    await asyncio.gather(*calls)
+    assert [asked.turn for asked in engine.asked] == list(range(40))
+    assert all(health.held_seconds > 0 for health in healths[32:])
+
+
+async def test_a_refusal_as_one_too_many_sends_fewer_calls_there(fleet: FakeFleet) -> None:
+    model = await fleet.open("server-0")
+    engine = fleet.engine("server-0")
+    refusals = iter([ModelError("RateLimited", "429"), None])
+
+    async def refuse_first(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
+        if (error := next(refusals)) is not None:
+            raise error
+        await say(engine, progress, on_tokens)
+
+    engine.behaviour = refuse_first
+    await model.complete(request())
+    calls = [asyncio.create_task(model.complete(request(turn=n))) for n in range(3)]
+    engine.behaviour = stall_after_two
+    await until(lambda: model.waiting)
+    assert model.in_flight == 1
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_a_job_waits_for_the_first_server(fleet: FakeFleet) -> None:
+    checking = asyncio.create_task(fleet.model.check())
+    await fleet.tell()
+    await fleet.tell("server-0", ready=False)
+    assert not checking.done()
+    await fleet.tell("server-0")
+    await asyncio.wait_for(checking, 10)
+    assert fleet.model.token_capture == "Tokens"
+
+
+async def test_a_job_starts_with_the_servers_that_are_well(fleet: FakeFleet) -> None:
+    fleet.connect("http://server-0").is_well = False
+    model = await fleet.open("server-0", "server-1")
+    assert fleet.engine("server-1").checks == 1
+    for number in range(4):
+        await model.complete(request(f"group-{number}"))
+    assert fleet.engine("server-0").asked == []
+
+
+async def test_a_runner_that_hears_of_nothing_records_no_version_and_goes_on(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "LEASE_SECONDS", 0.0)
+    monkeypatch.setattr(model_module, "UNKNOWN_SECONDS", 0.3)
+    model = await fleet.open("server-0", current=4)
+    assert versions(await model.complete(request())) == [(len(WHOLE), None)]
+    late = asyncio.create_task(model.complete(request()))
+    await fleet.tell("server-0")
+    await asyncio.sleep(0.05)
+    await fleet.tell("server-0")
+    assert versions(await late) == [(len(WHOLE), "4")]
+
+
+async def test_servers_that_have_left_are_not_kept_connected(fleet: FakeFleet) -> None:
+    await fleet.open(*SERVERS)
+    await fleet.tell("server-0")
+    await fleet.model.close()
+    assert all(engine.closed for engine in fleet.engines.values())
+
+
+async def test_a_bug_in_following_the_servers_is_said_and_not_waited_for(fleet: FakeFleet) -> None:
+    model = await fleet.open("server-0")
+    await fleet.tell("server-0", gate=Gate.SHUT, update=1)
+    call = asyncio.create_task(model.complete(request()))
+    await asyncio.sleep(0.01)
+
+    def broken(url: str) -> FakeEngine:
+        raise LookupError("a bug")
+
+    model._fleet._connect = broken
+    await fleet.tell("server-0", "server-1")
+    with pytest.raises(ModelError, match="a bug"):
+        await call
+    with pytest.raises(ModelError, match="a bug"):
+        await model.complete(request())

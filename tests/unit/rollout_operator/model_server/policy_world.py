@@ -1,0 +1,354 @@
+"""A made-up fleet: servers with weights, runners with streams, an operator that may be lost at any moment.
+
+What servers do is true here by construction, so what the operator believes can be compared with it. An errand is done
+request by request, so that it can be cut off between two of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from rollout_api.model_server import (
+    Gate,
+    ModelServerStatus,
+    PolicySource,
+    PolicyStep,
+    ServerState,
+    TransferMode,
+)
+from rollout_operator.model_server.policy import Decision, Task, decide
+from rollout_operator.model_server.policy_seen import Call, Errand, Failure, Runner, Said, Seen, Server
+
+HALF = -1
+"""Weights of which only a part was changed."""
+Key = tuple[str, int]
+
+
+@dataclass
+class Engine:
+    """One server as it really is."""
+
+    name: str
+    uid: str
+    restarts: int = 0
+    up: bool = True
+    paused: bool = False
+    weights: int = 0
+    named: str = "default"
+    fetched: int | None = None
+    leaving: bool = False
+    had_traffic: bool = False
+    failing: set[str] = field(default_factory=set)
+    """Requests that it fails: pause, fetch, reload, half, resume, look."""
+    lies: bool = False
+    """It says that it has loaded, and has not."""
+
+    @property
+    def key(self) -> Key:
+        return self.uid, self.restarts
+
+
+@dataclass
+class Process:
+    """A runner."""
+
+    key: str
+    acknowledged: int | None = None
+    hangs: bool = False
+
+
+class Crash(Exception):
+    """A request failed for good."""
+
+
+class Fleet:
+    """Everything, and the operator's loop in miniature."""
+
+    def __init__(self, servers: int, runners: int, mode: TransferMode = TransferMode.PULL, uri: bool = True) -> None:
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.mode, self.has_uri, self.replicas = mode, uri, servers
+        self.engines = [Engine(f"s-{index}", f"uid-{index}") for index in range(servers)]
+        self.runners = [Process(f"job/{index}") for index in range(runners)]
+        self.wanted = PolicySource(version=0)
+        self.status = ModelServerStatus()
+        self.pods = servers
+        self.bad_versions: set[int] = set()
+        self.trainer_away = False
+        self.last: Decision | None = None
+        self.history: list[ModelServerStatus] = []
+        # What one operator process remembers.
+        self.said: dict[Key, Said] = {}
+        self.failures: dict[Key, dict[Call, Failure]] = {}
+        self.busy: dict[Key, Errand] = {}
+        self.under_way: list[tuple[Task, Iterator[None]]] = []
+
+    # The operator.
+
+    def seen(self) -> Seen:
+        return Seen(
+            wanted=self.wanted,
+            mode=self.mode,
+            min_ready=(self.replicas + 1) // 2,
+            load_limit=timedelta(seconds=1440),
+            status=self.status,
+            servers=[self._server(engine) for engine in self.engines],
+            runners=[Runner(runner.key, runner.acknowledged) for runner in self.runners],
+            now=self.now,
+        )
+
+    def _server(self, engine: Engine) -> Server:
+        entry = next((entry for entry in self.status.servers if entry.name == engine.name), None)
+        return Server(
+            name=engine.name,
+            uid=engine.uid,
+            restarts=engine.restarts,
+            url=f"http://{engine.name}",
+            control_url=f"http://{engine.name}:1",
+            up=engine.up,
+            leaving=engine.leaving,
+            loaded=entry is not None and entry.ready,
+            said=self.said.get(engine.key),
+            busy=self.busy.get(engine.key),
+            failures=dict(self.failures.get(engine.key, {})),
+        )
+
+    def round(self, *, write_is_lost: bool = False) -> Decision:
+        """One look: tasks are started, then the status is written, as the loop does it."""
+        for engine in self.engines:
+            entry = next((entry for entry in self.status.servers if entry.uid == engine.uid), None)
+            if entry is not None and entry.state is ServerState.EVICTED:
+                engine.leaving = True
+        decision = decide(self.seen())
+        for task in decision.tasks:
+            assert not any(server.key in self.busy for server in task.servers), "a busy server is asked"
+            for server in task.servers:
+                self.busy[server.key] = task.errand
+            self.under_way.append((task, self._errand(task)))
+        new = self.status.model_copy(update={"policy": decision.policy, "servers": list(decision.servers)})
+        if new != self.status and not write_is_lost:
+            self.status = new
+            self.history.append(new)
+            self._note_traffic()
+        self.last = decision
+        return decision
+
+    def crash(self) -> None:
+        """Another operator takes over, which knows nothing. What was asked stays half done."""
+        self.said, self.failures, self.busy, self.under_way = {}, {}, {}, []
+
+    def step(self, number: int) -> None:
+        """One request of one errand is done."""
+        if not self.under_way:
+            return
+        task, work = self.under_way[number % len(self.under_way)]
+        try:
+            next(work)
+        except StopIteration:
+            self.under_way.remove((task, work))
+            for server in task.servers:
+                self.busy.pop(server.key, None)
+
+    def _errand(self, task: Task) -> Iterator[None]:
+        failed: dict[Key, tuple[str, bool]] = {}
+        changed: set[Key] = set()
+        if task.errand.call is Call.LOAD and self.mode is TransferMode.PUSH and _source(task).version > 0:
+            yield
+            if self.trainer_away:
+                failed = {server.key: ("the hook failed", True) for server in task.servers}
+        for server in task.servers:
+            if server.key not in failed:
+                try:
+                    for _ in self._requests(task.errand, server.key):
+                        yield
+                        if _is_change(task.errand.call):
+                            changed.add(server.key)
+                except Crash as crash:
+                    untouched = str(crash) == "fetch"
+                    failed[server.key] = f"{server.name}: {crash}", untouched
+        for server in task.servers:
+            yield
+            self._look(task.errand, server.key, failed.get(server.key))
+
+    def _requests(self, errand: Errand, key: Key) -> Iterator[None]:
+        engine = self._engine(key)
+        match errand.call:
+            case Call.PAUSE:
+                yield
+                self._must(key, "pause").paused = True
+            case Call.RESUME:
+                yield
+                self._must(key, "resume").paused = False
+                self.check_serving(engine)
+            case Call.CHECK:
+                yield
+                self._must(key, "check")
+            case Call.FETCH | Call.LOAD:
+                version = _version(errand)
+                yield
+                if self.mode is TransferMode.PULL and version > 0:
+                    self._must(key, "fetch")
+                    if version in self.bad_versions:
+                        raise Crash("fetch")
+                    self._must(key, "fetch").fetched = version
+                if errand.call is Call.FETCH:
+                    return
+                yield
+                self._must(key, "look").named = f"loading-{version}"
+                yield
+                self._must(key, "reload")
+                self.check_may_load(engine)
+                if not engine.lies:
+                    engine.weights = HALF
+                self._must(key, "half")
+                if not engine.lies:
+                    engine.weights = version
+                yield
+                self._must(key, "look").named = str(version)
+
+    def _look(self, errand: Errand, key: Key, failed: tuple[str, bool] | None) -> None:
+        failures = self.failures.setdefault(key, {})
+        failures.pop(errand.call, None)
+        if failed is not None:
+            failures[errand.call] = Failure(self.now, errand, *failed)
+        old = self.said.pop(key, None)
+        try:
+            engine = self._must(key, "look")
+        except Crash:
+            failures[Call.LOOK] = Failure(self.now, Errand(Call.LOOK), "no answer")
+            return
+        failures.pop(Call.LOOK, None)
+        named = engine.named
+        version = 0 if named == "default" else None if named.startswith("loading") else int(named)
+        said = Said(
+            self.now, engine.paused, version, fetched=engine.fetched if old or errand.call is Call.FETCH else None
+        )
+        if old is not None and old.version == version and errand.call is not Call.LOAD:
+            said = replace(said, checked=old.checked, digest=old.digest)
+        if errand.call is Call.CHECK and failed is None:
+            said = replace(said, checked=True, digest=f"d{engine.weights}")
+        self.said[key] = said
+
+    def _engine(self, key: Key) -> Engine:
+        found = next((engine for engine in self.engines if engine.key == key), None)
+        if found is None:
+            raise Crash("gone")
+        return found
+
+    def _must(self, key: Key, request: str) -> Engine:
+        engine = self._engine(key)
+        if not engine.up or request in engine.failing:
+            raise Crash(request)
+        return engine
+
+    # The rest of the world.
+
+    def ask_for(self, version: int) -> None:
+        self.wanted = PolicySource(version=version, uri=f"s3://b/{version}" if self.has_uri else None)
+
+    def acknowledge(self, number: int) -> None:
+        policy = self.status.policy
+        runner = self.runners[number % len(self.runners)]
+        if policy.gate is Gate.SHUT and policy.paused and not runner.hangs:
+            runner.acknowledged = policy.update
+
+    def kill_engine(self, number: int) -> None:
+        engine = self.engines[number % len(self.engines)]
+        engine.up = False
+
+    def start_engines(self) -> None:
+        """Engines that have ended come back with the model's own weights; pods that were deleted are made anew."""
+        for index, engine in enumerate(self.engines):
+            if engine.leaving:
+                self.pods += 1
+                self.engines[index] = Engine(engine.name, f"uid-{self.pods}")
+            elif not engine.up:
+                self.engines[index] = Engine(
+                    engine.name, engine.uid, engine.restarts + 1, fetched=engine.fetched, failing=engine.failing
+                )
+
+    def _note_traffic(self) -> None:
+        if self.status.policy.gate is Gate.OPEN:
+            for engine in self.engines:
+                engine.had_traffic |= self.is_open(engine)
+
+    def is_open(self, engine: Engine) -> bool:
+        """Runners call it, as they read the status."""
+        return any(
+            entry.ready and entry.uid == engine.uid and entry.restarts == engine.restarts
+            for entry in self.status.servers
+        )
+
+    def calm(self, rounds: int = 400) -> None:
+        """Nothing goes wrong any more."""
+        for engine in self.engines:
+            engine.failing.clear()
+        for runner in self.runners:
+            runner.hangs = False
+        self.trainer_away = False
+        for _ in range(rounds):
+            self.round()
+            self.start_engines()
+            for number in range(len(self.runners)):
+                self.acknowledge(number)
+            while self.under_way:
+                self.step(0)
+            self.now += timedelta(seconds=1)
+            if self.is_at_rest():
+                return
+
+    def is_at_rest(self) -> bool:
+        policy = self.status.policy
+        return (
+            policy.step is None
+            and self.wanted.version in (policy.current, policy.failed)
+            and all(self.is_open(engine) for engine in self.engines)
+        )
+
+    # What must hold at every moment.
+
+    def check_may_load(self, engine: Engine) -> None:
+        """Weights under a stream change only when its runner has said, or was named, where its tokens change version."""
+        if not engine.had_traffic:
+            return
+        policy = self.status.policy
+        assert policy.gate is Gate.SHUT, f"{engine.name} is loaded with the gate open"
+        assert engine.paused, f"{engine.name} is loaded while it answers"
+        for runner in self.runners:
+            known = runner.acknowledged == policy.update or runner.key in policy.mixed
+            assert known, f"{engine.name} is loaded, and {runner.key} has not acknowledged"
+
+    def check_serving(self, engine: Engine) -> None:
+        """Calls go on only with whole weights, of the version that the reopening will name."""
+        if engine.had_traffic:
+            policy = self.status.policy
+            expected = policy.target if policy.step is PolicyStep.RESUMING else policy.current
+            assert engine.weights == expected, f"{engine.name} resumes with {engine.weights}, not {expected}"
+
+    def check(self) -> None:
+        policy = self.status.policy
+        for engine in self.engines:
+            if policy.gate is Gate.OPEN and self.is_open(engine) and engine.up:
+                assert engine.weights == policy.current, f"{engine.name} is ready with {engine.weights}: {self.status}"
+                assert not engine.paused, f"{engine.name} is paused, and the gate is open"
+            if engine.had_traffic and not engine.paused and engine.up:
+                self.check_serving(engine)
+        for entry in self.status.servers:
+            assert not entry.ready or entry.policy_version == policy.current, entry
+        assert (policy.gate is Gate.OPEN) == (policy.step in (None, PolicyStep.FETCHING)), policy
+        for before, after in zip(self.history, self.history[1:], strict=False):
+            assert before.policy.update <= after.policy.update
+            assert before.policy.current <= after.policy.current
+
+
+def _source(task: Task) -> PolicySource:
+    assert task.errand.source is not None
+    return task.errand.source
+
+
+def _version(errand: Errand) -> int:
+    assert errand.source is not None
+    return errand.source.version
+
+
+def _is_change(call: Call) -> bool:
+    return call is Call.LOAD

@@ -1,0 +1,103 @@
+"""Random lives of a fleet: whatever is lost and whenever, no token gets a wrong version, and the gate opens again."""
+
+from datetime import timedelta
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rollout_api.model_server import TransferMode
+from tests.unit.rollout_operator.model_server.policy_world import Fleet
+
+ANY = st.integers(0, 7)
+REQUESTS = st.sampled_from(["pause", "fetch", "reload", "half", "resume", "look", "check"])
+
+
+class Life(RuleBasedStateMachine):
+    fleet: Fleet
+
+    @initialize(servers=st.integers(1, 4), runners=st.integers(0, 3), mode=st.sampled_from(TransferMode))
+    def begin(self, servers: int, runners: int, mode: TransferMode) -> None:
+        self.fleet = Fleet(servers, runners, mode)
+        self.fleet.calm()
+        assert self.fleet.is_at_rest()
+
+    @rule(lost=st.integers(0, 9), steps=st.lists(ANY, max_size=12), seconds=st.sampled_from([0, 0, 1, 3]))
+    def look(self, lost: int, steps: list[int], seconds: int) -> None:
+        self.fleet.round(write_is_lost=lost == 0)
+        for number in steps:
+            self.fleet.step(number)
+            self.fleet.check()
+        self.fleet.now += timedelta(seconds=seconds)
+
+    @rule(rounds=st.integers(1, 6))
+    def go_on(self, rounds: int) -> None:
+        """Several quick rounds, so that updates get far."""
+        for _ in range(rounds):
+            self.fleet.round()
+            for number in range(len(self.fleet.runners)):
+                self.fleet.acknowledge(number)
+            for _ in range(40):
+                self.fleet.step(0)
+                self.fleet.check()
+            self.fleet.now += timedelta(seconds=1)
+
+    @rule()
+    def lose_the_operator(self) -> None:
+        self.fleet.crash()
+
+    @rule(more=st.integers(1, 2), bad=st.integers(0, 4))
+    def ask_for_a_new_version(self, more: int, bad: int) -> None:
+        version = self.fleet.wanted.version + more
+        if bad == 0:
+            self.fleet.bad_versions.add(version)
+        self.fleet.ask_for(version)
+
+    @precondition(lambda self: self.fleet.runners)
+    @rule(which=ANY)
+    def acknowledge(self, which: int) -> None:
+        self.fleet.acknowledge(which)
+
+    @precondition(lambda self: self.fleet.runners)
+    @rule(which=ANY, hangs=st.booleans())
+    def hang_a_runner(self, which: int, hangs: bool) -> None:
+        self.fleet.runners[which % len(self.fleet.runners)].hangs = hangs
+
+    @rule(which=ANY)
+    def kill_an_engine(self, which: int) -> None:
+        self.fleet.kill_engine(which)
+
+    @rule()
+    def start_engines(self) -> None:
+        self.fleet.start_engines()
+
+    @rule(which=ANY, request=REQUESTS)
+    def fail_a_request(self, which: int, request: str) -> None:
+        self.fleet.engines[which % len(self.fleet.engines)].failing ^= {request}
+
+    @rule(away=st.booleans())
+    def lose_the_trainer(self, away: bool) -> None:
+        self.fleet.trainer_away = away
+
+    @rule(seconds=st.sampled_from([10, 60, 700, 1500]))
+    def wait(self, seconds: int) -> None:
+        self.fleet.now += timedelta(seconds=seconds)
+
+    @invariant()
+    def versions_are_true(self) -> None:
+        self.fleet.check()
+
+    def teardown(self) -> None:
+        fleet = self.fleet
+        fleet.calm()
+        if fleet.wanted.version in fleet.bad_versions and not fleet.is_at_rest():
+            # It cannot be fetched. That is said, and has changed nothing; or nobody was served when it was asked for.
+            assert fleet.last is not None
+            assert fleet.last.reason in ("FetchFailed", "Loading"), fleet.last
+            assert not fleet.last.settled
+            return
+        assert fleet.is_at_rest(), f"{fleet.status}\n{fleet.last}"
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
