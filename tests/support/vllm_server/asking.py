@@ -140,12 +140,26 @@ def engine_request(
         ignore_eos=bool(sampling.get("ignore_eos")),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(sampling.get("stop_token_ids") or ()),
+        keeps_stop=bool(sampling.get("include_stop_str_in_output")),
+        sampling=sampling,
         cache_salt=salt or "",
         priority=priority,
         adapter=adapter_of(server, body.get("model")),
         script_ids=model.scripted_ids(server.script, ids, session, cut=server.faults.cut_tool_call),
         drop_after=server.faults.drop_after if hit else None,
     )
+
+
+def structured_outputs(form: Any) -> dict[str, Any] | None:
+    """vLLM 0.26, vllm/entrypoints/generate/base/protocol.py: structured_outputs_from_response_format. Raises ApiError."""
+    kind = form.get("type") if isinstance(form, dict) else form
+    if kind == "json_schema":
+        return {"json": form["json_schema"]["schema"]}
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind in (None, "text"):
+        return None
+    raise ApiError(f"response_format: Input tag {kind!r} found does not match any of the expected tags", param="body")
 
 
 def wanted(server: VllmStandIn, body: Mapping[str, Any], logprobs: int | None) -> Wanted:
