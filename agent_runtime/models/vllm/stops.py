@@ -50,8 +50,6 @@ def _cut(text: str, stop: str, at: int, stops: Stops) -> str:
 
 def certain_length(text: str, strings: Sequence[str]) -> int:
     """Characters at the head of a text that no stop string cuts off, whatever follows."""
-    whole = [at for stop in strings if (at := text.find(stop)) >= 0]
-    if whole:
-        return min(whole)
-    begun = (size for stop in strings for size in range(1, len(stop)) if text.endswith(stop[:size]))
-    return len(text) - max(begun, default=0)
+    whole = (at for stop in strings if (at := text.find(stop)) >= 0)
+    begun = (len(text) - size for stop in strings for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    return min([*whole, *begun], default=len(text))

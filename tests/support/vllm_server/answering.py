@@ -27,7 +27,7 @@ class AnswerText:
 
     def __init__(self, request: Request) -> None:
         self._stream = TextStream(tokenizer())
-        self._stop = () if request.keeps_stop else request.stop
+        self._stop, self._keeps = request.stop, request.keeps_stop
         self._hold = max(map(len, self._stop), default=1) - 1
         self._kept = ""
 
@@ -37,7 +37,7 @@ class AnswerText:
         if finish is None:
             ready = self._kept[: max(len(self._kept) - self._hold, 0)] if self._hold else self._kept
         else:
-            found = [at for stop in self._stop if (at := self._kept.find(stop)) >= 0]
+            found = [at + len(stop) * self._keeps for stop in self._stop if (at := self._kept.find(stop)) >= 0]
             ready = self._kept[: min(found, default=len(self._kept))]
         self._kept = self._kept[len(ready) :]
         return ready

@@ -128,6 +128,9 @@ def engine_request(
     session = http.headers.get("X-Session-ID") or str(body.get("session_id") or "")
     external = http.headers.get("X-Request-Id") or body.get("request_id") or uuid.uuid4().hex
     stop = sampling.get("stop") or []
+    # vLLM 0.26, vllm/v1/engine/input_processor.py.
+    if max(sampling.get("allowed_token_ids") or [0]) >= tokenizer().size:
+        raise ApiError("allowed_token_ids contains out-of-vocab token id!")
     return Request(
         id=f"{prefix}{external}",
         external_id=str(external),

@@ -53,6 +53,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     ids = asking.chat_ids(server, body)
     asked = body.get("max_completion_tokens")
     max_tokens = asking.limit(server, ids, body.get("max_tokens") if asked is None else asked)
+    asking.structured_outputs(body.get("response_format"))
     request = asking.engine_request(server, http, body, body, prefix="chatcmpl-", ids=ids, max_tokens=max_tokens)
     wanted = asking.wanted(server, body, int(body.get("top_logprobs") or 0) if body.get("logprobs") else None)
     if wanted.stream:
@@ -160,6 +161,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     asking.adapter_of(server, body.get("model"))
     ids = prompt_ids(server, body.get("prompt"))
     max_tokens = asking.limit(server, ids, body.get("max_tokens", asking.COMPLETION_MAX_TOKENS))
+    asking.structured_outputs(body.get("response_format"))
     request = asking.engine_request(server, http, body, body, prefix="cmpl-", ids=ids, max_tokens=max_tokens)
     logprobs = body.get("logprobs")
     wanted = asking.wanted(server, body, None if logprobs is None else int(logprobs))
