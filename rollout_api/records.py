@@ -118,6 +118,8 @@ class ResponseRecord(ApiModel):
     """One for each completion token."""
     policy_spans: list[PolicySpan] = []
     """Which version made which completion token, in order; empty where the server does not say."""
+    stop_sequence: str | None = None
+    """The stop string that ended the answer, where it is known."""
 
 
 class DeliveryRecord(ApiModel):

@@ -259,6 +259,7 @@ class Turns:
             completion_token_ids=reply.completion_token_ids,
             logprobs=reply.logprobs,
             policy_spans=reply.policy_spans,
+            stop_sequence=reply.stop_sequence,
         )
         await self._untimed(self._journal.append([response]))
         if self.turn and self.turn % ACKNOWLEDGE_EVERY == 0:
@@ -311,6 +312,7 @@ class Turns:
             completion_token_ids=response.completion_token_ids,
             logprobs=response.logprobs,
             policy_spans=response.policy_spans,
+            stop_sequence=response.stop_sequence,
         )
 
     async def _call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:

@@ -8,6 +8,7 @@ from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, 
 from agent_runtime.models.history import MALFORMED, decoded_object
 from agent_runtime.models.http_client import Answer, JsonClient
 from agent_runtime.models.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, served_models
+from agent_runtime.models.refusals import final_refusal
 from rollout_api.model import Endpoint
 from rollout_api.records import Message, Usage
 
@@ -89,7 +90,7 @@ class AnthropicEndpoint:
                 f"{where}/messages answers {answer.status} for model {self.name!r}: {answer.error}; "
                 f"{await served_models(self._client)}",
             )
-        return ModelError("BadRequest", f"{where} answers {answer.status}: {answer.error}")
+        return final_refusal(where, answer.status, answer.error)
 
 
 def tool_to_anthropic(definition: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,6 +182,7 @@ def parse_answer(payload: Any) -> ModelReply:
         finish_reason=FINISH_REASONS.get(reason, reason),
         model=str(payload.get("model") or ""),
         usage=usage,
+        stop_sequence=payload.get("stop_sequence"),
     )
 
 

@@ -80,6 +80,8 @@ class ModelReply:
     logprobs: list[float] | None = None
     policy_spans: list[PolicySpan] = field(default_factory=list)
     """Which policy version made which completion token; empty where the server does not say."""
+    stop_sequence: str | None = None
+    """The stop string that ended the answer, where the server says so or the ids show it."""
 
     @property
     def text(self) -> str:
@@ -107,6 +109,11 @@ class ModelError(Exception):
 
 class ModelConfigError(ModelError):
     """No retry and no other attempt will help: a wrong key, an unknown model, a server that speaks something else."""
+
+
+class RequestRefused(ModelError):
+    """The server will not answer the request as it is: a field that it does not take, or a value. Whoever made the request
+    has to change it; the server itself is well."""
 
 
 class ContextExceeded(Exception):

@@ -13,6 +13,7 @@ class ChatParts:
         self._texts: dict[str, str] = {}
         """By field of the message: content, reasoning_content, …"""
         self._finish_reason: str | None = None
+        self._stop_reason: Any = None
         self._usage: Any = None
         self._prompt_ids: list[int] | None = None
         self._ids: list[int] = []
@@ -31,6 +32,7 @@ class ChatParts:
             self._ids += choice.get("token_ids") or []
             self._logprobs += (choice.get("logprobs") or {}).get("content") or []
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            self._stop_reason = choice.get("stop_reason") or self._stop_reason
             delta = choice.get("delta") or {}
             for field, value in delta.items():
                 if isinstance(value, str) and field != "role":
@@ -48,6 +50,7 @@ class ChatParts:
         choice = {
             "message": {"role": "assistant", "content": "", **self._texts},
             "finish_reason": self._finish_reason,
+            "stop_reason": self._stop_reason,
             "token_ids": self._ids,
             "logprobs": {"content": self._logprobs},
         }

@@ -13,7 +13,7 @@ import aiohttp
 from yarl import URL
 
 from agent_runtime.models.base import CallHealth, ModelConfigError, ModelError
-from agent_runtime.models.refusals import error_text, refusal
+from agent_runtime.models.refusals import error_text, final_refusal, refusal
 from agent_runtime.models.retries import is_transient, retry_delay
 
 CONNECT_SECONDS = (
@@ -98,7 +98,7 @@ class JsonClient:
         """
         answer = await self._send("POST", path, body, _unread, seconds, tries, headers, health or CallHealth())
         if isinstance(answer, Answer):
-            raise ModelError("BadRequest", f"{self.base_url}{path} answers {answer.status}: {answer.error}")
+            raise final_refusal(f"{self.base_url}{path}", answer.status, answer.error)
         try:
             yield self._events(answer)
         finally:

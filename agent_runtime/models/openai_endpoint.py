@@ -8,7 +8,7 @@ from typing import Any
 from agent_runtime.models.base import ContextExceeded, ModelConfigError, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.chat_parts import ChatParts
 from agent_runtime.models.http_client import Answer, JsonClient
-from agent_runtime.models.refusals import config_refusal
+from agent_runtime.models.refusals import final_refusal
 from rollout_api.records import Message, Usage
 
 CHECK_SECONDS = 60.0  # one short answer of a loaded server
@@ -160,9 +160,7 @@ class OpenAIEndpoint:
                 "ModelNotFound",
                 f"{where}/chat/completions answers {answer.status} for model {self.name!r}: {answer.error}; {served}",
             )
-        return config_refusal(where, answer.error) or ModelError(
-            "BadRequest", f"{where} answers {answer.status}: {answer.error}"
-        )
+        return final_refusal(where, answer.status, answer.error)
 
 
 async def served_models(client: JsonClient) -> str:
@@ -196,11 +194,18 @@ def parse_completion(payload: Any) -> ModelReply:
         message=message,
         finish_reason=str(choice.get("finish_reason") or "stop"),
         model=str(payload.get("model") or ""),
-        usage=_usage(payload.get("usage")),
+        usage=usage_of(payload.get("usage")),
         prompt_token_ids=_numbers(payload.get("prompt_token_ids")),
         completion_token_ids=completion_ids,
         logprobs=logprobs,
+        stop_sequence=stop_sequence(choice),
     )
+
+
+def stop_sequence(choice: Mapping[str, Any]) -> str | None:
+    """The stop string that ended a choice; vLLM says so in `stop_reason`, where a number is a token."""
+    reason = choice.get("stop_reason")
+    return reason if isinstance(reason, str) else None
 
 
 def _normalised(message: Mapping[str, Any]) -> Message:
@@ -249,7 +254,8 @@ def _logprobs(value: Any) -> list[float] | None:
         raise ModelError("BadResponse", f"choices[0].logprobs.content: no logprob in {content[0]!r:.200}") from None
 
 
-def _usage(value: Any) -> Usage:
+def usage_of(value: Any) -> Usage:
+    """Counts of tokens, zero where the server gives none. Raises ModelError (BadResponse)."""
     if not isinstance(value, Mapping):
         return Usage()
     details = value.get("prompt_tokens_details")

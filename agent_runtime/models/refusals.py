@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError
+from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
 
 # 500 because older llama.cpp servers refuse a long prompt with it.
 REFUSAL_STATUSES = frozenset({400, 413, 422, 500})
@@ -56,6 +56,15 @@ def refusal(status: int, payload: Any) -> ContextExceeded | ContentFiltered | No
     if status == 413 or codes & CONTEXT_CODES or CONTEXT_WORDING.search(message):
         return ContextExceeded(message)
     return None
+
+
+def final_refusal(where: str, status: int, error: str) -> ModelError:
+    """What a final status stands for that is neither a key's nor a path's."""
+    if (unfit := config_refusal(where, error)) is not None:
+        return unfit
+    # 422 is what FastAPI says of a body that does not fit.
+    kind = RequestRefused if status in (400, 422) else ModelError
+    return kind("BadRequest", f"{where} answers {status}: {error}")
 
 
 def config_refusal(where: str, error: str) -> ModelConfigError | None:

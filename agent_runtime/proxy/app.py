@@ -1,6 +1,7 @@
 """The proxy on a socket: aiohttp's requests in, the handler's replies out."""
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -16,6 +17,9 @@ from agent_runtime.proxy.relay.route import workers_route
 
 DELIVERY_SECONDS: Final = 120.0
 """How long a client may read nothing of its reply: then it is held to be gone."""
+
+DESCRIPTORS: Final = 65_536
+"""Some 20,000 streams; more is of no use to one process."""
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -39,11 +43,21 @@ async def serving(
     handler: Handler, host: str, port: int, hub: Hub | None = None, admin_key: str = ""
 ) -> tuple[web.AppRunner, int]:
     """Serve until the runner is cleaned up; the port that is listened on."""
+    _allow_descriptors()
     # Paths may have keys in them, so there is no access log.
     runner = web.AppRunner(make_app(handler, hub, admin_key), handler_cancellation=True, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port, backlog=1024).start()
     return runner, int(runner.addresses[0][1])
+
+
+def _allow_descriptors() -> None:
+    """Let this process have as many descriptors as it may: a stream has its client's and the model's, and many systems
+    give a process 1,024 unless it asks for more. With none left no model can be reached, and every client waits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _carrier(handler: Handler) -> Handle:

@@ -120,6 +120,7 @@ class History:
             completion_token_ids=completion,
             logprobs=response.logprobs,
             policy_spans=response.policy_spans,
+            stop_sequence=response.stop_sequence,
         )
 
     def conversation(self, turn: Turn) -> list[Message]:

@@ -1,6 +1,6 @@
 """Why a call is not answered, in the words of `ErrorKind`."""
 
-from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError
+from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
 from agent_runtime.proxy.chat import BadRequest, ErrorKind
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError
@@ -34,6 +34,8 @@ def refused(error: Exception) -> Refused:
             return Refused(ErrorKind.CONTEXT_EXCEEDED, str(error))
         case ContentFiltered():
             return Refused(ErrorKind.CONTENT_FILTERED, str(error))
+        case RequestRefused():
+            return Refused(ErrorKind.BAD_REQUEST, error.message)
         case ModelConfigError():
             return Refused(ErrorKind.INTERNAL, f"the proxy's model cannot be used: {error}")
         case ModelError(reason="Timeout"):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
-from agent_runtime.models.base import Model, ModelError, ModelReply, ModelRequest
+from agent_runtime.models.base import Model, ModelError, ModelReply, ModelRequest, RequestRefused
 from agent_runtime.proxy.call import Call, Ticket
 from agent_runtime.proxy.chat import PROMPT_ROLE, ChatRequest, ErrorKind, PromptModel
 from agent_runtime.proxy.coalescing import MOST_KEPT, Answers, Identity
@@ -212,7 +212,8 @@ class Session:
             raise
         except Exception as error:
             self._answers.failed(identity, call)
-            if isinstance(error, ModelError):
+            # A request that is refused for what it asks is its client's own doing.
+            if isinstance(error, ModelError) and not isinstance(error, RequestRefused):
                 self.failure = error
             raise
         finally:
@@ -262,6 +263,7 @@ class Session:
             completion_token_ids=reply.completion_token_ids,
             logprobs=reply.logprobs,
             policy_spans=reply.policy_spans,
+            stop_sequence=reply.stop_sequence,
         )
 
     def told(self, turn: int, delivered: bool) -> None:

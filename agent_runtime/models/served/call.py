@@ -1,7 +1,7 @@
 """One model call on its way through the servers: what has arrived of it, and whose time it takes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent_runtime.models.base import CallHealth, ModelRequest
@@ -16,6 +16,8 @@ class Call:
     request: ModelRequest
     started: float
     spans: CallSpans
+    prompt: str | Sequence[int] | None = None
+    """A bare prompt in place of the messages."""
     progress: Progress = field(default_factory=Progress)
     failures: int = 0
     """Tries in a row that brought no token."""

@@ -3,8 +3,9 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.retries import retry_delay
@@ -110,8 +111,15 @@ class ServedModel:
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """One answer; see `Model.complete`. It may come from several servers, and from more than one policy."""
+        return await self._complete(request, None)
+
+    async def complete_prompt(self, prompt: str | Sequence[int], request: ModelRequest) -> ModelReply:
+        """One completion of a bare prompt, as `complete`."""
+        return await self._complete(request, prompt)
+
+    async def _complete(self, request: ModelRequest, prompt: str | Sequence[int] | None) -> ModelReply:
         self._fleet.raise_failure()
-        call = Call(request, _now(), self._gate.begin(streamed=True))
+        call = Call(request, _now(), self._gate.begin(streamed=True), prompt)
         try:
             reply = await self._answer(call)
             ids = reply.completion_token_ids
@@ -168,7 +176,8 @@ class ServedModel:
                 server.begin(stream)
                 self._running.add(call)
                 try:
-                    return await engine.complete(
+                    ask = engine.complete if call.prompt is None else partial(engine.complete_prompt, call.prompt)
+                    return await ask(
                         call.asked(),
                         progress=call.progress,
                         on_tokens=on_tokens,

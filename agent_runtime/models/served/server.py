@@ -1,7 +1,7 @@
 """One server as this runner knows it: what it is doing there, and whether it may be asked."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from agent_runtime.models.base import Model, ModelReply, ModelRequest
@@ -25,6 +25,18 @@ class Engine(Model, Protocol):
         priority: int | None = None,
     ) -> ModelReply:
         """One answer, gone on with from `progress` where it has tokens already."""
+
+    async def complete_prompt(
+        self,
+        prompt: str | Sequence[int],
+        request: ModelRequest,
+        *,
+        progress: Progress | None = None,
+        on_tokens: Callable[[int], None] | None = None,
+        cache_salt: str | None = None,
+        priority: int | None = None,
+    ) -> ModelReply:
+        """One completion of a bare prompt, as `complete`."""
 
 
 class Server:

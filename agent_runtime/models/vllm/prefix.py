@@ -41,13 +41,26 @@ def find_seam(stored: Sequence[int], rendered: Sequence[int], end_of_turn: int) 
     return Seam(max(0, equal - SHARED_TOKENS), end + 1 if closed else end)
 
 
-def say_the_same(stored: str, rendered: str) -> bool:
-    """Whether two texts are equal but for white space.
+def say_the_same(stored: str, rendered: str, stops: Sequence[str] = (), end: str = "") -> bool:
+    """Whether two texts are equal but for white space, and for stop strings at the end of answers.
+
+    Those were sampled, and the answer's text does not have them. `end` is the text of the token that closes an answer.
 
     vLLM's tool parsers keep the line break before a tool call, to which the template adds its own, and dump the arguments
     anew, so an answer with tool calls seldom comes back with the white space that it was sampled with.
     """
-    return "".join(stored.split()) == "".join(rendered.split())
+    first, second = _squeezed(stored), _squeezed(rendered)
+    closing = _squeezed(end)
+    if first == second or not closing:
+        return first == second
+    first, second = first + closing, second + closing
+    for stop in map(_squeezed, stops):
+        first, second = first.replace(stop + closing, closing), second.replace(stop + closing, closing)
+    return first == second
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
 
 
 def end_of_turn(rendered: Sequence[int], other: Sequence[int]) -> int | None:

@@ -5,19 +5,16 @@ How token ids are recorded is chosen once, by `check` (docs/token-exact.md).
 
 import asyncio
 import logging
-import random
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from agent_runtime.models.base import CallHealth, ModelError, ModelReply, ModelRequest
-from agent_runtime.models.http_client import JsonClient, StreamBroken
+from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
+from agent_runtime.models.http_client import JsonClient
 from agent_runtime.models.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint
-from agent_runtime.models.retries import retry_delay
-from agent_runtime.models.vllm.text_stream import PartialAnswers, TextStream
-from agent_runtime.models.vllm.token_routes import CallOptions, Ending, Progress, TokenRoutes
-from rollout_api.records import Usage
+from agent_runtime.models.vllm.completions import complete_text, prompt_body
+from agent_runtime.models.vllm.taken_fields import check_fields
+from agent_runtime.models.vllm.token_routes import CallOptions, Progress, TokenRoutes
+from agent_runtime.models.vllm.token_turn import ChatForm, Form, PromptForm, TokenTurn
 
 log = logging.getLogger(__name__)
 
@@ -52,30 +49,62 @@ class VllmServer:
         decide where to go on; without it a broken answer is gone on with here. `on_tokens` is called with the number of new
         ids after each chunk, when `progress` has them already. Only capture Tokens fills and uses what `progress` has.
         """
+        chat = self._chat.body(request)
         if self.token_capture == "Tokens":
-            options = CallOptions(
-                seconds=self._seconds,
-                tries=None if progress is None else 1,
-                headers={"X-Session-ID": request.session},
-                health=request.health,
-            )
-            turn = _TokenTurn(self._tokens, self._chat.body(request), request, options, cache_salt, priority)
-            try:
-                async with asyncio.timeout(self._seconds):
-                    return await turn.run(progress, on_tokens)
-            except TimeoutError:
-                after = f"; the latest failure: {request.health.failing}" if request.health.failing else ""
-                raise ModelError(
-                    "Timeout", f"{self._client.base_url} did not finish within {self._seconds:g} s{after}"
-                ) from None
-        fields: dict[str, Any] = {}
+            check_fields(request.sampling.extra, prompt=False)
+            form = ChatForm(chat, request.prefix)
+            return await self._by_tokens(form, request, progress, on_tokens, cache_salt, priority)
+        fields = _engine_fields(cache_salt, priority)
         if self.token_capture == "Chat":
             fields |= {"return_token_ids": True, "logprobs": True}
-        if cache_salt is not None:
-            fields["cache_salt"] = cache_salt
-        if priority is not None:
-            fields["priority"] = priority
-        reply = await self._chat.complete(request, fields, tries=None if progress is None else 1)
+        return self._exact(await self._chat.complete(request, fields, tries=None if progress is None else 1))
+
+    async def complete_prompt(
+        self,
+        prompt: str | Sequence[int],
+        request: ModelRequest,
+        *,
+        progress: Progress | None = None,
+        on_tokens: Callable[[int], None] | None = None,
+        cache_salt: str | None = None,
+        priority: int | None = None,
+    ) -> ModelReply:
+        """One completion of a text or of token ids, with no chat template around it; everything else as in `complete`."""
+        body = prompt_body(self._chat.body(request), prompt)
+        if self.token_capture == "Tokens":
+            check_fields(request.sampling.extra, prompt=True)
+            return await self._by_tokens(PromptForm(body), request, progress, on_tokens, cache_salt, priority)
+        body |= _engine_fields(cache_salt, priority)
+        if self.token_capture == "Chat":
+            body |= {"return_token_ids": True, "logprobs": 0}
+        options = self._options(request, tries=None if progress is None else 1)
+        return self._exact(await complete_text(self._client, body, options, request.on_text))
+
+    async def _by_tokens(
+        self,
+        form: Form,
+        request: ModelRequest,
+        progress: Progress | None,
+        on_tokens: Callable[[int], None] | None,
+        cache_salt: str | None,
+        priority: int | None,
+    ) -> ModelReply:
+        options = self._options(request, tries=None if progress is None else 1)
+        turn = TokenTurn(self._tokens, form, request, options, cache_salt, priority)
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await turn.run(progress, on_tokens)
+        except TimeoutError:
+            after = f"; the latest failure: {request.health.failing}" if request.health.failing else ""
+            raise ModelError(
+                "Timeout", f"{self._client.base_url} did not finish within {self._seconds:g} s{after}"
+            ) from None
+
+    def _options(self, request: ModelRequest, tries: int | None) -> CallOptions:
+        headers = {"X-Session-ID": request.session}
+        return CallOptions(seconds=self._seconds, tries=tries, headers=headers, health=request.health)
+
+    def _exact(self, reply: ModelReply) -> ModelReply:
         if self.token_capture == "Chat" and (reply.completion_token_ids is None or reply.logprobs is None):
             raise ModelError(
                 "NoLogprobs",
@@ -104,96 +133,6 @@ class VllmServer:
         await self._client.close()
 
 
-class _TokenTurn:
-    """One answer by way of the token routes."""
-
-    def __init__(
-        self,
-        routes: TokenRoutes,
-        chat: Mapping[str, Any],
-        request: ModelRequest,
-        options: CallOptions,
-        cache_salt: str | None,
-        priority: int | None,
-    ) -> None:
-        self._routes, self._chat, self._request, self._options = routes, chat, request, options
-        self._cache_salt, self._priority = cache_salt, priority
-        self._rendered: dict[str, Any] = {}
-
-    async def run(self, given: Progress | None, on_tokens: Callable[[int], None] | None) -> ModelReply:
-        progress = Progress() if given is None else given
-        self._rendered = await self._routes.render(self._chat, self._options)
-        if progress.prompt_ids is None:
-            progress.prompt_ids = await self._prompt()
-        stream = None
-        if self._request.on_text is not None:
-            stream = TextStream(self._request.on_text, tools=bool(self._request.tools))
-        partial = None if stream is None else PartialAnswers(lambda ids: self._text(progress, ids), stream)
-
-        def arrived(count: int) -> None:
-            if on_tokens is not None:
-                on_tokens(count)
-            if partial is not None:
-                partial.grown(progress.ids)
-
-        try:
-            ending = await self._generate(progress, arrived, own=given is None)
-        finally:
-            if partial is not None:
-                await partial.stop()
-        reply = await self._reply(progress, ending)
-        if stream is not None:
-            stream.finish(reply.text)
-        return reply
-
-    async def _prompt(self) -> list[int]:
-        rendered: list[int] = self._rendered["token_ids"]
-        prefix = self._request.prefix
-        # Ids that stand for images have places in the rendering that stored ids do not have.
-        if prefix is None or self._rendered.get("features"):
-            return list(rendered)
-        return await self._routes.prompt_after(prefix.ids, rendered, self._options)
-
-    async def _generate(self, progress: Progress, arrived: Callable[[int], None], *, own: bool) -> Ending:
-        failures, health = 0, self._request.health
-        while True:
-            before = len(progress.ids)
-            try:
-                return await self._routes.generate(
-                    self._rendered,
-                    progress,
-                    self._options,
-                    on_tokens=arrived,
-                    cache_salt=self._cache_salt,
-                    priority=self._priority,
-                )
-            except StreamBroken as error:
-                if not own:
-                    raise
-                failures = 1 if len(progress.ids) > before else failures + 1
-                health.failing = str(error)
-                delay = retry_delay(failures, None, now=time.time(), jitter=random.random())
-                await asyncio.sleep(delay)
-                health.lost_seconds += delay
-
-    async def _reply(self, progress: Progress, ending: Ending) -> ModelReply:
-        prompt = progress.prompt_ids or []
-        read = await self._routes.derender(self._chat, prompt, progress.ids, ending.finish_reason, self._options)
-        # Derendering gives the finish reason back as it was; vLLM's chat route names tool calls.
-        named = "tool_calls" if read.tool_calls and ending.finish_reason == "stop" else ending.finish_reason
-        return replace(
-            read,
-            finish_reason=named,
-            usage=Usage(
-                prompt_tokens=len(prompt), completion_tokens=len(progress.ids), cached_tokens=ending.cached_tokens
-            ),
-            prompt_token_ids=list(prompt),
-            completion_token_ids=list(progress.ids),
-            logprobs=list(progress.logprobs),
-        )
-
-    async def _text(self, progress: Progress, ids: Sequence[int]) -> str:
-        """The text of a part of the answer. In a call of its own, whose failures are nobody's."""
-        options = replace(self._options, tries=1, health=CallHealth())
-        reply = await self._routes.derender(self._chat, progress.prompt_ids or [], ids, "length", options)
-        return "" if reply.tool_calls else reply.text
+def _engine_fields(cache_salt: str | None, priority: int | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"cache_salt": cache_salt, "priority": priority}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -5,6 +5,8 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
 
+from agent_runtime.models.vllm.stops import certain_length
+
 TOOL_TEXT = re.compile(r"[<\[{]")
 """What the tool calls of all of vLLM's parsers begin with: `<tool_call>`, `[TOOL_CALLS]`, `{"name": …`, and others."""
 GROWTH = 16
@@ -14,8 +16,8 @@ GROWTH = 16
 class TextStream:
     """Hands out the pieces. What was handed out is never taken back."""
 
-    def __init__(self, on_text: Callable[[str], None], *, tools: bool) -> None:
-        self._on_text, self._tools = on_text, tools
+    def __init__(self, on_text: Callable[[str], None], *, tools: bool, stops: Sequence[str] = ()) -> None:
+        self._on_text, self._tools, self._stops = on_text, tools, stops
         self._sent = ""
 
     def offer(self, content: str) -> None:
@@ -26,6 +28,7 @@ class TextStream:
             found = TOOL_TEXT.search(certain)
             # Parsers strip the white space before a tool call.
             certain = certain[: found.start() if found else None].rstrip()
+        certain = certain[: certain_length(certain, self._stops)]
         self._send(certain)
 
     def finish(self, content: str) -> None:

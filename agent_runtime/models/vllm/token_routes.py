@@ -11,15 +11,20 @@ from typing import Any
 from agent_runtime.models.base import CallHealth, ContextExceeded, ModelError, ModelReply
 from agent_runtime.models.http_client import Answer, JsonClient, StreamBroken
 from agent_runtime.models.openai_endpoint import parse_completion
-from agent_runtime.models.refusals import config_refusal
+from agent_runtime.models.refusals import final_refusal
 from agent_runtime.models.vllm.prefix import end_of_turn, find_seam, say_the_same
 from rollout_api.records import Message
 
 RENDER = "/v1/chat/completions/render"
 DERENDER = "/v1/chat/completions/derender"
+RENDER_PROMPT = "/v1/completions/render"
+DERENDER_PROMPT = "/v1/completions/derender"
 GENERATE = "/inference/v1/generate"
-UNFINISHED = frozenset({"abort", "error"})
-"""Finish reasons of an answer that the server gave up: a pause with mode abort, an internal error."""
+UNFINISHED = frozenset({"", "abort", "error"})
+"""Finish reasons of an answer that has not ended, or that the server gave up: a pause with mode abort, an internal error."""
+SEEDING_TOKENS = 8
+"""Of the prompt's end, for decoding what follows it: some tokenizers drop a text's first space otherwise. Newer vLLM reads
+5, older ones none."""
 PROBE: Message = {"role": "user", "content": "Say ok."}
 PROBE_TOKENS = 8
 ANSWERS = ("ok", "no")
@@ -42,9 +47,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a generation ended."""
+    """How a generation ended; what is not known yet is empty."""
 
-    finish_reason: str
+    finish_reason: str = ""
     cached_tokens: int = 0
 
 
@@ -56,6 +61,8 @@ class ModelFacts:
     """Tokens that prompt and answer may have together."""
     end_of_turn: int | None
     """Token that closes an answer."""
+    end_text: str
+    """That token, spelled out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,32 +87,32 @@ class TokenRoutes:
     async def render(self, body: Mapping[str, Any], options: CallOptions) -> dict[str, Any]:
         """A chat request as vLLM's request to generate: `token_ids`, `sampling_params` and more."""
         asked = {**body, "logprobs": True, "top_logprobs": 0, "stream": False}
-        try:
-            rendered = await self._post(RENDER, asked, options)
-        except ContextExceeded:
-            # The prompt may fit, and only the answer's limit not: what is left of the context is the limit then.
-            if asked.pop("max_tokens", None) is None:
-                raise
-            rendered = await self._post(RENDER, asked, options)
-        if not isinstance(rendered.get("sampling_params"), dict):
-            raise self._bad(RENDER, "sampling_params", "an object", rendered)
-        ids = rendered.get("token_ids")
-        if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
-            raise self._bad(RENDER, "token_ids", "a list of whole numbers", rendered)
-        return rendered
+        return self._checked(RENDER, await self._fitting(RENDER, asked, options))
 
-    async def prompt_after(self, stored: Sequence[int], rendered: Sequence[int], options: CallOptions) -> list[int]:
+    async def render_prompt(self, body: Mapping[str, Any], options: CallOptions) -> dict[str, Any]:
+        """A completion request as vLLM's request to generate, as `render`."""
+        asked = {**body, "logprobs": 0, "stream": False}
+        rendered = await self._fitting(RENDER_PROMPT, asked, options)
+        if not isinstance(rendered, list) or len(rendered) != 1:
+            raise self._bad(RENDER_PROMPT, "body", "a list of one request", rendered)
+        return self._checked(RENDER_PROMPT, rendered[0])
+
+    async def prompt_after(
+        self, stored: Sequence[int], rendered: Sequence[int], stops: Sequence[str], options: CallOptions
+    ) -> list[int]:
         """The stored ids and what the rendering adds to them. Where the two do not say the same: the rendering.
 
-        The latter is a fork of the token sequence: recorded as such, because it does not begin with the stored ids.
+        `stops` are stop strings: an answer that one of them ended has it in its ids alone. What is a rendering is a fork of
+        the token sequence: recorded as such, because it does not begin with the stored ids.
         """
         facts = await self.facts(options)
         seam = None if facts.end_of_turn is None else find_seam(stored, rendered, facts.end_of_turn)
         if seam is None:
             return list(rendered)
         if seam.end > seam.start:
-            texts = [await self._text(ids, options) for ids in (stored[seam.start :], rendered[seam.start : seam.end])]
-            if not say_the_same(*texts):
+            ours = await self.text(stored[seam.start :], options)
+            theirs = await self.text(rendered[seam.start : seam.end], options)
+            if not say_the_same(ours, theirs, stops, facts.end_text):
                 return list(rendered)
         return [*stored, *rendered[seam.end :]]
 
@@ -132,6 +139,8 @@ class TokenRoutes:
         sampling = {**rendered["sampling_params"], "logprobs": 0}
         if limit is not None:
             sampling["max_tokens"] = limit - len(progress.ids)
+        if sampling.get("min_tokens"):
+            sampling["min_tokens"] = max(0, sampling["min_tokens"] - len(progress.ids))
         body = {
             # A second request under the first one's id would be refused.
             **{key: value for key, value in rendered.items() if value is not None and key != "request_id"},
@@ -142,7 +151,7 @@ class TokenRoutes:
             **({} if cache_salt is None else {"cache_salt": cache_salt}),
             **({} if priority is None else {"priority": priority}),
         }
-        finish_reason, cached = None, 0
+        ending = Ending()
         async with self._client.stream(
             GENERATE,
             body,
@@ -152,37 +161,79 @@ class TokenRoutes:
             health=options.health,
         ) as events:
             async for event in events:
-                ids, logprobs, finish_reason, used = self._chunk(event, finish_reason)
-                cached = cached or used
+                ids, logprobs, said = self._chunk(event)
+                ending = Ending(
+                    said.finish_reason or ending.finish_reason,
+                    said.cached_tokens or ending.cached_tokens,
+                )
                 if ids:
                     progress.ids += ids
                     progress.logprobs += logprobs
                     on_tokens(len(ids))
-                if finish_reason not in UNFINISHED:
-                    progress.finish_reason = finish_reason
-        if finish_reason is None or finish_reason in UNFINISHED:
-            raise StreamBroken(f"{self._client.base_url} gave an answer up (finish reason {finish_reason})")
-        return Ending(finish_reason, cached)
+                if ending.finish_reason not in UNFINISHED:
+                    progress.finish_reason = ending.finish_reason
+        if progress.finish_reason is None:
+            raise StreamBroken(
+                f"{self._client.base_url} gave an answer up (finish reason {ending.finish_reason or None})"
+            )
+        return ending
 
     async def derender(
         self, chat: Mapping[str, Any], prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
     ) -> ModelReply:
         """The message that sampled ids stand for, as vLLM's own parsers read it; without ids."""
-        choice = {"index": 0, "token_ids": list(ids), "finish_reason": finish}
         body = {
             "model": self._name,
-            "generate_response": {"request_id": "derender", "choices": [choice]},
+            "generate_response": _generated(ids, finish),
             "prompt_tokens": len(prompt),
+            "prompt_token_ids": prompt[-SEEDING_TOKENS:],
             "chat_request": {**chat, "stream": False},
         }
         return parse_completion(await self._post(DERENDER, body, options))
+
+    async def derender_prompt(
+        self, prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
+    ) -> str:
+        """The text of a completion, without special tokens."""
+        body = {
+            "model": self._name,
+            "generate_responses": [_generated(ids, finish)],
+            "prompt_tokens": [len(prompt)],
+            "prompt_token_ids": [prompt[-SEEDING_TOKENS:]],
+        }
+        payload = await self._post(DERENDER_PROMPT, body, options)
+        choices = payload.get("choices")
+        text = (
+            choices[0].get("text") if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
+        )
+        if not isinstance(text, str):
+            raise self._bad(DERENDER_PROMPT, "choices[0].text", "text", payload)
+        return text
+
+    async def text(self, ids: Sequence[int], options: CallOptions) -> str:
+        """The text of ids, special tokens spelled out."""
+        payload = await self._post("/detokenize", {"model": self._name, "tokens": list(ids)}, options)
+        text = payload.get("prompt")
+        if not isinstance(text, str):
+            raise self._bad("/detokenize", "prompt", "text", payload)
+        return text
+
+    async def encode(self, text: str, options: CallOptions) -> list[int]:
+        """The tokenizer's own ids of a text."""
+        body = {"model": self._name, "prompt": text, "add_special_tokens": False}
+        ids = (await self._post("/tokenize", body, options)).get("tokens")
+        if not isinstance(ids, list):
+            raise self._bad("/tokenize", "tokens", "a list of token ids", ids)
+        return ids
 
     async def facts(self, options: CallOptions) -> ModelFacts:
         """Learned once."""
         async with self._learning:
             if self._facts is None:
                 first, second = [await self._closed(answer, options) for answer in ANSWERS]
-                self._facts = ModelFacts(await self._max_model_len(options), end_of_turn(first, second))
+                end = end_of_turn(first, second)
+                end_text = "" if end is None else await self.text([end], options)
+                self._facts = ModelFacts(await self._max_model_len(options), end, end_text)
             return self._facts
 
     async def trial(self, options: CallOptions) -> str | None:
@@ -195,7 +246,7 @@ class TokenRoutes:
             ending = await self.generate(rendered, progress, options, on_tokens=lambda count: None)
             await self.derender(body, progress.prompt_ids, progress.ids, ending.finish_reason, options)
             facts = await self.facts(options)
-            await self._text(progress.ids, options)
+            await self.text(progress.ids, options)
             closed = await self._closed(ANSWERS[0], options)
             whole = await self._rendered([PROBE, {"role": "assistant", "content": ANSWERS[0]}, PROBE], options)
         except (ModelError, ContextExceeded) as error:
@@ -233,14 +284,31 @@ class TokenRoutes:
                 return length if isinstance(length, int) else None
         return None
 
-    async def _text(self, ids: Sequence[int], options: CallOptions) -> str:
-        payload = await self._post("/detokenize", {"model": self._name, "tokens": list(ids)}, options)
-        text = payload.get("prompt")
-        if not isinstance(text, str):
-            raise self._bad("/detokenize", "prompt", "text", payload)
-        return text
+    async def _fitting(self, path: str, asked: dict[str, Any], options: CallOptions) -> Any:
+        try:
+            return await self._send(path, asked, options)
+        except ContextExceeded:
+            # The prompt may fit, and only the answer's limit not: what is left of the context is the limit then.
+            if asked.get("max_tokens") is None:
+                raise
+            return await self._send(path, {**asked, "max_tokens": None}, options)
+
+    def _checked(self, path: str, rendered: Any) -> dict[str, Any]:
+        if not isinstance(rendered, dict) or not isinstance(rendered.get("sampling_params"), dict):
+            raise self._bad(path, "sampling_params", "an object", rendered)
+        ids = rendered.get("token_ids")
+        if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+            raise self._bad(path, "token_ids", "a list of whole numbers", rendered)
+        return rendered
 
     async def _post(self, path: str, body: Mapping[str, Any], options: CallOptions) -> dict[str, Any]:
+        payload = await self._send(path, body, options)
+        if not isinstance(payload, dict):
+            where = f"{self._client.base_url}{path}"
+            raise ModelError("BadResponse", f"{where}: expected a JSON object, got {str(payload)[:200]!r}")
+        return payload
+
+    async def _send(self, path: str, body: Mapping[str, Any], options: CallOptions) -> Any:
         answer: Answer = await self._client.call(
             "POST",
             path,
@@ -250,22 +318,17 @@ class TokenRoutes:
             headers=options.headers,
             health=options.health,
         )
-        where = f"{self._client.base_url}{path}"
         if answer.status != 200:
-            raise config_refusal(where, answer.error) or ModelError(
-                "BadRequest", f"{where} answers {answer.status}: {answer.error}"
-            )
-        if not isinstance(answer.payload, dict):
-            raise ModelError("BadResponse", f"{where}: expected a JSON object, got {str(answer.payload)[:200]!r}")
+            raise final_refusal(f"{self._client.base_url}{path}", answer.status, answer.error)
         return answer.payload
 
-    def _chunk(self, event: Any, finish_reason: str | None) -> tuple[list[int], list[float], str | None, int]:
-        """New ids, their logprobs, the finish reason once it is known, and cached tokens of the prompt."""
+    def _chunk(self, event: Any) -> tuple[list[int], list[float], Ending]:
+        """New ids, their logprobs, and what else the event says."""
         try:
             usage = event.get("usage") or {}
             cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
             if not event["choices"]:
-                return [], [], finish_reason, cached
+                return [], [], Ending(cached_tokens=cached)
             choice = event["choices"][0]
             ids = [int(token) for token in choice.get("token_ids") or []]
             content = (choice.get("logprobs") or {}).get("content") or []
@@ -278,9 +341,14 @@ class TokenRoutes:
                 f"{self._client.base_url}{GENERATE} gave {len(ids)} token ids with {len(logprobs)} logprobs; a token "
                 "without its logprob cannot be trained on. Is logprobs switched off in this server?",
             )
-        return ids, logprobs, choice.get("finish_reason") or finish_reason, cached
+        return ids, logprobs, Ending(choice.get("finish_reason") or "", cached)
 
     def _bad(self, path: str, what: str, expected: str, got: Any) -> ModelError:
         return ModelError(
             "BadResponse", f"{self._client.base_url}{path}: {what}: expected {expected}, got {str(got)[:200]}"
         )
+
+
+def _generated(ids: Sequence[int], finish: str) -> dict[str, Any]:
+    """An answer in the form in which derendering takes it."""
+    return {"request_id": "derender", "choices": [{"index": 0, "token_ids": list(ids), "finish_reason": finish}]}

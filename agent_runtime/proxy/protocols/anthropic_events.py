@@ -54,7 +54,7 @@ def answer_head(request: ChatRequest, id: str) -> JsonObject:
 
 
 def answer_tail(reply: ModelReply) -> tuple[JsonObject, JsonObject]:
-    """Why the answer ended, and counts of tokens. A stop sequence cannot be told from the model's own end."""
+    """Why the answer ended, and counts of tokens."""
     reason = "tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason
     counted = reply.usage
     counts = {
@@ -63,6 +63,8 @@ def answer_tail(reply: ModelReply) -> tuple[JsonObject, JsonObject]:
         "cache_read_input_tokens": counted.cached_tokens,
         "output_tokens": counted.completion_tokens,
     }
+    if reason == "stop" and reply.stop_sequence is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop_sequence}, counts
     return {"stop_reason": STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None}, counts
 
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agent_runtime.proxy.app import DESCRIPTORS
 from agent_runtime.proxy.store import SessionStore
 from agent_runtime.proxy.views import traces_view
 from agent_runtime.recording.store import Store
@@ -80,6 +82,21 @@ async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
     finally:
         for port in list(started.processes):
             await started.kill(port)
+
+
+async def test_a_process_that_is_given_few_descriptors_takes_as_many_as_it_may(tmp_path: Path) -> None:
+    replicas = Replicas(str(tmp_path), [free_port()])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        await replicas.start(replicas.ports[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        given, _ = resource.prlimit(replicas.processes[replicas.ports[0]].pid, resource.RLIMIT_NOFILE)
+        assert given == min(hard, DESCRIPTORS), "with none left no model can be reached, and every client waits"
+    finally:
+        await replicas.kill(replicas.ports[0])
 
 
 @dataclass

@@ -25,10 +25,10 @@ class ConnectionCut(Exception):
 class AnswerText:
     """The text of an answer as it grows: without special tokens, and cut where a stop string begins."""
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, request: Request) -> None:
         self._stream = TextStream(tokenizer())
-        self._stop = stop
-        self._hold = max(map(len, stop), default=1) - 1
+        self._stop, self._keeps = request.stop, request.keeps_stop
+        self._hold = max(map(len, self._stop), default=1) - 1
         self._kept = ""
 
     def feed(self, ids: Sequence[int], finish: str | None) -> str:
@@ -37,7 +37,7 @@ class AnswerText:
         if finish is None:
             ready = self._kept[: max(len(self._kept) - self._hold, 0)] if self._hold else self._kept
         else:
-            found = [at for stop in self._stop if (at := self._kept.find(stop)) >= 0]
+            found = [at + len(stop) * self._keeps for stop in self._stop if (at := self._kept.find(stop)) >= 0]
             ready = self._kept[: min(found, default=len(self._kept))]
         self._kept = self._kept[len(ready) :]
         return ready
@@ -45,7 +45,7 @@ class AnswerText:
 
 def text_of(request: Request) -> str:
     """The whole text of an answer that has ended."""
-    return AnswerText(request.stop).feed(request.ids, request.finish)
+    return AnswerText(request).feed(request.ids, request.finish)
 
 
 def usage(request: Request) -> dict[str, Any]:

@@ -128,6 +128,9 @@ def engine_request(
     session = http.headers.get("X-Session-ID") or str(body.get("session_id") or "")
     external = http.headers.get("X-Request-Id") or body.get("request_id") or uuid.uuid4().hex
     stop = sampling.get("stop") or []
+    # vLLM 0.26, vllm/v1/engine/input_processor.py.
+    if max(sampling.get("allowed_token_ids") or [0]) >= tokenizer().size:
+        raise ApiError("allowed_token_ids contains out-of-vocab token id!")
     return Request(
         id=f"{prefix}{external}",
         external_id=str(external),
@@ -140,12 +143,26 @@ def engine_request(
         ignore_eos=bool(sampling.get("ignore_eos")),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(sampling.get("stop_token_ids") or ()),
+        keeps_stop=bool(sampling.get("include_stop_str_in_output")),
+        sampling=sampling,
         cache_salt=salt or "",
         priority=priority,
         adapter=adapter_of(server, body.get("model")),
         script_ids=model.scripted_ids(server.script, ids, session, cut=server.faults.cut_tool_call),
         drop_after=server.faults.drop_after if hit else None,
     )
+
+
+def structured_outputs(form: Any) -> dict[str, Any] | None:
+    """vLLM 0.26, vllm/entrypoints/generate/base/protocol.py: structured_outputs_from_response_format. Raises ApiError."""
+    kind = form.get("type") if isinstance(form, dict) else form
+    if kind == "json_schema":
+        return {"json": form["json_schema"]["schema"]}
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind in (None, "text"):
+        return None
+    raise ApiError(f"response_format: Input tag {kind!r} found does not match any of the expected tags", param="body")
 
 
 def wanted(server: VllmStandIn, body: Mapping[str, Any], logprobs: int | None) -> Wanted:

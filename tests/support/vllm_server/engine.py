@@ -11,7 +11,7 @@ import itertools
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -47,6 +47,10 @@ class Request:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    keeps_stop: bool = False
+    """The text has the stop string."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """All that was asked of sampling."""
     cache_salt: str = ""
     priority: int = 0
     adapter: str | None = None

@@ -53,6 +53,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     ids = asking.chat_ids(server, body)
     asked = body.get("max_completion_tokens")
     max_tokens = asking.limit(server, ids, body.get("max_tokens") if asked is None else asked)
+    asking.structured_outputs(body.get("response_format"))
     request = asking.engine_request(server, http, body, body, prefix="chatcmpl-", ids=ids, max_tokens=max_tokens)
     wanted = asking.wanted(server, body, int(body.get("top_logprobs") or 0) if body.get("logprobs") else None)
     if wanted.stream:
@@ -114,7 +115,7 @@ async def _chat_events(
 ) -> AsyncIterator[bytes]:
     head = _head(request, "chat.completion.chunk", body, server)
     tools = ToolCallStream() if takes_tools(server, body) else None
-    text = AnswerText(request.stop)
+    text = AnswerText(request)
     as_ids = bool(body.get("return_tokens_as_token_ids"))
     first = True
     async for start, end, finish in answering.pieces(request):
@@ -159,8 +160,8 @@ async def completions(http: web.Request) -> web.StreamResponse:
     body = await json_object(http)
     asking.adapter_of(server, body.get("model"))
     ids = prompt_ids(server, body.get("prompt"))
-    asked = body.get("max_tokens")
-    max_tokens = asking.limit(server, ids, asking.COMPLETION_MAX_TOKENS if asked is None else asked)
+    max_tokens = asking.limit(server, ids, body.get("max_tokens", asking.COMPLETION_MAX_TOKENS))
+    asking.structured_outputs(body.get("response_format"))
     request = asking.engine_request(server, http, body, body, prefix="cmpl-", ids=ids, max_tokens=max_tokens)
     logprobs = body.get("logprobs")
     wanted = asking.wanted(server, body, None if logprobs is None else int(logprobs))
@@ -204,7 +205,7 @@ async def _completion_events(
     server: VllmStandIn, body: Mapping[str, Any], request: Request, wanted: asking.Wanted
 ) -> AsyncIterator[bytes]:
     head = _head(request, "text_completion", body, server)
-    text, offset = AnswerText(request.stop), 0
+    text, offset = AnswerText(request), 0
     async for start, end, finish in answering.pieces(request):
         piece = text.feed(request.ids[start:end], finish)
         choice = _completion_choice(request, wanted, piece, start, end, finish, offset)

@@ -37,6 +37,11 @@ SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
     "skip_special_tokens",
+    "include_stop_str_in_output",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "structured_outputs",
 )
 
 
@@ -88,8 +93,7 @@ async def render_completion(http: web.Request) -> web.Response:
     body = await json_object(http)
     asking.adapter_of(server, body.get("model"))
     ids = prompt_ids(server, body.get("prompt"))
-    asked = body.get("max_tokens")
-    max_tokens = asking.limit(server, ids, asking.COMPLETION_MAX_TOKENS if asked is None else asked)
+    max_tokens = asking.limit(server, ids, body.get("max_tokens", asking.COMPLETION_MAX_TOKENS))
     return web.json_response([_generate_body(body, "cmpl-", ids, max_tokens, body.get("logprobs"))])
 
 
@@ -97,6 +101,8 @@ def _generate_body(
     body: Mapping[str, Any], prefix: str, ids: list[int], max_tokens: int, logprobs: int | None
 ) -> dict[str, Any]:
     sampling = {name: body[name] for name in SAMPLING if body.get(name) is not None}
+    if wanted := asking.structured_outputs(body.get("response_format")):
+        sampling["structured_outputs"] = wanted
     return {
         "request_id": f"{prefix}{uuid.uuid4().hex}",
         "token_ids": ids,
@@ -185,7 +191,9 @@ async def derender_chat(http: web.Request) -> web.Response:
         raise ApiError("chat_request is required when a tool or reasoning parser is configured", param="chat_request")
     choices: list[dict[str, Any]] = []
     for choice, ids in _generated(server, generated):
-        message, _ = chat_message(tokenizer().decode(ids), with_tools=takes_tools(server, asked or {}))
+        # For its parser it decodes special tokens as well, the one that closed the answer among them.
+        text = tokenizer().decode(ids, special=bool(server.tool_parser))
+        message, _ = chat_message(text, with_tools=takes_tools(server, asked or {}))
         choices.append(
             {
                 "index": choice.get("index", 0),

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.base import ContentFiltered, ContextExceeded
-from agent_runtime.models.refusals import error_text, refusal
+from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, RequestRefused
+from agent_runtime.models.refusals import error_text, final_refusal, refusal
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20),
@@ -52,3 +52,17 @@ def test_a_body_that_the_server_finds_too_large_is_a_conversation_that_is_too_lo
 def test_azures_nested_code_is_seen() -> None:
     body = {"error": {"code": "400", "message": "m", "innererror": {"code": "ResponsibleAIPolicyViolation"}}}
     assert isinstance(refusal(400, body), ContentFiltered)
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_field_that_is_refused_is_told_apart_from_a_server_that_fails(status: Any) -> None:
+    refused = final_refusal("http://s", status, "logit_bias: token 99999 is out of vocabulary")
+    assert isinstance(refused, RequestRefused)
+    assert refused.reason == "BadRequest"
+    assert "logit_bias" in refused.message
+
+
+def test_a_refusal_that_the_request_is_not_the_cause_of_is_not_its_senders() -> None:
+    assert not isinstance(final_refusal("http://s", 402, "no credit left"), RequestRefused)
+    parser = final_refusal("http://s", 400, '"auto" tool choice requires --enable-auto-tool-choice')
+    assert isinstance(parser, ModelConfigError)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.models.base import ModelError, ModelReply
+from agent_runtime.models.base import ModelError, ModelReply, RequestRefused
 from agent_runtime.proxy import keys
 from agent_runtime.proxy import session as session_module
 from agent_runtime.proxy.call import Call
@@ -188,6 +188,14 @@ async def test_an_equal_idempotency_key_joins_the_call_that_runs_and_cancels_it_
     assert len(bench.model.asked) == 1
     with pytest.raises(BadRequest, match="another request"):
         bench.begin([USER, USER], key="k1")
+
+
+async def test_a_client_that_asks_for_what_the_engine_refuses_was_not_failed_by_it() -> None:
+    bench = Bench()
+    bench.model.failures = [RequestRefused("BadRequest", "logit_bias: 99999 is no token")]
+    with pytest.raises(RequestRefused):
+        await bench.ask()
+    assert bench.session.failure is None, "else an agent could choose to be run again"
 
 
 async def test_after_a_failure_the_same_key_makes_a_new_call() -> None:

@@ -1,7 +1,7 @@
 """Engines and a directory that do what a test says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from agent_runtime.models.base import CallHealth, ModelError, ModelReply, ModelRequest
@@ -39,6 +39,7 @@ class FakeEngine:
         self.began_with: list[list[int]] = []
         """Ids that each call went on from."""
         self.salts: list[str | None] = []
+        self.prompts: list[str | Sequence[int]] = []
         self.closed = False
         self.checks = 0
 
@@ -62,6 +63,21 @@ class FakeEngine:
             "stop",
             usage=Usage(completion_tokens=len(progress.ids)),
             completion_token_ids=list(progress.ids) if self.token_capture == "Tokens" else None,
+        )
+
+    async def complete_prompt(
+        self,
+        prompt: str | Sequence[int],
+        request: ModelRequest,
+        *,
+        progress: Progress | None = None,
+        on_tokens: Callable[[int], None] | None = None,
+        cache_salt: str | None = None,
+        priority: int | None = None,
+    ) -> ModelReply:
+        self.prompts.append(prompt)
+        return await self.complete(
+            request, progress=progress, on_tokens=on_tokens, cache_salt=cache_salt, priority=priority
         )
 
     async def check(self) -> None:

@@ -10,6 +10,7 @@ from agent_runtime.models.served import gate
 from agent_runtime.models.served import model as model_module
 from agent_runtime.models.served.routing import preference
 from agent_runtime.models.vllm.server import Progress
+from agent_runtime.proxy.chat import PromptModel
 from rollout_api.model_server import Gate
 from tests.unit.models.served.fake_fleet import WHOLE, Behaviour, FakeEngine, FakeFleet, request, say, versions
 
@@ -101,6 +102,17 @@ async def test_a_call_goes_on_with_its_tokens_where_a_stream_broke(fleet: FakeFl
     reply = await model.complete(request())
     assert reply.completion_token_ids == WHOLE
     assert fleet.engine(ORDER[1]).began_with == [WHOLE[:3]]
+
+
+async def test_a_bare_prompt_goes_through_servers_and_versions_as_a_chat_does(fleet: FakeFleet) -> None:
+    model = await fleet.open(*SERVERS, current=7, target=7)
+    assert isinstance(model, PromptModel)
+    fleet.engine(ORDER[0]).behaviour = fail_with(ModelError("Interrupted", "reset"), upto=3)
+    reply = await model.complete_prompt([4, 2], request())
+    assert reply.completion_token_ids == WHOLE
+    assert versions(reply) == [(len(WHOLE), "7")]
+    assert fleet.engine(ORDER[1]).began_with == [WHOLE[:3]]
+    assert [fleet.engine(name).prompts for name in ORDER[:2]] == [[[4, 2]], [[4, 2]]]
 
 
 async def test_a_server_that_cannot_be_reached_gets_no_calls_until_it_answers_again(fleet: FakeFleet) -> None:

@@ -102,3 +102,25 @@ def test_white_space_that_tool_parsers_normalise_is_no_difference() -> None:
 def test_the_token_that_closes_an_answer_is_the_first_that_all_answers_end_with() -> None:
     assert end_of_turn([*turn("ab"), *turn("a")], [*turn("ab"), *turn("b")]) == END
     assert end_of_turn(encode("ab"), encode("ba")) is None
+
+
+@given(st.lists(st.tuples(words, words, st.booleans()), min_size=1, max_size=4), words.filter(bool))
+def test_stop_strings_that_ended_answers_stay_in_the_context_and_fork_nothing(
+    turns: list[tuple[str, str, bool]], stop: str
+) -> None:
+    stored, rendered = "", ""
+    for asked, said, stopped in turns:
+        answer = said.partition(stop)[0]
+        if (answer + stop).index(stop) < len(answer):
+            stopped = False  # it would have ended before
+        stored += f"<start>{asked}<end>\n<start>{answer}{stop if stopped else ''}<end>\n"
+        rendered += f"<start>{asked}<end>\n<start>{answer}<end>\n"
+    assert say_the_same(stored, rendered, [stop], "<end>")
+    open_ended = stored.removesuffix("<end>\n"), rendered.removesuffix("<end>\n")
+    assert say_the_same(*open_ended, [stop], "<end>"), "the last answer is closed by what follows"
+
+
+def test_a_stop_string_in_the_middle_of_an_answer_is_part_of_what_was_said() -> None:
+    assert not say_the_same("one stop two<end>", "one two<end>", ["stop"], "<end>")
+    assert not say_the_same("one stop", "one", [], "<end>")
+    assert not say_the_same("one stop", "one", ["stop"], ""), "nobody knows where answers end"

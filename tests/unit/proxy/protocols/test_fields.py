@@ -1,6 +1,7 @@
 """Each field of each API is honoured, ignored or refused, and the documentation says which."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,17 @@ def test_an_answer_cut_off_at_its_limit_says_so_in_every_protocol() -> None:
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     message = ANTHROPIC_API.answer(ANTHROPIC_API.parse(MESSAGE, lambda id: None), answer)
     assert message["stop_reason"] == "max_tokens"
+
+
+def test_the_stop_sequence_that_ended_an_answer_is_told_and_a_tool_call_comes_first() -> None:
+    request = ANTHROPIC_API.parse(MESSAGE | {"stop_sequences": ["END"]}, lambda id: None)
+    ended = replace(reply({"role": "assistant", "content": "so"}), stop_sequence="END")
+    message = ANTHROPIC_API.answer(request, ChatAnswer(ended, "a", 1))
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = replace(ended, message={"role": "assistant", "content": None, "tool_calls": [call]})
+    message = ANTHROPIC_API.answer(request, ChatAnswer(called, "a", 1))
+    assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
 
 
 @pytest.mark.parametrize("kind", ErrorKind)

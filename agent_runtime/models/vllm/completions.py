@@ -1,0 +1,104 @@
+"""Completions of a bare prompt by the route of OpenAI's protocol, for a server without the token routes.
+
+vLLM, vllm/entrypoints/openai/completion: `return_token_ids` gives ids in the choice, of the prompt too.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agent_runtime.models.base import ModelError, ModelReply
+from agent_runtime.models.http_client import JsonClient
+from agent_runtime.models.openai_endpoint import stop_sequence, usage_of
+from agent_runtime.models.refusals import final_refusal
+from agent_runtime.models.vllm.token_routes import CallOptions
+
+PATH = "/v1/completions"
+_NOT_OF_PROMPTS = frozenset(
+    {"logprobs", "max_completion_tokens", "messages", "return_token_ids", "tools", "top_logprobs"}
+)
+
+
+def prompt_body(chat: Mapping[str, Any], prompt: str | Sequence[int]) -> dict[str, Any]:
+    """The body of a completion that samples as a chat request does."""
+    limit = chat.get("max_tokens", chat.get("max_completion_tokens"))
+    kept = {name: value for name, value in chat.items() if name not in _NOT_OF_PROMPTS}
+    # Left out it would be 16.
+    return kept | {"prompt": prompt if isinstance(prompt, str) else list(prompt), "max_tokens": limit}
+
+
+async def complete_text(
+    client: JsonClient, body: Mapping[str, Any], options: CallOptions, on_text: Callable[[str], None] | None
+) -> ModelReply:
+    """One completion; its text goes to `on_text` as it arrives. Raises as `Model.complete`."""
+    asked: dict[str, Any] = {
+        "seconds": options.seconds,
+        "tries": options.tries,
+        "headers": options.headers,
+        "health": options.health,
+    }
+    parts = CompletionParts()
+    if on_text is None:
+        answer = await client.call("POST", PATH, body, **asked)
+        if answer.status != 200:
+            raise final_refusal(f"{client.base_url}{PATH}", answer.status, answer.error)
+        parts.add(answer.payload)
+        return parts.reply()
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    try:
+        async with asyncio.timeout(options.seconds), client.stream(PATH, body, **asked) as events:
+            async for event in events:
+                if piece := parts.add(event):
+                    on_text(piece)
+    except TimeoutError:
+        raise ModelError("Timeout", f"{client.base_url} did not finish within {options.seconds:g} s") from None
+    return parts.reply()
+
+
+class CompletionParts:
+    """Takes events of a streamed completion in, or a whole one, and has the reply."""
+
+    def __init__(self) -> None:
+        self._model = ""
+        self._text = ""
+        self._finish_reason: str | None = None
+        self._stop: str | None = None
+        self._usage: Any = None
+        self._prompt_ids: list[int] | None = None
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+
+    def add(self, event: Any) -> str:
+        """The event's piece of text. Raises ModelError (BadResponse)."""
+        try:
+            self._model = event.get("model") or self._model
+            self._usage = event.get("usage") or self._usage
+            if not event.get("choices"):
+                return ""
+            choice = event["choices"][0]
+            self._prompt_ids = choice.get("prompt_token_ids") or self._prompt_ids
+            self._ids += choice.get("token_ids") or []
+            self._logprobs += [float(value) for value in (choice.get("logprobs") or {}).get("token_logprobs") or []]
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            self._stop = stop_sequence(choice) or self._stop
+            piece = str(choice.get("text") or "")
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            raise ModelError("BadResponse", f"expected a completion, got {str(event)[:200]}") from None
+        self._text += piece
+        return piece
+
+    def reply(self) -> ModelReply:
+        """The whole. Raises ModelError when its end is missing."""
+        if self._finish_reason is None:
+            raise ModelError("BadResponse", "the completion has no finish_reason")
+        exact = self._prompt_ids is not None and bool(self._ids) and len(self._ids) == len(self._logprobs)
+        return ModelReply(
+            message={"role": "assistant", "content": self._text},
+            finish_reason=self._finish_reason,
+            model=self._model,
+            usage=usage_of(self._usage),
+            prompt_token_ids=self._prompt_ids if exact else None,
+            completion_token_ids=self._ids if exact else None,
+            logprobs=self._logprobs if exact else None,
+            stop_sequence=self._stop,
+        )

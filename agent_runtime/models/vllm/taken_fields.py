@@ -1,0 +1,77 @@
+"""Which further fields of a request vLLM's token routes take. Pure.
+
+vLLM 0.26, vllm/entrypoints/openai/chat_completion/protocol.py and completion/protocol.py: `to_sampling_params`, and what
+rendering reads. What it does not know it passes over without a word, so that is refused here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_runtime.models.base import RequestRefused
+
+_PROMPT = frozenset(
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "cache_salt",
+        "frequency_penalty",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "logit_bias",
+        "max_tokens",
+        "min_p",
+        "min_tokens",
+        "presence_penalty",
+        "priority",
+        "repetition_detection",
+        "repetition_penalty",
+        "response_format",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "structured_outputs",
+        "temperature",
+        "thinking_token_budget",
+        "top_k",
+        "top_p",
+        "user",
+        "vllm_xargs",
+    }
+)
+_CHAT = _PROMPT | {
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "include_reasoning",
+    "max_completion_tokens",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "tool_choice",
+}
+_AS_IT_IS_ANYWAY: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (True, 0),
+    "n": (1,),
+    "return_token_ids": (True,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stream": (False,),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+}
+"""Fields that are taken with these values alone, which ask for nothing."""
+
+
+def check_fields(extra: Mapping[str, Any], *, prompt: bool) -> None:
+    """Raises RequestRefused for what would change nothing, though it is asked for. `prompt`: there is no chat."""
+    for name, value in extra.items():
+        if value is None or name in (_PROMPT if prompt else _CHAT) or value in _AS_IT_IS_ANYWAY.get(name, ()):
+            continue
+        form = "a bare prompt" if prompt else "chat"
+        raise RequestRefused(
+            "BadRequest",
+            f"{name}: {value!r:.100} has no effect in vLLM where token ids are recorded, for {form}; leave it out",
+        )
