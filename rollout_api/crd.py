@@ -132,6 +132,16 @@ RULES: dict[str, list[Schema]] = {
             "message": "model is needed for this agent; only Oracle and Nop do without",
         },
     ],
+    "Agent": [
+        {
+            "rule": "(self.type == 'Command') == (self.command.size() > 0)",
+            "message": "command is needed for type Command, and for no other type",
+        },
+        {
+            "rule": "self.type == 'Command' ? !has(self.systemPrompt) : self.install.size() == 0",
+            "message": "install is for type Command alone, and systemPrompt is not for it",
+        },
+    ],
     "SandboxSpec": [_IMMUTABLE],
     "Tasks": [_exactly_one("inline", "from", "stream")],
     "ModelSpec": [_exactly_one("endpoint", "serverRef", "server", "scripted", "function")],
