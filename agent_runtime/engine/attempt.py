@@ -129,13 +129,14 @@ class Attempt:
         recorded = self._records
         workspace = self._workspace or await self._acquire()
         self._records = []
-        make_agent = self._context.make_agent
-        if make_agent is None:
-            self._work = work = self._make_program(workspace, recorded)
-            running = work.run()
+        work: Turns | Program
+        if (make_agent := self._context.make_agent) is None:
+            work = program = self._make_program(workspace, recorded)
+            running = program.run()
         else:
-            self._work = work = self._make_turns(workspace, recorded)
-            running = work.run_agent(make_agent())
+            work = turns = self._make_turns(workspace, recorded)
+            running = turns.run_agent(make_agent())
+        self._work = work
         self._context.observer(
             RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
         )

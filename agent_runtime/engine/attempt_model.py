@@ -82,15 +82,17 @@ class AttemptModel:
         began = now()
         try:
             reply = await ask(self._current(), replace(request, group=self._group))
+        except asyncio.CancelledError:
+            # The program has its own patience, and may run out of it before a server that fails is given up here.
+            if health.failing is not None:
+                self._failed(ModelError("Unreachable", health.failing), began, now())
+            raise
         except ModelError as error:
             self.refusal = None
             if error.reason in REQUESTS_OWN_FAULTS:
                 self.failure = None
-                raise
-            self.failure = error
-            if self._failing_since is None:
-                self._failing_since = began
-            self._clock.excuse(began, now())
+            else:
+                self._failed(error, began, now())
             raise
         except (ContextExceeded, ContentFiltered) as error:
             self.failure, self._failing_since = None, None
@@ -103,6 +105,13 @@ class AttemptModel:
         self.failure, self.refusal, self._failing_since = None, None, None
         self._clock.excuse(began, began + health.lost_seconds + health.held_seconds)
         return reply
+
+    def _failed(self, error: ModelError, began: float, now: float) -> None:
+        """All of that call's time was lost."""
+        self.failure = error
+        if self._failing_since is None:
+            self._failing_since = began
+        self._clock.excuse(began, now)
 
     async def _park(self) -> None:
         """Wait until the connection is cut: the program's request then goes to the next runner."""

@@ -135,12 +135,13 @@ class Program:
     async def _beside(self, work: Coroutine[Any, Any, CommandResult], session: Session) -> tuple[StopReason, str]:
         """What comes first: the program's own end, a limit, or a failure."""
         program = asyncio.ensure_future(work)
-        watching = [
+        watching: list[asyncio.Future[None]] = [
             asyncio.ensure_future(self._run_out_of_time()),
             asyncio.ensure_future(self._come_to_a_stop(session)),
         ]
         try:
-            await asyncio.wait([program, *watching, self._cut_short], return_when=asyncio.FIRST_COMPLETED)
+            first: list[asyncio.Future[Any]] = [program, *watching, self._cut_short]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             for watch in watching:
                 if watch.done():
                     watch.result()
@@ -156,9 +157,10 @@ class Program:
                 )
             )
         finally:
-            for task in (program, *watching):
+            ending: list[asyncio.Future[Any]] = [program, *watching]
+            for task in ending:
                 task.cancel()
-            await asyncio.gather(program, *watching, return_exceptions=True)
+            await asyncio.gather(*ending, return_exceptions=True)
 
     async def _work(self, access: WorkspaceModel) -> CommandResult:
         """The program from its start to its end. The same key and body again find the one that runs."""
