@@ -24,7 +24,8 @@ from agent_runtime.recording.store import Store
 from rollout_api.records import IntentRecord
 from rollout_api.rollout_job import RolloutJob
 from tests.support.speller import Speller
-from tests.support.vllm_server import Answer, Faults, Prompt, Request, Script, VllmStandIn
+from tests.support.talking_program import TALKING, exported, one_conversation
+from tests.support.vllm_server import Answer, Faults, Prompt, Script, VllmStandIn
 
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
 MODES = ("Overlay", "Plain")
@@ -40,37 +41,6 @@ for number in range(int(sys.argv[3])):
         for chunk in stream:
             text += chunk.choices[0].delta.content or ""
     print(text, file=open("answers.txt", "a"))
-    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And {number}?"}]
-print("all is answered")
-"""
-
-# The same without any package, for workspaces that have none. A broken answer is asked for again, and told.
-PLAIN = """
-import http.client, json, os, sys, urllib.request
-
-def ask(messages):
-    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages, "stream": True}).encode()
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-    text = ""
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        for line in reply:
-            if line.strip() == b"data: [DONE]":
-                return text
-            if line.startswith(b"data: "):
-                for choice in json.loads(line[6:])["choices"]:
-                    text += choice["delta"].get("content") or ""
-    raise http.client.IncompleteRead(text.encode())
-
-messages = [{"role": "user", "content": open(sys.argv[1]).read()}]
-for number in range(int(sys.argv[2])):
-    while True:
-        try:
-            text = ask(messages)
-            break
-        except (http.client.HTTPException, OSError) as error:
-            print(type(error).__name__, file=open("broken.txt", "a"))
-    print(number, file=open("answers.txt", "a"), flush=True)
     messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And {number}?"}]
 print("all is answered")
 """
@@ -135,21 +105,6 @@ async def server() -> AsyncIterator[VllmStandIn]:
         yield standing
 
 
-def truth(requests: Sequence[Request]) -> list[tuple[int, int, float]]:
-    """(id, mask, logprob) of one conversation, as the server saw it."""
-    sequence: list[tuple[int, int, float]] = []
-    for request in requests:
-        assert request.prompt_ids[: len(sequence)] == [token for token, _, _ in sequence]
-        sequence += [(token, 0, 0.0) for token in request.prompt_ids[len(sequence) :]]
-        sequence += [(token, 1, logprob) for token, logprob in zip(request.ids, request.logprobs, strict=True)]
-    return sequence
-
-
-def exported(branch: Branch) -> list[tuple[int, int, float]]:
-    assert branch.logprobs is not None
-    return list(zip(branch.token_ids, branch.mask, branch.logprobs, strict=True))
-
-
 async def test_what_is_trained_of_a_program_is_what_its_server_saw_to_the_token(
     tmp_path: Path, server: VllmStandIn
 ) -> None:
@@ -161,7 +116,7 @@ async def test_what_is_trained_of_a_program_is_what_its_server_saw_to_the_token(
     for index, result in enumerate(ran.results):
         requests = server.served_in(f"rollout-{index}-0")
         (branch,) = await ran.reader.tokens(index)
-        assert exported(branch) == truth(requests)
+        assert exported(branch) == one_conversation(requests)
         assert (len(requests), result["turns"], result["tokenForks"]) == (5, 5, 0)
         assert (result["tokenCapture"], result["usage"]["completionTokens"]) == (
             "Tokens",
@@ -179,14 +134,14 @@ async def test_a_program_in_either_mode_finds_its_prompt_and_its_model(
     install = ["cp agent.py installed.py"]
     command = ["sh", "-c", 'program=$PWD/installed.py; cd /tmp; exec python3 $program "$0" 2', "{promptFile}"]
     spec = {"agent": {"install": install}, "workspaces": mode}
-    program = PLAIN.replace('open("answers.txt"', "open(os.devnull")
+    program = TALKING.replace('open("answers.txt"', "open(os.devnull")
     job = RolloutJob.model_validate(manifest(tmp_path, server, program, command, **spec))
     summary = await run_job(job, base_dir=tmp_path, environ={})
     ran = await read(tmp_path, summary.folder)
     assert (ran.end, ran.results[0]["sandbox"]["mode"]) == (("Completed", "Finished"), mode), ran.results
     requests = server.served_in("rollout-0-0")
     (branch,) = await ran.branches()
-    assert (len(requests), exported(branch)) == (2, truth(requests))
+    assert (len(requests), exported(branch)) == (2, one_conversation(requests))
 
 
 SLOW = Answer("Let me see what there is to say of that, word by word, as slowly as one can. " * 2)
@@ -231,14 +186,14 @@ async def test_a_program_whose_runners_are_killed_goes_on_and_no_turn_is_lost_or
         command = ["python3", "agent.py", "{promptFile}", "6"]
         checks = ['test "$(cat answers.txt | xargs)" = "0 1 2 3 4 5"', 'test "$(wc -l < broken.txt)" -le 2']
         spec = {"workspaces": mode, "task": {"verifier": {"commands": checks}}, "sampling": {"maxTokens": 60}}
-        (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest(tmp_path, server, PLAIN, command, **spec)))
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest(tmp_path, server, TALKING, command, **spec)))
         ran = await run_killed_in(tmp_path, begun, 1, 3)
         requests = server.served_in("rollout-0-0")
     result = ran.results[0]
     assert (ran.end, result["attempt"], result["reward"], result["turns"]) == (("Completed", "Finished"), 0, 1, 6)
     assert [request.finish for request in requests].count("abort") == 2, "nobody waited for those any more"
     (branch,) = await ran.branches()
-    assert exported(branch) == truth([request for request in requests if request.finish != "abort"])
+    assert exported(branch) == one_conversation([request for request in requests if request.finish != "abort"])
 
 
 async def test_a_program_that_gives_up_because_its_runner_died_is_tried_again_and_uses_up_no_attempt(
@@ -253,7 +208,7 @@ async def test_a_program_that_gives_up_because_its_runner_died_is_tried_again_an
     assert (ran.end, ran.results[0]["attempt"]) == (("Completed", "Finished"), 1)
     assert [failed["reason"] for failed in ran.results[0]["failedAttempts"]] == ["Interrupted"]
     (branch,) = await ran.branches()
-    assert exported(branch) == truth(requests)
+    assert exported(branch) == one_conversation(requests)
 
 
 async def test_a_runner_that_drains_breaks_no_answer_and_the_next_one_goes_on(tmp_path: Path) -> None:
@@ -261,7 +216,7 @@ async def test_a_runner_that_drains_breaks_no_answer_and_the_next_one_goes_on(tm
     async with VllmStandIn(script=slow(begun), tokens_per_second=200) as server:
         command = ["python3", "agent.py", "{promptFile}", "4"]
         task = {"verifier": {"commands": ["test ! -e broken.txt", 'test "$(cat answers.txt | xargs)" = "0 1 2 3"']}}
-        job = RolloutJob.model_validate(manifest(tmp_path, server, PLAIN, command, task=task))
+        job = RolloutJob.model_validate(manifest(tmp_path, server, TALKING, command, task=task))
         first = asyncio.create_task(run_job(job, base_dir=tmp_path, environ={}, drain=drain))
         while await begun.get() < 1:
             pass
@@ -274,7 +229,7 @@ async def test_a_runner_that_drains_breaks_no_answer_and_the_next_one_goes_on(tm
     assert (ran.end, ran.results[0]["attempt"], ran.results[0]["reward"]) == (("Completed", "Finished"), 0, 1)
     assert drained == 2, "the turn that was under way was finished, and none begun after it"
     (branch,) = await ran.branches()
-    assert exported(branch) == truth(requests)
+    assert exported(branch) == one_conversation(requests)
 
 
 ASK = """
