@@ -149,6 +149,18 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda spec: spec["tasks"]["inline"][0]["verifier"].update(kind="commands", tests=["a"]),
         "tests can be named for kinds pytest and junit only",
     ),
+    "a program without a command": (
+        lambda spec: spec.update(agent={"type": "Command"}),
+        "command is needed for type Command, and for no other type",
+    ),
+    "a command of another agent": (
+        lambda spec: spec.update(agent={"command": ["a"]}),
+        "command is needed for type Command, and for no other type",
+    ),
+    "an install of another agent": (
+        lambda spec: spec.update(agent={"install": ["a"]}),
+        "install is for type Command alone",
+    ),
     "an unknown network": (lambda spec: spec["sandbox"].update(network={"agent": "All"}), "should match"),
     "an empty allow-list": (lambda spec: spec["sandbox"].update(network={"agent": []}), "at least 1"),
     "an unknown field": (lambda spec: spec.update(groupsize=1), "spec.groupsize: unknown field"),
