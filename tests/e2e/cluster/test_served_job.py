@@ -79,15 +79,23 @@ def manifest(name: str, model: Object, tasks: int, runners: int) -> Object:
 def remember(server: Server, pod: str, truth: Truth) -> None:
     """What an engine has really done so far."""
     for request in server.ask_engine(pod, "/_standin/served"):
-        begin = len(request["prompt_ids"])
-        made = zip(request["ids"], request["logprobs"], request["versions"], strict=True)
-        for position, token in enumerate(made, begin):
-            truth.setdefault((request["session"], position), set()).add(token)
+        for version, begin, end in request["spans"]:
+            for number in range(begin, end):
+                place = request["session"], len(request["prompt_ids"]) + number
+                made = request["ids"][number], request["logprobs"][number], version
+                truth.setdefault(place, set()).add(made)
 
 
-def wait_tokens(server: Server) -> None:
-    """Until its first engine has made some for the rollouts, beside those of the runners' own look at it."""
-    working = lambda: server.ask_engine(server.ready[0]["name"], "/_standin/state")["tokens"] > 100 or None  # noqa: E731
+def wait_tokens(server: Server, rollouts: int) -> None:
+    """Until engines have made some for each of the rollouts."""
+    wanted = {f"rollout-{index}" for index in range(rollouts)}
+
+    def working() -> bool | None:
+        truth: Truth = {}
+        for entry in server.ready:
+            remember(server, entry["name"], truth)
+        return wanted <= {session for session, _ in truth} or None
+
     eventually(working, 120, server.describe)
 
 
@@ -135,7 +143,7 @@ def test_no_token_has_a_wrong_version_when_operator_and_engine_die_during_policy
 ) -> None:
     server = Server(cluster, namespace).apply(replicas=2, **script).wait_ready(2)
     job = new_job(manifest("served", {"serverRef": NAME}, tasks=3, runners=2)).apply()
-    wait_tokens(server)
+    wait_tokens(server, 3 * MEMBERS)
 
     server.ask_for(1)
     server.wait_policy(1)
@@ -192,7 +200,7 @@ def test_a_jobs_own_server_follows_it_through_suspension_keeps_its_policy_and_le
     model = {"server": standin_spec(cluster, namespace, **script)}
     job = new_job(manifest("own", model, tasks=1, runners=1)).apply()
     server = Server(cluster, namespace, own_model_server_name("own")).wait_ready(1)
-    wait_tokens(server)
+    wait_tokens(server, MEMBERS)
     server.ask_for(1)
     server.wait_policy(1)
 
@@ -203,7 +211,7 @@ def test_a_jobs_own_server_follows_it_through_suspension_keeps_its_policy_and_le
 
     job.suspend(False)
     server.wait_ready(1)
-    wait_tokens(server)
+    wait_tokens(server, MEMBERS)
     truth: Truth = {}
     remember(server, server.ready[0]["name"], truth)
     let_end(server)
