@@ -14,12 +14,13 @@ from typing import Any, cast
 
 import kopf
 from aiohttp import web
-from prometheus_client import disable_created_metrics, generate_latest
+from prometheus_client import disable_created_metrics
 
 from rollout_operator import model_server, rollout_job, sandbox
 from rollout_operator.api import KubeApi
 from rollout_operator.cache import Cache
 from rollout_operator.config import CONFIG_VARIABLE, OperatorConfig, load_config
+from rollout_operator.endpoints import application
 from rollout_operator.events import EventRecorder
 from rollout_operator.execute import Execution
 from rollout_operator.informer import Informer
@@ -31,7 +32,6 @@ from rollout_operator.memory import Memory
 from rollout_operator.metrics import Metrics
 from rollout_operator.model_server.control import Control
 from rollout_operator.model_server.control_errands import Errands
-from rollout_operator.model_server.workers import workers
 from rollout_operator.world import Controller
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Operator:
     @property
     def synced(self) -> bool:
         """Whether the cache is complete."""
-        return all(informer.synced.is_set() for informer in self.informers)
+        return not self._unsynced()
 
     async def run(self) -> None:
         """Until cancelled: fill the cache, then ask for the lease, then work."""
@@ -107,22 +107,11 @@ class Operator:
         finally:
             await asyncio.wait_for(self.leadership.release(), RELEASE_SECONDS)
 
+    def _unsynced(self) -> list[str]:
+        return [informer.kind for informer in self.informers if not informer.synced.is_set()]
+
     async def _serve(self, stack: AsyncExitStack) -> None:
-        async def metrics(_: web.Request) -> web.Response:
-            return web.Response(body=generate_latest(self.metrics.registry), content_type="text/plain", charset="utf-8")
-
-        async def ready(_: web.Request) -> web.Response:
-            waiting = [informer.kind for informer in self.informers if not informer.synced.is_set()]
-            return web.Response(status=503 if waiting else 200, text=f"waiting for {waiting}\n" if waiting else "ok\n")
-
-        app = web.Application()
-
-        async def model_servers(request: web.Request) -> web.Response:
-            found = workers(self.cache.all("ModelServer"), request.query.get("namespace"))
-            return web.json_response(found)
-
-        app.add_routes([web.get("/metrics", metrics), web.get("/readyz", ready)])
-        app.add_routes([web.get("/v1/rl/workers", model_servers)])
+        app = application(self.metrics.registry, self._unsynced, lambda: self.cache.all("ModelServer"))
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

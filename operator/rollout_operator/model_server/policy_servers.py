@@ -91,11 +91,10 @@ def is_ready(seen: Seen, server: Server) -> bool:
     """Whether runners may call it while the gate is open: as it says, or as was verified before it could be asked."""
     if not server.up or server.leaving or seen.is_evicted(server):
         return False
-    entry = seen.entry(server)
-    current = seen.status.policy.current
     if server.said is None:
-        return entry is not None and entry.ready and entry.policy_version == current
-    return server.said.version == current and not server.said.paused and is_checked(seen, server)
+        entry = seen.entry(server)
+        return entry is not None and entry.ready
+    return server.said.version == seen.status.policy.current and not server.said.paused and is_checked(seen, server)
 
 
 def entry_at_rest(seen: Seen, server: Server, evicted: Collection[Server]) -> ServerStatus:

@@ -67,8 +67,12 @@ def _events(seen: Observed, now: ModelServerStatus) -> Iterator[Event]:
 
 
 _BAD_NEWS: Final = frozenset(
-    ("DownloadFailed", "CannotCreate", "Unschedulable", "ImagePullBackOff", "CrashLoopBackOff", "LoadFailed")
+    (
+        *("DownloadFailed", "CannotCreate", "Unschedulable", "ImagePullBackOff", "CrashLoopBackOff"),
+        *("FetchFailed", "RollingBack", "LoadFailed", "NotEnoughServers"),
+    )
 )
+"""Reasons that are told as Warnings; what leads to a good end is told when it is there."""
 
 
 def _downloaded(seen: Observed, server: ModelServer, downloaded: bool) -> tuple[bool, str, str]:

@@ -25,6 +25,7 @@ from rollout_operator.config import OperatorConfig
 from rollout_operator.memory import Memory
 from rollout_operator.model_server import observe, plan
 from rollout_operator.model_server.control_errands import Known
+from rollout_operator.model_server.observe import Observed
 from rollout_operator.model_server.problems import parse
 from rollout_operator.world import World
 
@@ -73,11 +74,15 @@ class Cluster:
 
     def look(self) -> Plan:
         """One round of planning."""
+        return plan(self.seen())
+
+    def seen(self) -> Observed:
+        """What a round is decided by."""
         cache = Cache()
         cache.put("ModelServer", copy.deepcopy(self.server))
         for (kind, _), obj in self.objects.items():
             cache.put(kind, copy.deepcopy(obj))
-        return plan(observe(World(cache, CONFIG, self.now, self.memory, self.keys, asked=self.asked), self.server))
+        return observe(World(cache, CONFIG, self.now, self.memory, self.keys, asked=self.asked), self.server)
 
     def carry_out(self, planned: Plan) -> None:
         """As the loop does: actions in order, up to the first that teaches something; then the status."""

@@ -1,5 +1,6 @@
 """A ModelServer in a cluster: made in the right order, made once, changed only where it was changed, and always told of."""
 
+import copy
 from datetime import timedelta
 from typing import Any
 
@@ -8,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_api.cluster import ROLE_LABEL, SANDBOX_ROLE
-from rollout_operator.actions import Ask, Create, Delete, Patch, Replace
+from rollout_operator.actions import Ask, Create, Delete, Event, Patch, Replace
 from rollout_operator.model_server.control_errands import Known
 from rollout_operator.model_server.network import policies
 from rollout_operator.model_server.policy_seen import Call, Said
+from rollout_operator.model_server.status import story
 from tests.unit.rollout_operator.model_server.scenes import CONFIG, NAMESPACE, SPECS, Cluster, model_server
 
 CACHED = SPECS["cache-and-token"]
@@ -154,6 +156,19 @@ def test_no_pod_is_ready_before_it_was_asked_which_policy_it_serves() -> None:
     [server] = cluster.server["status"]["servers"]
     assert (server["ready"], server["policyVersion"]) == (True, 0)
     assert cluster.server["status"]["url"] == f"http://qwen-api.{NAMESPACE}.svc:8000"
+
+
+@pytest.mark.parametrize("reason", ["FetchFailed", "RollingBack", "LoadFailed", "NotEnoughServers"])
+def test_a_policy_update_that_goes_wrong_is_told_once_as_a_warning_and_its_end_as_good_news(reason: str) -> None:
+    cluster = running(SMALL)
+    good = cluster.server["status"]
+    bad = copy.deepcopy(good)
+    [told] = [condition for condition in bad["conditions"] if condition["type"] == "PolicyLoaded"]
+    told |= {"status": "False", "reason": reason, "message": "why"}
+    assert story(cluster.seen(), bad) == (Event("Warning", reason, "why"),)
+    cluster.server["status"] = bad
+    assert story(cluster.seen(), bad) == ()
+    assert [(event.type, event.reason) for event in story(cluster.seen(), good)] == [("Normal", "Loaded")]
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -1,10 +1,12 @@
 """What a policy update does in the situations that a user would ask about, one by one."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 from rollout_api.model_server import Gate, PolicyStep, ServerState, TransferMode
 from rollout_operator.model_server.control import version_of
-from rollout_operator.model_server.policy_seen import Call
+from rollout_operator.model_server.policy import decide
+from rollout_operator.model_server.policy_seen import Call, Said
 from tests.unit.rollout_operator.model_server.policy_world import Fleet
 
 
@@ -136,6 +138,47 @@ def test_one_that_only_names_the_version_is_told_by_its_checksums() -> None:
         fleet.calm(rounds=60)
         assert fleet.is_at_rest()
         assert {engine.weights for engine in fleet.engines} == {2}, servers
+
+
+def test_weights_are_not_resumed_before_servers_say_that_they_have_them() -> None:
+    fleet = at_version(1)
+    fleet.ask_for(2)
+    until(fleet, PolicyStep.ACKNOWLEDGING)
+    fleet.acknowledge(0)
+    until(fleet, PolicyStep.LOADING)
+    decision = fleet.round()
+    assert [task.errand.call for task in decision.tasks] == [Call.LOAD] * 3
+    assert fleet.status.policy.step is PolicyStep.LOADING
+
+
+def test_the_gate_stays_shut_while_servers_are_paused_or_were_not_asked_since_they_were_resumed() -> None:
+    fleet = at_version(1)
+    fleet.ask_for(2)
+    until(fleet, PolicyStep.ACKNOWLEDGING)
+    fleet.acknowledge(0)
+    until(fleet, PolicyStep.RESUMING)
+    before = fleet.now - timedelta(seconds=1)
+    for changes, asked in (
+        ({"paused": True, "checked": True}, Call.RESUME),
+        ({"paused": False, "checked": True, "at": before}, Call.LOOK),
+        ({"paused": False, "checked": False}, Call.CHECK),
+    ):
+        for engine in fleet.engines:
+            fleet.said[engine.key] = replace(fleet.said[engine.key], **{"at": fleet.now, **changes})
+        decision = decide(fleet.seen())
+        assert decision.policy.gate is Gate.SHUT
+        assert [task.errand.call for task in decision.tasks] == [asked] * 3
+
+
+def test_a_new_server_with_a_version_that_was_given_up_gets_no_calls_until_it_has_the_current_one() -> None:
+    fleet = at_version(1)
+    fleet.kill_engine(0)
+    fleet.start_engines()
+    newcomer = fleet.engines[0]
+    fleet.said[newcomer.key] = Said(fleet.now, paused=False, version=2, checked=True)
+    decision = fleet.round()
+    assert [entry.ready for entry in fleet.status.servers] == [False, True, True]
+    assert [task.errand.call for task in decision.tasks if task.servers[0].key == newcomer.key] == [Call.LOAD]
 
 
 def test_a_newer_version_takes_the_place_of_one_that_is_not_loaded_yet() -> None:

@@ -1,0 +1,133 @@
+"""ModelServers of the stand-in on a real cluster: made, given policies and asked as a user would."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from agent_runtime.recording.store import Store
+from rollout_api.cluster import MODEL_ENGINE_PORT
+from tests.support.cluster import STORAGE_SECRET, Cluster, Object, eventually
+
+STANDIN_IMAGE = "agent-rollouts-vllm-standin:test"
+NAME = "policy"
+
+# Asks the engine of its own pod, whose port is on the loopback. Prints the answer.
+ASK_ENGINE = """
+import sys, urllib.request
+method, url, body = sys.argv[1:]
+request = urllib.request.Request(url, body.encode() or None, {"Content-Type": "application/json"}, method=method)
+print(urllib.request.urlopen(request, timeout=30).read().decode())
+"""
+
+
+def upload_weights(cluster: Cluster, namespace: str, folder: str, version: int) -> str:
+    """Weights of the stand-in, in the storage; their URI."""
+    uri = f"s3://{cluster.bucket}/{namespace}/{folder}"
+    store = Store.open(uri, cluster.environ, patience_seconds=30)
+    asyncio.run(store.put("version.json", json.dumps({"version": version}).encode()))
+    return uri
+
+
+def small_containers() -> list[Object]:
+    """What init containers of a pod template ask for, so that many pods fit on a test's node."""
+    small = {"requests": {"cpu": "50m", "memory": "64Mi"}}
+    return [{"name": name, "resources": small} for name in ("download", "gateway")]
+
+
+def standin_spec(cluster: Cluster, namespace: str, **spec: object) -> Object:
+    """`spec` of a ModelServer, or `model.server` of a job."""
+    weights = upload_weights(cluster, namespace, "model", 0)
+    return {
+        "model": {"name": NAME, "uri": weights, "secretRef": STORAGE_SECRET},
+        "engine": {"image": STANDIN_IMAGE, "version": "0.26.0"},
+        "accelerator": {"count": 0},
+        "resources": {"cpu": "50m", "sharedMemory": "64Mi"},
+        "toolCallParser": "hermes",
+        "weightTransfer": {"pull": {"secretRef": STORAGE_SECRET}},
+        "podDisruptionBudget": {},
+        "podTemplate": {"spec": {"initContainers": small_containers()}},
+        **spec,
+    }
+
+
+class Server:
+    """A ModelServer of the stand-in."""
+
+    def __init__(self, cluster: Cluster, namespace: str, name: str = NAME) -> None:
+        self.cluster, self.namespace, self.name = cluster, namespace, name
+
+    def apply(self, **spec: object) -> "Server":
+        """kubectl apply."""
+        self.cluster.apply(
+            {
+                "apiVersion": "rollout.dev/v1alpha1",
+                "kind": "ModelServer",
+                "metadata": {"name": self.name, "namespace": self.namespace},
+                "spec": standin_spec(self.cluster, self.namespace, **spec),
+            }
+        )
+        return self
+
+    @property
+    def object(self) -> Object | None:
+        """As the API server has it now."""
+        return self.cluster.get("modelserver", self.name, self.namespace)
+
+    @property
+    def status(self) -> Object:
+        """Its status, empty before the operator has seen it."""
+        status: Object = (self.object or {}).get("status", {})
+        return status
+
+    @property
+    def policy(self) -> Object:
+        """Version and gate."""
+        policy: Object = self.status.get("policy", {})
+        return policy
+
+    @property
+    def ready(self) -> Sequence[Object]:
+        """Its servers that may be called."""
+        return [server for server in self.status.get("servers", []) if server["ready"]]
+
+    def wait_ready(self, count: int) -> "Server":
+        """Until so many servers are ready, and no other is listed."""
+        eventually(
+            lambda: True if [len(self.ready), len(self.status.get("servers", []))] == [count] * 2 else None,
+            240,
+            self.describe,
+        )
+        return self
+
+    def ask_for(self, version: int) -> None:
+        """kubectl patch: another policy."""
+        uri = upload_weights(self.cluster, self.namespace, f"policy-{version}", version)
+        patch = json.dumps({"spec": {"policy": {"version": version, "uri": uri}}})
+        self.cluster.kubectl("patch", "modelserver", self.name, "-n", self.namespace, "--type=merge", "-p", patch)
+
+    def wait_step(self, *steps: str) -> None:
+        """Until a policy update is at one of these steps."""
+        eventually(lambda: True if self.policy.get("step") in steps else None, 120, self.describe)
+
+    def wait_policy(self, version: int) -> None:
+        """Until the gate is open with this policy."""
+        wanted = {"current": version, "gate": "Open"}
+        eventually(lambda: True if wanted.items() <= self.policy.items() else None, 180, self.describe)
+
+    def ask_engine(self, pod: str, path: str, body: object = None) -> Any:
+        """What the engine in a pod answers; POST where there is a body."""
+        method, data = ("GET", "") if body is None else ("POST", json.dumps(body))
+        url = f"http://127.0.0.1:{MODEL_ENGINE_PORT}{path}"
+        command = ("python3", "-c", ASK_ENGINE, method, url, data)
+        done = self.cluster.kubectl("exec", pod, "-n", self.namespace, "-c", "engine", "--", *command)
+        return json.loads(done.stdout)
+
+    def describe(self) -> str:
+        """All that a failed test wants to know."""
+        kinds = "modelservers,statefulsets,jobs,pods,services,events"
+        found = [self.cluster.kubectl("get", kinds, "-n", self.namespace, check=False).stdout]
+        found.append(self.cluster.kubectl("describe", "modelserver", "-n", self.namespace, check=False).stdout)
+        options = ("logs", f"{self.name}-0", "-n", self.namespace, "--all-containers", "--tail=30")
+        found.append(self.cluster.kubectl(*options, check=False).stdout)
+        return "\n".join(found)[-12_000:]
