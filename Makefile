@@ -53,11 +53,11 @@ unit: install-test
 WORKSPACES := tests/integration/executor_workspaces
 ON_CLUSTER := $(addprefix --ignore tests/,integration/cluster_harness integration/operator_core integration/images e2e/cluster)
 integration: install-test
-	$(BIN)/python -m pytest $(WORKSPACES) -q
-	$(BIN)/python -m pytest tests/integration --ignore $(WORKSPACES) $(ON_CLUSTER) -n 3 --dist loadfile -q
+	hack/pytest $(WORKSPACES)
+	hack/pytest tests/integration --ignore $(WORKSPACES) $(ON_CLUSTER) -n 3 --dist loadfile
 
 e2e: install-test
-	$(BIN)/python -m pytest tests/e2e $(ON_CLUSTER) -q
+	hack/pytest tests/e2e $(ON_CLUSTER)
 
 cluster-tests: install-test
 	hack/cluster-tests
