@@ -38,7 +38,7 @@ install-test: .venv/installed-test
 test: install-test
 	$(MAKE) --no-print-directory check
 	hack/install-test-tools
-	$(MAKE) --no-print-directory unit integration e2e cluster-tests
+	hack/test
 
 check: install-test
 	$(BIN)/ruff check .

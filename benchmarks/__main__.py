@@ -12,7 +12,15 @@ from benchmarks.conversation import ROOT
 from benchmarks.on_cluster import NoCluster
 from benchmarks.report import Row, print_table, write_json
 
-COMPARED = ("tool_call", "engine_turns", "journal_overhead", "resume", "prefix_affinity")
+COMPARED = (
+    "tool_call",
+    "engine_turns",
+    "journal_overhead",
+    "resume",
+    "prefix_affinity",
+    "session_proxy",
+    "cancelling",
+)
 ON_CLUSTER = ("cluster_tool_call", "cluster_workspaces", "cluster_cold_start", "cluster_jobs", "cluster_scale")
 """These need the test cluster."""
 PRINTED = ("workspaces", "journal")

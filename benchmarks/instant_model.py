@@ -1,8 +1,9 @@
 """A model server that answers at once, so that what is left of a turn's time is the cost of whoever drives it.
 
-Speaks as much of OpenAI's chat completions as the peers and we need: keep-alive, plain bodies. A conversation's answers
-are tool calls of `noop`, until the last of its turns, which is text. Asked for it, the server holds all first answers until
-so many conversations have begun: else the first would have ended before the last began, and they were never side by side.
+Speaks as much of OpenAI's chat completions as the peers and we need: keep-alive, plain bodies, and streams, which are slow
+on purpose: a word a second. A conversation's answers are tool calls of `noop`, until the last of its turns, which is text.
+Asked for it, the server holds all first answers until so many conversations have begun: else the first would have ended
+before the last began, and they were never side by side.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from benchmarks.measuring import pin_to_core
 NAME = "instant"
 TOOL = "noop"
 BODY_BYTES = 270  # of an answer: a short tool call; the figures of the peers were taken with it
+WORDS = 20  # of a stream
+WORD_SECONDS = 1.0
 MODEL_CORE = 1  # what is measured keeps the first core for itself
 
 
@@ -41,6 +44,28 @@ def answer_body(turn: int, turns: int) -> bytes:
 def _http(body: bytes) -> bytes:
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
+
+
+def _chunk(data: str) -> bytes:
+    return f"{len(data):x}\r\n{data}\r\n".encode()
+
+
+def _event(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    event = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": NAME, "choices": [choice]}
+    return _chunk(f"data: {json.dumps(event, separators=(',', ':'))}\n\n")
+
+
+_STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_STREAM_END = _event({}, "stop") + _chunk("data: [DONE]\n\n") + _chunk("")
+
+
+def _stream(write: Callable[[bytes], None]) -> None:
+    loop = asyncio.get_running_loop()
+    write(_STREAM_HEAD + _event({"role": "assistant", "content": "word "}))
+    for number in range(1, WORDS):
+        loop.call_later(number * WORD_SECONDS, write, _event({"content": "word "}))
+    loop.call_later(WORDS * WORD_SECONDS, write, _STREAM_END)
 
 
 class _Connection(asyncio.Protocol):
@@ -87,6 +112,9 @@ class _Server:
         """Write the answer, now or when it is time."""
         if not request.startswith(b"POST"):
             write(self._models)
+            return
+        if b'"stream":true' in request or b'"stream": true' in request:
+            _stream(write)
             return
         # One for each tool message, so the server needs no memory of the conversation.
         turn = request.count(b'"tool_call_id"')

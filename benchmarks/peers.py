@@ -21,6 +21,8 @@ class Peer:
     name: str
     version: str
     also: tuple[str, ...] = ()
+    extra: str = ""
+    """Of the package: `pip install name[extra]`."""
 
     @property
     def folder(self) -> Path:
@@ -34,7 +36,9 @@ class Peer:
 VERIFIERS = Peer("verifiers", "0.1.14")
 # Its client imports aiohttp, which it does not declare.
 SWE_REX = Peer("swe-rex", "1.4.0", also=("aiohttp",))
-ALL = (VERIFIERS, SWE_REX)
+# The newest that installs beside Python 3.11 without a compiler.
+LITELLM = Peer("litellm", "1.106.2", extra="proxy")
+ALL = (VERIFIERS, SWE_REX, LITELLM)
 
 
 def installed(peer: Peer) -> Path:
@@ -45,7 +49,8 @@ def installed(peer: Peer) -> Path:
         return python
     print(f"installing {peer.name} {peer.version} into {peer.folder}", file=sys.stderr)
     venv.create(peer.folder, clear=True, with_pip=True)
-    requirements = [f"{peer.name}=={peer.version}", *peer.also]
+    extra = f"[{peer.extra}]" if peer.extra else ""
+    requirements = [f"{peer.name}{extra}=={peer.version}", *peer.also]
     command = [str(python), "-m", "pip", "install", "--quiet", *requirements]
     pip = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
     if pip.returncode != 0:

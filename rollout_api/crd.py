@@ -131,6 +131,14 @@ RULES: dict[str, list[Schema]] = {
             "rule": "has(self.model) || self.agent.type in ['Oracle', 'Nop']",
             "message": "model is needed for this agent; only Oracle and Nop do without",
         },
+        {
+            "rule": "(self.agent.type == 'Command') == (self.agent.command.size() > 0)",
+            "message": "agent.command is needed for type Command, and for no other type",
+        },
+        {
+            "rule": "self.agent.type == 'Command' ? !has(self.agent.systemPrompt) : self.agent.install.size() == 0",
+            "message": "agent.install is for type Command alone, and agent.systemPrompt is not for it",
+        },
     ],
     "SandboxSpec": [_IMMUTABLE],
     "Tasks": [_exactly_one("inline", "from", "stream")],

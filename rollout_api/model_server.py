@@ -9,8 +9,9 @@ from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Second
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.sandbox import EnvVar
 
-OLDEST: Final = (0, 12)
-"""Oldest vLLM that is started: before it the flags of several nodes did not exist (vLLM pull request 23691)."""
+OLDEST: Final = (0, 14)
+"""Oldest vLLM that is started: the first one known to have `/pause` and `/is_paused` (its documentation of that version);
+the flags of several nodes are older (vLLM pull request 23691)."""
 SUPPORTS_UPDATES: Final = (0, 26)
 """First vLLM whose weights have a version that can be set and asked for: `/finish_weight_update` with `weight_version`,
 `/weight_info` (vLLM pull request 49040)."""

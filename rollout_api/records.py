@@ -96,6 +96,8 @@ class IntentRecord(ApiModel):
     """SHA-256 of the client's request, by which a proxy knows its retry."""
     idempotency_key: str | None = None
     """The client's own name for the request."""
+    agent_seconds: float | None = None
+    """What an agent that is not replayed has used up of its time: the next runner goes on counting from here."""
 
 
 class ResponseRecord(ApiModel):

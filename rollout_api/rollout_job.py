@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from rollout_api.base import ApiModel, ObjectName, Path, Quantity, ShortText
+from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, ShortText
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.model import ModelSpec, Sampling
 from rollout_api.sandbox import SandboxTemplate, Security
@@ -19,8 +19,10 @@ class Mode(StrEnum):
     EVAL = "Eval"
 
 
-# A built-in name, the name of an entry point, or module:Class.
 AGENTS_WITHOUT_MODEL = frozenset({"Oracle", "Nop"})
+COMMAND_AGENT = "Command"
+"""The agent that is a program in the sandbox."""
+# A built-in name, the name of an entry point, or module:Class.
 ExtensionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?$", max_length=512)]
 
 
@@ -28,9 +30,15 @@ class Agent(ApiModel):
     """Who works on the tasks."""
 
     type: ExtensionName = "ToolCalling"
-    """`ToolCalling`, `ReAct`, `Coding`, `Oracle` (runs the task's solution), `Nop`, an entry point, or module:Class."""
+    """`ToolCalling`, `ReAct`, `Coding`, `Command` (a program in the sandbox), `Oracle` (runs the task's solution), `Nop`, an
+    entry point, or module:Class."""
     tools: Annotated[list[ExtensionName], Field(max_length=64)] = ["bash", "editor", "search", "finish"]
-    """Built-in tools, entry points, or module:Class."""
+    """Built-in tools, entry points, or module:Class. A `Command` brings its own."""
+    command: Annotated[list[Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=256)] = []
+    """The program of `Command` and its arguments, started without a shell; `{prompt}`, `{promptFile}` (a path) and `{model}`
+    are filled in."""
+    install: Annotated[list[Command], Field(max_length=64)] = []
+    """Shell commands that bring that program, run after the task's setup and like it."""
     system_prompt: Annotated[str, StringConstraints(max_length=204_800)] | None = None
     """Replaces the agent's own system prompt."""
     max_turns: Annotated[int, Field(ge=1, le=100_000)] = 30
@@ -41,6 +49,23 @@ class Agent(ApiModel):
     """Malformed answers in a row after which the rollout ends with ToolFormat."""
     config: dict[str, Any] = {}
     """Options of a custom agent."""
+
+    @property
+    def is_command(self) -> bool:
+        """A program in the sandbox is the agent."""
+        return self.type == COMMAND_AGENT
+
+    @model_validator(mode="after")
+    def _fields_fit_the_type(self) -> Self:
+        if self.is_command != bool(self.command and self.command[0]):
+            raise ValueError(
+                "command, which begins with the name of a program, is needed for type Command, and for no other type"
+            )
+        if self.install and not self.is_command:
+            raise ValueError("install is for type Command; what a task needs is brought by its setup")
+        if self.is_command and self.system_prompt is not None:
+            raise ValueError("systemPrompt is not for type Command, whose program has its own; leave it out")
+        return self
 
 
 class VerifierMode(StrEnum):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from rolloutctl import check, doctor, export, gc, init, report, results, run, sandbox, show, stream
+from rolloutctl import check, doctor, export, gc, init, proxy, report, results, run, sandbox, show, stream
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
 
@@ -98,6 +98,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     report.report,
     export.export,
     gc.gc,
+    proxy.proxy,
+    proxy.proxy_worker,
     doctor.doctor,
 )
 for command in COMMANDS:

@@ -3,14 +3,17 @@
 import time
 from collections.abc import Sequence
 
+from agent_runtime.engine.attempts_policy import INTERRUPTED, UNCOUNTED
 from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
 from agent_runtime.engine.grading import GradingLost, failed_verdict, grade_artifacts, grade_in_place
+from agent_runtime.engine.program import Program
 from agent_runtime.engine.results import build_result
 from agent_runtime.engine.staleness_policy import StalePolicy, stale_message, versions_of
 from agent_runtime.engine.turns import NotReplayable, Turns
-from agent_runtime.models.base import ModelError
+from agent_runtime.models.base import Model, ModelError
 from agent_runtime.recording.journal import ArtifactsTooLarge, Journal
+from agent_runtime.recording.message_tree import linear
 from agent_runtime.sandboxes.base import Fence, FileError, SandboxFailure, Workspace, WorkspaceLimit
 from rollout_api.base import quantity_value
 from rollout_api.model import OnStale
@@ -30,11 +33,6 @@ from rollout_api.rollout_job import VerifierMode
 Failures = Sequence[tuple[int, FailedRecord]]
 """The failed attempts of a rollout by number, oldest first."""
 
-INTERRUPTED = "Interrupted"
-"""Reason of an attempt whose workspace went away while no runner held it."""
-UNCOUNTED = frozenset({INTERRUPTED, "Preempted"})
-"""Reasons that use up no attempt: the cluster took the place back, and may do so as often as it wants to."""
-
 
 class Attempt:
     """One runner's hold on one attempt."""
@@ -50,7 +48,7 @@ class Attempt:
         self._max_policy_lag = None if model is None else model.max_policy_lag
         self._on_stale = OnStale.DROP if model is None else model.on_stale
         self._workspace: Workspace | None = None
-        self._turns: Turns | None = None
+        self._work: Turns | Program | None = None
         self._records: list[Record] = []
         self._seconds: dict[str, float] = {}
 
@@ -80,10 +78,10 @@ class Attempt:
 
     async def seal(self, outcome: Outcome, *, reason: str, message: str) -> Result:
         """End the rollout here and now, without a verdict, with what is recorded so far."""
-        if not self._records and self._turns is None:
+        if not self._records and self._work is None:
             self._records = await self._journal.begin()
-        if self._turns is not None:
-            await self._journal.append(self._turns.take_unwritten())
+        if self._work is not None:
+            await self._journal.append(self._work.take_unwritten())
         return await self._seal(self._all_records(), outcome, None, reason=reason, message=message)
 
     async def seal_resource_limit(self, message: str) -> Result:
@@ -128,34 +126,70 @@ class Attempt:
         artifacts = next((record for record in self._records if isinstance(record, ArtifactsRecord)), None)
         if stop is not None and artifacts is not None:
             return stop, artifacts
-        replay = self._records
-        resumed = [record for record in replay if isinstance(record, AttemptRecord)][-1:]
+        recorded = self._records
         workspace = self._workspace or await self._acquire()
         self._records = []
-        self._turns = turns = self._make_turns(workspace, replay, resumed)
+        work: Turns | Program
+        if (make_agent := self._context.make_agent) is None:
+            work = program = self._make_program(workspace, recorded)
+            running = program.run()
+        else:
+            work = turns = self._make_turns(workspace, recorded)
+            running = turns.run_agent(make_agent())
+        self._work = work
         self._context.observer(
             RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
         )
         started = time.perf_counter()
-        reason, message = await turns.run_agent(self._context.make_agent())
-        turns.refuse_if_stale()
+        reason, message = await running
+        work.refuse_if_stale()
         stop = StopRecord(
             time=time.time(), stop_reason=reason, message=message, agent_seconds=time.perf_counter() - started
         )
         stop, artifacts = await self._store_artifacts(workspace, stop)
-        await self._journal.append([*turns.take_unwritten(), stop, artifacts])
-        self._records = [*turns.records, stop, artifacts]
-        self._turns = None
+        await self._journal.append([*work.take_unwritten(), stop, artifacts])
+        self._records = [*work.records, stop, artifacts]
+        self._work = None
         return stop, artifacts
 
-    def _make_turns(self, workspace: Workspace, replay: Sequence[Record], resumed: Sequence[Record]) -> Turns:
-        rollout, spec = self._rollout, self._context.job.spec
-        begun = AttemptRecord(
+    def _begun(self, workspace: Workspace) -> AttemptRecord:
+        return AttemptRecord(
             time=time.time(),
             runner=self._context.runner,
             workspace=dict(workspace.handle),
             sandbox=dict(workspace.description),
         )
+
+    def _make_program(self, workspace: Workspace, recorded: Sequence[Record]) -> Program:
+        rollout, spec, current = self._rollout, self._context.job.spec, self._context.current_model
+
+        def model() -> Model:
+            found = current()
+            assert found is not None  # a job of this agent has a model
+            return found
+
+        return Program(
+            task=rollout.task,
+            spec=spec.agent,
+            sampling=spec.sampling,
+            seed=rollout.seed,
+            index=rollout.index,
+            member=rollout.member,
+            session=f"rollout-{rollout.index}-{self._number}",
+            model=model,
+            workspace=workspace,
+            journal=self._journal,
+            recorded=recorded,
+            unwritten=[] if any(isinstance(r, AttemptRecord) for r in recorded) else [self._begun(workspace)],
+            drain=self._context.drain,
+            newest_policy=self._context.newest_policy,
+            max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
+            observer=self._context.observer,
+        )
+
+    def _make_turns(self, workspace: Workspace, replay: Sequence[Record]) -> Turns:
+        rollout, spec = self._rollout, self._context.job.spec
+        resumed = [record for record in replay if isinstance(record, AttemptRecord)][-1:]
         return Turns(
             task=rollout.task,
             spec=spec.agent,
@@ -170,7 +204,7 @@ class Attempt:
             journal=self._journal,
             replay=replay,
             recorded=resumed,
-            unwritten=[] if resumed else [begun],
+            unwritten=[] if resumed else [self._begun(workspace)],
             drain=self._context.drain,
             newest_policy=self._context.newest_policy,
             max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
@@ -195,7 +229,7 @@ class Attempt:
         if self._rollout.task.verifier is None or verifier.mode is VerifierMode.SHARED:
             return stop, ArtifactsRecord(time=time.time())
         try:
-            await workspace.kill_all(key=f"{self._turns.turn + 2 if self._turns else 0}:end-agent")
+            await workspace.kill_all(key=f"{self._work.turn + 2 if self._work else 0}:end-agent")
             stored = await self._journal.store_artifacts(
                 workspace.tar("."), limit=int(quantity_value(verifier.artifacts_limit))
             )
@@ -258,7 +292,7 @@ class Attempt:
             self._context.job,
             self._rollout,
             self._number,
-            records,
+            linear(records),
             token_capture=model.token_capture if (model := self._context.current_model()) is not None else "TextOnly",
             outcome=outcome,
             verdict=verdict,
@@ -279,14 +313,14 @@ class Attempt:
             reason=reason,
             message=str(error) if isinstance(error, NotReplayable) else error.message,
             counted=reason not in UNCOUNTED,
-            during_tool_call=self._turns is not None
-            and self._turns.died_in_tool_call
+            during_tool_call=self._work is not None
+            and self._work.died_in_tool_call
             and not (isinstance(error, SandboxFailure) and error.from_outside),
         )
-        unwritten = self._turns.take_unwritten() if self._turns is not None else []
+        unwritten = self._work.take_unwritten() if self._work is not None else []
         await self._journal.append([*unwritten, failure])
         self._records = [*self._all_records(), failure]
-        self._turns = None
+        self._work = None
         await self.release()
         return failure
 
@@ -297,4 +331,4 @@ class Attempt:
         return stale_message(first, self._context.newest_policy.version, self._max_policy_lag) is not None
 
     def _all_records(self) -> list[Record]:
-        return [*self._records, *(self._turns.records if self._turns is not None else [])]
+        return [*self._records, *(self._work.records if self._work is not None else [])]

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from rollout_api.records import FailedRecord
 from rollout_api.rollout_job import Attempts
 
+INTERRUPTED = "Interrupted"
+"""Reason of an attempt that was lost because no runner held it for a while."""
+UNCOUNTED = frozenset({INTERRUPTED, "Preempted"})
+"""Reasons that use up no attempt: the cluster took the place back, and may do so as often as it wants to."""
+
 LARGEST_BACKOFF_SECONDS = 300.0
 """Longer waits only delay a group; what takes longer to come back is not coming back for this job."""
 SELF_INFLICTED_LOSSES = 2

@@ -27,7 +27,8 @@ class RunContext:
     job: RolloutJob
     record: JobRecord
     provider: SandboxProvider
-    make_agent: Callable[[], Agent]
+    make_agent: Callable[[], Agent] | None
+    """None where a program in the workspace is the agent."""
     tools: Mapping[str, Tool]
     model: Model | None
     observer: Observer
@@ -91,7 +92,7 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
             "verifier": sandbox.network.verifier,
         },
         files=task.files,
-        setup=task.setup,
+        setup=[*task.setup, *job.spec.agent.install],
         setup_seconds=task.timeouts.setup_seconds,
         start_seconds=sandbox.start_seconds,
     )

@@ -60,8 +60,9 @@ async def open_run(
     job: RolloutJob, tasks: Sequence[Task], surroundings: Surroundings, *, new: bool, observer: Observer
 ) -> AsyncIterator[RunContext]:
     """A run that is ready to start, closed at the end. Raises what is wrong with any part of it."""
-    make_agent = find_agent(job.spec.agent.type)
-    tools = open_tools(job.spec.agent.tools)
+    is_command = job.spec.agent.is_command
+    make_agent = None if is_command else find_agent(job.spec.agent.type)
+    tools = open_tools([] if is_command else job.spec.agent.tools)
     uri = output_uri(job, surroundings.base_dir)
     store = replace(
         Store.open(uri, surroundings.environ), on_request=lambda *request: observer(StorageRequested(*request))

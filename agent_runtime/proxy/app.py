@@ -11,6 +11,9 @@ from aiohttp import web
 from agent_runtime.proxy.handler import Handler
 from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply
 from agent_runtime.proxy.peers import PeerLost
+from agent_runtime.proxy.relay import forms
+from agent_runtime.proxy.relay.hub import Hub
+from agent_runtime.proxy.relay.route import workers_route
 
 DELIVERY_SECONDS: Final = 120.0
 """How long a client may read nothing of its reply: then it is held to be gone."""
@@ -21,19 +24,28 @@ DESCRIPTORS: Final = 65_536
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(handler: Handler) -> web.Application:
-    """An application that answers every path. Serve it with `serving`, which sees to it that a client's going away is
-    noticed."""
+def make_app(handler: Handler, hub: Hub | None = None, admin_key: str = "") -> web.Application:
+    """An application that answers every path; where its model is a hub, workers connect with the admin key. Serve it with
+    `serving`, which sees to it that a client's going away is noticed."""
     app = web.Application(client_max_size=0)
+    if hub is not None:
+
+        async def close_hub(_: web.Application) -> None:
+            await hub.close()
+
+        app.router.add_get(forms.PATH, workers_route(hub, admin_key))
+        app.on_shutdown.append(close_hub)
     app.router.add_route("*", "/{path:.*}", _carrier(handler))
     return app
 
 
-async def serving(handler: Handler, host: str, port: int) -> tuple[web.AppRunner, int]:
+async def serving(
+    handler: Handler, host: str, port: int, hub: Hub | None = None, admin_key: str = ""
+) -> tuple[web.AppRunner, int]:
     """Serve until the runner is cleaned up; the port that is listened on."""
     _allow_descriptors()
     # Paths may have keys in them, so there is no access log.
-    runner = web.AppRunner(make_app(handler), handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(make_app(handler, hub, admin_key), handler_cancellation=True, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port, backlog=1024).start()
     return runner, int(runner.addresses[0][1])

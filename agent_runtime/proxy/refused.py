@@ -34,13 +34,13 @@ def refused(error: Exception) -> Refused:
             return Refused(ErrorKind.CONTEXT_EXCEEDED, str(error))
         case ContentFiltered():
             return Refused(ErrorKind.CONTENT_FILTERED, str(error))
-        case RequestRefused():
+        case RequestRefused() | ModelConfigError(reason="NoToolParser" | "TextModel"):
             return Refused(ErrorKind.BAD_REQUEST, error.message)
         case ModelConfigError():
             return Refused(ErrorKind.INTERNAL, f"the proxy's model cannot be used: {error}")
         case ModelError(reason="Timeout"):
             return Refused(ErrorKind.TIMEOUT, str(error))
-        case ModelError(reason="RateLimited"):
+        case ModelError(reason="RateLimited" | "NoWorker"):
             return Refused(ErrorKind.UNAVAILABLE, str(error))
         case ModelError():
             return Refused(ErrorKind.BAD_GATEWAY, str(error))

@@ -11,14 +11,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
-from agent_runtime.models.base import Model, ModelError, ModelReply, ModelRequest, RequestRefused
+from agent_runtime.models.base import CallHealth, Model, ModelError, ModelReply, ModelRequest
 from agent_runtime.proxy.call import Call, Ticket
 from agent_runtime.proxy.chat import PROMPT_ROLE, ChatRequest, ErrorKind, PromptModel
 from agent_runtime.proxy.coalescing import MOST_KEPT, Answers, Identity
 from agent_runtime.proxy.history import History, Place, Turn
 from agent_runtime.proxy.limits import Exhausted, Limits, Spent, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
-from agent_runtime.proxy.refused import Refused
+from agent_runtime.proxy.refused import Refused, refused
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError
 from rollout_api.base import ApiModel
@@ -92,6 +92,8 @@ class Session:
         self._answers: Answers[Call] = Answers()
         self._history = History(recorded)
         self._live: set[Call] = set()
+        self._attended: set[Call] = set()
+        """Calls that a client waits for, or is being sent the answer of."""
         self._places = asyncio.Semaphore(settings.limits.concurrent_calls)
         self._marks: list[DeliveryRecord] = []
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -114,6 +116,16 @@ class Session:
         """Nothing is under way."""
         return not self._live
 
+    @property
+    def calls(self) -> int:
+        """Calls that the model works on, or whose answer is on its way to the client."""
+        return len(self._live | self._attended)
+
+    @property
+    def over(self) -> Exhausted | None:
+        """The limit that forbids another call."""
+        return exhausted(self.settings.limits, self._history.spent, time.time() - self.settings.created)
+
     def begin(self, request: ChatRequest, identity: Identity) -> Call:
         """The call that answers a request; the client is entered, and has to leave. Raises Refused, BadRequest."""
         if self._ended:
@@ -126,13 +138,10 @@ class Session:
             )
         if (known := self._answers.find(identity)) is not None:
             self._meter.coalesced()
-            known.enter()
-            return known
+            return self._entered(known)
         self._give_up_doubtful(identity)
         self._check_budget()
-        call = self._dispatch(request, identity)
-        call.enter()
-        return call
+        return self._entered(self._dispatch(request, identity))
 
     def earlier(self, id: str) -> list[Message] | None:
         """The conversation whose answer has this id (`chat.Earlier`)."""
@@ -163,6 +172,11 @@ class Session:
         self._take_marks()
         self._stop_grace()
 
+    def _entered(self, call: Call) -> Call:
+        call.enter()
+        self._attended.add(call)
+        return call
+
     def _dispatch(self, request: ChatRequest, identity: Identity) -> Call:
         place = self._history.place(request.messages, request.tools)
         turn = self._history.next_turn
@@ -189,16 +203,17 @@ class Session:
     async def _work(self, call: Call, intent: IntentRecord, place: Place, request: ChatRequest) -> ModelReply:
         identity = call.ticket.identity
         began = time.perf_counter()
-        model_seconds = 0.0
+        health = CallHealth()
         try:
             async with self._places:
                 await self._journal.append([*self._take_marks(), intent])
                 started = time.perf_counter()
                 async with asyncio.timeout(self._seconds_left()):
-                    reply = await self._ask(call, intent, place, request)
+                    reply = await self._ask(call, intent, place, request, health)
                 model_seconds = time.perf_counter() - started
                 call.answered = True
-                response = self._response(intent.turn, place, reply, model_seconds)
+                own_seconds = model_seconds - health.lost_seconds - health.held_seconds
+                response = self._response(intent.turn, place, reply, own_seconds)
                 await self._journal.append([response])
         except asyncio.CancelledError:
             self._answers.failed(identity, call)
@@ -212,8 +227,8 @@ class Session:
             raise
         except Exception as error:
             self._answers.failed(identity, call)
-            # A request that is refused for what it asks is its client's own doing.
-            if isinstance(error, ModelError) and not isinstance(error, RequestRefused):
+            # What is refused for what it asks is its client's own doing.
+            if isinstance(error, ModelError) and refused(error).kind is not ErrorKind.BAD_REQUEST:
                 self.failure = error
             raise
         finally:
@@ -223,7 +238,9 @@ class Session:
         self._meter.answered(time.perf_counter() - began - model_seconds, reply.usage)
         return reply
 
-    async def _ask(self, call: Call, intent: IntentRecord, place: Place, request: ChatRequest) -> ModelReply:
+    async def _ask(
+        self, call: Call, intent: IntentRecord, place: Place, request: ChatRequest, health: CallHealth
+    ) -> ModelReply:
         settings = self.settings
         asked = ModelRequest(
             messages=place.known.messages,
@@ -236,7 +253,9 @@ class Session:
             turn=intent.turn,
             max_tokens=tokens_left(settings.limits, self._history.spent),
             prefix=self._history.prefix(place),
-            on_text=call.add_text,
+            # Nobody reads pieces of an answer that is sent whole, and one that breaks off may be asked for again elsewhere.
+            on_text=call.add_text if request.stream else None,
+            health=health,
         )
         prompt = request.messages[0] if request.messages and request.messages[0]["role"] == PROMPT_ROLE else None
         if prompt is None:
@@ -275,6 +294,7 @@ class Session:
 
     def _left(self, call: Call, delivered: bool | None) -> None:
         """The last client of a call has gone."""
+        self._attended.discard(call)
         if not call.answered:
             return
         if not delivered:

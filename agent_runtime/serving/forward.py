@@ -9,6 +9,7 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ async def forward(request: web.Request, engine: aiohttp.ClientSession, engine_ur
     try:
         upstream = await engine.request(
             request.method,
-            engine_url + request.raw_path,
+            _at(engine_url, request),
             headers=_kept(request.headers, OURS),
             data=body,
             allow_redirects=False,
@@ -78,6 +79,13 @@ def unavailable(message: str) -> web.Response:
     """503 in the form of OpenAI's errors."""
     error = {"message": message, "type": "ServiceUnavailableError", "param": None, "code": 503}
     return web.json_response({"error": error}, status=503)
+
+
+def _at(engine_url: str, request: web.Request) -> URL:
+    """Path and query as they were sent; whatever host the request names, it goes to the engine."""
+    asked = request.rel_url
+    query = f"?{asked.raw_query_string}" if asked.raw_query_string else ""
+    return URL(f"{engine_url}{asked.raw_path}{query}", encoded=True)
 
 
 def _kept(headers: CIMultiDictProxy[str], left_out: frozenset[str]) -> CIMultiDict[str]:

@@ -86,7 +86,8 @@ async def serve(
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, port=port).start()
-        ports.append(int(runner.addresses[0][1]))
+        # IPv4 and IPv6 have a port each when any port will do.
+        ports.append(int(min(runner.addresses, key=len)[1]))
     return ports[0], ports[1]
 
 

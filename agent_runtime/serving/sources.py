@@ -16,7 +16,9 @@ from agent_runtime.serving.fetching import FetchError, RemoteFile, Source
 HUB: Final = "https://huggingface.co"
 """The hub, unless HF_ENDPOINT names another one."""
 TRIES: Final = 6
-"""Of a request to the hub, with pauses that double from a second: a minute in all."""
+"""Of a request to the hub that gets nowhere: a minute in all."""
+PAUSE_SECONDS = 1.0
+"""After the first try; doubles, with jitter."""
 SILENCE_SECONDS: Final = 60.0
 
 
@@ -151,4 +153,4 @@ async def _attempts() -> AsyncIterator[_Attempt]:
             return
         if attempt.progressed:
             tries = 0
-        await asyncio.sleep(random.uniform(0.5, 1.0) * 2.0**tries)
+        await asyncio.sleep(random.uniform(0.5, 1.0) * PAUSE_SECONDS * 2.0**tries)

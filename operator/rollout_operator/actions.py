@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rollout_api.cluster import KEY_FILE
+
+if TYPE_CHECKING:
+    from rollout_operator.model_server.control_errands import How, Target
+    from rollout_operator.model_server.policy_seen import Errand
 
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
@@ -111,6 +115,16 @@ class SetPodCondition:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """Ask model servers for something that may take minutes. Nobody waits for it: the object is planned again when it is
+    over. A server that is busy is not asked."""
+
+    errand: "Errand"
+    targets: "tuple[Target, ...]"
+    how: "How"
+
+
+@dataclass(frozen=True)
 class Event:
     """Something that a person would want to read in `kubectl describe`. Equal ones are counted, not repeated."""
 
@@ -119,7 +133,7 @@ class Event:
     message: str
 
 
-Action = Create | EnsureKey | ReadKey | Remember | Delete | Patch | Replace | SetPodCondition
+Action = Create | EnsureKey | ReadKey | Remember | Delete | Patch | Replace | SetPodCondition | Ask
 
 
 @dataclass(frozen=True)

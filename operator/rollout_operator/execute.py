@@ -8,6 +8,7 @@ from typing import Any
 
 from rollout_operator.actions import (
     Action,
+    Ask,
     Create,
     Delete,
     EnsureKey,
@@ -28,6 +29,7 @@ from rollout_operator.expectations import Expectations
 from rollout_operator.keys import CONFLICT, KeyRing, check_owner
 from rollout_operator.kinds import WATCHED
 from rollout_operator.memory import Memory
+from rollout_operator.model_server.control_errands import Errands
 
 UNKNOWN = 404
 """Of a create: the cluster has no such kind."""
@@ -53,10 +55,17 @@ class Execution:
     """Carries out plans, within the budgets, while this replica leads."""
 
     def __init__(
-        self, api: KubeApi, cache: Cache, memory: Memory, keys: KeyRing, limits: Budgets, may_write: Callable[[], bool]
+        self,
+        api: KubeApi,
+        cache: Cache,
+        memory: Memory,
+        keys: KeyRing,
+        errands: Errands,
+        limits: Budgets,
+        may_write: Callable[[], bool],
     ) -> None:
         self._api, self._cache, self._memory, self._keys = api, cache, memory, keys
-        self._may_write = may_write
+        self._errands, self._may_write = errands, may_write
         self._creates: Budget[Ref] = Budget(limits.creates_per_second, limits.writes_in_flight)
         self._deletes: Budget[Ref] = Budget(limits.deletes_per_second, limits.writes_in_flight)
         self.expectations: Expectations[Ref] = Expectations()
@@ -115,6 +124,10 @@ class Execution:
                 return False
             case SetPodCondition():
                 await self._set_pod_condition(key, action)
+                return False
+            case Ask(errand, targets, how):
+                self._check()
+                self._errands.start(key, errand, targets, how)
                 return False
 
     async def _set_pod_condition(self, key: Ref, action: SetPodCondition) -> None:

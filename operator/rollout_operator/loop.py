@@ -20,6 +20,7 @@ from rollout_operator.execute import Execution, NotLeader, Throttled, version_of
 from rollout_operator.keys import KeyRing
 from rollout_operator.memory import Memory
 from rollout_operator.metrics import Metrics
+from rollout_operator.model_server.control_errands import Errands
 from rollout_operator.prune import prune
 from rollout_operator.wake import PRIMARY, wakes
 from rollout_operator.work_queue import WorkQueue
@@ -44,13 +45,15 @@ class Loop:
         cache: Cache,
         memory: Memory,
         keys: KeyRing,
+        errands: Errands,
         execution: Execution,
         events: EventRecorder,
         metrics: Metrics,
     ) -> None:
         self._controllers = {controller.kind: controller for controller in controllers}
         self._config, self._cache, self._memory, self._keys = config, cache, memory, keys
-        self._execution, self._events, self._metrics = execution, events, metrics
+        self._errands, self._execution, self._events, self._metrics = errands, execution, events, metrics
+        errands.on_done = lambda ref: self._wake([ref])
         self._queues: dict[str, WorkQueue[Ref]] = {kind: WorkQueue(time.monotonic) for kind in self._controllers}
         for kind, queue in self._queues.items():
             metrics.watch_queue(kind, queue)
@@ -87,6 +90,8 @@ class Loop:
             self._wake(affected)
         if kind in PRIMARY:
             self._keys.forget(metadata["uid"])
+        if kind == "Pod":
+            self._errands.forget(metadata["uid"])
         if kind == "Sandbox":
             self._metrics.sandbox_gone(obj)
         self._saw(kind, obj)
@@ -169,7 +174,13 @@ class Loop:
             return "requeue_after"
         controller = self._controllers[ref.kind]
         world = World(
-            self._cache, self._config, datetime.now(UTC), self._memory, self._keys.known, self._errors.get(ref)
+            self._cache,
+            self._config,
+            datetime.now(UTC),
+            self._memory,
+            self._keys.known,
+            self._errors.get(ref),
+            self._errands.known,
         )
         plan = controller.plan(controller.observe(world, obj))
         try:

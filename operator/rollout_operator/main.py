@@ -16,7 +16,7 @@ import kopf
 from aiohttp import web
 from prometheus_client import disable_created_metrics, generate_latest
 
-from rollout_operator import rollout_job, sandbox
+from rollout_operator import model_server, rollout_job, sandbox
 from rollout_operator.api import KubeApi
 from rollout_operator.cache import Cache
 from rollout_operator.config import CONFIG_VARIABLE, OperatorConfig, load_config
@@ -29,6 +29,9 @@ from rollout_operator.lease import Leadership
 from rollout_operator.loop import Loop
 from rollout_operator.memory import Memory
 from rollout_operator.metrics import Metrics
+from rollout_operator.model_server.control import Control
+from rollout_operator.model_server.control_errands import Errands
+from rollout_operator.model_server.workers import workers
 from rollout_operator.world import Controller
 
 log = logging.getLogger(__name__)
@@ -54,8 +57,13 @@ class Operator:
         self.metrics = Metrics(self.cache, self.leadership.held)
         self.api.on_write = self.metrics.wrote
         self.events = EventRecorder(self.api)
-        execution = Execution(self.api, self.cache, memory, keys, config.budgets, may_write=self.leadership.held)
-        self.loop = Loop(controllers, config, self.cache, memory, keys, execution, self.events, self.metrics)
+        self.errands = Errands(Control(), may_ask=self.leadership.held)
+        execution = Execution(
+            self.api, self.cache, memory, keys, self.errands, config.budgets, may_write=self.leadership.held
+        )
+        self.loop = Loop(
+            controllers, config, self.cache, memory, keys, self.errands, execution, self.events, self.metrics
+        )
         self.informers = [
             Informer(self.api, kind, namespace, selector, self.loop)
             for kind, selector in WATCHED.items()
@@ -80,6 +88,7 @@ class Operator:
                     await informer.synced.wait()
                 log.info("cache is complete after %.1f s", time.monotonic() - started)
                 group.create_task(self.events.run())
+                group.create_task(self.errands.run())
                 group.create_task(self.loop.run())
                 group.create_task(self._lead())
 
@@ -107,7 +116,13 @@ class Operator:
             return web.Response(status=503 if waiting else 200, text=f"waiting for {waiting}\n" if waiting else "ok\n")
 
         app = web.Application()
+
+        async def model_servers(request: web.Request) -> web.Response:
+            found = workers(self.cache.all("ModelServer"), request.query.get("namespace"))
+            return web.json_response(found)
+
         app.add_routes([web.get("/metrics", metrics), web.get("/readyz", ready)])
+        app.add_routes([web.get("/v1/rl/workers", model_servers)])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -125,7 +140,7 @@ def login() -> kopf.ConnectionInfo:
 
 async def run(config: OperatorConfig) -> None:
     """Run the operator until SIGTERM or SIGINT, or until one of its parts fails."""
-    operator = Operator(config, [rollout_job.CONTROLLER, sandbox.CONTROLLER])
+    operator = Operator(config, [rollout_job.CONTROLLER, sandbox.CONTROLLER, model_server.CONTROLLER])
     registry = kopf.OperatorRegistry()
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True  # kopf watches nothing here (see informer.py): it need not read CRDs, namespaces

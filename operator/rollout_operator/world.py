@@ -1,14 +1,17 @@
 """What `observe` functions look at, and the shape of a kind: observe, then plan."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollout_operator.actions import Fact, Manifest, Plan
 from rollout_operator.cache import Cache
 from rollout_operator.config import OperatorConfig
 from rollout_operator.memory import Memory
+
+if TYPE_CHECKING:
+    from rollout_operator.model_server.control_errands import Known
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class World:
     """Keys that were read (actions `EnsureKey` and `ReadKey`), by the uid of their Secret's controller."""
     last_error: str | None = None
     """Why the last round about this object failed, in the API server's words; None when it went well."""
+    asked: "Mapping[tuple[str, int], Known]" = field(default_factory=dict)
+    """What model servers said when they were asked (action `Ask`), by uid of their pod and starts of their engine."""
 
     def recall(self, fact: Fact) -> str | None:
         """The message of a fact that a plan has learned (action `Remember`) and that still holds."""

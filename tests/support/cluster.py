@@ -150,7 +150,10 @@ class Job:
         ends = {"Succeeded", "Failed", "Invalid"} - {condition}
 
         def true() -> Object | None:
-            status = self.status
+            job = self.object
+            status = job.get("status", {})
+            if status.get("observedGeneration") != job["metadata"]["generation"]:
+                return None  # it speaks of an earlier spec
             for found in status.get("conditions", []):
                 if found["type"] == condition and found["status"] == "True":
                     return dict(found)

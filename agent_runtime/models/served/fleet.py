@@ -106,7 +106,7 @@ class Fleet:
         self._news = asyncio.Event()
 
     def _renew(self, statuses: Sequence[ServerStatus]) -> None:
-        """Take over who is a member. Behind a shut gate no server is ready, and those that hold our calls keep them."""
+        """Take over who is a member. One that is not ready gets no calls, and keeps those that it has."""
         listed = {status.name: status for status in statuses if status.state is not ServerState.EVICTED}
         for name, server in list(self.places.servers.items()):
             status = listed.get(name)
@@ -114,8 +114,8 @@ class Fleet:
                 self._remove(server, "it has left the ModelServer")
             elif identity(status) != server.identity:
                 self._remove(server, "it was started again")
-            elif self.places.is_open and not status.ready:
-                self._remove(server, "it is not ready any more")
+            else:
+                server.is_ready = status.ready
         for name, status in listed.items():
             if status.ready and name not in self.places.servers:
                 self._add(status)
@@ -169,12 +169,12 @@ class Fleet:
     async def _mind(self, server: Server) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                pause = self._sample_seconds if server.can_be_asked else PROBE_SECONDS
+                pause = self._sample_seconds if server.away is None else PROBE_SECONDS
                 await asyncio.wait_for(server.look.wait(), pause)
             server.look.clear()
             if not self.places.is_open:
                 continue
-            if not server.can_be_asked:
+            if server.away is not None:
                 await self._probe(server)
             elif server.in_flight and (load := await self._reader.read(server.url)) is not None:
                 server.read(load)

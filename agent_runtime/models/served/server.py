@@ -40,7 +40,7 @@ class Engine(Model, Protocol):
 
 
 class Server:
-    """A member of the ModelServer. `away` is why no call is sent there for now; None when it may be asked."""
+    """A member of the ModelServer. `away` is why this runner sends no call there, `is_ready` what its status says."""
 
     def __init__(self, status: ServerStatus, engine: Engine) -> None:
         self.name, self.url, self.identity = status.name, status.url, identity(status)
@@ -48,6 +48,7 @@ class Server:
         self.in_flight = 0
         self.limit = INITIAL_CALLS
         self.pulse = Pulse()
+        self.is_ready = status.ready
         self.away: str | None = None
         self.restarted = False
         """Its engine was started again: it has lost its policy, and is another server once its status says so."""
@@ -59,7 +60,7 @@ class Server:
     @property
     def can_be_asked(self) -> bool:
         """Whether calls may be sent there."""
-        return self.away is None
+        return self.is_ready and self.away is None
 
     def read(self, load: Load) -> None:
         """Its metrics were read."""

@@ -1,9 +1,13 @@
 {{/* Labels of everything in this chart. */}}
 {{- define "agent-rollouts.labels" -}}
+{{ include "agent-rollouts.commonLabels" . }}
+{{ include "agent-rollouts.selector" . }}
+{{- end }}
+
+{{- define "agent-rollouts.commonLabels" -}}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-{{ include "agent-rollouts.selector" . }}
 {{- end }}
 
 {{/* Labels that find the operator's pods. They cannot change between versions. */}}
@@ -31,16 +35,35 @@ for rollout.dev are there for the runners' Role alone.
   verbs: [get, list, watch, create, delete]
 - apiGroups: [rollout.dev]
   resources: [modelservers]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [rollout.dev]
   resources: [rolloutjobs/status]
   verbs: [get, patch]
 - apiGroups: [rollout.dev]
-  resources: [sandboxes/status]
+  resources: [sandboxes/status, modelservers/status]
   verbs: [patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
+# The readiness of a model server: only the operator knows that it has the current policy.
+- apiGroups: [""]
+  resources: [pods/status]
+  verbs: [patch]
+- apiGroups: [apps]
+  resources: [statefulsets]
+  verbs: [get, list, watch, create, update, patch]
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, list, watch, create, update, patch]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, update]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch, create]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, update, delete]
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
@@ -55,7 +78,7 @@ for rollout.dev are there for the runners' Role alone.
   verbs: [get, create]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, watch, create]
+  verbs: [get, list, watch, create, update]
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]

@@ -68,36 +68,34 @@ class Known:
 class Errands:
     """Who is asked what, and what they said last."""
 
-    def __init__(self, control: Control, done: Callable[[Ref], None], may_ask: Callable[[], bool]) -> None:
-        self._control, self._done, self._may_ask = control, done, may_ask
-        self._known: dict[Key, Known] = {}
+    def __init__(self, control: Control, may_ask: Callable[[], bool]) -> None:
+        self._control, self._may_ask = control, may_ask
+        self.known: dict[Key, Known] = {}
+        self.on_done: Callable[[Ref], None] = lambda ref: None
+        """Called when an errand for an object is over."""
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def known(self, key: Key) -> Known:
-        """What is known of a server."""
-        return self._known.get(key, Known())
 
     def start(self, ref: Ref, errand: Errand, targets: Sequence[Target], how: How) -> None:
         """Send an errand to servers. While one of them is busy, nothing is sent."""
-        if any(self.known(target.key).busy is not None for target in targets):
+        if any(self._of(target).busy is not None for target in targets):
             return
         for target in targets:
-            self._known[target.key] = replace(self.known(target.key), busy=errand)
+            self.known[target.key] = replace(self._of(target), busy=errand)
         task = asyncio.create_task(self._run(ref, errand, targets, how))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def forget(self, pod_uid: str) -> None:
         """A pod is gone."""
-        for key in [key for key in self._known if key[0] == pod_uid]:
-            del self._known[key]
+        for key in [key for key in self.known if key[0] == pod_uid]:
+            del self.known[key]
 
     async def run(self) -> None:
         """Until cancelled: end all errands as soon as another replica may lead, and forget what was said."""
         try:
             while True:
                 await asyncio.sleep(LEADER_CHECK_SECONDS)
-                if not self._may_ask() and self._known:
+                if not self._may_ask() and self.known:
                     await self._stop()
         finally:
             await self._stop()
@@ -108,7 +106,7 @@ class Errands:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._known.clear()
+        self.known.clear()
 
     async def _run(self, ref: Ref, errand: Errand, targets: Sequence[Target], how: How) -> None:
         try:
@@ -118,9 +116,9 @@ class Errands:
                 await asyncio.gather(*(self._one(errand, target, how) for target in targets))
         finally:
             for target in targets:
-                if target.key in self._known:
-                    self._known[target.key] = replace(self._known[target.key], busy=None)
-            self._done(ref)
+                if target.key in self.known:
+                    self.known[target.key] = replace(self.known[target.key], busy=None)
+            self.on_done(ref)
 
     async def _one(self, errand: Errand, target: Target, how: How) -> None:
         server = Address(target.name, target.control_url, how.token)
@@ -211,11 +209,11 @@ class Errands:
         fetched: int | None = None,
     ) -> None:
         """Ask how it stands now: nothing is concluded from what was asked before."""
-        old = self.known(target.key)
+        old = self._of(target)
         try:
             paused, version = await self._control.look(server)
         except ControlError as error:
-            self._known[target.key] = replace(old, said=None)
+            self.known[target.key] = replace(old, said=None)
             self._failed(target, Errand(Call.LOOK), error)
             return
         said = Said(_now(), paused, version)
@@ -227,19 +225,22 @@ class Errands:
             said = replace(said, checked=digest[0], digest=digest[1])
         if fetched is not None:
             said = replace(said, fetched=fetched)
-        self._known[target.key] = replace(old, said=said)
+        self.known[target.key] = replace(old, said=said)
         self._went_well(target, Errand(Call.LOOK))
+
+    def _of(self, target: Target) -> Known:
+        return self.known.get(target.key, Known())
 
     def _failed(self, target: Target, errand: Errand, error: ControlError, *, untouched: bool = False) -> None:
         log.warning("%s of %s: %s", errand.call.value, target.name, error.message)
-        known = self.known(target.key)
+        known = self._of(target)
         failure = Failure(_now(), errand, error.message, untouched)
-        self._known[target.key] = replace(known, failures={**known.failures, errand.call: failure})
+        self.known[target.key] = replace(known, failures={**known.failures, errand.call: failure})
 
     def _went_well(self, target: Target, errand: Errand) -> None:
-        known = self.known(target.key)
+        known = self._of(target)
         failures = {call: failure for call, failure in known.failures.items() if call is not errand.call}
-        self._known[target.key] = replace(known, failures=failures)
+        self.known[target.key] = replace(known, failures=failures)
 
 
 class HookAnswer:

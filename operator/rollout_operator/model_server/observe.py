@@ -1,8 +1,8 @@
 """What the plan of a ModelServer needs to know, taken from the operator's cache. No I/O."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,8 +19,10 @@ from rollout_api.rollout_job import RunnerReport, RunnerState
 from rollout_operator.actions import Fact, Manifest, Ref
 from rollout_operator.cache import controller_of, uid_of
 from rollout_operator.config import OperatorConfig
+from rollout_operator.model_server.control import LOAD_SECONDS
 from rollout_operator.model_server.owned import WORKLOAD_KINDS, api_name, claim_name, download_name
 from rollout_operator.model_server.pod import ENGINE, GATEWAY
+from rollout_operator.model_server.policy import load_limit
 from rollout_operator.model_server.policy_seen import Runner, Seen, Server
 from rollout_operator.model_server.problems import parse
 from rollout_operator.pods import trouble
@@ -61,8 +63,8 @@ class Observed:
     """Or what is wrong with it."""
     status: ModelServerStatus
     """As it was last written."""
-    has_token: bool
-    """The Secret of its control port is known to be there."""
+    token: str | None = field(repr=False)
+    """Of its control ports; None: its Secret was not read yet."""
     objects: Mapping[tuple[str, str], Manifest]
     """What it controls, by kind and name."""
     download: Download | None
@@ -85,7 +87,7 @@ class Observed:
             wanted=PolicySource(version=wanted.version, uri=wanted.uri, digest=wanted.digest),
             mode=spec.weight_transfer.mode,
             min_ready=spec.min_ready,
-            load_limit=timedelta(seconds=(push or pull).timeout_seconds),
+            load_limit=load_limit(push.timeout_seconds if push else pull.timeout_seconds + LOAD_SECONDS),
             status=self.status,
             servers=self.servers,
             runners=self.runners,
@@ -107,16 +109,22 @@ def observe(world: World, obj: Manifest) -> Observed:
         is_deleted="deletionTimestamp" in metadata,
         server=parse(obj, world.config.privileged_namespaces),
         status=status,
-        has_token=uid in world.keys,
+        token=world.keys.get(uid),
         objects=objects,
         download=_download(world, objects.get(("Job", download_name(ref.name)))),
-        servers=tuple(server_of(pod) for pod in pods),
+        servers=tuple(_with_answers(world, server_of(pod)) for pod in pods),
         troubles={pod["metadata"]["name"]: found for pod in pods if (found := trouble(pod.get("status") or {}))},
         runners=tuple(_runners(world, ref)),
         refusal=world.recall(workload_refused(uid)),
         config=world.config,
         now=world.now,
     )
+
+
+def _with_answers(world: World, server: Server) -> Server:
+    """The server, and what it said when it was asked."""
+    known = world.asked.get(server.key)
+    return server if known is None else replace(server, said=known.said, busy=known.busy, failures=known.failures)
 
 
 def server_of(pod: Manifest) -> Server:

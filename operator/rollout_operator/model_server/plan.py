@@ -13,6 +13,7 @@ from rollout_api.cluster import MODEL_TOKEN_FILE, POLICY_LOADED, model_control_n
 from rollout_api.model_server import ModelServer, ServerState
 from rollout_operator.actions import (
     Action,
+    Ask,
     Create,
     Delete,
     EnsureKey,
@@ -26,6 +27,7 @@ from rollout_operator.actions import (
 )
 from rollout_operator.cache import uid_of
 from rollout_operator.model_server import network, policy, services, weights, workload
+from rollout_operator.model_server.control_errands import How, Target
 from rollout_operator.model_server.observe import Observed, workload_refused
 from rollout_operator.model_server.owned import WORKLOAD_KINDS, metadata, noted_digest
 from rollout_operator.model_server.policy import Decision
@@ -43,12 +45,12 @@ def plan(seen: Observed) -> Plan:
         status = invalid(seen, seen.server)
         return Plan(status=status, events=story(seen, status))
     server = seen.server
-    if not seen.has_token:
+    if seen.token is None:
         return Plan((EnsureKey(control_secret(server), MODEL_TOKEN_FILE),))
     downloaded = is_downloaded(seen, server)
     decision = policy.decide(seen.policy(server))
     status = status_of(seen, server, decision, downloaded=downloaded)
-    actions = (*_objects(seen, server, downloaded), *_servers(seen, decision))
+    actions = (*_objects(seen, server, downloaded), *_servers(seen, decision), *_errands(seen, server, decision))
     return Plan(actions, status, story(seen, status), decision.requeue_seconds)
 
 
@@ -113,6 +115,28 @@ def _servers(seen: Observed, decision: Decision) -> Iterator[Action]:
             yield Delete(ref, server.uid)
         elif before.ready == now.ready != server.loaded:
             yield SetPodCondition(ref, server.uid, _policy_loaded(seen, now.ready, now.state))
+
+
+def _errands(seen: Observed, server: ModelServer, decision: Decision) -> Iterator[Action]:
+    how = how_to_ask(seen, server)
+    for task in decision.tasks:
+        yield Ask(task.errand, tuple(Target(s.name, s.key, s.control_url, s.url) for s in task.servers), how)
+
+
+def how_to_ask(seen: Observed, server: ModelServer) -> How:
+    """What the spec says about loads."""
+    transfer = server.spec.weight_transfer
+    return How(
+        mode=transfer.mode,
+        form=transfer.pull.form,
+        model=server.spec.model.name,
+        fetch_seconds=transfer.pull.timeout_seconds,
+        hook=transfer.push.hook if transfer.push else None,
+        push_seconds=transfer.push.timeout_seconds if transfer.push else 0,
+        world_size=server.spec.parallelism.accelerators,
+        update=seen.status.policy.update,
+        token=seen.token or "",
+    )
 
 
 def _policy_loaded(seen: Observed, ready: bool, state: ServerState) -> dict[str, str]:

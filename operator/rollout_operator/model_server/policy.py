@@ -69,6 +69,11 @@ class Decision:
     """Look again after so long."""
 
 
+def load_limit(seconds: float) -> timedelta:
+    """For a load on all servers, when one try may take so long."""
+    return timedelta(seconds=2 * seconds)
+
+
 def decide(seen: Seen) -> Decision:
     """What to do now. Made again with nothing new to see, it asks for nothing that is not still to be done."""
     step = seen.status.policy.step
@@ -111,7 +116,9 @@ def _fetching(seen: Seen) -> Decision:
     tasks = [
         Task(Errand(Call.FETCH, target), (server,))
         for server in missing
-        if server.said is not None and server.busy is None and not failed_lately(seen, server, Call.FETCH)
+        if server.said is not None
+        and server.busy is None
+        and not failed_lately(seen, server, Call.FETCH, target.version)
     ]
     reason, words = "Fetching", f"version {target.version}: {len(have)} of {len(members)} servers have fetched it"
     if failed:
@@ -123,14 +130,12 @@ def _pausing(seen: Seen) -> Decision:
     policy, members = seen.status.policy, seen.members
     late = seen.now >= seen.since + PAUSE_LIMIT
     waiting = [server for server in members if not _is_paused(seen, server)]
-    given_up = [server for server in waiting if late or seen.failed(server, Call.PAUSE)]
+    given_up = [server for server in waiting if late or _has_failed(seen, server, Call.PAUSE)]
     if len(given_up) == len(waiting):
         paused = {"paused": True, "step": PolicyStep.ACKNOWLEDGING, "since": _now(seen)}
         words = f"version {policy.target}: all servers are paused; runners close their books on the old version"
         return _behind_gate(seen, policy.model_copy(update=paused), "Acknowledging", words, evicted=given_up)
-    tasks = [
-        Task(Errand(Call.PAUSE), (server,)) for server in waiting if server.busy is None and server not in given_up
-    ]
+    tasks = _pause_tasks(seen, [server for server in waiting if server not in given_up])
     words = f"version {policy.target}: {len(members) - len(waiting)} of {len(members)} servers are paused"
     return _behind_gate(seen, policy, "Pausing", words, tasks, given_up)
 
@@ -138,18 +143,14 @@ def _pausing(seen: Seen) -> Decision:
 def _acknowledging(seen: Seen) -> Decision:
     policy = seen.status.policy
     unpaused = [server for server in seen.members if server.said is None or not server.said.paused]
-    given_up = [server for server in unpaused if seen.failed(server, Call.PAUSE) or _is_silent(seen, server)]
+    given_up = [server for server in unpaused if _has_failed(seen, server, Call.PAUSE)]
     waiting = sorted(runner.key for runner in seen.runners if runner.acknowledged != policy.update)
     if not unpaused and (not waiting or seen.now >= seen.since + ACKNOWLEDGE_LIMIT):
         # Nothing is loaded yet, so a newer version takes this one's place without more ado.
         loading = {"step": PolicyStep.LOADING, "since": _now(seen), "mixed": waiting[:MOST_MIXED], **_newer(seen)}
         change = policy.model_copy(update=loading)
         return _behind_gate(seen, change, "Loading", f"version {change.target}: all servers load it")
-    tasks = [
-        Task(Errand(Call.PAUSE), (server,)) if server.said is not None else Task(Errand(Call.LOOK), (server,))
-        for server in unpaused
-        if server.busy is None and server not in given_up and (server.said is not None or look(seen, server))
-    ]
+    tasks = _pause_tasks(seen, [server for server in unpaused if server not in given_up])
     words = f"version {policy.target}: {len(waiting)} of {len(seen.runners)} runners have not acknowledged"
     if waiting:
         words = f"{words}: {', '.join(waiting[:3])}{', …' if len(waiting) > 3 else ''}"
@@ -166,7 +167,7 @@ def _loading(seen: Seen) -> Decision:
     failed = [
         server
         for server in missing
-        if server.busy is None and (late or seen.failed(server, Call.LOAD, target.version) or _is_silent(seen, server))
+        if server.busy is None and (late or _has_failed(seen, server, Call.LOAD, target.version))
     ]
     if len(failed) == len(missing):
         return _loaded(seen, have, failed)
@@ -183,12 +184,15 @@ def _loaded(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
         change = policy.model_copy(update={"since": _now(seen), **newer})
         return _behind_gate(seen, change, "Loading", f"version {change.target}: newer than {policy.target}")
     why = f"; {_why(failed, Call.LOAD) or 'no answer in time'}" if failed else ""
-    if len(have) >= _needed(seen):
-        resuming = policy.model_copy(update={"step": PolicyStep.RESUMING, "since": _now(seen)})
+    hopeless = [server for server in seen.newcomers if seen.failed(server, Call.LOAD, policy.target)]
+    # Servers that have ended meanwhile say nothing against the target, and going back would not bring them back.
+    if len(have) >= _needed(seen) or (have and not failed and not hopeless):
+        needed = min(policy.needed, len(have))
+        resuming = policy.model_copy(update={"step": PolicyStep.RESUMING, "since": _now(seen), "needed": needed})
         words = f"version {policy.target}: {len(have)} servers have it and are resumed{why}"
         return _behind_gate(seen, resuming, "Resuming", words, evicted=failed)
     words = f"version {policy.target}: {len(have)} servers have it, {_needed(seen)} are needed{why}"
-    if policy.target != policy.current and seen.members:
+    if policy.target != policy.current and (failed or hopeless):
         back = {"target": policy.current, "failed": policy.target, "failed_because": words[:MOST_WORDS]}
         change = policy.model_copy(update={**back, "needed": 1, "since": _now(seen)})
         return _behind_gate(seen, change, "RollingBack", f"{words}; all go back to version {policy.current}")
@@ -205,10 +209,9 @@ def _resuming(seen: Seen) -> Decision:
         server
         for server in missing
         if late
-        or seen.failed(server, Call.RESUME)
-        or seen.failed(server, Call.CHECK)
+        or _has_failed(seen, server, Call.RESUME)
+        or _has_failed(seen, server, Call.CHECK)
         or (server.said is not None and server.said.version != target.version)
-        or _is_silent(seen, server)
     ]
     tasks = _load_tasks(seen, target)
     if len(given_up) < len(missing):
@@ -266,7 +269,8 @@ def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decis
     odd = odd_ones(seen, [server for server in seen.servers if is_ready(seen, server)])
     broken = [server for server in seen.newcomers if is_broken(server)]
     evicted = [*strange, *odd, *broken]
-    servers = tuple(entry_at_rest(seen, server, evicted) for server in _staying(seen))
+    of = entry_at_rest if policy.current == seen.status.policy.current else entry_behind_gate
+    servers = tuple(of(seen, server, evicted) for server in _staying(seen))
     if policy != seen.status.policy:
         return Decision(policy, servers, *_words_at_rest(seen, policy, servers), requeue_seconds=BEHIND_GATE_SECONDS)
     asked = [
@@ -276,7 +280,7 @@ def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decis
             Task(errand, (server,))
             for server in seen.members
             if server not in evicted
-            and not failed_lately(seen, server, Call.RESUME)
+            and not failed_lately(seen, server, Call.RESUME, policy.current)
             and (errand := _resume_errand(seen, server)) is not None
         ),
     ]
@@ -295,11 +299,12 @@ def _behind_gate(
     tasks: Iterable[Task] = (),
     evicted: Collection[Server] = (),
 ) -> Decision:
-    """The gate is shut. A change is written down before anything is asked because of it."""
+    """The gate is shut. Who changes `policy` has no tasks yet: it is written down before anything is asked because of it."""
+    if seen.has_lost_members:
+        policy = policy.model_copy(update={"needed": min(policy.needed, _needed(seen))})
     gone = [*evicted, *(server for server in seen.newcomers if is_broken(server))]
     servers = tuple(entry_behind_gate(seen, server, gone) for server in _staying(seen))
-    asked = tuple(tasks) if policy == seen.status.policy else ()
-    asked = tuple(task for task in asked if not any(server in gone for server in task.servers))
+    asked = tuple(task for task in tasks if not any(server in gone for server in task.servers))
     return Decision(policy, servers, False, reason, message, asked, BEHIND_GATE_SECONDS)
 
 
@@ -319,6 +324,15 @@ def _load_tasks(
     if loads and not sending:
         tasks.append(Task(Errand(Call.LOAD, source), tuple(loads)))
     return tasks
+
+
+def _pause_tasks(seen: Seen, servers: Iterable[Server]) -> list[Task]:
+    return [
+        Task(errand, (server,))
+        for server in servers
+        if server.busy is None
+        and (errand := Errand(Call.PAUSE) if server.said is not None else look(seen, server)) is not None
+    ]
 
 
 def _member_errand(seen: Seen, server: Server, source: PolicySource) -> Errand | None:
@@ -342,6 +356,13 @@ def _is_paused(seen: Seen, server: Server) -> bool:
     return server.said is not None and server.said.paused and server.said.at >= seen.since
 
 
+def _has_failed(seen: Seen, server: Server, call: Call, version: int | None = None) -> bool:
+    """It failed at a call and still answers. One that does not may have ended, which its pod is about to tell."""
+    if server.said is None:
+        return _is_silent(seen, server)
+    return seen.failed(server, call, version) is not None
+
+
 def _is_silent(seen: Seen, server: Server) -> bool:
     return server.said is None and server.busy is None and seen.now >= seen.since + SILENCE_LIMIT
 
@@ -357,8 +378,10 @@ def _is_back(seen: Seen, server: Server, version: int) -> bool:
 
 
 def _needed(seen: Seen) -> int:
-    """As when the gate was shut, unless less is asked for since."""
-    return min(seen.status.policy.needed, seen.min_ready)
+    """Servers that must have the target before the gate opens: as was written down, unless less is asked for since, or
+    some have ended by themselves since."""
+    needed = min(seen.status.policy.needed, seen.min_ready)
+    return min(needed, max(1, len(seen.members))) if seen.has_lost_members else needed
 
 
 def _newer(seen: Seen) -> dict[str, Any]:

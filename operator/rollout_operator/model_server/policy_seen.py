@@ -140,6 +140,13 @@ class Seen:
         return [server for server in self.servers if self.is_member(server)]
 
     @property
+    def has_lost_members(self) -> bool:
+        """A server with calls has ended, or started again, since the status was written."""
+        here = {server.name for server in self.members}
+        listed = (entry for entry in self.status.servers if entry.policy_version is not None)
+        return any(entry.name not in here for entry in listed if entry.state is not ServerState.EVICTED)
+
+    @property
     def newcomers(self) -> list[Server]:
         """Servers that run and have never been open to runners."""
         return [

@@ -35,7 +35,7 @@ def next_errand(seen: Seen, server: Server, source: PolicySource) -> Errand | No
     said = server.said
     if said is None:
         return look(seen, server)
-    if any(failed_lately(seen, server, call) for call in _CHANGES):
+    if any(failed_lately(seen, server, call, source.version) for call in _CHANGES):
         return None
     if said.version != source.version:
         return Errand(Call.LOAD, source)
@@ -44,10 +44,12 @@ def next_errand(seen: Seen, server: Server, source: PolicySource) -> Errand | No
     return look(seen, server) if is_checked(seen, server) else Errand(Call.CHECK)
 
 
-def failed_lately(seen: Seen, server: Server, call: Call) -> bool:
-    """Whether a call failed too short a time ago to be tried again."""
+def failed_lately(seen: Seen, server: Server, call: Call, version: int) -> bool:
+    """Whether a call (for this version, where it is for one) failed too short a time ago to be tried again."""
     failure = server.failures.get(call)
-    return failure is not None and seen.now < failure.at + TRY_AGAIN
+    if failure is None or seen.now >= failure.at + TRY_AGAIN:
+        return False
+    return failure.errand.source is None or failure.errand.source.version == version
 
 
 def is_broken(server: Server) -> bool:

@@ -31,10 +31,11 @@ def parse(manifest: Manifest, privileged_namespaces: Sequence[str]) -> ModelServ
     except ValidationError as error:
         found = explain(error, ModelServer, dict(manifest))
         return tuple(Problem(path_of(location), message) for location, message in found)
-    return tuple(_problems(server, privileged_namespaces)) or server
+    return tuple(problems_of(server, privileged_namespaces)) or server
 
 
-def _problems(server: ModelServer, privileged_namespaces: Sequence[str]) -> Iterator[Problem]:
+def problems_of(server: ModelServer, privileged_namespaces: Sequence[str]) -> Iterator[Problem]:
+    """What is wrong with a ModelServer whose fields are well-formed, each by itself."""
     spec = server.spec
     if spec.parallelism.nodes > 1:
         yield from _group_problems(server)

@@ -9,10 +9,12 @@ from rollout_operator.model_server.pod import pod_template
 
 OF_PODS: Final = {
     *("model", "engine", "parallelism", "accelerator", "resources", "cache", "sleep", "lora", "tool_call_parser"),
-    *("extra_args", "env", "weight_transfer", "pod_template"),
+    *("extra_args", "env", "pod_template"),
 }
-"""Fields of the spec that pods are made of. Only a change of these makes new pods: neither a new operator, nor a new
-policy, nor another number of servers may restart an engine that takes 45 minutes to start."""
+"""Fields of the spec that pods are made of, beside some of `weightTransfer`.
+
+Only a change of these makes new pods: neither a new operator, nor a new policy, nor another number of servers may restart an
+engine that takes 45 minutes to start."""
 
 Json = dict[str, Any]
 
@@ -20,7 +22,9 @@ Json = dict[str, Any]
 def workload(server: ModelServer, config: OperatorConfig) -> Json:
     """The object, with the digest of what its pods are made of."""
     body = _leader_worker_set(server, config) if server.spec.parallelism.nodes > 1 else _stateful_set(server, config)
-    return with_digest(body, server.spec.model_dump(mode="json", by_alias=True, include=OF_PODS))
+    transfer = server.spec.weight_transfer
+    how = [transfer.mode, transfer.pull.form, transfer.pull.secret_ref, transfer.push and transfer.push.backend]
+    return with_digest(body, [server.spec.model_dump(mode="json", by_alias=True, include=OF_PODS), how])
 
 
 def _stateful_set(server: ModelServer, config: OperatorConfig) -> Json:

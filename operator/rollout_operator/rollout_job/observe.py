@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from rollout_api.rollout_job import Restarts, RunnerReport, RunnerState
 from rollout_operator.actions import Manifest, Ref
-from rollout_operator.cache import uid_of
+from rollout_operator.cache import controller_of, uid_of
 from rollout_operator.config import OperatorConfig
 from rollout_operator.pods import trouble
+from rollout_operator.wake import model_server_of
 from rollout_operator.world import World
 
 GONE_AFTER: Final = timedelta(seconds=60)
@@ -68,6 +69,10 @@ class Observed:
     """Names and uids."""
     told_lately: bool
     """Its counts were written a moment ago."""
+    server_ref: Ref | None = None
+    """The ModelServer that it uses."""
+    model_server: Manifest | None = None
+    """That ModelServer, if it is there."""
 
     @property
     def ref(self) -> Ref:
@@ -101,6 +106,11 @@ class Observed:
         """Rollouts, when the manifest has all tasks."""
         tasks = self.spec.get("tasks", {}).get("inline")
         return len(tasks) * int(self.spec.get("groupSize", 1)) if tasks else None
+
+    @property
+    def owns_server(self) -> bool:
+        """Its ModelServer is its own."""
+        return bool((self.spec.get("model") or {}).get("server"))
 
     @property
     def reports(self) -> tuple[RunnerReport, ...]:
@@ -161,7 +171,18 @@ def observe(world: World, obj: Manifest) -> Observed:
             if "deletionTimestamp" not in sandbox["metadata"]
         ),
         told_lately=world.recall(counts_fact(uid)) is not None,
+        server_ref=model_server_of(obj),
+        model_server=_model_server(world, obj),
     )
+
+
+def _model_server(world: World, job: Manifest) -> Manifest | None:
+    ref = model_server_of(job)
+    found = world.cache.get(ref.kind, ref.namespace, ref.name) if ref else None
+    is_own = bool((job["spec"].get("model") or {}).get("server"))
+    if found is not None and is_own and (controller_of(found) or {}).get("uid") != uid_of(job):
+        return None  # of an earlier job of the same name
+    return found
 
 
 def parse_time(text: str) -> datetime:

@@ -6,7 +6,7 @@ from typing import Final
 from rollout_api.cluster import runner_name
 from rollout_api.rollout_job import RolloutJob
 from rollout_operator.actions import Action, Create, Delete, EnsureKey, Patch, Plan, Ref, Remember
-from rollout_operator.rollout_job import access, network, progress, runner_job
+from rollout_operator.rollout_job import access, model_server, network, progress, runner_job
 from rollout_operator.rollout_job.expiry import seconds_left
 from rollout_operator.rollout_job.observe import GONE_AFTER, Observed, counts_fact
 from rollout_operator.rollout_job.resolve import Resolved, resolve
@@ -29,7 +29,7 @@ def plan(seen: Observed) -> Plan:
         return Plan(actions=(Delete(seen.ref, seen.uid),))
 
     to_start = seen.batch_job is None and standing is None
-    resolved = resolve(seen.manifest, seen.config) if to_start else Resolved(None)
+    resolved = resolve(seen.manifest, seen.config, seen.model_server) if to_start else Resolved(None)
     if resolved.job is not None and not seen.has_key:
         return Plan(actions=(EnsureKey(access.secret(resolved.job)),))
 
@@ -38,8 +38,10 @@ def plan(seen: Observed) -> Plan:
     if resolved.job is not None:
         actions += _start(resolved.job, seen)
     actions += _suspend_or_resume(seen, found)
-    if found.drained or (found.verdict is not None and not seen.alive):
+    ended = found.verdict is not None and not seen.alive
+    if found.drained or ended:
         actions += [Delete(ref, uid) for ref, uid in seen.sandboxes]
+    actions += model_server.give_back(seen, ended=ended, drained=found.drained)
     return _told(seen, found, actions, left)
 
 
@@ -56,13 +58,19 @@ def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> F
         failures=failures,
         verdict=standing or judge(seen, failures),
         problems=resolved.problems,
+        waits_for_model=model_server.waiting(seen) if resolved.job is not None else None,
         drained=suspend and not seen.alive and (job.suspended if job is not None else not resolved.problems),
         result_uri=seen.status.get("resultURI") or resolved.result_uri,
     )
 
 
 def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
-    """The Job comes last: when it exists, so does all that its pods need."""
+    """The Job comes last: when it exists, so does all that its pods need, the model included."""
+    server = model_server.own_server(job)
+    if server is not None and seen.model_server is None:
+        yield Create(server)
+    if model_server.waiting(seen) is not None:
+        return
     for body in access.access(job):
         yield Create(body)
     yield Create(network.runner_policy(job))

@@ -12,18 +12,27 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from rollout_api.base import API_VERSION
+from rollout_api.cluster import own_model_server_name
 from rollout_api.conditions import Metadata
 from rollout_api.manifest import Problem, explain, path_of, validate
 from rollout_api.model import Endpoint, ModelSpec
+from rollout_api.model_server import ModelServer
 from rollout_api.rollout_job import RolloutJob, RolloutJobSpec
 from rollout_api.sandbox import Security
 from rollout_operator.actions import Manifest
 from rollout_operator.config import Defaults, OperatorConfig
+from rollout_operator.model_server.problems import problems_of
 from rollout_operator.rollout_job.access import job_file
 from rollout_operator.sandbox import template
 
 STORES: Final = ("s3", "gs", "az")
 """Object storage that runners can reach (agent_runtime/recording/store.py)."""
+
+OBJECT_NAME_CHARACTERS: Final = 52
+"""Longest name of an object of ours (rollout_api.base.ObjectName)."""
+
+CALLS_TOOLS: Final = ("ToolCalling", "Coding")
+"""Built-in agents that call tools by the model's own means; ReAct calls them in text."""
 
 SECRET_BYTES: Final = 1_000_000
 """Most bytes of job.json: a Secret holds 1 MiB, the key and the names included."""
@@ -48,8 +57,14 @@ class Resolved:
         return f"{uri}/{metadata.name}-{(metadata.uid or '')[:RUN_ID_CHARACTERS]}"
 
 
-def resolve(manifest: Manifest, config: OperatorConfig) -> Resolved:
-    """The job with the chart's defaults filled in, without `suspend` and `ttlSecondsAfterFinished`."""
+def resolve(manifest: Manifest, config: OperatorConfig, server: Manifest | None = None) -> Resolved:
+    """The job with the chart's defaults filled in, without `suspend` and `ttlSecondsAfterFinished`.
+
+    Args:
+        manifest: the job as applied.
+        config: with the chart's defaults.
+        server: the ModelServer that the job uses, if it is there.
+    """
     try:
         job = validate(RolloutJob, {field: value for field, value in manifest.items() if field != "status"})
     except ValidationError as error:
@@ -57,7 +72,7 @@ def resolve(manifest: Manifest, config: OperatorConfig) -> Resolved:
         return Resolved(None, tuple(Problem(path_of(location), message) for location, message in found))
     metadata = job.metadata
     spec = _with_defaults(job.spec, config.defaults)
-    if problems := _problems(spec, metadata.namespace or "", config):
+    if problems := [*_problems(spec, metadata.namespace or "", config), *_server_problems(job, config, server)]:
         return Resolved(None, tuple(problems))
     resolved = RolloutJob(
         api_version=API_VERSION,
@@ -145,13 +160,33 @@ def _template_problems(spec: RolloutJobSpec) -> list[Problem]:
 
 
 def _model_problems(model: ModelSpec) -> list[Problem]:
-    if model.endpoint is not None:
-        return _endpoint_problems(model.endpoint)
-    field = "serverRef" if model.server_ref is not None else "server" if model.server is not None else None
-    if field is None:
-        return []
-    message = "asks for a ModelServer, and this operator runs none; serve the model elsewhere and use model.endpoint"
-    return [Problem(f"spec.model.{field}", message)]
+    return [] if model.endpoint is None else _endpoint_problems(model.endpoint)
+
+
+def _server_problems(job: RolloutJob, config: OperatorConfig, server: Manifest | None) -> list[Problem]:
+    """What is wrong with the ModelServer that the job brings or names, as far as the job is concerned."""
+    model, problems = job.spec.model, list[Problem]()
+    if model is None:
+        return problems
+    if model.server is not None:
+        if (length := len(own_model_server_name(job.metadata.name))) > OBJECT_NAME_CHARACTERS:
+            message = (
+                f"is {length - OBJECT_NAME_CHARACTERS} characters too long for a job with a ModelServer of its own"
+            )
+            problems.append(Problem("metadata.name", message))
+        own = ModelServer(metadata=job.metadata, spec=model.server)
+        for found in problems_of(own, config.privileged_namespaces):
+            problems.append(Problem(found.path.replace("spec.", "spec.model.server.", 1), found.message))
+    parsed = model.server.tool_call_parser if model.server else (server or {}).get("spec", {}).get("toolCallParser")
+    is_known = model.server is not None or server is not None
+    if is_known and not parsed and job.spec.agent.type in CALLS_TOOLS and job.spec.agent.tools:
+        needs = f"agent {job.spec.agent.type} calls tools, and vLLM finds calls in answers with a parser for the model"
+        if model.server is not None:
+            problems.append(Problem("spec.model.server.toolCallParser", f"is missing: {needs}; set it, such as hermes"))
+        else:
+            where = f"ModelServer {model.server_ref} has no spec.toolCallParser"
+            problems.append(Problem("spec.model.serverRef", f"{where}: {needs}; set it there, such as hermes"))
+    return problems
 
 
 def _endpoint_problems(endpoint: Endpoint) -> list[Problem]:

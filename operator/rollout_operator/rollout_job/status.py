@@ -16,6 +16,7 @@ MESSAGE_CHARACTERS: Final = 4096
 """Bound of a condition's message in the contract."""
 
 INVALID, DRAINING, SUSPENDED, RESTARTED = "InvalidSpec", "Draining", "Suspended", "RunnerRestarted"
+WAITING_FOR_MODEL = "WaitingForModel"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Findings:
     verdict: Verdict | None = None
     problems: Sequence[Problem] = ()
     """Why the job cannot be started."""
+    waits_for_model: str | None = None
+    """Why no runner is made yet, though nothing is wrong with the job."""
     drained: bool = False
     """It is suspended, and no runner is left."""
     result_uri: str | None = None
@@ -109,6 +112,8 @@ def _ready(seen: Observed, found: Findings) -> tuple[bool, str, str]:
         return False, INVALID, ""
     if found.drained and found.verdict is None:
         return False, SUSPENDED, ""
+    if found.waits_for_model is not None:
+        return False, WAITING_FOR_MODEL, found.waits_for_model
     wanted = seen.runners_at_work
     if found.verdict is not None or wanted == 0:
         return False, "RunnersFinished", ""
@@ -135,6 +140,8 @@ def _progressing(seen: Observed, found: Findings) -> tuple[bool, str, str]:
         if found.drained:
             return False, SUSPENDED, str(found.totals)
         return True, DRAINING, f"{seen.alive} runners finish their running turns"
+    if found.waits_for_model is not None:
+        return True, WAITING_FOR_MODEL, found.waits_for_model
     if found.failures:
         times = f"{found.failures} failure{'s' * (found.failures > 1)} since the last new result"
         return True, RESTARTED, f"{last_failure(seen)} ({times}, {limit(seen.runners_at_work)} in a row fail the job)"

@@ -16,8 +16,6 @@ from tests.support.cluster import (
     slow_quickstart,
 )
 
-pytestmark = pytest.mark.alone
-
 KINDS = "rolloutjobs,sandboxes,jobs,pods,secrets,serviceaccounts,roles,rolebindings,networkpolicies"
 GONE_WITHIN_SECONDS = 30
 """What a person who cancels a job is promised."""
@@ -58,6 +56,7 @@ def test_a_deleted_job_is_gone_in_30_s_with_all_that_was_made_for_it_but_its_res
         assert_readable(job, sealed[job])
 
 
+@pytest.mark.alone
 def test_a_job_does_not_notice_that_the_operator_is_upgraded_uninstalled_and_installed_again(
     cluster: Cluster, new_job: Callable[[Object], Job], tmp_path: Path
 ) -> None:

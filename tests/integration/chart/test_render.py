@@ -13,6 +13,7 @@ import yaml
 from rollout_api.crd import definitions
 from rollout_api.rollout_job import RolloutJob
 from rollout_operator.config import OperatorConfig, load_config
+from rollout_operator.model_server.network import OPERATOR
 from rollout_operator.rollout_job.access import access
 from tests.support.chart import CHART, NAMESPACE, RELEASE, ROOT, Manifest, of_kind, render, template, tool
 
@@ -176,8 +177,13 @@ def test_every_pod_meets_the_restricted_pod_security_standard(documents: list[Ma
             assert {"requests", "limits"} <= set(container["resources"])
 
 
+def named(documents: list[Manifest], kind: str, name: str) -> Manifest:
+    [found] = [document for document in of_kind(documents, kind) if document["metadata"]["name"] == name]
+    return found
+
+
 def configuration(documents: list[Manifest], folder: Path) -> OperatorConfig:
-    [config] = [document for document in of_kind(documents, "ConfigMap") if document["metadata"]["name"] == RELEASE]
+    config = named(documents, "ConfigMap", RELEASE)
     path = folder / "operator.yaml"
     path.write_text(config["data"]["operator.yaml"])
     return load_config(path)
@@ -185,12 +191,17 @@ def configuration(documents: list[Manifest], folder: Path) -> OperatorConfig:
 
 def test_the_operator_reads_the_configuration(documents: list[Manifest], tmp_path: Path) -> None:
     config = configuration(documents, tmp_path)
-    [deployment] = of_kind(documents, "Deployment")
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    [container] = named(documents, "Deployment", RELEASE)["spec"]["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"metrics": config.metrics_port, "health": config.health_port}
     leases = [rule for rule in rules(documents, "Role") if rule["resources"] == ["leases"]]
     assert [rule["resourceNames"] for rule in leases if "resourceNames" in rule] == [[config.lease.name]]
+
+
+def test_model_servers_know_the_operators_pods(documents: list[Manifest]) -> None:
+    """Their network policy lets nobody else to the control port."""
+    [deployment] = of_kind(documents, "Deployment")
+    assert OPERATOR.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
 
 
 def test_values_reach_the_operator(tmp_path: Path) -> None:
@@ -219,16 +230,21 @@ def test_a_changed_configuration_reaches_running_operators_and_nothing_else_rest
 
 
 def test_selectors_find_the_pods_they_are_for(documents: list[Manifest]) -> None:
-    [pod] = pod_templates(documents)
-    labels = pod["metadata"]["labels"].items()
+    pods = {pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod for pod in pod_templates(documents)}
     for document in documents:
         spec: dict[str, Any] = document.get("spec") or {}
-        if document["kind"] in ("Deployment", "PodDisruptionBudget", "ServiceMonitor"):
-            assert spec["selector"]["matchLabels"].items() <= labels
-        if document["kind"] == "Service":
-            assert spec["selector"].items() <= labels
-        if document["kind"] == "NetworkPolicy":
-            assert spec["podSelector"]["matchLabels"].items() <= labels
+        match document["kind"]:
+            case "Deployment" | "PodDisruptionBudget" | "ServiceMonitor":
+                selector = spec["selector"]["matchLabels"]
+            case "Service":
+                selector = spec["selector"]
+            case "NetworkPolicy":
+                selector = spec["podSelector"]["matchLabels"]
+            case _:
+                continue
+        meant = document["metadata"]["labels"]["app.kubernetes.io/component"]
+        found = [component for component, pod in pods.items() if selector.items() <= pod["metadata"]["labels"].items()]
+        assert found == [meant]
 
 
 def test_two_releases_in_one_cluster_do_not_share_a_name() -> None:

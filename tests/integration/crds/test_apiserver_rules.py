@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from rollout_api.crd import FOLDER
+from rollout_api.manifest import validate
+from rollout_api.model_server import ModelServer
 
 SOURCE = Path(__file__).parent / "apiserver_rules"
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "job.yaml"
@@ -32,7 +35,16 @@ SANDBOX: dict[str, Any] = {
         "podTemplate": {"spec": {}},
     },
 }
+MODEL_SERVERS = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in sorted((Path(__file__).parents[2] / "unit/rollout_operator/model_server/specs").glob("*.yaml"))
+}
 KINDS = {"RolloutJob": "rolloutjobs.yaml", "Sandbox": "sandboxes.yaml", "ModelServer": "modelservers.yaml"}
+
+
+def model_server(spec: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    head = {"apiVersion": "rollout.dev/v1alpha1", "kind": "ModelServer", "metadata": {"name": "m"}}
+    return head | {"spec": {**copy.deepcopy(spec), **changes}}
 
 
 @functools.cache
@@ -107,8 +119,9 @@ def test_the_judge_refuses_what_an_api_server_refuses(
 def test_the_quickstart_and_a_sandbox_are_accepted() -> None:
     assert errors(JOB) == []
     assert errors(SANDBOX) == []
-    server = {"apiVersion": "rollout.dev/v1alpha1", "kind": "ModelServer", "metadata": {"name": "m"}}
-    assert errors(server | {"spec": {"model": "qwen", "uri": None}}) == []
+    for spec in MODEL_SERVERS.values():
+        assert errors(model_server(spec)) == []
+        assert errors(changed(JOB, lambda job, spec=spec: job.update(model={"server": spec}))) == []
 
 
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -135,6 +148,18 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "named tests of commands": (
         lambda spec: spec["tasks"]["inline"][0]["verifier"].update(kind="commands", tests=["a"]),
         "tests can be named for kinds pytest and junit only",
+    ),
+    "a program without a command": (
+        lambda spec: spec.update(agent={"type": "Command"}),
+        "command is needed for type Command, and for no other type",
+    ),
+    "a command of another agent": (
+        lambda spec: spec.update(agent={"command": ["a"]}),
+        "command is needed for type Command, and for no other type",
+    ),
+    "an install of another agent": (
+        lambda spec: spec.update(agent={"install": ["a"]}),
+        "install is for type Command alone",
     ),
     "an unknown network": (lambda spec: spec["sandbox"].update(network={"agent": "All"}), "should match"),
     "an empty allow-list": (lambda spec: spec["sandbox"].update(network={"agent": []}), "at least 1"),
@@ -173,3 +198,64 @@ def test_the_spec_of_a_job_and_of_a_sandbox_cannot_be_changed() -> None:
 def test_two_entries_of_one_runner_or_condition_are_refused() -> None:
     twice = {"runners": [{"index": 0}, {"index": 0}], "conditions": []}
     assert "Duplicate value" in "\n".join(errors(JOB | {"status": twice}))
+
+
+SMALL = MODEL_SERVERS["smallest"]
+REFUSED_SERVERS: dict[str, tuple[dict[str, Any], str]] = {
+    "more accelerators than ways": ({"accelerator": {"count": 4}}, "accelerator.count is not tensor"),
+    "nodes that do not divide": ({"parallelism": {"tensor": 4, "nodes": 3}}, "nodes does not divide"),
+    "an engine that is too old": ({"engine": SMALL["engine"] | {"version": "0.9.1"}}, "expected 0.14 or newer"),
+    "an update of an old engine": (
+        {"engine": SMALL["engine"] | {"version": "0.25.0"}, "policy": {"version": 1, "uri": "s3://p/1"}},
+        "policy updates need engine.version 0.26",
+    ),
+    "a version without a version": ({"engine": SMALL["engine"] | {"version": "latest"}}, "should match"),
+    "a rank that vLLM lacks": ({"lora": {"maxRank": 24}}, "Unsupported value"),
+    "an adapter without lora": (
+        {"weightTransfer": {"pull": {"form": "Adapter"}}},
+        "lora is needed for weightTransfer.pull.form Adapter",
+    ),
+    "a policy from nowhere": ({"policy": {"version": 1}}, "policy.uri is needed for mode Pull"),
+    "a push to nobody": ({"weightTransfer": {"mode": "Push"}}, "push is needed for mode Push"),
+    "a push in mode Pull": ({"weightTransfer": {"push": {"hook": "http://t"}}}, "push is needed for mode Push"),
+    "a cache of two kinds": ({"cache": {"claimName": "a", "size": "1Gi"}}, "exactly one of claimName, size"),
+    "another port": ({"extraArgs": ["--port", "80"]}, "spec.extraArgs"),
+    "another port, with an underscore": ({"extraArgs": ["--served_model_name=x"]}, "spec.extraArgs"),
+    "a variable twice": ({"env": [{"name": "A"}, {"name": "A"}]}, "Duplicate value"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED_SERVERS.values(), ids=REFUSED_SERVERS)
+def test_a_wrong_model_server_is_refused_by_the_api_server_and_by_the_model(
+    change: dict[str, Any], message: str
+) -> None:
+    assert message in "\n".join(errors(model_server(SMALL, **change)))
+    with pytest.raises(ValidationError):
+        validate(ModelServer, model_server(SMALL, **change))
+
+
+def test_a_policy_goes_forward_only_and_a_version_means_one_thing() -> None:
+    before = model_server(SMALL, policy={"version": 3, "uri": "s3://p/3"})
+    told = {
+        '{"version": 2, "uri": "s3://p/3"}': "cannot fall",
+        '{"version": 3, "uri": "s3://p/other"}': "raise policy.version",
+        '{"version": 3, "uri": "s3://p/3", "digest": "sha256:%s"}' % ("0" * 64): "raise policy.version",
+    }
+    for policy, message in told.items():
+        assert message in "\n".join(errors(model_server(SMALL, policy=json.loads(policy)), before))
+    assert "cannot fall" in "\n".join(errors(model_server(SMALL), before)), "leaving it out means version 0"
+    for policy in ({"version": 4, "uri": "s3://p/4"}, {"version": 3, "uri": "s3://p/3", "minReady": 1}):
+        assert errors(model_server(SMALL, policy=policy), before) == []
+
+
+def test_another_model_is_another_server() -> None:
+    before = model_server(SMALL)
+    for change in (
+        {"model": {"name": "other"}},
+        {"cache": {"size": "1Gi"}},
+        {"parallelism": {"tensor": 2, "nodes": 2}},
+    ):
+        assert "cannot be changed; create another ModelServer" in "\n".join(
+            errors(model_server(SMALL, **change), before)
+        )
+    assert errors(model_server(SMALL, replicas=9, toolCallParser="hermes"), before) == []

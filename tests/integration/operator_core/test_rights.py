@@ -1,5 +1,6 @@
 """The rights that the chart gives the operator: all that it needs, tried with nothing but them."""
 
+import copy
 from pathlib import Path
 
 from tests.integration.operator_core.conftest import OPERATOR_ACCOUNT, Replica
@@ -37,11 +38,37 @@ def test_with_the_charts_rights_alone_jobs_and_sandboxes_live_through_all_their_
             "metadata": {"name": "by-hand", "namespace": NAMESPACE},
             "spec": {"image": "localhost/none:1", "startSeconds": 3, "workspaces": {"mode": "Plain"}},
         }
-        plane.apply(job, sandbox)
+        engine = {"image": "localhost/none:1", "version": "0.26.0"}
+        cached = {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "ModelServer",
+            "metadata": {"name": "cached", "namespace": NAMESPACE},
+            "spec": {"model": {"name": "m"}, "engine": engine, "cache": {"size": "1Gi"}},
+        }
+        served = {
+            **cached,
+            "metadata": {"name": "served", "namespace": NAMESPACE},
+            "spec": {"model": {"name": "m"}, "engine": engine, "podDisruptionBudget": {}},
+        }
+        owner = copy.deepcopy(job)
+        owner["metadata"]["name"] = "owner"
+        owner["spec"] |= {"model": {"server": {"model": {"name": "m"}, "engine": engine}}}
+        plane.apply(job, sandbox, cached, served, owner)
         until(lambda: plane.get("job", "job-runner", NAMESPACE), "the Job of its runners")
         until(lambda: "create pods/by-hand" in plane.writes(OPERATOR_ACCOUNT, NAMESPACE), "the Sandbox's pod")
         until(lambda: "delete pods/by-hand" in plane.writes(OPERATOR_ACCOUNT, NAMESPACE), "its end: no node took it")
         plane.kubectl("patch", "rolloutjob", "job", "-n", NAMESPACE, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+        until(lambda: plane.get("job", "cached-download", NAMESPACE), "the download of weights")
+        until(lambda: plane.get("statefulset", "served", NAMESPACE), "the servers")
+        until(lambda: plane.get("modelserver", "owner-model", NAMESPACE), "the ModelServer of a job's own")
+        changes = '{"spec":{"replicas":2,"podDisruptionBudget":null,"clients":[{"podSelector":{}}]}}'
+        plane.kubectl("patch", "modelserver", "served", "-n", NAMESPACE, "--type=merge", "-p", changes)
+        for written in (
+            "patch statefulsets/served",
+            "update networkpolicies/served",
+            "delete poddisruptionbudgets/served",
+        ):
+            until(lambda written=written: written in plane.writes(OPERATOR_ACCOUNT, NAMESPACE), written)
         until(lambda: "patch jobs/job-runner" in plane.writes(OPERATOR_ACCOUNT, NAMESPACE), "its suspension")
         until(lambda: "event/" in plane.kubectl("get", "events", "-n", NAMESPACE, "-o", "name"), "events")
         # The one right that only a Job with failed pods needs, when it is resumed.

@@ -55,7 +55,7 @@ class Fleet:
         self.policy = PolicyStatus()
         self.members: list[str] = []
         """Names of the servers that the status has."""
-        self.model = ServedModel(MODEL, self, self._connect, me="uid/0", sample_seconds=0.2)
+        self.model = ServedModel(MODEL, self, self.connect, me="uid/0", sample_seconds=0.2)
         self._folder = folder
         self._spares: list[StandIn] = []
         self._ended: list[StandIn] = []
@@ -107,7 +107,8 @@ class Fleet:
                 server.process.kill()
             await server.process.wait()
 
-    def _connect(self, url: str) -> VllmServer:
+    def connect(self, url: str) -> VllmServer:
+        """The engine at that URL."""
         return VllmServer(f"{url}/v1", MODEL, headers={}, key_origin="nowhere", call_seconds=120)
 
     async def changes(self) -> AsyncIterator[View]:

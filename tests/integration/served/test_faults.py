@@ -9,6 +9,7 @@ from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.models.served import fleet as fleet_module
 from agent_runtime.models.served import pulse
 from agent_runtime.models.served.routing import preference
+from agent_runtime.models.vllm.server import Progress
 from rollout_api.model import Sampling
 from tests.integration.served.fleet import Fleet, assert_made_as_recorded
 
@@ -55,6 +56,20 @@ async def test_a_server_that_is_killed_loses_no_call_and_no_token(fleet: Fleet) 
     begun = {r["session"]: len(r["prompt_ids"]) for s in fleet.servers[1:] for r in await s.get("/_standin/served")}
     grown = [begun[f"rollout-{n}"] - len(reply.prompt_token_ids or []) for n, reply in enumerate(replies)]
     assert max(grown) > 0, "what had arrived was not sampled again"
+
+
+async def test_a_finished_answer_is_not_gone_on_with_when_only_its_end_was_lost(fleet: Fleet) -> None:
+    await fleet.start(1)
+    await fleet.model.check()
+    engine, progress = fleet.connect(fleet.servers[0].url), Progress()
+    engine.token_capture = "Tokens"
+    reply = await engine.complete(call(0, 20), progress=progress)
+    before = len(await fleet.servers[0].get("/_standin/served"))
+    again = await engine.complete(call(0, 20), progress=progress)
+    await engine.close()
+    assert again.completion_token_ids == reply.completion_token_ids
+    assert again.text == reply.text
+    assert len(await fleet.servers[0].get("/_standin/served")) == before
 
 
 async def test_a_server_that_hangs_with_a_good_health_is_left_and_comes_back(

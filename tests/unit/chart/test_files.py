@@ -68,7 +68,11 @@ def described(values: Any, schema: Manifest, path: str) -> Iterator[str]:
 
 def test_every_setting_of_the_schema_stands_in_values_yaml() -> None:
     # No default for these: without them the scheduler and the kubelet decide.
-    quiet = {"resources.requests.ephemeral-storage", "resources.limits.ephemeral-storage", "resources.limits.cpu"}
+    quiet = {
+        f"{pod}resources.{name}"
+        for pod in ("", "proxy.")
+        for name in ("requests.ephemeral-storage", "limits.ephemeral-storage", "limits.cpu")
+    }
     assert set(described(VALUES, SCHEMA, "")) - quiet == {"global"}
 
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.models.base import ModelError, ModelReply, RequestRefused
+from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, RequestRefused
 from agent_runtime.proxy import keys
 from agent_runtime.proxy import session as session_module
 from agent_runtime.proxy.call import Call
 from agent_runtime.proxy.chat import BadRequest, ChatRequest, ErrorKind
 from agent_runtime.proxy.coalescing import Identity
 from agent_runtime.proxy.limits import Exhausted, Limits
-from agent_runtime.proxy.refused import Refused
+from agent_runtime.proxy.refused import Refused, refused
 from agent_runtime.proxy.session import OverBudget, Session, SessionSettings
 from agent_runtime.recording.branches import token_branches
 from agent_runtime.recording.epoch_log import Superseded
@@ -48,11 +48,17 @@ class Bench:
         return self.session
 
     def begin(
-        self, messages: Sequence[Message] = (USER,), *, retry: bool = False, key: str | None = None, **fields: Any
+        self,
+        messages: Sequence[Message] = (USER,),
+        *,
+        retry: bool = False,
+        key: str | None = None,
+        stream: bool = True,
+        **fields: Any,
     ) -> Call:
         """A request with these messages."""
         body = repr((list(messages), fields))
-        request = ChatRequest(model="tiny", messages=list(messages), **fields)
+        request = ChatRequest(model="tiny", messages=list(messages), stream=stream, **fields)
         return self.session.begin(request, Identity(body, key, retry))
 
     async def ask(self, messages: Sequence[Message] = (USER,), *, delivered: bool = True, **more: Any) -> ModelReply:
@@ -69,6 +75,13 @@ class Bench:
     def recorded(self, form: type) -> list[Any]:
         """The records of a form."""
         return [record for record in self.journal.records if isinstance(record, form)]
+
+
+async def test_an_answer_that_is_sent_whole_is_not_streamed_by_the_model_and_may_be_asked_for_again_elsewhere() -> None:
+    bench = Bench()
+    await bench.ask(stream=False)
+    await bench.ask(stream=True)
+    assert [request.on_text is None for request in bench.model.asked] == [True, False]
 
 
 async def test_the_model_is_asked_only_when_the_intent_is_durable() -> None:
@@ -179,10 +192,15 @@ async def test_an_equal_idempotency_key_joins_the_call_that_runs_and_cancels_it_
 
 async def test_a_client_that_asks_for_what_the_engine_refuses_was_not_failed_by_it() -> None:
     bench = Bench()
-    bench.model.failures = [RequestRefused("BadRequest", "logit_bias: 99999 is no token")]
-    with pytest.raises(RequestRefused):
-        await bench.ask()
-    assert bench.session.failure is None, "else an agent could choose to be run again"
+    for error in (
+        RequestRefused("BadRequest", "logit_bias: 99999 is no token"),
+        ModelConfigError("NoToolParser", "tools cannot be used with this server"),
+    ):
+        bench.model.failures = [error]
+        with pytest.raises(ModelError):
+            await bench.ask()
+        assert refused(error).kind is ErrorKind.BAD_REQUEST
+        assert bench.session.failure is None, "else an agent could choose to be run again"
 
 
 async def test_after_a_failure_the_same_key_makes_a_new_call() -> None:

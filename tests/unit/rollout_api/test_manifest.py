@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_api.crd import definitions
@@ -90,11 +90,17 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_lines() -> None:
         ("sampling: {topP: .nan}", "spec.sampling.topP", '".nan" is not a number that JSON can hold'),
         ("sandbox: {network: {agent: [host]}}", "spec.sandbox.network.agent[0]", '"host" does not have the expected form'),
         ("sandbox: {network: {agent: x}}", "spec.sandbox.network.agent", '"x" is not allowed, expected one of None, P'),
+        ("agent: {type: Command}", "spec.agent", "command, which begins with the name of a program, is needed for type Co"),
+        ("agent: {type: Command, command: ['', a]}", "spec.agent", "command, which begins with the name of a program"),
+        ("agent: {type: Nop, command: [a]}", "spec.agent", "command, which begins with the name of a program, is needed"),
+        ("agent: {type: Nop, install: [a]}", "spec.agent", "install is for type Command; what a task needs is brought by"),
+        ("agent: {type: Command, command: [a], systemPrompt: b}", "spec.agent", "systemPrompt is not for type Command"),
         ("completion: {minCompletedPerGroup: 2}", "spec", "completion.minCompletedPerGroup is 2, more than groupSize 1"),
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_named_with_what_was_expected(line: str, path: str, message: str) -> None:
-    problem = only(f"{HEAD}  {line}\n{REST}")
+    rest = REST.replace("  agent: {type: Nop}\n", "") if line.startswith("agent:") else REST
+    problem = only(f"{HEAD}  {line}\n{rest}")
     assert problem.path == path
     assert problem.message.startswith(message)
     assert problem.line == (4 if path == "spec" else 5)
@@ -175,6 +181,7 @@ def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int
 PLACES = places(WHOLE)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(PLACES), JSON)
 def test_any_wrong_value_anywhere_is_a_problem_with_its_place_or_a_job(
     place: tuple[str | int, ...], value: Any

@@ -1,7 +1,7 @@
 """Engines and a directory that do what a test says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from agent_runtime.models.base import CallHealth, ModelError, ModelReply, ModelRequest
@@ -105,12 +105,17 @@ class FakeFleet:
         while True:
             yield await self._views.get()
 
-    async def tell(self, *names: str, ready: bool = True, uid: str = "1", **policy: Any) -> None:
-        """The ModelServer has these servers and this policy now; it has been heard when this returns."""
+    async def tell(
+        self, *names: str, ready: bool = True, odd: Mapping[str, Mapping[str, Any]] | None = None, **policy: Any
+    ) -> None:
+        """The ModelServer has these servers, some of them `odd`, and this policy; it has been heard when this returns."""
         before = self.status.policy.model_dump()
         self.status = ModelServerStatus(
             servers=[
-                ServerStatus(name=name, url=f"http://{name}", uid=uid, ready=ready, state=ServerState.READY)
+                ServerStatus.model_validate(
+                    {"name": name, "url": f"http://{name}", "uid": "1", "ready": ready, "state": ServerState.READY}
+                    | dict((odd or {}).get(name, {}))
+                )
                 for name in names
             ],
             policy=PolicyStatus.model_validate(before | policy),

@@ -12,7 +12,7 @@ from agent_runtime.models.served.routing import preference
 from agent_runtime.models.vllm.server import Progress
 from agent_runtime.proxy.chat import PromptModel
 from rollout_api.model_server import Gate
-from tests.unit.models.served.fake_fleet import WHOLE, FakeEngine, FakeFleet, request, say, versions
+from tests.unit.models.served.fake_fleet import WHOLE, Behaviour, FakeEngine, FakeFleet, request, say, versions
 
 SERVERS = ("server-0", "server-1", "server-2")
 ORDER = preference("group-0", SERVERS)
@@ -52,24 +52,48 @@ async def test_calls_carry_the_version_for_the_cache_and_in_the_record(fleet: Fa
     assert fleet.engine("server-0").salts == ["7"]
 
 
-@pytest.mark.parametrize("how", ["evicted", "restarted", "vanished", "not ready"])
-async def test_a_call_of_a_server_that_goes_is_finished_elsewhere_with_its_tokens(fleet: FakeFleet, how: str) -> None:
+@pytest.mark.parametrize("odd", [{"state": "Evicted", "ready": False}, {"uid": "2"}, {"restarts": 1}, None], ids=str)
+async def test_a_call_of_a_server_that_goes_is_finished_elsewhere_with_its_tokens(
+    fleet: FakeFleet, odd: dict[str, object] | None
+) -> None:
     model = await fleet.open(*SERVERS)
     fleet.engine(ORDER[0]).behaviour = stall_after_two
     health = CallHealth()
     call = asyncio.create_task(model.complete(request(health=health)))
-    await until(lambda: health.failing is None and fleet.engine(ORDER[0]).asked)
+    await until(lambda: fleet.engine(ORDER[0]).asked)
     await asyncio.sleep(0.02)
-    if how == "restarted":
-        await fleet.tell(*SERVERS, uid="2")
-        fleet.engine(ORDER[0]).behaviour = say
-    else:
+    if odd is None:
         await fleet.tell(*ORDER[1:])
+    else:
+        await fleet.tell(*SERVERS, odd={ORDER[0]: odd})
     reply = await asyncio.wait_for(call, 10)
     assert reply.completion_token_ids == WHOLE
     assert fleet.engine(ORDER[1]).began_with == [WHOLE[:2]]
     assert versions(reply) == [(len(WHOLE), "0")]
     assert model.resent == 1
+    assert health.failing is None
+    assert 0 < health.lost_seconds < 5
+
+
+async def test_a_busy_server_that_misses_its_probes_keeps_the_calls_that_it_has(fleet: FakeFleet) -> None:
+    model = await fleet.open(*SERVERS)
+    busy, end = fleet.engine(ORDER[0]), asyncio.Event()
+
+    async def wait(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
+        await end.wait()
+        await say(engine, progress, on_tokens)
+
+    busy.behaviour = wait
+    call = asyncio.create_task(model.complete(request()))
+    await until(lambda: busy.asked)
+    await fleet.tell(*SERVERS, odd={ORDER[0]: {"ready": False, "state": "PendingWeights"}})
+    await model.complete(request(turn=1))
+    assert len(fleet.engine(ORDER[1]).asked) == 1
+    end.set()
+    assert (await call).text == busy.url
+    await fleet.tell(*SERVERS)
+    await model.complete(request(turn=2))
+    assert len(busy.asked) == 2
 
 
 async def test_a_call_goes_on_with_its_tokens_where_a_stream_broke(fleet: FakeFleet) -> None:
@@ -138,6 +162,28 @@ async def test_text_that_a_client_has_read_is_not_said_twice(fleet: FakeFleet) -
     with pytest.raises(ModelError, match="reset"):
         await model.complete(request(on_text=said.append))
     assert said == ["Half of it"]
+
+
+async def test_text_goes_on_where_it_broke_off_when_a_call_is_sent_again(fleet: FakeFleet) -> None:
+    model = await fleet.open(*SERVERS)
+
+    def speak(*pieces: str, error: ModelError | None = None) -> Behaviour:
+        async def behave(engine: FakeEngine, progress: Progress, on_tokens: Callable[[int], None]) -> None:
+            on_text = engine.asked[-1].on_text
+            assert on_text is not None
+            for piece in pieces:
+                on_text(piece)
+            await say(engine, progress, on_tokens, upto=3 if error else len(WHOLE))
+            if error is not None:
+                raise error
+
+        return behave
+
+    fleet.engine(ORDER[0]).behaviour = speak("Half", " of", error=ModelError("Interrupted", "reset"))
+    fleet.engine(ORDER[1]).behaviour = speak("Half of ", "it", ".")
+    said: list[str] = []
+    await model.complete(request(on_text=said.append))
+    assert said == ["Half", " of", " ", "it", "."]
 
 
 async def test_no_call_starts_behind_a_shut_gate_and_nobody_loses_time_there(fleet: FakeFleet) -> None:

@@ -103,3 +103,16 @@ def test_a_job_loses_its_pod_template_only() -> None:
     job = {"metadata": METADATA, "spec": {"suspend": True, "template": {"spec": {}}}, "status": {"succeeded": 1}}
     kept = prune("Job", job)
     assert (kept["spec"], kept["status"]) == ({"suspend": True}, {"succeeded": 1})
+
+
+def test_of_what_keeps_the_pods_of_model_servers_the_number_and_the_digest_are_kept() -> None:
+    body = {
+        "metadata": METADATA,
+        "spec": {"replicas": 3, "template": {"spec": {"containers": [{}] * 100}}},
+        "status": {},
+    }
+    for kind in ("StatefulSet", "LeaderWorkerSet"):
+        kept = prune(kind, body)
+        assert kept["spec"] == {"replicas": 3}
+        assert kept["metadata"]["annotations"] == {"kept": "yes"}
+        assert kept["metadata"]["resourceVersion"] == "7"

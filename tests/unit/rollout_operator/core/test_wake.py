@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollout_api.cluster import JOB_LABEL, ROLE_LABEL
+from rollout_api.cluster import JOB_LABEL, MODEL_SERVER_LABEL, ROLE_LABEL
 from rollout_operator.actions import Ref
 from rollout_operator.cache import Cache
 from rollout_operator.wake import wakes
@@ -38,6 +38,10 @@ def node(ready: str | None) -> dict[str, Any]:
             obj("j-runner-0", ("Job", "j-runner"), labels={ROLE_LABEL: "runner", JOB_LABEL: "j"}),
             Ref("RolloutJob", "n", "j"),
         ),
+        ("ModelServer", obj("m"), Ref("ModelServer", "n", "m")),
+        ("StatefulSet", obj("m", ("ModelServer", "m")), Ref("ModelServer", "n", "m")),
+        ("Job", obj("m-download", ("ModelServer", "m")), Ref("ModelServer", "n", "m")),
+        ("Pod", obj("m-0", ("StatefulSet", "m"), labels={MODEL_SERVER_LABEL: "m"}), Ref("ModelServer", "n", "m")),
     ],
 )
 def test_a_change_wakes_whom_it_concerns_also_when_the_object_is_deleted(
@@ -45,6 +49,20 @@ def test_a_change_wakes_whom_it_concerns_also_when_the_object_is_deleted(
 ) -> None:
     assert wakes(kind, None, changed, Cache()) == [woken]
     assert wakes(kind, changed, None, Cache()) == [woken]
+
+
+@pytest.mark.parametrize(("model", "server"), [({"serverRef": "shared"}, "shared"), ({"server": {}}, "j-model")])
+def test_a_job_and_its_model_server_wake_each_other(model: dict[str, Any], server: str) -> None:
+    model = {key: value or {"replicas": 1} for key, value in model.items()}
+    job, other = obj("j") | {"spec": {"model": model}}, obj("other") | {"spec": {"model": {"serverRef": "another"}}}
+    cache = Cache()
+    for each in (job, other):
+        cache.put("RolloutJob", each)
+    assert wakes("RolloutJob", None, job, cache) == [Ref("RolloutJob", "n", "j"), Ref("ModelServer", "n", server)]
+    assert wakes("ModelServer", None, obj(server), cache) == [
+        Ref("ModelServer", "n", server),
+        Ref("RolloutJob", "n", "j"),
+    ]
 
 
 def test_pods_of_nobody_we_know_wake_nobody() -> None:

@@ -125,12 +125,22 @@ class Fleet:
                 self.busy[server.key] = task.errand
             self.under_way.append((task, self._errand(task)))
         new = self.status.model_copy(update={"policy": decision.policy, "servers": list(decision.servers)})
+        if decision.policy.model_copy(update={"needed": self.status.policy.needed}) != self.status.policy:
+            assert all(task.errand.call is Call.LOOK for task in decision.tasks), "asked before it was written down"
+        self._check_patience(decision)
         if new != self.status and not write_is_lost:
             self.status = new
             self.history.append(new)
             self._note_traffic()
         self.last = decision
         return decision
+
+    def _check_patience(self, decision: Decision) -> None:
+        """No runner is given up before it had ten seconds."""
+        old = self.status.policy
+        if old.step is PolicyStep.ACKNOWLEDGING and decision.policy.mixed:
+            assert old.since is not None
+            assert self.now - datetime.fromisoformat(old.since) >= timedelta(seconds=10), decision.policy.mixed
 
     def crash(self) -> None:
         """Another operator takes over, which knows nothing. What was asked stays half done."""
@@ -181,7 +191,8 @@ class Fleet:
                 self.check_serving(engine)
             case Call.CHECK:
                 yield
-                self._must(key, "check")
+                if self._must(key, "check").paused:
+                    raise Crash("vLLM answers 409")
             case Call.FETCH | Call.LOAD:
                 version = _version(errand)
                 yield
@@ -271,6 +282,10 @@ class Fleet:
             for engine in self.engines:
                 engine.had_traffic |= self.is_open(engine)
 
+    def _is_evicted(self, engine: Engine) -> bool:
+        """Runners have left it."""
+        return any(entry.uid == engine.uid and entry.state is ServerState.EVICTED for entry in self.status.servers)
+
     def is_open(self, engine: Engine) -> bool:
         """Runners call it, as they read the status."""
         return any(
@@ -319,7 +334,8 @@ class Fleet:
 
     def check_serving(self, engine: Engine) -> None:
         """Calls go on only with whole weights, of the version that the reopening will name."""
-        if engine.had_traffic:
+        # That one lies cannot be known before it runs: its tokens count for nothing until the gate opens.
+        if engine.had_traffic and not engine.leaving and not engine.lies and not self._is_evicted(engine):
             policy = self.status.policy
             expected = policy.target if policy.step is PolicyStep.RESUMING else policy.current
             assert engine.weights == expected, f"{engine.name} resumes with {engine.weights}, not {expected}"
@@ -332,6 +348,8 @@ class Fleet:
                 assert not engine.paused, f"{engine.name} is paused, and the gate is open"
             if engine.had_traffic and not engine.paused and engine.up:
                 self.check_serving(engine)
+                held = policy.paused and policy.step is not PolicyStep.RESUMING
+                assert not held or not self.is_open(engine), f"{engine.name} is said to be paused, and is not"
         for entry in self.status.servers:
             assert not entry.ready or entry.policy_version == policy.current, entry
         assert (policy.gate is Gate.OPEN) == (policy.step in (None, PolicyStep.FETCHING)), policy

@@ -19,6 +19,7 @@ class Life(RuleBasedStateMachine):
     @initialize(servers=st.integers(1, 4), runners=st.integers(0, 3), mode=st.sampled_from(TransferMode))
     def begin(self, servers: int, runners: int, mode: TransferMode) -> None:
         self.fleet = Fleet(servers, runners, mode)
+        self.fleet.ask_for(1)
         self.fleet.calm()
         assert self.fleet.is_at_rest()
 
@@ -66,6 +67,11 @@ class Life(RuleBasedStateMachine):
     @rule(which=ANY)
     def kill_an_engine(self, which: int) -> None:
         self.fleet.kill_engine(which)
+
+    @rule(which=ANY)
+    def restart_an_engine_unseen(self, which: int) -> None:
+        self.fleet.kill_engine(which)
+        self.fleet.start_engines()
 
     @rule()
     def start_engines(self) -> None:

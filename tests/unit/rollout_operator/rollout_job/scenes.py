@@ -120,6 +120,13 @@ class Scene:
                     metadata = {**copy.deepcopy(body["metadata"]), "uid": "job-uid"}
                     self.cache.put("Job", {**copy.deepcopy(dict(body)), "metadata": metadata, "status": {}})
                     self.kubernetes_follows()
+                if body["kind"] == "ModelServer":
+                    assert self.model_server is None, "two ModelServers for one RolloutJob"
+                    metadata = {**copy.deepcopy(body["metadata"]), "uid": "server-uid"}
+                    self.cache.put("ModelServer", {**copy.deepcopy(dict(body)), "metadata": metadata})
+            case Patch(ref, spec) if ref.kind == "ModelServer":
+                assert self.model_server is not None
+                self.model_server["spec"] |= spec
             case Patch(ref, spec):
                 assert ref.kind == "Job"
                 assert self.batch_job is not None
@@ -135,6 +142,18 @@ class Scene:
                 self.memory.learn(action, self.now.timestamp())
             case _:
                 raise AssertionError(f"a RolloutJob has no need of {action}")
+
+    @property
+    def model_server(self) -> dict[str, Any] | None:
+        """The ModelServer of the job's own."""
+        found = self.cache.get("ModelServer", "team", "sums-model")
+        return found if found is None else dict(found)
+
+    def model_server_says(self, kind: str, status: str, message: str = "") -> None:
+        """Its status has one condition."""
+        assert self.model_server is not None
+        condition = {"type": kind, "status": status, "reason": "Because", "message": message}
+        self.cache.put("ModelServer", {**self.model_server, "status": {"conditions": [condition]}})
 
     @property
     def status(self) -> dict[str, Any]:

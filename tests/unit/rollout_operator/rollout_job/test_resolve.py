@@ -35,8 +35,6 @@ def endpoint(**changes: Any) -> dict[str, Any]:
         (endpoint(baseURL="http://[::1]:8000/v1"), "spec.model.endpoint.baseURL", "defaults.model"),
         (endpoint(baseURL="http://0.0.0.0:8000"), "spec.model.endpoint.baseURL", "defaults.model"),
         (endpoint(apiKeyFrom={"env": "API_KEY"}), "spec.model.endpoint.apiKeyFrom.env", "secretKeyRef"),
-        ({**TOOL_CALLING, "model": {"serverRef": "big"}}, "spec.model.serverRef", "model.endpoint"),
-        ({**TOOL_CALLING, "model": {"server": {"model": "big"}}}, "spec.model.server", "model.endpoint"),
         ({"sandbox": {}}, "spec.sandbox.image", "sandbox.image"),
         ({"security": "Privileged"}, "spec.security", "privilegedNamespaces"),
         (

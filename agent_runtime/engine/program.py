@@ -1,0 +1,224 @@
+"""The other kind of agent: an unmodified program in the attempt's workspace, whose model is behind the session proxy.
+
+It is not replayed. It runs on whatever becomes of the runner, and the next runner finds it by its idempotency key, serves
+the same URL with the same key, and goes on in the journal where the last one ended. So nothing that it does is done twice,
+and of its calls only an answer that was being sent when its runner died breaks off.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from agent_runtime.engine.agent_clock import AgentClock
+from agent_runtime.engine.attempt_model import AttemptModel
+from agent_runtime.engine.drain import Drain
+from agent_runtime.engine.events import Observer, TurnEnded
+from agent_runtime.engine.program_policy import CALLS_A_TURN, PROMPT_FILE, Ended, doubtful_turn, filled, stop_of
+from agent_runtime.engine.staleness_policy import NewestPolicy, StalePolicy, numbers, stale_message, versions_of
+from agent_runtime.engine.workspace_model import WorkspaceModel, serve_model
+from agent_runtime.models.base import Model
+from agent_runtime.proxy.limits import Exhausted, Limits
+from agent_runtime.proxy.session import Session, SessionJournal
+from agent_runtime.sandboxes.base import CommandResult, SandboxFailure, Workspace, WorkspaceLimit
+from rollout_api.model import Sampling
+from rollout_api.records import IntentRecord, Record, ResponseRecord, StopReason
+from rollout_api.rollout_job import Agent as AgentSpec
+from rollout_api.tasks import Task
+
+PROGRAM_KEY = "1:agent"
+_PROMPT_PATH = "/tmp/.rollout/prompt.md"
+_NO_DEADLINE = 1e9
+"""Seconds, the most that the executor takes. Its deadlines know nothing of time that counts for nobody: the runner ends the
+program, and a sandbox that no runner holds ends by itself."""
+_TICK_SECONDS = 0.05
+"""Shortest wait for the deadline, and how often it is seen whether calls have come to an end: no model call notices."""
+
+
+class Program:
+    """One runner's part in the life of an attempt's program.
+
+    `recorded` is what the journal has of the attempt, `unwritten` what has to stand in it before the program starts.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        spec: AgentSpec,
+        sampling: Sampling,
+        seed: int,
+        index: int,
+        member: int,
+        session: str,
+        model: Callable[[], Model],
+        workspace: Workspace,
+        journal: SessionJournal,
+        recorded: Sequence[Record],
+        unwritten: Sequence[Record],
+        drain: Drain,
+        newest_policy: NewestPolicy,
+        max_policy_lag: int | None,
+        observer: Observer,
+    ) -> None:
+        self.records: list[Record] = [*recorded, *unwritten]
+        """The attempt's records so far, journaled or about to be."""
+        self.turn = max((r.turn for r in recorded if isinstance(r, IntentRecord)), default=-1)
+        self.died_in_tool_call = False
+        """The sandbox was lost while the program ran in it."""
+        self._task, self._spec, self._sampling, self._seed = task, spec, sampling, seed
+        self._index, self._member, self._session = index, member, session
+        self._workspace, self._journal, self._observer = workspace, journal, observer
+        self._unwritten = list(unwritten)
+        self._drain, self._newest_policy, self._max_policy_lag = drain, newest_policy, max_policy_lag
+        self._doubtful_turn = doubtful_turn(recorded)
+        used = (r.agent_seconds for r in reversed(recorded) if isinstance(r, IntentRecord) and r.agent_seconds)
+        self._clock = AgentClock(asyncio.get_running_loop().time(), next(used, 0.0))
+        self._model = AttemptModel(model, f"group-{index - member}", self._clock, drain)
+        self._cut_short: asyncio.Future[tuple[StopReason, str]] = asyncio.get_running_loop().create_future()
+        """What ends the attempt while the program still runs: a limit, or a failure that it must not see as its own."""
+
+    def take_unwritten(self) -> list[Record]:
+        """Records that still have to be written, with whatever comes next."""
+        unwritten, self._unwritten = self._unwritten, []
+        return unwritten
+
+    async def append(self, records: Sequence[Record]) -> None:
+        """See SessionJournal. What the store needs for it counts for nobody; what it raises ends the attempt."""
+        now = asyncio.get_running_loop().time
+        used = round(self._clock.used(now()), 3)
+        timed = [
+            record.model_copy(update={"agent_seconds": used}) if isinstance(record, IntentRecord) else record
+            for record in records
+        ]
+        self.records += timed
+        self.turn = max((self.turn, *(record.turn for record in timed if isinstance(record, IntentRecord))))
+        wait = object()
+        self._clock.wait(wait, now())
+        try:
+            await self._journal.append(timed)
+        except Exception as error:
+            self._fail(error)
+            raise
+        finally:
+            self._clock.go_on(wait, now())
+        for record in timed:
+            if isinstance(record, ResponseRecord):
+                self._answered(record)
+
+    async def run(self) -> tuple[StopReason, str]:
+        """Start the program, or find it again, and stay with it to its end. Raises what took the attempt away from it."""
+        if unwritten := self.take_unwritten():
+            # Who takes over must know where it runs.
+            await self._journal.append(unwritten)
+        limits = Limits(
+            requests=CALLS_A_TURN * self._spec.max_turns, turns=self._spec.max_turns, tokens=self._spec.token_budget
+        )
+        fixed = Sampling.model_validate(self._sampling.model_dump(exclude_defaults=True))
+        try:
+            async with serve_model(
+                self._workspace, self._model, self, list(self.records), session=self._session, task=self._task.name,
+                member=self._member, seed=self._seed, sampling=fixed, limits=limits, on_over_budget=self._over_budget,
+            ) as access:  # fmt: skip
+                return await self._beside(self._work(access), access.session)
+        except WorkspaceLimit as limit:
+            return StopReason.RESOURCE_LIMIT, f"{limit.cause}: {limit.message}"
+        finally:
+            if self._cut_short.done():
+                self._cut_short.exception()  # seen, also where something else came first
+
+    def refuse_if_stale(self) -> None:
+        """Raise StalePolicy where more work on this rollout would be for nothing."""
+        first = next(iter(versions_of(self.records)), None)
+        if message := stale_message(first, self._newest_policy.version, self._max_policy_lag):
+            raise StalePolicy(message)
+
+    async def _beside(self, work: Coroutine[Any, Any, CommandResult], session: Session) -> tuple[StopReason, str]:
+        """What comes first: the program's own end, a limit, or a failure."""
+        program = asyncio.ensure_future(work)
+        watching: list[asyncio.Future[None]] = [
+            asyncio.ensure_future(self._run_out_of_time()),
+            asyncio.ensure_future(self._come_to_a_stop(session)),
+        ]
+        try:
+            first: list[asyncio.Future[Any]] = [program, *watching, self._cut_short]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            for watch in watching:
+                if watch.done():
+                    watch.result()
+            if self._cut_short.done():
+                return self._cut_short.result()
+            return stop_of(
+                Ended(
+                    program.result(),
+                    over=session.over,
+                    failure=self._model.failure,
+                    refusal=self._model.refusal,
+                    cut=self._doubtful_turn == self.turn,
+                )
+            )
+        finally:
+            ending: list[asyncio.Future[Any]] = [program, *watching]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _work(self, access: WorkspaceModel) -> CommandResult:
+        """The program from its start to its end. The same key and body again find the one that runs."""
+        path = ""
+        if any(PROMPT_FILE in argument for argument in self._spec.command):
+            path = await self._put_prompt()
+        command = filled(self._spec.command, prompt=self._task.prompt, prompt_file=path, model=access.name)
+        try:
+            return await self._workspace.run(
+                command, key=PROGRAM_KEY, deadline_seconds=_NO_DEADLINE, env=access.environment()
+            )
+        except SandboxFailure:
+            self.died_in_tool_call = True
+            raise
+
+    async def _put_prompt(self) -> str:
+        """Write the prompt to a file; its path as the program sees it, which in `Plain` is below the workspace's root."""
+        await self._workspace.write(_PROMPT_PATH, self._task.prompt.encode(errors="replace"), key="0:prompt")
+        found = await self._workspace.run("pwd -P", key="0:root", deadline_seconds=self._task.timeouts.command_seconds)
+        here, known_as = found.stdout.decode(errors="surrogateescape").rstrip("\n"), self._workspace.working_dir
+        return (here.removesuffix(known_as) if here.endswith(known_as) else "") + _PROMPT_PATH
+
+    async def _run_out_of_time(self) -> None:
+        seconds, now = self._task.timeouts.agent_seconds, asyncio.get_running_loop().time
+        # Time that it was given meanwhile shows only when the time is up.
+        while (left := seconds - self._clock.used(now())) > 0 and self._model.failing_seconds(now()) < seconds:  # noqa: ASYNC110
+            await asyncio.sleep(max(left, _TICK_SECONDS))
+        if (trouble := self._model.trouble()) is not None:
+            # The time ran out on a server that failed, not on the policy.
+            self._fail(trouble)
+        else:
+            self._stop(StopReason.AGENT_TIMEOUT, f"timeouts.agentSeconds {seconds} ran out")
+
+    async def _over_budget(self, over: Exhausted) -> None:
+        if over.reason is StopReason.RESOURCE_LIMIT and self._model.failure is not None:
+            self._fail(self._model.failure)  # it called so often because no call was answered
+        else:
+            self._stop(over.reason, over.message)
+
+    async def _come_to_a_stop(self, session: Session) -> None:
+        """Once a drain is asked for: let the calls that are under way be answered, then wait to be cancelled."""
+        await self._drain.wait()
+        while session.calls > self._model.parked:  # noqa: ASYNC110 this happens once in a runner's life
+            await asyncio.sleep(_TICK_SECONDS)
+        await self._drain.park()
+
+    def _answered(self, response: ResponseRecord) -> None:
+        self._newest_policy.see(numbers(response.policy_spans))
+        self._observer(TurnEnded(self._index, response.turn, response.seconds, response.usage, replayed=False))
+        try:
+            self.refuse_if_stale()
+        except StalePolicy as stale:
+            self._fail(stale)
+
+    def _stop(self, reason: StopReason, message: str) -> None:
+        if not self._cut_short.done():
+            self._cut_short.set_result((reason, message))
+
+    def _fail(self, error: Exception) -> None:
+        if not self._cut_short.done():
+            self._cut_short.set_exception(error)

@@ -1,0 +1,32 @@
+"""`python -m agent_runtime.proxy FILE`: the standalone session proxy in a pod. The file has its settings in YAML."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from agent_runtime.models.base import ModelError
+from agent_runtime.proxy.serve import BadKey, ProxySettings, admin_key, log_to_stderr, serve_proxy
+from agent_runtime.recording.store import StorageError
+
+
+def main(path: Path) -> None:
+    """Serve; what is wrong is told in a sentence."""
+    log_to_stderr()
+    try:
+        settings = ProxySettings.model_validate(yaml.safe_load(path.read_text()))
+        asyncio.run(serve_proxy(settings, admin_key(None, os.environ), os.environ))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        sys.exit(f"{path}: {'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}")
+    except (BadKey, ModelError, StorageError, OSError, yaml.YAMLError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))

@@ -1,0 +1,234 @@
+"""The relay's messages: JSON objects, one a WebSocket text frame. Pure.
+
+    worker → proxy   worker_hello {worker_id, model, token_capture, capacity}
+    proxy → worker   worker_hello_ack {worker_id}
+    proxy → worker   completion_request {request_id, session_id, messages, tools, temperature, …, stream, …}
+    worker → proxy   completion_chunk {request_id, text}…            where `stream` is true
+    worker → proxy   completion_response {request_id, token_ids, log_probs, …, error}
+    proxy → worker   completion_cancel {request_id}                  no response is wanted any more
+    both             ping, pong
+
+They are those of verl-recipe PR #83 (its inference relay and worker client), whose workers are served as well. Ours beyond
+it: `completion_chunk`, `completion_cancel`, all of hello but the id, and in requests and responses the fields that are
+marked below. Who does not know a field passes over it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from agent_runtime.models.base import (
+    ContentFiltered,
+    ContextExceeded,
+    ModelConfigError,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+    RequestRefused,
+    TokenPrefix,
+)
+from rollout_api.base import ApiModel
+from rollout_api.model import Sampling
+from rollout_api.records import Message, PolicySpan, Usage
+
+PATH: Final = "/ws/worker"
+"""Where workers connect to the proxy."""
+
+FRAME_BYTES: Final = 100 << 20
+"""Most of one message, as in PR #83."""
+
+BROKEN: Final = 4000
+"""Close code: what arrived is no message of the relay, or no hello came. The codes are PR #83's, 4000 to 4002."""
+REFUSED: Final = 4001
+"""Close code: a worker that says so cannot serve here; connecting again does not help."""
+REPLACED: Final = 4002
+"""Close code: a worker of the same name has connected."""
+
+JsonObject = dict[str, Any]
+
+
+class FormError(Exception):
+    """A message lacks a field, or has one of the wrong type. Names both."""
+
+
+class Hello(ApiModel, extra="ignore"):
+    """What a worker says of itself. A worker of PR #83 says its name alone."""
+
+    worker_id: str
+    model: str | None = None
+    token_capture: str = "TextOnly"
+    capacity: int | None = None
+    """Calls that it answers at once; None: as many as come."""
+
+
+def hello(message: Mapping[str, Any]) -> Hello:
+    """Of `worker_hello`. Raises FormError."""
+    try:
+        found = Hello.model_validate(message)
+    except ValidationError as error:
+        raise FormError(f"worker_hello: {_first(error)}") from None
+    if not found.worker_id:
+        raise FormError("worker_hello: worker_id: it is empty; expected a name")
+    return found
+
+
+def request_message(id: str, request: ModelRequest, model: str) -> JsonObject:
+    """`completion_request`."""
+    sampling, prefix = request.sampling, request.prefix
+    limits = [limit for limit in (sampling.max_tokens, request.max_tokens) if limit is not None]
+    return {
+        "type": "completion_request",
+        "request_id": id,
+        "session_id": request.session,
+        "model": model,
+        "messages": list(request.messages),
+        "tools": list(request.tools) or None,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": min(limits) if limits else None,
+        "stop": sampling.stop or None,
+        "repetition_penalty": sampling.extra.get("repetition_penalty"),
+        "stream": request.on_text is not None,
+        # Ours.
+        "extra": sampling.extra,
+        "seed": request.seed,
+        "task": request.task,
+        "member": request.member,
+        "turn": request.turn,
+        "prefix": None if prefix is None else {"messages": prefix.messages, "ids": list(prefix.ids)},
+    }
+
+
+def request_of(message: Mapping[str, Any]) -> ModelRequest:
+    """The call that a `completion_request` of our proxy asks for, without `on_text`. Raises FormError."""
+    try:
+        prefix = message["prefix"]
+        return ModelRequest(
+            messages=message["messages"],
+            tools=message["tools"] or [],
+            sampling=Sampling(
+                temperature=message["temperature"],
+                top_p=message["top_p"],
+                max_tokens=message["max_tokens"],
+                stop=message["stop"] or [],
+                extra=message["extra"],
+            ),
+            seed=message["seed"],
+            session=message["session_id"],
+            task=message["task"],
+            member=message["member"],
+            turn=message["turn"],
+            prefix=None if prefix is None else TokenPrefix(prefix["messages"], prefix["ids"]),
+        )
+    except (KeyError, TypeError, ValidationError) as error:
+        raise FormError(f"completion_request: {type(error).__name__}: {error}") from None
+
+
+def reply_message(id: str, reply: ModelReply) -> JsonObject:
+    """`completion_response` with an answer."""
+    return {
+        "type": "completion_response",
+        "request_id": id,
+        "prompt_token_ids": reply.prompt_token_ids,
+        "token_ids": reply.completion_token_ids,
+        "log_probs": reply.logprobs,
+        "finish_reason": reply.finish_reason,
+        "error": None,
+        # Ours. PR #83 has the message's parts instead (`completion_text`, `content_text`, `tool_calls`), not its reasoning.
+        "message": reply.message,
+        "model": reply.model,
+        "usage": reply.usage.model_dump(by_alias=False),
+        "policy_spans": [span.model_dump(by_alias=False) for span in reply.policy_spans],
+        "stop_sequence": reply.stop_sequence,
+    }
+
+
+_ERROR_TYPES: Final[Mapping[str, type[ContextExceeded | ContentFiltered]]] = {
+    "context_length_exceeded": ContextExceeded,
+    "content_filter": ContentFiltered,
+}
+_MODEL_ERRORS: Final[Mapping[str, type[ModelError]]] = {
+    "config": ModelConfigError,
+    "invalid_request": RequestRefused,
+    "internal": ModelError,
+}
+
+
+def error_message(id: str, error: ModelError | ContextExceeded | ContentFiltered) -> JsonObject:
+    """`completion_response` with a failure."""
+    told: JsonObject = {"type": "completion_response", "request_id": id, "error": str(error)}
+    if isinstance(error, ModelError):
+        kind = next(word for word, form in _MODEL_ERRORS.items() if isinstance(error, form))
+        return told | {"error": error.message, "error_type": kind, "error_reason": error.reason}
+    return told | {"error_type": next(word for word, form in _ERROR_TYPES.items() if isinstance(error, form))}
+
+
+class _Answer(ApiModel, extra="ignore"):
+    """A `completion_response` without an error."""
+
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    log_probs: list[float] | None = None
+    completion_text: str | None = None
+    content_text: str | None = None
+    tool_calls: list[JsonObject] | None = None
+    finish_reason: str | None = None
+    weight_version: str | int | None = None
+    """As later workers of PR #83 tell it, in place of our spans."""
+    message: Message | None = None
+    model: str | None = None
+    usage: Usage | None = None
+    policy_spans: list[PolicySpan] | None = None
+    stop_sequence: str | None = None
+
+    def assistant(self) -> Message:
+        """The message, also of a worker that gives its parts alone."""
+        if self.message is not None:
+            return self.message
+        text = self.completion_text if self.content_text is None else self.content_text
+        return {"role": "assistant", "content": text, **({"tool_calls": self.tool_calls} if self.tool_calls else {})}
+
+    def spans(self) -> list[PolicySpan]:
+        """Which version made which token."""
+        if self.policy_spans is not None or self.weight_version is None:
+            return self.policy_spans or []
+        return [PolicySpan(tokens=len(self.token_ids or []), version=str(self.weight_version))]
+
+
+def reply_of(message: Mapping[str, Any]) -> ModelReply:
+    """The answer in a `completion_response`. Raises the failure that it tells of instead, or FormError."""
+    if message.get("error_type") or message.get("error"):
+        raise _failure(message)
+    try:
+        told = _Answer.model_validate(message)
+    except ValidationError as error:
+        raise FormError(f"completion_response: {_first(error)}") from None
+    answer = told.assistant()
+    if answer.get("role") != "assistant":
+        raise FormError(f"completion_response: message: expected one of the assistant's, got {answer!r:.200}")
+    return ModelReply(
+        message=answer,
+        finish_reason=told.finish_reason or "stop",
+        model=told.model or "",
+        usage=told.usage or Usage(completion_tokens=len(told.token_ids or [])),
+        prompt_token_ids=told.prompt_token_ids,
+        completion_token_ids=told.token_ids,
+        logprobs=told.log_probs,
+        policy_spans=told.spans(),
+        stop_sequence=told.stop_sequence,
+    )
+
+
+def _first(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+
+
+def _failure(message: Mapping[str, Any]) -> ModelError | ContextExceeded | ContentFiltered:
+    kind = message.get("error_type")
+    words = str(message.get("error") or "").strip() or f"the worker gave no other word than {kind!r}"
+    if (blamed := _ERROR_TYPES.get(str(kind))) is not None:
+        return blamed(words)
+    reason = str(message.get("error_reason") or "WorkerFailed")
+    return _MODEL_ERRORS.get(str(kind), ModelError)(reason, words)

@@ -1,0 +1,338 @@
+"""The proxy's end of the relay: a `Model` whose answers come from the workers that have connected."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiohttp import WSMsgType, web
+
+from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelError, ModelReply, ModelRequest
+from agent_runtime.models.served.routing import choose
+from agent_runtime.proxy.relay import forms
+from agent_runtime.proxy.relay.forms import FormError, Hello, JsonObject
+
+WAIT_SECONDS: Final = 30.0
+"""How long a call waits where no worker is connected, as in PR #83: longer than a worker's longest pause before it connects
+again."""
+
+HEARTBEAT_SECONDS: Final = 30.0
+"""A connection that was silent for so long is asked, and has half as long to answer. PR #83's."""
+
+CALL_SECONDS: Final = 600.0
+"""Deadline of a call, waiting included; that of an endpoint."""
+
+MOST_WORKERS_LOST: Final = 3
+"""By one call, after which it fails: it may be what ends them."""
+
+_HELLO_SECONDS: Final = 10.0
+_DRAIN_SECONDS: Final = 50.0
+"""For the calls under way when the proxy ends. aiohttp stops handlers after 60."""
+_NO_LIMIT: Final = 1 << 30
+
+_LOG = logging.getLogger(__name__)
+
+
+class _WorkerLost(Exception):
+    """The worker of a call is gone, or was never reached."""
+
+
+@dataclass
+class _Call:
+    """A call that a worker has."""
+
+    request: ModelRequest
+    reply: asyncio.Future[ModelReply]
+    heard: bool = False
+    """Some of its text went on to the client, so that another worker's answer would not fit."""
+
+
+@dataclass
+class _Waiting:
+    """A call that no worker has room for yet."""
+
+    session: str
+    worker: "asyncio.Future[_Worker]"
+
+
+@dataclass(eq=False)
+class _Worker:
+    """One connection."""
+
+    hello: Hello
+    socket: web.WebSocketResponse
+    taken: int = 0
+    """Calls that were given to it and are not over."""
+    calls: dict[str, _Call] = field(default_factory=dict)
+    """By request id."""
+    cancelling: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def send(self, message: JsonObject) -> None:
+        """Raises _WorkerLost, and ModelError where the message is too large for a frame."""
+        text = json.dumps(message, separators=(",", ":"))
+        # ASCII alone, so that characters are bytes.
+        if len(text) > forms.FRAME_BYTES:
+            raise ModelError(
+                "TooLarge",
+                f"the request has {len(text)} bytes, a worker takes at most {forms.FRAME_BYTES} in one message",
+            )
+        try:
+            await self.socket.send_str(text)
+        except (ConnectionError, RuntimeError) as error:  # RuntimeError: aiohttp's for a socket that is closing
+            raise _WorkerLost from error
+
+    async def answer(self, call: _Call, model: str) -> ModelReply:
+        """The worker's answer. Cancelled, it tells the worker. Raises what the call failed with, and _WorkerLost."""
+        id = secrets.token_hex(16)
+        self.calls[id] = call
+        try:
+            await self.send(forms.request_message(id, call.request, model))
+            return await call.reply
+        except asyncio.CancelledError:
+            self._cancel(id)
+            raise
+        finally:
+            del self.calls[id]
+
+    def _cancel(self, id: str) -> None:
+        async def tell() -> None:
+            with contextlib.suppress(_WorkerLost):  # then it works on nothing any more
+                await self.send({"type": "completion_cancel", "request_id": id})
+
+        task = asyncio.ensure_future(tell())
+        self.cancelling.add(task)
+        task.add_done_callback(self.cancelling.discard)
+
+
+class Hub:
+    """A `Model` named `name`. `serve` is run for each worker that connects.
+
+    Calls of a session prefer the same worker, because it has their prefix in its cache. What a worker has begun when it is
+    lost goes to another one, unless some of its text is with the client already: that fails as Interrupted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        call_seconds: float = CALL_SECONDS,
+    ) -> None:
+        self.name = name
+        self.token_capture = "TextOnly"
+        """The least that a connected worker gives."""
+        self._wait, self._heartbeat, self._call_seconds = wait_seconds, heartbeat_seconds, call_seconds
+        self._workers: dict[str, _Worker] = {}
+        self._waiting: deque[_Waiting] = deque()
+        self._alone_since = 0.0
+        """Seconds of the loop's clock at which the last worker left."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def workers(self) -> int:
+        """How many are connected."""
+        return len(self._workers)
+
+    async def check(self) -> None:
+        """Workers come and go; there is nothing to be found out before a call."""
+
+    async def close(self) -> None:
+        """Wait for the calls under way, and send the workers away; they will look for the next proxy."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await self._idle.wait()
+        for worker in list(self._workers.values()):
+            await worker.socket.close(code=1001, message=b"the proxy ends")  # RFC 6455: going away
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """See `Model.complete`."""
+        try:
+            async with asyncio.timeout(self._call_seconds):
+                return await self._complete(request)
+        except TimeoutError:
+            raise ModelError("Timeout", f"no worker has answered within {self._call_seconds:g} s") from None
+
+    async def _complete(self, request: ModelRequest) -> ModelReply:
+        lost = 0
+        began = asyncio.get_running_loop().time()
+        while True:
+            worker = await self._taken(request.session)
+            call = _Call(request, asyncio.get_running_loop().create_future())
+            try:
+                return await worker.answer(call, self.name)
+            except _WorkerLost:
+                lost += 1
+                name = worker.hello.worker_id
+                if call.heard:
+                    raise ModelError(
+                        "Interrupted", f"worker {name} was lost in the middle of an answer; send the request again"
+                    ) from None
+                if lost == MOST_WORKERS_LOST:
+                    raise ModelError(
+                        "WorkerLost", f"{lost} workers were lost while they had this request, the last was {name}"
+                    ) from None
+                request.health.failing = f"WorkerLost: {name}"
+                request.health.lost_seconds += asyncio.get_running_loop().time() - began
+                _LOG.warning("Worker %s is lost; what it had goes to another one.", name)
+            finally:
+                self._give_back(worker)
+
+    async def serve(self, socket: web.WebSocketResponse) -> None:
+        """Speak with one worker until its connection ends. The socket is prepared."""
+        try:
+            worker = await self._greeted(socket)
+        except (FormError, TimeoutError) as error:
+            await socket.close(code=forms.BROKEN, message=_reason(str(error) or "no worker_hello came"))
+            return
+        except _Refused as error:
+            await socket.close(code=forms.REFUSED, message=_reason(str(error)))
+            return
+        name = worker.hello.worker_id
+        older, self._workers[name] = self._workers.get(name), worker
+        self._changed()
+        _LOG.info("Worker %s has connected; there are %d.", name, self.workers)
+        try:
+            await worker.send({"type": "worker_hello_ack", "worker_id": name, "status": "connected"})
+            if older is not None:
+                _end(older)
+                await older.socket.close(code=forms.REPLACED, message=b"a worker of the same name has connected")
+            self._hand_out()
+            async for message in socket:
+                if message.type is not WSMsgType.TEXT:
+                    raise FormError(f"expected text frames, got {message.type.name} {message.data!r:.100}")
+                await self._heard(worker, _decoded(message.data))
+        except FormError as error:
+            _LOG.warning("Worker %s: %s", name, error)
+            await socket.close(code=forms.BROKEN, message=_reason(str(error)))
+        except _WorkerLost:
+            pass
+        finally:
+            if self._workers.get(name) is worker:
+                del self._workers[name]
+                self._changed()
+                self._alone_since = asyncio.get_running_loop().time()
+            _end(worker)
+            _LOG.info("Worker %s has left; there are %d.", name, self.workers)
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """For the sockets that `serve` is given."""
+        return self._heartbeat
+
+    def _changed(self) -> None:
+        given = {worker.hello.token_capture for worker in self._workers.values()}
+        self.token_capture = next((least for least in ("TextOnly", "Chat", "Tokens") if least in given), "TextOnly")
+
+    async def _greeted(self, socket: web.WebSocketResponse) -> _Worker:
+        async with asyncio.timeout(_HELLO_SECONDS):
+            message = await socket.receive()
+        if message.type is not WSMsgType.TEXT:
+            raise FormError("expected worker_hello as a text frame")
+        said = _decoded(message.data)
+        if said.get("type") != "worker_hello":
+            raise FormError(f"expected worker_hello, got {said.get('type')!r:.100}")
+        found = forms.hello(said)
+        if found.model not in (None, self.name):
+            raise _Refused(f"this proxy serves model {self.name!r}, the worker has {found.model!r:.100}")
+        return _Worker(found, socket)
+
+    async def _heard(self, worker: _Worker, message: JsonObject) -> None:
+        match message.get("type"):
+            case "completion_chunk":
+                call, text = worker.calls.get(str(message.get("request_id"))), message.get("text")
+                if not isinstance(text, str):
+                    raise FormError(f"completion_chunk: text: expected a string, got {text!r:.100}")
+                if call is not None and call.request.on_text is not None:
+                    call.heard = True
+                    call.request.on_text(text)
+            case "completion_response":
+                call = worker.calls.get(str(message.get("request_id")))
+                # One that is not there was cancelled meanwhile.
+                if call is not None and not call.reply.done():
+                    _settle(call, message)
+            case "ping":
+                await worker.send({"type": "pong"})
+            case "pong":
+                pass
+            case other:
+                raise FormError(f"type: expected a message of the relay, got {other!r:.100}")
+
+    async def _taken(self, session: str) -> _Worker:
+        """A worker with room, which has one call more from now on. Raises ModelError where none comes."""
+        clock = asyncio.get_running_loop().time
+        waiting = _Waiting(session, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._hand_out()
+        came = clock()
+        try:
+            while not waiting.worker.done():
+                due = max(came, self._alone_since) + self._wait if not self._workers else clock() + self._wait
+                if clock() >= due:
+                    raise ModelError("NoWorker", f"no worker of model {self.name} was connected for {self._wait:g} s")
+                await asyncio.wait([waiting.worker], timeout=due - clock())
+            return waiting.worker.result()
+        except BaseException:
+            if waiting.worker.done():
+                self._give_back(waiting.worker.result())
+            else:
+                self._waiting.remove(waiting)
+            raise
+
+    def _hand_out(self) -> None:
+        """Give the calls that wait longest to workers that have room."""
+        while self._waiting:
+            in_flight = {name: worker.taken for name, worker in self._workers.items()}
+            limits = {name: worker.hello.capacity or _NO_LIMIT for name, worker in self._workers.items()}
+            if (name := choose(self._waiting[0].session, in_flight, limits)) is None:
+                break
+            worker = self._workers[name]
+            worker.taken += 1
+            self._idle.clear()
+            self._waiting.popleft().worker.set_result(worker)
+
+    def _give_back(self, worker: _Worker) -> None:
+        worker.taken -= 1
+        if not any(other.taken for other in self._workers.values()):
+            self._idle.set()
+        self._hand_out()
+
+
+class _Refused(Exception):
+    """A worker that cannot serve here."""
+
+
+def _settle(call: _Call, message: Mapping[str, Any]) -> None:
+    try:
+        call.reply.set_result(forms.reply_of(message))
+    except (ModelError, ContextExceeded, ContentFiltered) as error:
+        call.reply.set_exception(error)
+    except FormError as error:
+        call.reply.set_exception(ModelError("BadResponse", str(error)))
+
+
+def _end(worker: _Worker) -> None:
+    for call in worker.calls.values():
+        if not call.reply.done():
+            call.reply.set_exception(_WorkerLost())
+
+
+def _decoded(text: str) -> JsonObject:
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormError(f"a frame is no JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise FormError(f"a frame is a JSON {type(message).__name__}, expected an object")
+    return message
+
+
+def _reason(words: str) -> bytes:
+    """As a close frame takes it: at most 123 bytes (RFC 6455, 5.5)."""
+    return words.encode(errors="replace")[:123].decode(errors="ignore").encode()

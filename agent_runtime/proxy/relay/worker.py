@@ -1,0 +1,202 @@
+"""A worker: connects out to a session proxy, and answers its calls with a model of its own."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import random
+import time
+from typing import Any, Final, NoReturn
+
+import aiohttp
+
+from agent_runtime.models.base import ContentFiltered, ContextExceeded, Model, ModelConfigError, ModelError
+from agent_runtime.models.retries import retry_delay
+from agent_runtime.proxy.relay import forms
+from agent_runtime.proxy.relay.forms import FormError, JsonObject
+
+CAPACITY: Final = 1024
+"""Calls at once: more than one vLLM server batches, so that it is the server which queues."""
+
+HEARTBEAT_SECONDS: Final = 30.0
+"""A connection that was silent for so long is asked, and has half as long to answer. PR #83's."""
+
+_HELLO_SECONDS: Final = 10.0
+_LOG = logging.getLogger(__name__)
+
+
+class Worker:
+    """Serves the proxy at `url` (`https://proxy.example`) with `model`, which is checked already."""
+
+    def __init__(
+        self,
+        url: str,
+        admin_key: str,
+        model: Model,
+        name: str,
+        *,
+        capacity: int = CAPACITY,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        self.url = url.rstrip("/") + forms.PATH
+        self._admin_key, self._model, self._name = admin_key, model, name
+        self._capacity, self._heartbeat = capacity, heartbeat_seconds
+        self._failures = 0
+
+    async def run(self) -> NoReturn:
+        """Connect, and connect again whenever that ends, after pauses that grow up to half a minute and begin anew once the
+        proxy has taken the worker. Raises ModelConfigError where the proxy will never take it."""
+        async with aiohttp.ClientSession() as client:
+            while True:
+                try:
+                    why = await self._connected(client)
+                except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                    why = f"{type(error).__name__}: {error}"
+                self._failures += 1
+                pause = retry_delay(self._failures, None, now=time.time(), jitter=random.random())
+                _LOG.warning("%s: not connected (%s); trying again in %.1f s", self.url, why, pause)
+                await asyncio.sleep(pause)
+
+    async def _connected(self, client: aiohttp.ClientSession) -> str:
+        """One connection; why it ended."""
+        headers = {"Authorization": f"Bearer {self._admin_key}"}
+        try:
+            socket = await client.ws_connect(
+                self.url, headers=headers, heartbeat=self._heartbeat, max_msg_size=forms.FRAME_BYTES
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status in (401, 403):
+                raise ModelConfigError("KeyRefused", f"{self.url} refused the admin key with {error.status}") from None
+            if error.status == 404:
+                raise ModelConfigError(
+                    "NotFound", f"{self.url} answers 404; is it a session proxy, and was it started for workers?"
+                ) from None
+            raise
+        async with socket:
+            said: JsonObject = {
+                "type": "worker_hello",
+                "worker_id": self._name,
+                "model": self._model.name,
+                "token_capture": self._model.token_capture,
+                "capacity": self._capacity,
+            }
+            await socket.send_str(json.dumps(said))
+            connection = _Connection(socket, self._model)
+            message = await socket.receive(timeout=_HELLO_SECONDS)
+            if message.type is aiohttp.WSMsgType.TEXT:
+                if (answer := json.loads(message.data).get("type")) != "worker_hello_ack":
+                    return f"expected worker_hello_ack, got {answer!r}"
+                _LOG.info("%s: connected as worker %s", self.url, self._name)
+                self._failures = 0
+                message = await connection.serve()
+            return self._ended(message)
+
+    def _ended(self, message: aiohttp.WSMessage) -> str:
+        """Why a connection ended, by its last message."""
+        if message.type is not aiohttp.WSMsgType.CLOSE:
+            return str(message.data or "the connection broke")
+        if message.data == forms.REFUSED:
+            raise ModelConfigError("Refused", f"{self.url}: {message.extra}")
+        if message.data == forms.REPLACED:
+            raise ModelConfigError(
+                "Replaced", f"{self.url}: another worker has connected as {self._name}; give each a name of its own"
+            )
+        return f"closed with {message.data} {message.extra or ''}".rstrip()
+
+
+class _Connection:
+    """Requests under way over one connection. When it ends, so do they: the proxy gives them to another worker."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, model: Model) -> None:
+        self._socket, self._model = socket, model
+        self._working: dict[str, asyncio.Task[None]] = {}
+
+    async def serve(self) -> aiohttp.WSMessage:
+        """Answer until the connection ends; its last message."""
+        try:
+            while (message := await self._socket.receive()).type is aiohttp.WSMsgType.TEXT:
+                await self._heard(json.loads(message.data))
+            return message
+        finally:
+            working = list(self._working.values())
+            for task in working:
+                task.cancel()
+            # The model's connections are closed when this ends.
+            await asyncio.gather(*working, return_exceptions=True)
+
+    async def _heard(self, message: Any) -> None:
+        match message:
+            case {"type": "completion_request", "request_id": str(id)}:
+                task = asyncio.ensure_future(self._answer(id, message))
+                self._working[id] = task
+                task.add_done_callback(lambda _: self._working.pop(id, None))
+            case {"type": "completion_cancel", "request_id": str(id)} if id in self._working:
+                self._working[id].cancel()
+            case {"type": "ping"}:
+                await self._socket.send_str('{"type":"pong"}')
+            case _:
+                pass  # of a later proxy
+
+    async def _answer(self, id: str, message: JsonObject) -> None:
+        try:
+            response = await self._response(id, message)
+        except (ModelError, ContextExceeded, ContentFiltered) as error:
+            response = forms.error_message(id, error)
+        except FormError as error:
+            response = forms.error_message(id, ModelError("BadRequest", f"the worker cannot read the request: {error}"))
+        except ConnectionError:
+            return  # whose end `serve` sees
+        except Exception as error:  # noqa: BLE001 whatever it is, the proxy gets a typed answer
+            _LOG.exception("A request could not be answered.")
+            response = forms.error_message(id, ModelError("WorkerFailed", f"{type(error).__name__} in the worker"))
+        text = json.dumps(response, separators=(",", ":"))
+        if len(text) > forms.FRAME_BYTES:
+            large = ModelError("TooLarge", f"the answer has {len(text)} bytes, a message at most {forms.FRAME_BYTES}")
+            text = json.dumps(forms.error_message(id, large))
+        with contextlib.suppress(ConnectionError):
+            await self._socket.send_str(text)
+
+    async def _response(self, id: str, message: JsonObject) -> JsonObject:
+        request = forms.request_of(message)
+        if not message.get("stream"):
+            return forms.reply_message(id, await self._model.complete(request))
+        text = _Text(id, self._socket)
+        try:
+            reply = await self._model.complete(dataclasses.replace(request, on_text=text.add))
+            await text.end()
+        finally:
+            text.stop()
+        return forms.reply_message(id, reply)
+
+
+class _Text:
+    """The text of one answer on its way: what arrives while a piece is being sent goes with the next one."""
+
+    def __init__(self, id: str, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._id, self._socket = id, socket
+        self._pieces: list[str] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    def add(self, piece: str) -> None:
+        """`ModelRequest.on_text`."""
+        self._pieces.append(piece)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self._send())
+
+    async def end(self) -> None:
+        """Until all is sent."""
+        if self._sending is not None:
+            await self._sending
+
+    def stop(self) -> None:
+        """Send no more."""
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def _send(self) -> None:
+        while self._pieces:
+            text = "".join(self._pieces)
+            self._pieces.clear()
+            chunk = {"type": "completion_chunk", "request_id": self._id, "text": text}
+            await self._socket.send_str(json.dumps(chunk, separators=(",", ":")))

@@ -1,0 +1,149 @@
+"""The standalone session proxy as a process: what it is told, and its life from start to SIGTERM."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, model_validator
+from yarl import URL
+
+from agent_runtime.models.base import Model
+from agent_runtime.models.factory import open_model
+from agent_runtime.proxy.relay.hub import Hub
+from agent_runtime.proxy.relay.worker import Worker
+from agent_runtime.proxy.standalone import standalone_proxy
+from agent_runtime.recording.store import Store
+from rollout_api.base import ApiModel, ShortText
+from rollout_api.model import Endpoint, ModelSpec
+
+ADMIN_KEY_VARIABLE = "ROLLOUT_PROXY_ADMIN_KEY"
+"""Environment variable with the key that registering sessions and connecting workers needs."""
+
+POD_IP_VARIABLE = "POD_IP"
+"""Environment variable with the address at which other replicas reach this one; a pod's own."""
+
+LEAST_KEY = 16
+"""Characters of an admin key: what is shorter can be guessed."""
+
+_GARBAGE_OBJECTS = 20_000
+"""New objects before garbage is looked for. Sessions keep many and make few cycles: with Python's own 700 the search took a
+quarter of the processor time of a call (`python -m benchmarks session_proxy`)."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class Relay(ApiModel):
+    """The model is behind workers that connect to this proxy."""
+
+    model: ShortText
+    """Its name; workers that have another one are refused."""
+
+
+class ProxySettings(ApiModel):
+    """What a standalone proxy is told. The model is exactly one of endpoint and relay."""
+
+    store: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
+    """Where sessions are kept: a URI, or a folder."""
+    endpoint: Endpoint | None = None
+    """A model that is served elsewhere."""
+    relay: Relay | None = None
+    """A model that connects to this proxy."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    """Port to listen on; PR #83's. 0: any that is free."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.endpoint is None) == (self.relay is None):
+            raise ValueError("give exactly one of endpoint and relay")
+        return self
+
+
+class BadKey(Exception):
+    """There is no admin key, or it is none."""
+
+
+def admin_key(file: Path | None, environ: Mapping[str, str]) -> str:
+    """The key in a file, or else in the environment. Raises BadKey."""
+    if file is None:
+        key, where = environ.get(ADMIN_KEY_VARIABLE, "").strip(), f"environment variable {ADMIN_KEY_VARIABLE}"
+    else:
+        try:
+            key, where = file.read_text().strip(), str(file)
+        except OSError as error:
+            raise BadKey(f"{file}: {error.strerror}") from error
+    if len(key) < LEAST_KEY or not key.isprintable() or " " in key:
+        raise BadKey(
+            f"{where}: expected an admin key of at least {LEAST_KEY} characters without spaces, got {len(key)} characters; "
+            'make one with: python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
+        )
+    return key
+
+
+async def serve_proxy(settings: ProxySettings, key: str, environ: Mapping[str, str]) -> None:
+    """Serve until SIGTERM or SIGINT; then answer what is under way. Raises ModelError, StorageError, OSError."""
+    store = Store.open(settings.store, environ)
+    await store.probe()
+    model: Model = (
+        Hub(settings.relay.model) if settings.relay else open_model(ModelSpec(endpoint=settings.endpoint), environ)
+    )
+    try:
+        await model.check()
+        pod = environ.get(POD_IP_VARIABLE)
+        address = str(URL.build(scheme="http", host=pod, port=settings.port)) if pod else None
+        gc.collect()
+        gc.freeze()  # what the program itself is made of
+        gc.set_threshold(_GARBAGE_OBJECTS)
+        with _stopped() as stop:
+            async with standalone_proxy(
+                store, model, key, host=settings.host, port=settings.port, address=address
+            ) as proxy:
+                _LOG.info("Sessions in %s, model %s, at http://%s:%d", store.uri, model.name, settings.host, proxy.port)
+                await stop.wait()
+    finally:
+        await model.close()
+
+
+async def serve_worker(urls: list[str], key: str, model: Model, name: str) -> None:
+    """Answer the calls of the proxies at `urls` until SIGTERM or SIGINT. Raises ModelError."""
+    try:
+        await model.check()
+        with _stopped() as stop:
+            working = [asyncio.ensure_future(Worker(url, key, model, name).run()) for url in urls]
+            stopping = asyncio.ensure_future(stop.wait())
+            done, under_way = await asyncio.wait({*working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+            for task in done:
+                task.result()
+    finally:
+        await model.close()
+
+
+@contextlib.contextmanager
+def _stopped() -> Iterator[asyncio.Event]:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for each in signals:
+        loop.add_signal_handler(each, stop.set)
+    try:
+        yield stop
+    finally:
+        for each in signals:
+            loop.remove_signal_handler(each)
+
+
+def log_to_stderr() -> None:
+    """This package's log, one line a message."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", force=True)
+    logging.getLogger("agent_runtime.proxy").setLevel(
+        logging.DEBUG if os.environ.get("ROLLOUT_LOG_LEVEL", "").lower() == "debug" else logging.INFO
+    )

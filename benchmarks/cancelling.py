@@ -1,0 +1,134 @@
+"""What a cancelled job leaves running at its model server: how long tokens are still made, and how many nobody will read.
+
+The server is the stand-in for vLLM, a process of its own, which aborts a request one step after its connection is closed,
+and tells afterwards what it really made, and when. A job that is deleted ends the same way: its runners stop what is under
+way.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from agent_runtime.engine.run import run_job
+from agent_runtime.sandboxes.dummy import DummyProvider
+from benchmarks.conversation import END_SECONDS, ROOT
+from benchmarks.instant_model import MODEL_CORE
+from benchmarks.jobs import inline_tasks
+from benchmarks.measuring import pin_to_core, quantile
+from benchmarks.report import Row, Target
+from rollout_api.base import API_VERSION
+from rollout_api.manifest import validate
+from rollout_api.rollout_job import RolloutJob
+
+MODEL = "policy"
+ROLLOUTS = 64  # at once: what one vLLM server batches for one runner
+TOKENS_PER_SECOND = 20.0  # of each: a large model's at that batch
+ABORT_SECONDS = 1 / TOKENS_PER_SECOND  # an engine ends the step that it is in, with a token of each call
+RUN_SECONDS = 12.0  # before it is cancelled; no answer is over by then
+ANSWER_TOKENS = 2000
+MOST_ORPHANS = 0.01
+POLL_SECONDS = 0.1
+LONGEST_SECONDS = 60.0  # until all calls run, or none does any more
+
+
+def measure() -> list[Row]:
+    """Seconds until the last token, and the share of tokens that nobody reads."""
+    with _vllm() as url:
+        return asyncio.run(_measure(url))
+
+
+async def _measure(url: str) -> list[Row]:
+    stop = asyncio.Event()
+    with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder:
+        async with aiohttp.ClientSession(url) as client:
+            running = asyncio.ensure_future(
+                run_job(
+                    _job(url, folder),
+                    base_dir=Path("/"),
+                    environ=os.environ,
+                    provider=DummyProvider("benchmark"),
+                    stop=stop,
+                )
+            )
+            await _until(client, lambda running: running == ROLLOUTS)
+            await asyncio.sleep(RUN_SECONDS)
+            before = (await _get(client, "state"))["tokens"]
+            cancelled = time.time()
+            stop.set()
+            await _until(client, lambda running: running == 0)
+            await asyncio.gather(running, return_exceptions=True)
+            after = (await _get(client, "state"))["tokens"]
+            served = await _get(client, "served")
+    late = [max(0.0, request["last_token"] - cancelled) for request in served if request["aborted"]]
+    return [
+        Row(
+            f"a cancelled job of {ROLLOUTS} calls: until its last token, p99",
+            quantile(late, 0.99) * 1e3,
+            "ms",
+        ),
+        Row(
+            f"tokens made after a cancellation, of all of a run of {RUN_SECONDS:g} s",
+            (after - before) / after * 100,
+            "%",
+            f"{after - before} of {after} tokens",
+            target=Target("at most", MOST_ORPHANS * 100),
+        ),
+    ]
+
+
+async def _until(client: aiohttp.ClientSession, reached: Callable[[int], bool]) -> None:
+    """Until so many requests run at the server. Raises TimeoutError."""
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while not reached((await _get(client, "state"))["running"]):  # noqa: ASYNC110 in another process
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def _get(client: aiohttp.ClientSession, what: str) -> Any:
+    async with client.get(f"/_standin/{what}") as reply:
+        return await reply.json()
+
+
+def _job(url: str, output: str) -> RolloutJob:
+    return validate(
+        RolloutJob,
+        {
+            "apiVersion": API_VERSION,
+            "kind": "RolloutJob",
+            "metadata": {"name": "benchmark"},
+            "spec": {
+                "tasks": inline_tasks(ROLLOUTS),
+                "model": {"endpoint": {"baseURL": f"{url}/v1", "name": MODEL}},
+                "sampling": {"maxTokens": ANSWER_TOKENS, "extra": {"min_tokens": ANSWER_TOKENS}},
+                "agent": {"tools": ["benchmarks.jobs:Noop"]},
+                "runners": {"concurrency": ROLLOUTS},
+                "output": {"uri": output},
+            },
+        },
+    )
+
+
+@contextmanager
+def _vllm() -> Iterator[str]:
+    rate = str(TOKENS_PER_SECOND)
+    options = ["--port", "0", "--print-url", "--served-model-name", MODEL, "--tokens-per-second", rate]
+    options += ["--abort-seconds", str(ABORT_SECONDS)]
+    options += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    command = [sys.executable, "-m", "tests.support.vllm_server", *options]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: pin_to_core(MODEL_CORE)
+    ) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.terminate()
+            server.wait(END_SECONDS)

@@ -1,0 +1,285 @@
+"""What the session proxy adds to a model call, and how much of it one process bears; LiteLLM's proxy beside it.
+
+Both stand before the same model, which answers at once, each as a process of its own on the first core; model and load are
+on the second. Ours records every call: its sessions are on a local folder, and once on an S3 server behind a proxy that
+makes every request take as long as real object storage does.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import yaml
+
+from benchmarks.conversation import END_SECONDS, ROOT, SubjectFailed
+from benchmarks.http_load import Request, at_rate, in_turns, streams
+from benchmarks.instant_model import MODEL_CORE, NAME, TOOL, WORDS, instant_model
+from benchmarks.measuring import memory_folder, pin_to_core, quantile
+from benchmarks.peers import LITELLM, installed
+from benchmarks.report import Row, Target
+from tests.support.fault_proxy import FaultProxy
+from tests.support.s3 import serve_s3
+
+RATE = 200.0  # requests a second of the open loop
+CALLS = 3000  # of the open loop: 15 s, so that 30 of them are above the 99th percentile
+TURNS = 8
+ALONE = 200  # calls one at a time
+SIDE_BY_SIDE = 16
+SATURATING_CALLS = 4000
+PEER_CALLS = 400  # of the peer's saturation, which takes 8 s
+STREAMS = 1000
+REQUEST_SECONDS = 0.03  # of a write to S3 in the same region: 20 to 40 ms
+S3_RATE = 50.0  # of the open loop on S3: the slow proxy before it is Python, and bears no more beside the load
+S3_CALLS = 500
+PROXY_CORE = 0
+CORES = os.sched_getaffinity(0)  # all that there are for a benchmark
+START_SECONDS = 90.0  # LiteLLM takes 20 s
+MOST_P50, MOST_P99 = 0.002, 0.011  # seconds
+LEAST_RATIO = 10.0
+FLAT = 1.1  # times the memory when all streams have begun
+
+PROXY_KEY = f"sk-{secrets.token_urlsafe(16)}"
+"""The administrator's of both."""
+
+
+@dataclass(frozen=True)
+class _Proxy:
+    """A proxy that runs."""
+
+    url: str
+    pid: int
+
+    def cpu_seconds(self) -> float:
+        """Of all its threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> int:
+        """Resident bytes."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def measure() -> list[Row]:
+    """Added latency, saturation and memory of streams."""
+    with instant_model(TURNS) as model_url, memory_folder() as folder:
+        pin_to_core(MODEL_CORE)
+        try:
+            return asyncio.run(_measure(model_url, folder))
+        finally:
+            os.sched_setaffinity(0, CORES)  # other benchmarks follow
+
+
+async def _measure(model_url: str, folder: Path) -> list[Row]:
+    direct = [Request(f"{model_url}/chat/completions", body) for body in _bodies()] * (CALLS // TURNS)
+    opened_direct = await at_rate(direct, RATE)
+    open_direct = quantile(opened_direct, 0.5)
+    alone_direct = quantile(await in_turns(direct[:ALONE], 1), 0.5)
+    async with _litellm(model_url, folder) as peer:
+        bearer = [f"Authorization: Bearer {PROXY_KEY}"]
+        calls = [Request(f"{peer.url}/v1/chat/completions", request.body, bearer) for request in direct]
+        await in_turns(calls[:TURNS], 1)
+        peer_alone = quantile(await in_turns(calls[:ALONE], 1), 0.5) - alone_direct
+        peer_rate, peer_cpu = await _saturation(peer, calls[:PEER_CALLS])
+    async with _ours(model_url, folder, str(folder / "sessions"), {}) as proxy:
+        await in_turns(await _conversations(proxy, ALONE), 1)
+        alone = quantile(await in_turns(await _conversations(proxy, ALONE), 1), 0.5) - alone_direct
+        opened = await at_rate(await _conversations(proxy, CALLS), RATE)
+        rate, cpu = await _saturation(proxy, await _conversations(proxy, SATURATING_CALLS))
+        stream_rows = await _streams(proxy)
+    s3 = await _on_s3(model_url, folder)
+    rows = [
+        *(
+            Row(
+                f"added latency at {RATE:g}/s, p{percent}",
+                (quantile(opened, percent / 100) - open_direct) * 1e3,
+                "ms",
+                f"the model alone takes {quantile(opened_direct, percent / 100) * 1e3:.3g} ms",
+                target=Target("at most", most * 1e3),
+            )
+            for percent, most in ((50, MOST_P50), (99, MOST_P99))
+        ),
+        *(
+            Row(
+                f"added latency at {S3_RATE:g}/s, sessions on S3 at {REQUEST_SECONDS * 1e3:g} ms a request, p{percent}",
+                (quantile(s3, percent / 100) - open_direct) * 1e3,
+                "ms",
+            )
+            for percent in (50, 99)
+        ),
+        Row(
+            "added latency one at a time, p50: LiteLLM's to ours",
+            alone * 1e3,
+            "ms",
+            f"LiteLLM {peer_alone * 1e3:.3g} ms",
+            peer_alone / alone,
+            Target("at least", LEAST_RATIO),
+        ),
+        Row(
+            f"calls a second of one process, {SIDE_BY_SIDE} at once: ours to LiteLLM's",
+            rate,
+            "/s",
+            f"LiteLLM {peer_rate:.3g}/s",
+            rate / peer_rate,
+            Target("at least", LEAST_RATIO),
+        ),
+        Row("processor time of a call, then", cpu * 1e3, "ms", f"LiteLLM {peer_cpu * 1e3:.3g} ms"),
+    ]
+    return rows + stream_rows
+
+
+async def _saturation(proxy: _Proxy, calls: Sequence[Request]) -> tuple[float, float]:
+    """Calls a second, and processor seconds of a call."""
+    began, cpu = time.perf_counter(), proxy.cpu_seconds()
+    await in_turns(calls, SIDE_BY_SIDE)
+    return len(calls) / (time.perf_counter() - began), (proxy.cpu_seconds() - cpu) / len(calls)
+
+
+async def _streams(proxy: _Proxy) -> list[Row]:
+    body = json.dumps({"model": NAME, "messages": [{"role": "user", "content": "Say much."}], "stream": True}).encode()
+    requests = [Request(f"{url}/chat/completions", body) for url in await _register(proxy, STREAMS)]
+    idle, begun = proxy.memory(), list[int]()
+    cpu = proxy.cpu_seconds()
+    first = await streams(requests, lambda: begun.append(proxy.memory()))
+    ended = proxy.memory()
+    return [
+        Row(
+            f"memory at the end of {STREAMS} streams at once, to when all had begun",
+            ended / 1e6,
+            "MB",
+            f"{begun[0] / 1e6:.4g} MB; without streams {idle / 1e6:.4g} MB",
+            ended / begun[0],
+            Target("at most", FLAT),
+        ),
+        Row(f"first text of {STREAMS} streams begun at once, p50", quantile(first, 0.5) * 1e3, "ms"),
+        Row("processor time of a streamed word", (proxy.cpu_seconds() - cpu) / (STREAMS * WORDS) * 1e3, "ms"),
+    ]
+
+
+async def _on_s3(model_url: str, folder: Path) -> list[float]:
+    with serve_s3() as server:
+        async with (
+            FaultProxy(upstream=server.port, delay_seconds=REQUEST_SECONDS).serve() as slow,
+            _ours(model_url, folder, server.uri("sessions"), server.environ(slow.port)) as proxy,
+        ):
+            return await at_rate(await _conversations(proxy, S3_CALLS), S3_RATE)
+
+
+def _bodies() -> list[bytes]:
+    """The requests of one conversation: each has the answers before it, and what the tool returned."""
+    messages: list[dict[str, object]] = [{"role": "user", "content": "Call noop until told otherwise."}]
+    bodies = []
+    for turn in range(TURNS):
+        bodies.append(json.dumps({"model": NAME, "messages": messages}).encode())
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": TOOL, "arguments": "{}"}}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{turn}", "content": "ok"})
+    return bodies
+
+
+async def _conversations(proxy: _Proxy, calls: int) -> list[Request]:
+    """Calls of new sessions, a conversation each. Those at work take turns, so that none has two calls at once."""
+    bodies, at_work = _bodies(), 4 * SIDE_BY_SIDE
+    urls = await _register(proxy, -(-calls // TURNS))
+    requests = []
+    for start in range(0, len(urls), at_work):
+        for body in bodies:
+            requests += [Request(f"{url}/chat/completions", body) for url in urls[start : start + at_work]]
+    return requests[:calls]
+
+
+async def _register(proxy: _Proxy, sessions: int) -> list[str]:
+    """The base URLs of new sessions."""
+    urls = []
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {PROXY_KEY}"}) as client:
+        for _ in range(sessions):
+            async with client.post(f"{proxy.url}/sessions/{secrets.token_hex(8)}") as reply:
+                reply.raise_for_status()
+                urls.append(proxy.url + (await reply.json())["base_path"])
+    return urls
+
+
+@contextlib.asynccontextmanager
+async def _ours(model_url: str, folder: Path, store: str, environ: Mapping[str, str]) -> AsyncIterator[_Proxy]:
+    port = _free_port()
+    settings = {"store": store, "port": port, "endpoint": {"baseURL": model_url, "name": NAME}}
+    path = folder / "proxy.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    command = [sys.executable, "-m", "agent_runtime.proxy", str(path)]
+    async with _process(command, port, {**environ, "ROLLOUT_PROXY_ADMIN_KEY": PROXY_KEY}, "/health") as proxy:
+        yield proxy
+
+
+@contextlib.asynccontextmanager
+async def _litellm(model_url: str, folder: Path) -> AsyncIterator[_Proxy]:
+    port = _free_port()
+    model = {"model": f"openai/{NAME}", "api_base": model_url, "api_key": "none"}
+    path = folder / "litellm.yaml"
+    path.write_text(yaml.safe_dump({"model_list": [{"model_name": NAME, "litellm_params": model}]}))
+    program = installed(LITELLM).parent / "litellm"
+    command = [str(program), "--config", str(path), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+    # Its prices come with the package: nothing is looked up elsewhere.
+    environ = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MASTER_KEY": PROXY_KEY}
+    async with _process(command, port, environ, "/health/liveliness") as proxy:
+        yield proxy
+
+
+@contextlib.asynccontextmanager
+async def _process(command: Sequence[str], port: int, environ: Mapping[str, str], health: str) -> AsyncIterator[_Proxy]:
+    """A server on the first core, when it answers."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(  # noqa: ASYNC220 nothing else is under way
+            command,
+            cwd=ROOT,
+            env={**os.environ, **environ},
+            stdout=log,
+            stderr=log,
+            preexec_fn=lambda: _alone_on(PROXY_CORE),
+        )
+        proxy = _Proxy(f"http://127.0.0.1:{port}", process.pid)
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not await _answers(proxy.url + health):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise SubjectFailed(f"{command[0]} does not serve: {log.read()[-3000:].decode(errors='replace')}")
+                await asyncio.sleep(0.2)
+            yield proxy
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.to_thread(process.wait, END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _alone_on(core: int) -> None:
+    os.sched_setaffinity(0, CORES)  # of which the parent keeps to the second
+    pin_to_core(core)
+
+
+async def _answers(url: str) -> bool:
+    async with aiohttp.ClientSession() as client:
+        try:
+            async with client.get(url) as reply:
+                return reply.status == 200
+        except aiohttp.ClientError:
+            return False
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

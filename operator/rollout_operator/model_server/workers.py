@@ -1,0 +1,87 @@
+"""`GET /v1/rl/workers`, beside the metrics: all servers of all ModelServers, in the form of Dynamo's worker discovery.
+
+Protocol version 1 of ai-dynamo/dynamo, lib/rl/src/lib.rs: RlWorkersResponse and RlWorkerInfo. Trainers that find their
+engines there find ours. It says who is there and grants nothing: control routes want the token of their ModelServer.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, Final
+
+from pydantic import ValidationError
+from yarl import URL
+
+from rollout_api.cluster import MODEL_CONTROL_PORT
+from rollout_api.model_server import ModelServer, ServerState, ServerStatus
+from rollout_operator.actions import Manifest
+
+PROTOCOL_VERSION: Final = 1
+ENDPOINT: Final = "rl"
+"""Dynamo's name of what offers control routes."""
+ROUTES: Final = (
+    *("abort_requests", "finish_weight_update", "init_weight_transfer_engine", "is_paused", "pause", "policy/fetch"),
+    *("resume", "start_weight_update", "update_weight_version", "update_weights", "weight_checker", "weight_info"),
+)
+"""Of a server's control port, sorted as Dynamo sorts them."""
+INSTANCE_BITS: Final = 53
+"""Dynamo's are 64 bits long; readers of JSON keep 53 exactly."""
+
+
+def workers(servers: Iterable[Manifest], namespace: str | None = None) -> dict[str, Any]:
+    """The body.
+
+    Args:
+        servers: ModelServers, as the API server has them.
+        namespace: only those in it; all when left out.
+    """
+    found = [
+        _worker(server, entry)
+        for server in map(_parsed, servers)
+        if server is not None and server.status is not None and namespace in (None, server.metadata.namespace)
+        for entry in server.status.servers
+        if entry.url
+    ]
+    found.sort(key=lambda worker: (worker["namespace"], worker["component"], worker["instance_id"]))
+    # The protocol wants a name there, also of all namespaces.
+    return {"protocol_version": PROTOCOL_VERSION, "namespace": namespace or "*", "workers": found}
+
+
+def _parsed(server: Manifest) -> ModelServer | None:
+    try:
+        return ModelServer.model_validate(server)
+    except ValidationError:
+        return None  # Its condition Invalid says why; nothing runs because of it.
+
+
+def _worker(server: ModelServer, entry: ServerStatus) -> dict[str, Any]:
+    namespace, component = server.metadata.namespace, server.metadata.name
+    control = str(URL(entry.url).with_port(MODEL_CONTROL_PORT))
+    worker = {
+        "namespace": namespace,
+        "component": component,
+        "endpoint": ENDPOINT,
+        "instance_id": instance_id(entry.uid),
+        "transport": {"http": entry.url},
+        "request_plane_url": entry.url,
+        "system_url": control,
+        "admin_base_url": control,
+        "model": server.spec.model.name,
+        "routes": list(ROUTES),
+        "world_size": server.spec.parallelism.accelerators,
+    }
+    if not entry.ready:
+        worker["error"] = _WHY[entry.state]
+    return worker
+
+
+_WHY: Final = {
+    ServerState.STARTING: "it is starting",
+    ServerState.PENDING_WEIGHTS: "it has not been verified to have the current policy",
+    ServerState.READY: "it is not ready",
+    ServerState.EVICTED: "it failed, and is being replaced",
+}
+
+
+def instance_id(uid: str) -> int:
+    """A whole number that stands for a pod."""
+    return int.from_bytes(hashlib.sha256(uid.encode()).digest()[:8]) >> (64 - INSTANCE_BITS)

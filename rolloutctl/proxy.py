@@ -1,0 +1,106 @@
+"""`rolloutctl proxy` and `rolloutctl proxy-worker`: a session proxy on its own, and a model behind a NAT that serves it."""
+
+import asyncio
+import os
+import secrets
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from agent_runtime.models.factory import open_model
+from agent_runtime.proxy.serve import (
+    ADMIN_KEY_VARIABLE,
+    BadKey,
+    ProxySettings,
+    Relay,
+    admin_key,
+    log_to_stderr,
+    serve_proxy,
+    serve_worker,
+)
+from rollout_api.model import ApiKeySource, Endpoint, EndpointApi, ModelSpec
+from rolloutctl.errors import CommandError
+
+DEFAULT_STORE = "sessions"
+
+_OPTIONS = {"base_url": "endpoint", "baseURL": "endpoint", "name": "model", "env": "api-key-env"}
+"""By field of the settings, where the option has another name."""
+
+ModelOption = Annotated[str, typer.Option("--model", help="Name of the model.")]
+ApiOption = Annotated[EndpointApi, typer.Option("--api", help="What the endpoint speaks.", case_sensitive=False)]
+KeyVariableOption = Annotated[
+    str | None, typer.Option("--api-key-env", help="Environment variable with the endpoint's API key.")
+]
+AdminKeyOption = Annotated[
+    Path | None, typer.Option("--admin-key-file", help=f"File with the admin key; else ${ADMIN_KEY_VARIABLE}.")
+]
+
+
+def proxy(
+    model: ModelOption,
+    endpoint: Annotated[
+        str | None, typer.Option("--endpoint", help="Base URL of the model's server, up to /v1.")
+    ] = None,
+    relay: Annotated[bool, typer.Option("--relay", help="The model connects: see proxy-worker.")] = False,
+    api: ApiOption = EndpointApi.OPENAI,
+    api_key_env: KeyVariableOption = None,
+    store: Annotated[str, typer.Option("--store", help="URI or folder for the sessions.")] = DEFAULT_STORE,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = 8080,
+    admin_key_file: AdminKeyOption = None,
+) -> None:
+    """Serve agents a model under keys of their own, and record each session token by token."""
+    if (endpoint is None) != relay:
+        raise CommandError("say where the model is: --endpoint URL, or --relay")
+    try:
+        settings = ProxySettings(
+            store=store,
+            endpoint=None if endpoint is None else _endpoint(endpoint, model, api, api_key_env),
+            relay=Relay(model=model) if relay else None,
+            host=host,
+            port=port,
+        )
+    except ValidationError as error:
+        raise _wrong(error) from None
+    log_to_stderr()
+    asyncio.run(serve_proxy(settings, _admin_key(admin_key_file), os.environ))
+
+
+def proxy_worker(
+    url: Annotated[list[str], typer.Option("--url", help="A proxy, such as https://proxy.example; may be repeated.")],
+    model: ModelOption,
+    endpoint: Annotated[str, typer.Option("--endpoint", help="Base URL of the model's server, up to /v1.")],
+    api: ApiOption = EndpointApi.OPENAI,
+    api_key_env: KeyVariableOption = None,
+    name: Annotated[str | None, typer.Option("--name", help="Of this worker; else the host's, with a number.")] = None,
+    admin_key_file: AdminKeyOption = None,
+) -> None:
+    """Connect out to proxies (--relay), and answer their calls with a model that they cannot reach."""
+    try:
+        served = open_model(ModelSpec(endpoint=_endpoint(endpoint, model, api, api_key_env)), os.environ)
+    except ValidationError as error:
+        raise _wrong(error) from None
+    log_to_stderr()
+    own = name or f"{socket.gethostname()}-{secrets.token_hex(3)}"
+    asyncio.run(serve_worker(url, _admin_key(admin_key_file), served, own))
+
+
+def _endpoint(url: str, model: str, api: EndpointApi, key_variable: str | None) -> Endpoint:
+    source = None if key_variable is None else ApiKeySource(env=key_variable)
+    return Endpoint(base_url=url, name=model, api=api, api_key_from=source)
+
+
+def _admin_key(file: Path | None) -> str:
+    try:
+        return admin_key(file, os.environ)
+    except BadKey as error:
+        raise CommandError(str(error)) from None
+
+
+def _wrong(error: ValidationError) -> CommandError:
+    problem = error.errors(include_url=False)[0]
+    field = str(problem["loc"][-1])
+    return CommandError(f"--{_OPTIONS.get(field, field)}: {problem['msg']}; got {problem['input']!r:.100}")

@@ -1,0 +1,378 @@
+"""An unmodified program in the sandbox is the agent: what is recorded of it, and who is to blame when it ends."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent_runtime.engine.drain import Drain
+from agent_runtime.engine.program_policy import CALLS_A_TURN
+from agent_runtime.engine.run import run_job
+from agent_runtime.models.base import ModelReply, ModelRequest
+from agent_runtime.proxy import session
+from agent_runtime.recording.attempt_folder import AttemptFolder
+from agent_runtime.recording.branches import Branch
+from agent_runtime.recording.reader import RunReader, open_run
+from agent_runtime.recording.store import Store
+from rollout_api.records import IntentRecord
+from rollout_api.rollout_job import RolloutJob
+from tests.support.speller import Speller
+from tests.support.talking_program import TALKING, exported, one_conversation
+from tests.support.vllm_server import Answer, Faults, Prompt, Script, VllmStandIn
+
+ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
+MODES = ("Overlay", "Plain")
+
+# Asks as any script would, one question after another, each answer streamed and sent back with the next.
+OPENAI = """
+import openai, sys
+client = openai.OpenAI(max_retries=0)
+messages = [{"role": "user", "content": sys.argv[1]}]
+for number in range(int(sys.argv[3])):
+    text = ""
+    with client.chat.completions.create(model=sys.argv[2], messages=messages, stream=True) as stream:
+        for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+    print(text, file=open("answers.txt", "a"))
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And {number}?"}]
+print("all is answered")
+"""
+
+
+@dataclass
+class Ran:
+    """A run and what it recorded of rollout 0."""
+
+    reader: RunReader
+    results: list[dict[str, Any]]
+
+    @property
+    def end(self) -> tuple[str, str | None]:
+        """(outcome, stop reason or reason) of rollout 0."""
+        result = self.results[0]
+        return result["outcome"], result.get("stopReason") or result.get("reason")
+
+    async def branches(self) -> list[Branch]:
+        """What a trainer gets of rollout 0."""
+        return await self.reader.tokens(0)
+
+
+def manifest(folder: Path, server: VllmStandIn, program: str, command: Sequence[str], **spec: Any) -> dict[str, Any]:
+    files = [{"path": "agent.py", "content": program}]
+    task = {"name": "talk", "prompt": "Say {model}.", "files": files, **spec.pop("task", {})}
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": "program"},
+        "spec": {
+            "mode": "Train",
+            "tasks": {"inline": [task]},
+            "model": {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 20}},
+            "sampling": {"maxTokens": 40},
+            "sandbox": {"workspaces": {"mode": spec.pop("workspaces", "Overlay")}},
+            "attempts": {"limit": 1, "backoffSeconds": 0},
+            "completion": {"maxInfraFailureFraction": 1.0},
+            "output": {"uri": str(folder / "out")},
+            **spec,
+            "agent": {"type": "Command", "command": list(command), **spec.get("agent", {})},
+        },
+    }
+
+
+async def read(folder: Path, run: str) -> Ran:
+    reader = await open_run(Store.open(str(folder / "out"), {}), run)
+    return Ran(reader, [result.wire() for result in reader.results()])
+
+
+async def run(
+    folder: Path, server: VllmStandIn, program: str, *arguments: str, python: str = sys.executable, **spec: Any
+) -> Ran:
+    job = RolloutJob.model_validate(manifest(folder, server, program, [python, "agent.py", *arguments], **spec))
+    summary = await run_job(job, base_dir=folder, environ={})
+    return await read(folder, summary.folder)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[VllmStandIn]:
+    async with VllmStandIn() as standing:
+        yield standing
+
+
+async def test_what_is_trained_of_a_program_is_what_its_server_saw_to_the_token(
+    tmp_path: Path, server: VllmStandIn
+) -> None:
+    task = {"verifier": {"commands": ['test "$(wc -l < answers.txt)" -ge 5']}}
+    ran = await run(tmp_path, server, OPENAI, "{prompt}", "{model}", "5", task=task, groupSize=2)
+    assert [(result["stopReason"], result["reward"], result["message"]) for result in ran.results] == [
+        ("Finished", 1, "all is answered")
+    ] * 2
+    for index, result in enumerate(ran.results):
+        requests = server.served_in(f"rollout-{index}-0")
+        (branch,) = await ran.reader.tokens(index)
+        assert exported(branch) == one_conversation(requests)
+        assert (len(requests), result["turns"], result["tokenForks"]) == (5, 5, 0)
+        assert (result["tokenCapture"], result["usage"]["completionTokens"]) == (
+            "Tokens",
+            sum(len(request.ids) for request in requests),
+        )
+        records = await ran.reader.records(index)
+        first = next(record for record in records if isinstance(record, IntentRecord))
+        assert first.messages == [{"role": "user", "content": "Say {model}."}], "a prompt is not filled in itself"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_program_in_either_mode_finds_its_prompt_and_its_model(
+    tmp_path: Path, server: VllmStandIn, mode: str
+) -> None:
+    install = ["cp agent.py installed.py"]
+    command = ["sh", "-c", 'program=$PWD/installed.py; cd /tmp; exec python3 $program "$0" 2', "{promptFile}"]
+    spec = {"agent": {"install": install}, "workspaces": mode}
+    program = TALKING.replace('open("answers.txt"', "open(os.devnull")
+    job = RolloutJob.model_validate(manifest(tmp_path, server, program, command, **spec))
+    summary = await run_job(job, base_dir=tmp_path, environ={})
+    ran = await read(tmp_path, summary.folder)
+    assert (ran.end, ran.results[0]["sandbox"]["mode"]) == (("Completed", "Finished"), mode), ran.results
+    requests = server.served_in("rollout-0-0")
+    (branch,) = await ran.branches()
+    assert (len(requests), exported(branch)) == (2, one_conversation(requests))
+
+
+SLOW = Answer("Let me see what there is to say of that, word by word, as slowly as one can. " * 2)
+
+
+def slow(begun: asyncio.Queue[int]) -> Script:
+    """Long answers; their turns go to the queue as they are asked for."""
+
+    def script(prompt: Prompt) -> Answer | None:
+        if not prompt.session:
+            return None
+        begun.put_nowait(prompt.turn)
+        return Answer("Let me see what there is to say of that, word by word, as slowly as one can. " * 2)
+
+    return script
+
+
+async def run_killed_in(folder: Path, begun: asyncio.Queue[int], *turns: int) -> Ran:
+    """`rolloutctl run`, killed in the midst of the answer of each of these turns, and then run to its end."""
+    for turn in (*turns, None):
+        process = await asyncio.create_subprocess_exec(
+            *ROLLOUTCTL, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        if turn is not None:
+            async with asyncio.timeout(60):
+                while await begun.get() < turn:
+                    pass
+                await asyncio.sleep(0.2)
+            process.send_signal(signal.SIGKILL)
+        output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()[-3000:]
+    return await read(folder, json.loads(output)["folder"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_program_whose_runners_are_killed_goes_on_and_no_turn_is_lost_or_doubled(
+    tmp_path: Path, mode: str
+) -> None:
+    """Two runners are killed while the program is being sent an answer; it asks for that once more, and goes on."""
+    begun = asyncio.Queue[int]()
+    async with VllmStandIn(script=slow(begun), tokens_per_second=100) as server:
+        command = ["python3", "agent.py", "{promptFile}", "6"]
+        checks = ['test "$(cat answers.txt | xargs)" = "0 1 2 3 4 5"', 'test "$(wc -l < broken.txt)" -le 2']
+        spec = {"workspaces": mode, "task": {"verifier": {"commands": checks}}, "sampling": {"maxTokens": 60}}
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest(tmp_path, server, TALKING, command, **spec)))
+        ran = await run_killed_in(tmp_path, begun, 1, 3)
+        requests = server.served_in("rollout-0-0")
+    result = ran.results[0]
+    assert (ran.end, result["attempt"], result["reward"], result["turns"]) == (("Completed", "Finished"), 0, 1, 6)
+    assert [request.finish for request in requests].count("abort") == 2, "nobody waited for those any more"
+    (branch,) = await ran.branches()
+    assert exported(branch) == one_conversation([request for request in requests if request.finish != "abort"])
+
+
+async def test_a_program_that_gives_up_because_its_runner_died_is_tried_again_and_uses_up_no_attempt(
+    tmp_path: Path,
+) -> None:
+    begun = asyncio.Queue[int]()
+    async with VllmStandIn(script=slow(begun), tokens_per_second=100) as server:
+        command = [sys.executable, "agent.py", "{prompt}", "{model}", "2"]
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest(tmp_path, server, OPENAI, command)))
+        ran = await run_killed_in(tmp_path, begun, 1)
+        requests = server.served_in("rollout-0-1")
+    assert (ran.end, ran.results[0]["attempt"]) == (("Completed", "Finished"), 1)
+    assert [failed["reason"] for failed in ran.results[0]["failedAttempts"]] == ["Interrupted"]
+    (branch,) = await ran.branches()
+    assert exported(branch) == one_conversation(requests)
+
+
+async def test_a_runner_that_drains_breaks_no_answer_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    begun, drain = asyncio.Queue[int](), Drain()
+    async with VllmStandIn(script=slow(begun), tokens_per_second=200) as server:
+        command = ["python3", "agent.py", "{promptFile}", "4"]
+        task = {"verifier": {"commands": ["test ! -e broken.txt", 'test "$(cat answers.txt | xargs)" = "0 1 2 3"']}}
+        job = RolloutJob.model_validate(manifest(tmp_path, server, TALKING, command, task=task))
+        first = asyncio.create_task(run_job(job, base_dir=tmp_path, environ={}, drain=drain))
+        while await begun.get() < 1:
+            pass
+        drain.request()
+        assert (await first).resumable
+        drained = len(server.served_in("rollout-0-0"))
+        summary = await run_job(job, base_dir=tmp_path, environ={})
+        requests = server.served_in("rollout-0-0")
+    ran = await read(tmp_path, summary.folder)
+    assert (ran.end, ran.results[0]["attempt"], ran.results[0]["reward"]) == (("Completed", "Finished"), 0, 1)
+    assert drained == 2, "the turn that was under way was finished, and none begun after it"
+    (branch,) = await ran.branches()
+    assert exported(branch) == one_conversation(requests)
+
+
+ASK = """
+import json, os, sys, time, urllib.error, urllib.request
+
+def ask(text="Hi", **fields):
+    body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": text}], **fields}
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=60).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "end", "message"),
+    [
+        ("ask()\nsys.exit('out of ideas')", ("Completed", "AgentError"), "ended with exit code 1: out of ideas"),
+        ("ask()\nos.kill(os.getpid(), 9)", ("Completed", "AgentError"), "ended with signal 9"),
+        ("ask()\nprint('fine')", ("Completed", "Finished"), "fine"),
+        ("time.sleep(600)", ("Completed", "AgentTimeout"), "timeouts.agentSeconds 2 ran out"),
+        ("sys.exit(ask('Hi ' * 40_000) == 400)", ("Completed", "ContextExceeded"), "would not answer"),
+    ],
+)
+async def test_what_the_program_does_itself_is_graded(
+    tmp_path: Path, server: VllmStandIn, program: str, end: tuple[str, str], message: str
+) -> None:
+    task = {"verifier": {"commands": ["true"]}, "timeouts": {"agentSeconds": 2}}
+    ran = await run(tmp_path, server, ASK + program, python="python3", task=task)
+    assert (ran.end, ran.results[0]["reward"]) == (end, 1)
+    assert message in ran.results[0]["message"]
+
+
+async def test_a_program_that_does_not_exist_is_no_reward_of_0(tmp_path: Path, server: VllmStandIn) -> None:
+    ran = await run(tmp_path, server, "", python="no-such-agent")
+    assert ran.end == ("InfraFailed", "AgentNotStarted")
+    assert "no-such-agent" in ran.results[0]["message"]
+
+
+async def test_a_program_that_its_server_failed_is_infrastructure(tmp_path: Path, server: VllmStandIn) -> None:
+    def break_down(prompt: Prompt) -> Answer | None:
+        if prompt.session:
+            server.faults = server.engine.faults = Faults(status=500)
+        return None
+
+    server.script = break_down
+    program = ASK + "first = ask()\nsys.exit([first, ask()] == [200, 502])"
+    model = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 2}}
+    ran = await run(tmp_path, server, program, python="python3", model=model)
+    assert ran.end == ("InfraFailed", "ServerError"), ran.results
+    assert "reward" not in ran.results[0]
+
+
+class Held(Speller):
+    """Every call waits behind a shut gate."""
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        request.health.on_hold(True)
+        await asyncio.sleep(3)
+        request.health.on_hold(False)
+        return await super().complete(request)
+
+
+async def test_time_behind_a_shut_gate_is_not_the_programs(tmp_path: Path, server: VllmStandIn) -> None:
+    task = {"timeouts": {"agentSeconds": 3}}
+    job = manifest(tmp_path, server, ASK + "ask('question')\nask('question')", ["python3", "agent.py"], task=task)
+    summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=Held())
+    assert (await read(tmp_path, summary.folder)).end == ("Completed", "Finished")
+
+
+@pytest.mark.parametrize(
+    ("agent", "reason"), [({"maxTurns": 2}, "MaxTurns"), ({"tokenBudget": 60}, "TokenBudget"), ({}, "Finished")]
+)
+async def test_a_program_over_its_budget_is_told_and_then_ended(
+    tmp_path: Path, server: VllmStandIn, monkeypatch: pytest.MonkeyPatch, agent: dict[str, Any], reason: str
+) -> None:
+    monkeypatch.setattr(session, "GRACE_SECONDS", 0.5)
+    program = (
+        ASK + "told = [ask() for _ in range(8)]\nopen('told', 'w').write(str(told))\nif 403 in told: time.sleep(60)"
+    )
+    ran = await run(
+        tmp_path, server, program, python="python3", agent=agent, task={"verifier": {"commands": ["cat told"]}}
+    )
+    assert ran.end == ("Completed", reason)
+    seal = json.loads((tmp_path / "out" / ran.reader.folder / "seals" / "0.json").read_text())
+    told = json.loads(seal["verdict"]["commands"][0]["output"])
+    turns = ran.results[0]["turns"]
+    assert told == [200] * turns + [403] * (8 - turns)
+    assert turns == {"MaxTurns": 2, "Finished": 8}.get(reason, turns) <= 8
+
+
+async def test_a_program_that_stops_when_it_is_told_has_the_same_end(tmp_path: Path, server: VllmStandIn) -> None:
+    program = ASK + "while ask() == 200: pass\nsys.exit(1)"
+    ran = await run(tmp_path, server, program, python="python3", agent={"maxTurns": 3})
+    assert (ran.end, ran.results[0]["turns"]) == (("Completed", "MaxTurns"), 3)
+
+
+HOSTILE = r"""
+import socket, threading
+port = int(os.environ["ANTHROPIC_BASE_URL"].rpartition(":")[2])
+
+def send(data, wait=True):
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(data)
+        if wait:
+            connection.recv(100)
+
+def request(body, key="sk-rollout-0-0." + "x" * 43):
+    return (f"POST /v1/chat/completions HTTP/1.1\r\nHost: m\r\nAuthorization: Bearer {key}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}").encode()
+
+assert ask() == 200
+for nonsense in (b"\x00" * 1000 + b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET /../../metrics HTTP/1.1\r\nHost: m\r\n\r\n",
+                 request("{}"), request("{}", os.environ["OPENAI_API_KEY"]), request("[" * 100_000)):
+    send(nonsense)
+told = [ask(model="other"), ask(messages="no"), ask(max_tokens=-1), ask(tools=[{"type": "x"}]), ask(n=1000)]
+assert all(400 <= status < 500 for status in told), told
+body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": "given up"}]})
+while ask() != 403:
+    for _ in range(5):
+        send(request(body, os.environ["OPENAI_API_KEY"]), wait=False)
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        time.sleep(0.05)
+        try: ask()
+        except OSError: pass
+        open("/tmp/still-here", "w").write(str(time.time()))
+"""
+
+
+async def test_a_hostile_program_harms_nobody_but_itself(
+    tmp_path: Path, server: VllmStandIn, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = {"verifier": {"commands": ["test ! -e /tmp/still-here"]}}
+    ran = await run(tmp_path, server, ASK + HOSTILE, python="python3", agent={"maxTurns": 4}, task=task)
+    assert ran.end == ("Completed", "Finished"), ran.results[0]["message"]
+    (result,) = ran.results
+    assert (result["reward"], result["turns"] <= 4) == (1, True)
+    assert len([record for record in await ran.reader.records(0) if record.type == "intent"]) <= 4
+    assert [record.getMessage() for record in caplog.records if record.levelname not in ("INFO", "DEBUG")] == []
+    journaled = await AttemptFolder.of_rollout(ran.reader.store, 0, 0).records()
+    assert sum(isinstance(record, IntentRecord) for record in journaled) <= CALLS_A_TURN * 4

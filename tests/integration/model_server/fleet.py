@@ -1,0 +1,373 @@
+"""A small fleet of real processes: stand-ins for vLLM behind real gateways, an updater, and runners with open streams."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+from aiohttp import web
+
+from agent_runtime.serving.gateway import serve
+from agent_runtime.serving.policies import Policies
+from rollout_api.model_server import Gate, ModelServerStatus, ServerState
+from tests.support.policy_updater import MODEL, TOKEN, read_status, write
+
+MOST_TOKENS = 80
+LONG = 60.0
+"""Whatever takes longer never happens."""
+SILENT_TOKENS = 15
+"""A stream that is silent for the time of so many tokens after the pause has no more to come."""
+
+
+@dataclass
+class Pod:
+    name: str
+    uid: str
+    port: int
+    data: str = ""
+    control: str = ""
+    restarts: int = 0
+    up: bool = False
+    process: asyncio.subprocess.Process | None = None
+
+
+@dataclass
+class Stream:
+    """One call, and which version its runner takes each token for."""
+
+    server: str
+    boot: str
+    request_id: str
+    version: int
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """(tokens, version), closed ones."""
+    tokens: int = 0
+    closed: int = 0
+    lost: bool = False
+    last: float = 0.0
+
+    def close(self) -> None:
+        if self.tokens > self.closed:
+            self.spans.append((self.tokens - self.closed, self.version))
+            self.closed = self.tokens
+
+
+class Fleet:
+    """`async with Fleet(folder, servers=3) as fleet`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        servers: int = 3,
+        mode: str = "Pull",
+        form: str = "Weights",
+        runners: int = 2,
+        calls: int = 1,
+        tokens_per_second: int = 100,
+    ) -> None:
+        """
+        Args:
+            folder: for files that stand for the API server and for a store.
+            servers: how many.
+            mode: Pull or Push.
+            form: Weights or Adapter, for Pull.
+            runners: how many.
+            calls: of each runner on each server, at any time.
+            tokens_per_second: of each call.
+        """
+        self.folder, self.mode, self.form = folder, mode, form
+        self.calls, self.tokens_per_second = calls, tokens_per_second
+        self.pods = [Pod(f"s-{index}", f"uid-{index}", _free_port()) for index in range(servers)]
+        self.policy: dict[str, Any] = {"version": 0}
+        self.acknowledged: dict[str, int | None] = {f"job/{index}": None for index in range(runners)}
+        self.hook = ""
+        self.trainer_away = False
+        self.asked_hook: list[dict[str, Any]] = []
+        self.streams: list[Stream] = []
+        self.pods_made = servers
+        self.updater: asyncio.subprocess.Process | None = None
+        self._stack = AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._runners: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self.http = await self._stack.enter_async_context(aiohttp.ClientSession())
+        self._stack.push_async_callback(self._stop)
+        await self._start_hook()
+        for pod in self.pods:
+            policies = Policies(self.folder / pod.name, dict(os.environ))
+            engine = f"http://127.0.0.1:{pod.port}"
+            data, control = await serve(self._stack, TOKEN, policies, engine, 0, 0)
+            pod.data, pod.control = f"http://127.0.0.1:{data}", f"http://127.0.0.1:{control}"
+        await asyncio.gather(*(self.start(pod) for pod in self.pods))
+        self.tell()
+        await self.start_updater()
+        self._tasks.append(asyncio.create_task(self._kubelet()))
+        for key in self.acknowledged:
+            self._runners.append(asyncio.create_task(self._runner(key)))
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        await self._stack.aclose()
+
+    async def _stop(self) -> None:
+        await self.end_calls()
+        await _end(self._tasks)
+        for process in [self.updater, *(pod.process for pod in self.pods)]:
+            if process is not None and process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    # What the API server would know.
+
+    def tell(self) -> None:
+        pods = [
+            {"name": p.name, "uid": p.uid, "restarts": p.restarts, "url": p.data, "control": p.control, "up": p.up}
+            for p in self.pods
+        ]
+        write(
+            self.folder / "fleet.json",
+            {
+                "policy": self.policy,
+                "mode": self.mode,
+                "form": self.form,
+                "hook": self.hook,
+                "minReady": (len(self.pods) + 1) // 2,
+                "pods": pods,
+                "runners": self.acknowledged,
+            },
+        )
+
+    @property
+    def status(self) -> ModelServerStatus:
+        return read_status(self.folder)
+
+    @property
+    def story(self) -> dict[str, str]:
+        found: dict[str, str] = json.loads((self.folder / "story.json").read_bytes())
+        return found
+
+    def ask_for(self, version: int, *, exists: bool = True) -> None:
+        """kubectl patch: spec.policy."""
+        weights = self.folder / "store" / str(version)
+        if exists:
+            weights.mkdir(parents=True)
+            (weights / "version.json").write_text(json.dumps({"version": version}))
+        self.policy = {"version": version, "uri": weights.as_uri()}
+        self.tell()
+
+    async def until_failed(self, version: int) -> ModelServerStatus:
+        """All have gone back from this version, and the gate is open."""
+        async with asyncio.timeout(LONG):
+            while True:
+                status = self.status
+                if status.policy.failed == version and status.policy.gate is Gate.OPEN:
+                    return status
+                await asyncio.sleep(0.02)
+
+    async def until_open(self, version: int, least: int | None = None) -> ModelServerStatus:
+        """The gate is open with this version, and so many servers are ready; all when left out."""
+        wanted = len(self.pods) if least is None else least
+        try:
+            async with asyncio.timeout(LONG):
+                while True:
+                    status = self.status
+                    ready = sum(entry.ready for entry in status.servers)
+                    if status.policy.step is None and status.policy.current == version and ready >= wanted:
+                        return status
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"never at {version}: {self.status}\n{self.story}") from None
+
+    # Processes.
+
+    async def start(self, pod: Pod) -> None:
+        pod.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "tests.support.vllm_server", "--port", str(pod.port), "--print-url", "--model", MODEL),
+            *("--tokens-per-second", str(self.tokens_per_second), "--load-seconds", "0.05"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert pod.process.stdout is not None
+        assert await pod.process.stdout.readline()
+        pod.up = True
+
+    async def kill(self, pod: Pod) -> None:
+        """SIGKILL; the kubelet notices by itself."""
+        assert pod.process is not None
+        if pod.process.returncode is None:
+            pod.process.kill()
+
+    async def start_updater(self) -> None:
+        self.updater = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.support.policy_updater", str(self.folder)
+        )
+
+    async def kill_updater(self) -> None:
+        """SIGKILL, and another one takes over."""
+        assert self.updater is not None
+        self.updater.kill()
+        await self.updater.wait()
+        await self.start_updater()
+
+    async def _kubelet(self) -> None:
+        while True:
+            gone = {entry.uid for entry in self.status.servers if entry.state is ServerState.EVICTED}
+            for pod in self.pods:
+                assert pod.process is not None
+                if pod.uid in gone:
+                    pod.process.kill()
+                    await pod.process.wait()
+                    self.pods_made += 1
+                    pod.uid, pod.restarts, pod.up = f"uid-{self.pods_made}", 0, False
+                    self.tell()
+                    await self.start(pod)
+                    self.tell()
+                elif pod.process.returncode is not None:
+                    pod.up = False
+                    self.tell()
+                    await self.start(pod)
+                    pod.restarts += 1
+                    self.tell()
+            await asyncio.sleep(0.05)
+
+    # The trainer.
+
+    async def _start_hook(self) -> None:
+        async def answer(request: web.Request) -> web.Response:
+            question = await request.json()
+            if self.trainer_away:
+                return web.json_response({"error": "the trainer is busy"}, status=503)
+            self.asked_hook.append(question)
+            for server in question["servers"]:
+                pod = next(pod for pod in self.pods if pod.name == server["name"])
+                url = f"http://127.0.0.1:{pod.port}/_standin/tensors"
+                with contextlib.suppress(aiohttp.ClientError):  # Killed just now: the others get theirs.
+                    async with self.http.post(url, json={"version": question["policy"]["version"]}):
+                        pass
+            update = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 2]]}
+            return web.json_response({"initInfo": {"master_address": "127.0.0.1"}, "updates": [update]})
+
+        app = web.Application()
+        app.router.add_post("/", answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.hook = "http://{}:{}/".format(*runner.addresses[0][:2])
+
+    # Runners.
+
+    async def _runner(self, key: str) -> None:
+        """Keeps a stream on every server that is ready, and the books of which version made which token."""
+        loop = asyncio.get_running_loop()
+        mine: dict[tuple[str, int], tuple[Stream, asyncio.Task[None]]] = {}
+        count = 0
+        acknowledged = -1
+        try:
+            while True:
+                await asyncio.sleep(0.02)
+                status = self.status
+                policy = status.policy
+                if policy.gate is Gate.OPEN:
+                    for stream, _ in mine.values():
+                        stream.version = policy.current
+                # What came after an acknowledgement has the version that the reopening names.
+                if policy.gate is Gate.OPEN or acknowledged != policy.update:
+                    for place in [place for place, (_, task) in mine.items() if task.done()]:
+                        mine.pop(place)[0].close()
+                if policy.gate is Gate.SHUT:
+                    silent = all(
+                        loop.time() - stream.last > SILENT_TOKENS / self.tokens_per_second
+                        for stream, _ in mine.values()
+                    )
+                    if policy.paused and silent and acknowledged != policy.update:
+                        for stream, _ in mine.values():
+                            stream.close()
+                        acknowledged = policy.update
+                        self.acknowledged[key] = acknowledged
+                        self.tell()
+                    continue
+                open_to_us = {entry.name: entry for entry in status.servers if entry.ready}
+                for stream, task in mine.values():
+                    entry = open_to_us.get(stream.server)
+                    if entry is None or f"{entry.uid}/{entry.restarts}" != stream.boot:
+                        stream.lost = True
+                        task.cancel()
+                for name, entry in open_to_us.items():
+                    for number in range(self.calls):
+                        if (name, number) not in mine:
+                            count += 1
+                            boot = f"{entry.uid}/{entry.restarts}"
+                            request_id = f"{key.replace('/', '-')}-{count}"
+                            stream = Stream(name, boot, request_id, policy.current, last=loop.time())
+                            self.streams.append(stream)
+                            mine[name, number] = stream, asyncio.create_task(self._call(entry.url, stream))
+        finally:
+            for _, task in mine.values():
+                task.cancel()
+            await asyncio.gather(*(task for _, task in mine.values()), return_exceptions=True)
+
+    async def _call(self, url: str, stream: Stream) -> None:
+        body = {
+            "model": MODEL,
+            "token_ids": [5, 6, 7],
+            "stream": True,
+            "sampling_params": {"max_tokens": MOST_TOKENS, "ignore_eos": True},
+        }
+        headers = {"X-Request-Id": stream.request_id}
+        try:
+            async with self.http.post(f"{url}/inference/v1/generate", json=body, headers=headers) as response:
+                async for line in response.content:
+                    if line.startswith(b"data: {"):
+                        for choice in json.loads(line[6:])["choices"]:
+                            stream.tokens += len(choice.get("token_ids") or ())
+                            stream.last = asyncio.get_running_loop().time()
+        except (aiohttp.ClientError, OSError):
+            stream.lost = True
+
+    async def end_calls(self) -> None:
+        """Runners end, and their calls."""
+        await _end(self._runners)
+
+    async def served(self) -> dict[str, dict[str, Any]]:
+        """What engines that still run have really done, by request."""
+        found = {}
+        for pod in self.pods:
+            async with self.http.get(f"http://127.0.0.1:{pod.port}/_standin/served") as response:
+                for record in await response.json():
+                    found[record["external_id"] or record["id"]] = record
+        return found
+
+    async def really_loaded(self) -> list[int]:
+        """The version of each engine's weights, whatever it says."""
+        found = []
+        for pod in self.pods:
+            async with self.http.get(f"http://127.0.0.1:{pod.port}/_standin/state") as response:
+                found.append((await response.json())["version"])
+        return found
+
+    async def fault(self, pod: Pod, **faults: Any) -> None:
+        async with self.http.post(f"http://127.0.0.1:{pod.port}/_standin/faults", json=faults) as response:
+            assert response.status == 200
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

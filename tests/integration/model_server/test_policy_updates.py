@@ -1,0 +1,139 @@
+"""Policy updates with real processes: stand-ins for vLLM behind real gateways, streams that run, things that are killed."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from rollout_api.model_server import Gate
+from tests.integration.model_server.fleet import Fleet
+
+
+async def compare(fleet: Fleet) -> int:
+    """The runners' books against what engines really did. Returns how many calls changed their version on the way."""
+    await asyncio.sleep(0.2)  # Some tokens more.
+    await fleet.end_calls()
+    served = await fleet.served()
+    straddled = compared = 0
+    for stream in fleet.streams:
+        record = served.get(stream.request_id)
+        if record is None or stream.lost:
+            continue  # Its engine was killed, and its log with it.
+        stream.close()
+        claimed = [version for tokens, version in stream.spans for _ in range(tokens)]
+        truth = [version for version, start, end in record["spans"] for _ in range(start, end)]
+        assert claimed == truth[: len(claimed)], f"{stream} against {record['spans']}"
+        assert claimed == sorted(claimed), "a call's version never falls"
+        straddled += len(set(claimed)) > 1
+        compared += 1
+    assert compared > 0
+    return straddled
+
+
+@pytest.mark.parametrize("mode", ["Pull", "Push"])
+async def test_ten_updates_with_random_kills_leave_every_token_with_the_version_that_made_it(
+    tmp_path: Path, mode: str
+) -> None:
+    chance = random.Random(mode)
+    async with Fleet(tmp_path, servers=3, mode=mode) as fleet:
+        await fleet.until_open(0)
+        for version in range(1, 11):
+            fleet.ask_for(version)
+            for _ in range(chance.randrange(3)):
+                await asyncio.sleep(chance.random() * 0.6)
+                if chance.random() < 0.5:
+                    await fleet.kill_updater()
+                else:
+                    await fleet.kill(chance.choice(fleet.pods))
+            await fleet.until_open(version, least=2)
+        status = await fleet.until_open(10)
+        assert status.policy.update >= 1
+        assert await fleet.really_loaded() == [10, 10, 10]
+        assert await compare(fleet) > 0
+
+
+async def test_one_server_that_cannot_load_leaves_and_calls_on_the_others_go_on(tmp_path: Path) -> None:
+    async with Fleet(tmp_path, servers=3, calls=10, tokens_per_second=20) as fleet:
+        await fleet.until_open(0)
+        bad = fleet.pods[1]
+        old = bad.uid
+        await fleet.fault(bad, load_failures=100)
+        await asyncio.sleep(0.3)
+        fleet.ask_for(1)
+        status = await fleet.until_open(1, least=2)
+        assert bad.name not in {entry.name for entry in status.servers if entry.ready and entry.uid == old}
+        await fleet.until_open(1)
+        assert bad.uid != old
+        assert await fleet.really_loaded() == [1, 1, 1]
+        assert await compare(fleet) > 20
+
+
+async def test_when_too_few_can_load_all_go_back_and_it_is_said(tmp_path: Path) -> None:
+    async with Fleet(tmp_path, servers=3) as fleet:
+        await fleet.until_open(0)
+        fleet.ask_for(1)
+        await fleet.until_open(1)
+        for pod in fleet.pods[:2]:
+            await fleet.fault(pod, load_failures=3)
+        fleet.ask_for(2)
+        assert (await fleet.until_failed(2)).policy.current == 1
+        await fleet.until_open(1)
+        assert await fleet.really_loaded() == [1, 1, 1]
+        assert fleet.story["reason"] == "LoadFailed"
+        assert "/collective_rpc answered 500" in fleet.story["message"]
+        fleet.ask_for(3)
+        await fleet.until_open(3)
+        await compare(fleet)
+
+
+async def test_weights_that_are_not_there_disturb_nobody(tmp_path: Path) -> None:
+    async with Fleet(tmp_path, servers=2) as fleet:
+        await fleet.until_open(0)
+        fleet.ask_for(1, exists=False)
+        async with asyncio.timeout(20):
+            while fleet.story["reason"] != "FetchFailed":
+                assert fleet.status.policy.gate is Gate.OPEN
+                await asyncio.sleep(0.02)
+        assert fleet.status.policy.update == 0
+        fleet.ask_for(2)
+        await fleet.until_open(2)
+
+
+async def test_a_trainer_that_is_away_costs_an_update_and_no_server(tmp_path: Path) -> None:
+    async with Fleet(tmp_path, servers=2, mode="Push") as fleet:
+        await fleet.until_open(0)
+        uids = [pod.uid for pod in fleet.pods]
+        fleet.trainer_away = True
+        fleet.ask_for(1)
+        assert "weightTransfer.push.hook" in ((await fleet.until_failed(1)).policy.failed_because or "")
+        await fleet.until_open(0)
+        assert [pod.uid for pod in fleet.pods] == uids
+        fleet.trainer_away = False
+        fleet.ask_for(2)
+        await fleet.until_open(2)
+        assert {server["name"] for server in fleet.asked_hook[-1]["servers"]} == {"s-0", "s-1"}
+
+
+async def test_an_adapter_takes_the_models_name(tmp_path: Path) -> None:
+    async with Fleet(tmp_path, servers=2, form="Adapter") as fleet:
+        await fleet.until_open(0)
+        for version in (1, 2):
+            fleet.ask_for(version)
+            await fleet.until_open(version)
+        for pod in fleet.pods:
+            async with fleet.http.get(f"http://127.0.0.1:{pod.port}/_standin/state") as response:
+                assert (await response.json())["adapters"] == {"policy": 2}
+
+
+async def test_a_server_that_only_names_the_version_is_found_out(tmp_path: Path) -> None:
+    async with Fleet(tmp_path, servers=3) as fleet:
+        await fleet.until_open(0)
+        liar = fleet.pods[0]
+        old = liar.uid
+        await fleet.fault(liar, claim_version="1")
+        fleet.ask_for(1)
+        await fleet.until_open(1, least=2)
+        await fleet.until_open(1)
+        assert liar.uid != old
+        assert await fleet.really_loaded() == [1, 1, 1]

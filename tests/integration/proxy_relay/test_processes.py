@@ -1,0 +1,93 @@
+"""`rolloutctl proxy` and `rolloutctl proxy-worker` as a person starts them, with a vLLM behind the worker alone."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from agent_runtime.proxy.serve import ADMIN_KEY_VARIABLE
+from tests.support.vllm_server import VllmStandIn
+
+KEY = "0123456789abcdef-the-admin-key"
+BEARER = {"Authorization": f"Bearer {KEY}"}
+ENVIRON = {**os.environ, ADMIN_KEY_VARIABLE: KEY}
+
+
+@contextlib.asynccontextmanager
+async def rolloutctl(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rolloutctl.main", *arguments, env=ENVIRON, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def said(process: asyncio.subprocess.Process, words: str) -> str:
+    """The line of its log with these words."""
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        while line := (await process.stderr.readline()).decode():
+            if words in line:
+                return line
+    raise AssertionError(f"it ended without saying {words!r}")
+
+
+async def stopped(process: asyncio.subprocess.Process) -> int:
+    process.send_signal(signal.SIGTERM)
+    return await asyncio.wait_for(process.wait(), 30)
+
+
+async def test_a_model_behind_a_nat_answers_token_for_token_and_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+    async with (
+        VllmStandIn(model="tiny", tokens_per_second=20) as vllm,
+        rolloutctl("proxy", "--relay", "--model", "tiny", "--port", "0", "--store", str(tmp_path)) as proxy,
+        aiohttp.ClientSession() as client,
+    ):
+        url = "http://127.0.0.1:" + (await said(proxy, "at http://")).rsplit(":", 1)[1].strip()
+        worker = ("proxy-worker", "--url", url, "--model", "tiny", "--endpoint", f"{vllm.url}/v1")
+        async with rolloutctl(*worker) as first, rolloutctl(*worker) as second:
+            await asyncio.gather(said(first, "connected as worker"), said(second, "connected as worker"))
+            async with client.post(f"{url}/sessions/s", headers=BEARER) as reply:
+                base_url = url + (await reply.json())["base_path"]
+            served = len(vllm.served)
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 30}
+            calls = [asyncio.ensure_future(client.post(f"{base_url}/chat/completions", json=body)) for _ in range(8)]
+            while len(vllm.served) < served + 8:  # noqa: ASYNC110 counted by a server that has no event for it
+                await asyncio.sleep(0.01)
+            first.kill()
+            replies = await asyncio.gather(*calls)
+            assert [reply.status for reply in replies] == [200] * 8
+            async with client.get(f"{url}/sessions/s", headers=BEARER) as reply:
+                turns = (await reply.json())["turns"]
+            really = [(request.prompt_ids, request.ids) for request in vllm.served if request.finish != "abort"]
+            for turn in turns:
+                assert (turn["prompt_token_ids"], turn["completion_token_ids"]) in really
+            assert len(turns) == 8
+            assert await stopped(second) == 0
+        assert await stopped(proxy) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["proxy", "--model", "m"], "--endpoint URL, or --relay"),
+        (["proxy", "--model", "m", "--relay", "--endpoint", "http://x/v1"], "--endpoint URL, or --relay"),
+        (["proxy", "--model", "m", "--endpoint", "x"], "--endpoint: "),
+        (["proxy", "--model", "m", "--relay", "--admin-key-file", "/nowhere/key"], "/nowhere/key"),
+    ],
+)
+async def test_a_wrong_command_line_is_refused_in_words(arguments: list[str], words: str) -> None:
+    async with rolloutctl(*arguments) as process:
+        _, told = await process.communicate()
+        assert process.returncode == 2
+        assert words in told.decode()

@@ -1,0 +1,407 @@
+"""Models that connect out to the proxy: answers, streams, cancellation, and workers that die, hang and come back."""
+
+import asyncio
+import contextlib
+import io
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agent_runtime.models.base import ContextExceeded, ModelConfigError, ModelError, ModelReply, ModelRequest
+from agent_runtime.proxy.relay import forms
+from agent_runtime.proxy.relay.hub import Hub
+from agent_runtime.proxy.relay.worker import Worker
+from agent_runtime.proxy.standalone import standalone_proxy
+from agent_runtime.recording.store import Store
+from rollout_api.model import Sampling
+from rollout_api.records import Usage
+
+KEY = "the-admin-key"
+BEARER = {"Authorization": f"Bearer {KEY}"}
+
+
+@dataclass
+class NamedModel:
+    """Says its own name, one word after another; held where a test asks for it."""
+
+    own: str = "worker"
+    name: str = "tiny"
+    token_capture: str = "Tokens"
+    asked: list[ModelRequest] = field(default_factory=list)
+    cancelled: int = 0
+    hold: asyncio.Event = field(default_factory=asyncio.Event)
+    failures: list[Exception] = field(default_factory=list)
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        self.hold.set()
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        self.asked.append(request)
+        if self.failures:
+            raise self.failures.pop(0)
+        if request.on_text is not None:
+            request.on_text(f"{self.own} ")
+        try:
+            await self.hold.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if request.on_text is not None:
+            request.on_text("done")
+        content = self.text or f"{self.own} done"
+        message = {"role": "assistant", "content": content, "reasoning_content": "hm"}
+        return ModelReply(
+            message, "stop", self.name, Usage(prompt_tokens=3, completion_tokens=2), [1, 2, 3], [4, 5], [-1, -2]
+        )
+
+    async def check(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not what():  # noqa: ASYNC110 what is waited for is on the other end of a connection
+            await asyncio.sleep(0.005)
+
+
+@dataclass
+class Bench:
+    """A proxy whose model is a hub, its workers, and a registered session."""
+
+    hub: Hub
+    url: str
+    client: aiohttp.ClientSession
+    base_url: str = ""
+    workers: list[asyncio.Task[Any]] = field(default_factory=list)
+
+    async def start(self, model: NamedModel, **options: Any) -> asyncio.Task[Any]:
+        """A worker, when it is connected."""
+        before = self.hub.workers
+        worker = Worker(self.url, KEY, model, f"worker-{model.own}", **options)
+        task = asyncio.ensure_future(worker.run())
+        self.workers.append(task)
+        await until(lambda: self.hub.workers > before)
+        return task
+
+    async def ask(self, text: str = "hello", *, stream: bool = False) -> tuple[int, str]:
+        """Status and body of a call of the session."""
+        body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "stream": stream}
+        data = io.BytesIO(json.dumps(body).encode())
+        async with self.client.post(f"{self.base_url}/chat/completions", data=data) as reply:
+            return reply.status, await reply.text()
+
+
+@contextlib.asynccontextmanager
+async def bench(folder: Path, **options: Any) -> AsyncIterator[Bench]:
+    hub = Hub("tiny", **options)
+    async with (
+        standalone_proxy(Store.open(str(folder), {}), hub, KEY) as proxy,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
+    ):
+        found = Bench(hub, proxy.address, client)
+        async with client.post(f"{proxy.address}/sessions/s", headers=BEARER) as reply:
+            found.base_url = proxy.address + (await reply.json())["base_path"]
+        try:
+            yield found
+        finally:
+            for task in found.workers:
+                task.cancel()
+            await asyncio.gather(*found.workers, return_exceptions=True)
+
+
+def content(body: str) -> str:
+    text: str = json.loads(body)["choices"][0]["message"]["content"]
+    return text
+
+
+def pieces(body: str) -> list[str]:
+    events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
+    return [piece for event in events if "choices" in event and (piece := event["choices"][0]["delta"].get("content"))]
+
+
+async def test_an_answer_through_the_relay_is_recorded_token_for_token(tmp_path: Path) -> None:
+    async with bench(tmp_path) as relay:
+        model = NamedModel()
+        await relay.start(model)
+        assert relay.hub.token_capture == "Tokens"
+        status, body = await relay.ask()
+        assert (status, content(body)) == (200, "worker done")
+        async with relay.client.get(f"{relay.url}/sessions/s", headers=BEARER) as reply:
+            [turn] = (await reply.json())["turns"]
+        assert (turn["prompt_token_ids"], turn["completion_token_ids"]) == ([1, 2, 3], [4, 5])
+        assert turn["message"]["reasoning_content"] == "hm"
+        async with relay.client.get(f"{relay.url}/health") as reply:
+            assert (await reply.json())["connected_workers"] == 1
+
+
+async def test_a_stream_through_the_relay_begins_before_its_answer_is_there(tmp_path: Path) -> None:
+    async with bench(tmp_path) as relay:
+        model = NamedModel()
+        model.hold.clear()
+        await relay.start(model)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": True}
+        async with relay.client.post(f"{relay.base_url}/chat/completions", json=body) as reply:
+            first = await reply.content.readany()
+            assert b"worker " in first
+            model.hold.set()
+            assert b"[DONE]" in await reply.content.read()
+
+
+async def test_a_client_that_leaves_stops_the_model_behind_the_relay(tmp_path: Path) -> None:
+    async with bench(tmp_path) as relay:
+        model = NamedModel()
+        model.hold.clear()
+        await relay.start(model)
+        for stream in (False, True):
+            call = asyncio.ensure_future(relay.ask(stream=stream))
+            await until(lambda: len(model.asked) > model.cancelled)
+            call.cancel()
+            await until(lambda: len(model.asked) == model.cancelled)
+        assert model.cancelled == 2
+        model.hold.set()
+        assert (await relay.ask())[0] == 200
+
+
+async def test_what_a_dead_worker_had_is_answered_by_another_one(tmp_path: Path) -> None:
+    async with bench(tmp_path) as relay:
+        models = [NamedModel(own=name) for name in ("a", "b")]
+        tasks = {}
+        for model in models:
+            model.hold.clear()
+            tasks[model.own] = await relay.start(model)
+        calls = [asyncio.ensure_future(relay.ask(f"question {number}")) for number in range(8)]
+        await until(lambda: sum(len(model.asked) for model in models) == 8)
+        dead, alive = sorted(models, key=lambda model: -len(model.asked))
+        tasks[dead.own].cancel()
+        await until(lambda: len(alive.asked) == 8)
+        alive.hold.set()
+        assert {content(body) for _, body in await asyncio.gather(*calls)} == {f"{alive.own} done"}
+
+
+async def test_a_stream_whose_worker_dies_ends_with_an_error_and_is_never_mixed_from_two_answers(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as relay:
+        first, second = NamedModel(own="a"), NamedModel(own="b")
+        first.hold.clear()
+        task = await relay.start(first)
+        call = asyncio.ensure_future(relay.ask(stream=True))
+        await until(lambda: bool(first.asked))
+        await asyncio.sleep(0.1)  # the first word is with the client
+        await relay.start(second)
+        task.cancel()
+        _, body = await call
+        assert pieces(body) == ["a "]
+        assert "Interrupted" in body
+        assert '"finish_reason":"stop"' not in body
+        assert not second.asked
+
+
+async def test_a_request_that_ends_every_worker_fails_and_does_not_go_round_for_ever(tmp_path: Path) -> None:
+    async with bench(tmp_path) as relay:
+        tasks = []
+        models = [NamedModel(own=str(number)) for number in range(4)]
+        for model in models:
+            model.hold.clear()
+            tasks.append(await relay.start(model))
+        call = asyncio.ensure_future(relay.ask())
+        for killed in range(1, 4):
+            await until(lambda killed=killed: sum(len(model.asked) for model in models) == killed)  # type: ignore[misc]
+            [at] = [number for number, model in enumerate(models) if model.asked and not tasks[number].done()]
+            tasks[at].cancel()
+            await asyncio.wait([tasks[at]])
+        status, body = await call
+        assert status == 502
+        assert "3 workers were lost" in body
+
+
+async def test_calls_wait_for_the_first_worker_and_fail_in_words_when_none_comes(tmp_path: Path) -> None:
+    async with bench(tmp_path, wait_seconds=1.0) as relay:
+        call = asyncio.ensure_future(relay.ask())
+        await asyncio.sleep(0.2)
+        task = await relay.start(NamedModel())
+        assert (await call)[0] == 200
+        task.cancel()
+        await until(lambda: relay.hub.workers == 0)
+        status, body = await relay.ask()
+        assert status == 503
+        assert "no worker of model tiny" in body
+
+
+async def test_no_worker_has_more_calls_than_it_takes_and_all_are_answered(tmp_path: Path) -> None:
+    async with bench(tmp_path) as relay:
+        most = 0
+
+        class Counting(NamedModel):
+            running = 0
+
+            async def complete(self, request: ModelRequest) -> ModelReply:
+                nonlocal most
+                self.running += 1
+                most = max(most, self.running)
+                await asyncio.sleep(0.01)
+                try:
+                    return await super().complete(request)
+                finally:
+                    self.running -= 1
+
+        models = [Counting(own="a"), Counting(own="b")]
+        for model in models:
+            await relay.start(model, capacity=3)
+        answers = await asyncio.gather(*(relay.ask(f"question {number}") for number in range(30)))
+        assert {status for status, _ in answers} == {200}
+        assert most == 3
+        assert all(model.asked for model in models)
+
+
+async def test_messages_of_many_megabytes_pass_both_ways_and_larger_ones_fail_in_words(tmp_path: Path) -> None:
+    async with bench(tmp_path) as relay:
+        model = NamedModel(text="y" * (40 << 20))
+        await relay.start(model)
+        status, body = await relay.ask("x" * (60 << 20))
+        assert (status, len(content(body))) == (200, 40 << 20)
+        assert len(model.asked[0].messages[0]["content"]) == 60 << 20
+        large = ModelRequest([{"role": "user", "content": "x" * forms.FRAME_BYTES}], [], Sampling(), 0, "s", "t", 0, 0)
+        with pytest.raises(ModelError, match="TooLarge"):
+            await relay.hub.complete(large)
+        model.text = "y" * forms.FRAME_BYTES
+        status, body = await relay.ask()
+        assert status == 502
+        assert "TooLarge" in body
+        assert relay.hub.workers == 1
+
+
+async def test_failures_of_the_model_behind_the_relay_keep_their_status(tmp_path: Path) -> None:
+    async with bench(tmp_path) as relay:
+        model = NamedModel(failures=[ContextExceeded("too long"), ModelError("Timeout", "slow"), ValueError("a bug")])
+        await relay.start(model)
+        answers = [await relay.ask(str(number)) for number in range(4)]
+        assert [status for status, _ in answers] == [400, 504, 502, 200]
+        assert "context_length_exceeded" in answers[0][1]
+
+
+async def test_a_worker_comes_back_after_the_proxy_was_away(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    model = NamedModel()
+    task = asyncio.ensure_future(Worker(f"http://127.0.0.1:{port}", KEY, model, "w").run())
+    store = Store.open(str(tmp_path), {})
+    try:
+        for _ in range(2):
+            hub = Hub("tiny")
+            async with standalone_proxy(store, hub, KEY, port=port):
+                await until(lambda hub=hub: hub.workers == 1)  # type: ignore[misc]
+    finally:
+        task.cancel()
+
+
+async def test_a_connection_that_went_dead_without_a_word_is_noticed_and_its_calls_go_elsewhere(tmp_path: Path) -> None:
+    async with bench(tmp_path, heartbeat_seconds=0.4) as relay, silent_after(relay.url) as (url, silence):
+        dead, alive = NamedModel(own="dead"), NamedModel(own="alive")
+        dead.hold.clear()
+        task = asyncio.ensure_future(Worker(url, KEY, dead, "dead", heartbeat_seconds=0.4).run())
+        relay.workers.append(task)
+        await until(lambda: relay.hub.workers == 1)
+        call = asyncio.ensure_future(relay.ask())
+        await until(lambda: bool(dead.asked))
+        silence.set()
+        await relay.start(alive)
+        assert content((await call)[1]) == "alive done"
+        await until(lambda: dead.cancelled == 1)  # the worker's end notices as well
+
+
+async def test_a_worker_that_connects_again_takes_the_place_of_its_dead_connection(tmp_path: Path) -> None:
+    async with bench(tmp_path) as relay:
+        first = asyncio.ensure_future(Worker(relay.url, KEY, NamedModel(), "w").run())
+        await until(lambda: relay.hub.workers == 1)
+        second = asyncio.ensure_future(Worker(relay.url, KEY, NamedModel(own="second"), "w").run())
+        relay.workers.append(second)
+        with pytest.raises(ModelConfigError, match="another worker has connected as w"):
+            await first
+        assert content((await relay.ask())[1]) == "second done"
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "match"),
+    [("wrong", NamedModel(), "refused the admin key"), (KEY, NamedModel(name="other"), "serves model 'tiny'")],
+)
+async def test_a_worker_that_can_never_serve_is_told_so_at_once(
+    tmp_path: Path, key: str, model: NamedModel, match: str
+) -> None:
+    async with bench(tmp_path) as relay:
+        with pytest.raises(ModelConfigError, match=match):
+            await Worker(relay.url, key, model, "w").run()
+        assert relay.hub.workers == 0
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        ["[]"],
+        ["{"],
+        ['{"type":"worker_hello","worker_id":7}'],
+        ['{"type":"worker_hello","worker_id":"w"}', '{"type":"?"}'],
+    ],
+)
+async def test_a_worker_that_speaks_nonsense_is_closed_and_harms_nobody(tmp_path: Path, frames: list[str]) -> None:
+    async with bench(tmp_path) as relay:
+        await relay.start(NamedModel())
+        async with relay.client.ws_connect(relay.url + forms.PATH, headers=BEARER) as nonsense:
+            for frame in frames:
+                await nonsense.send_str(frame)
+            async for _ in nonsense:
+                pass
+            assert nonsense.close_code == forms.BROKEN
+        await until(lambda: relay.hub.workers == 1)
+        assert (await relay.ask())[0] == 200
+
+
+async def test_a_worker_of_verl_is_served(tmp_path: Path) -> None:
+    async with bench(tmp_path) as relay, relay.client.ws_connect(relay.url + forms.PATH, headers=BEARER) as verl:
+        await verl.send_json({"type": "worker_hello", "worker_id": "worker-1"})
+        assert (await verl.receive_json())["type"] == "worker_hello_ack"
+        await verl.send_json({"type": "ping"})
+        assert await verl.receive_json() == {"type": "pong"}
+        call = asyncio.ensure_future(relay.ask())
+        request = await verl.receive_json()
+        assert request["session_id"] == "s"
+        response = {"token_ids": [5], "log_probs": [-0.5], "completion_text": "hi", "content_text": "hi", "error": None}
+        await verl.send_json(
+            {"type": "completion_response", "request_id": request["request_id"], "finish_reason": "stop", **response}
+        )
+        assert content((await call)[1]) == "hi"
+
+
+@contextlib.asynccontextmanager
+async def silent_after(url: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """A connection in between that passes on nothing any more once the event is set, and closes nothing either."""
+    silence = asyncio.Event()
+    _, _, port = url.rpartition(":")
+
+    async def pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            if not silence.is_set():
+                target.write(data)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", int(port))
+        ways: list[Awaitable[None]] = [pass_on(reader, back), pass_on(there, writer)]
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            await asyncio.gather(*ways)
+        back.close()
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", silence
+    finally:
+        server.close()

@@ -1,0 +1,255 @@
+"""The gateway before a real HTTP engine: who gets through, and whether answers come as the engine sends them."""
+
+import asyncio
+import io
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from agent_runtime.serving import routes
+from agent_runtime.serving.gateway import serve
+from agent_runtime.serving.policies import Policies
+from tests.support.vllm_server import VllmStandIn
+
+TOKEN = "a-token"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+CHAT = "/v1/chat/completions"
+CUT_OFF = b"cut off"
+
+
+@dataclass
+class Engine:
+    """An engine whose answers the test lets out piece by piece."""
+
+    asked: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    pieces: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(f"{request.method} {request.raw_path}")
+        self.headers.append(dict(request.headers))
+        self.bodies.append(await request.read())
+        self.began.set()
+        if request.path != CHAT:
+            return web.json_response({})
+        try:
+            answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Engine": "kept"})
+            await answer.prepare(request)
+            while (piece := await self.pieces.get()) is not None:
+                if piece is CUT_OFF:
+                    assert request.transport is not None
+                    request.transport.abort()
+                    return answer
+                await answer.write(piece)
+            return answer
+        except asyncio.CancelledError:
+            self.gone.set()
+            raise
+
+
+@dataclass(frozen=True)
+class Gateway:
+    engine: Engine
+    data: str
+    control: str
+    http: aiohttp.ClientSession
+    stop_engine: AsyncExitStack
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    engine = Engine()
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_route("*", "/{path:.*}", engine.answer)
+    async with AsyncExitStack() as stack, AsyncExitStack() as engine_stack:
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+        await runner.setup()
+        engine_stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        ports = await serve(stack, TOKEN, Policies(tmp_path / "policies", {}), url, 0, 0)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        data, control = (f"http://127.0.0.1:{port}" for port in ports)
+        yield Gateway(engine, data, control, http, engine_stack)
+
+
+async def status(gateway: Gateway, method: str, url: str, **options: object) -> int:
+    async with gateway.http.request(method, url, **options) as response:  # type: ignore[arg-type]
+        return response.status
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(routes.DATA - {("POST", CHAT)}))
+async def test_runners_get_what_a_rollout_needs(gateway: Gateway, method: str, path: str) -> None:
+    async with gateway.http.request(method, URL(f"{gateway.data}{path}?a=%2F", encoded=True)) as response:
+        assert response.status == 200
+    assert gateway.engine.asked == [f"{method} {path}?a=%2F"]
+
+
+async def test_runners_get_no_control_route_not_even_with_the_token(gateway: Gateway) -> None:
+    for method, path in routes.CONTROL - routes.READ_ONLY | {routes.FETCH_POLICY}:
+        for headers in ({}, BEARER):
+            assert await status(gateway, method, gateway.data + path, headers=headers) == 404, path
+    assert gateway.engine.asked == []
+
+
+async def test_no_other_spelling_leads_to_a_control_route(gateway: Gateway) -> None:
+    host, _, port = gateway.data.removeprefix("http://").partition(":")
+    spellings = [
+        *("//pause", "/./pause", "/v1/../pause", "/v1/models/../../pause", "/%70ause", "/pause/", "/PAUSE"),
+        *("/v1/models/%2e%2e/%2e%2e/pause", "/pause;x=1", "/health/../pause", "/v1/chat/completions/../../../pause"),
+        *("http://127.0.0.1/pause", "/v1\\..\\pause", "/health%00/../pause", "/version#/../pause"),
+    ]
+    for spelling in spellings:
+        for method in ("GET", "POST"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"{method} {spelling} HTTP/1.1\r\nHost: x\r\nX-Original-URL: /pause\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode())
+            assert await reader.readline(), f"{spelling} is not answered"
+            writer.close()
+            await writer.wait_closed()
+    assert set(gateway.engine.asked) <= {"GET /version"}, "a fragment is no part of a path"
+
+
+async def test_nobody_gets_a_control_route_without_the_token(gateway: Gateway) -> None:
+    for method, path in routes.CONTROL | {routes.FETCH_POLICY}:
+        for shown in ("", "Bearer wrong", f"Basic {TOKEN}", "Bearer ", f"Bearer {TOKEN}x"):
+            found = await status(gateway, method, gateway.control + path, headers={"Authorization": shown})
+            assert found == 401, (path, shown)
+    assert gateway.engine.asked == []
+
+
+async def test_the_operator_gets_every_control_route_and_the_engine_never_sees_the_token(gateway: Gateway) -> None:
+    for method, path in routes.CONTROL:
+        assert await status(gateway, method, gateway.control + path, headers=BEARER) == 200
+    assert set(gateway.engine.asked) == {f"{method} {path}" for method, path in routes.CONTROL}
+    assert TOKEN not in json.dumps(gateway.engine.headers)
+
+
+async def test_the_operator_samples_nothing(gateway: Gateway) -> None:
+    assert await status(gateway, "POST", gateway.control + CHAT, headers=BEARER) == 404
+
+
+async def test_each_piece_of_an_answer_arrives_before_the_next_one_is_made(gateway: Gateway) -> None:
+    async with gateway.http.post(gateway.data + CHAT, json={"stream": True}) as response:
+        assert (response.status, response.headers["X-Engine"]) == (200, "kept")  # before any byte of the body
+        for piece in (b"data: one\n\n", b"data: two\n\n"):
+            gateway.engine.pieces.put_nowait(piece)
+            assert await asyncio.wait_for(response.content.readany(), 5) == piece
+        gateway.engine.pieces.put_nowait(None)
+        assert await response.content.read() == b""
+    assert json.loads(gateway.engine.bodies[0]) == {"stream": True}
+
+
+@pytest.mark.parametrize("pieces", [0, 1])
+async def test_a_client_that_goes_away_ends_the_request_at_the_engine(gateway: Gateway, pieces: int) -> None:
+    async def ask() -> None:
+        async with gateway.http.post(gateway.data + CHAT, json={}) as response:
+            await response.read()
+
+    asking = asyncio.create_task(ask())
+    for _ in range(pieces):
+        gateway.engine.pieces.put_nowait(b"data: one\n\n")
+    await asyncio.wait_for(gateway.engine.began.wait(), 5)
+    asking.cancel()
+    await asyncio.wait_for(gateway.engine.gone.wait(), 5)
+
+
+async def test_an_answer_that_the_engine_cuts_off_does_not_look_whole(gateway: Gateway) -> None:
+    async with gateway.http.post(gateway.data + CHAT, json={}) as response:
+        gateway.engine.pieces.put_nowait(b"data: one\n\n")
+        await response.content.readany()
+        gateway.engine.pieces.put_nowait(CUT_OFF)
+        with pytest.raises((aiohttp.ClientPayloadError, ConnectionResetError)):
+            await asyncio.wait_for(response.content.read(), 5)
+
+
+async def test_an_engine_that_is_away_is_said_to_be(gateway: Gateway) -> None:
+    await gateway.stop_engine.aclose()
+    async with gateway.http.get(f"{gateway.data}/health") as response:
+        assert response.status == 503
+        assert "does not answer" in (await response.json())["error"]["message"]
+
+
+async def test_a_large_body_passes_both_ways(gateway: Gateway) -> None:
+    body = os.urandom(20 << 20)
+    assert await status(gateway, "POST", f"{gateway.data}/tokenize", data=io.BytesIO(body)) == 200
+    assert gateway.engine.bodies == [body]
+
+
+async def test_a_policy_is_fetched_once_and_whole(gateway: Gateway, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "version.json").write_text('{"version": 3}')
+    body = {"version": 3, "uri": source.as_uri()}
+
+    async def fetch() -> dict[str, object]:
+        async with gateway.http.post(f"{gateway.control}/policy/fetch", json=body, headers=BEARER) as response:
+            assert response.status == 200, await response.text()
+            answer: dict[str, object] = await response.json()
+            return answer
+
+    answers = await asyncio.gather(*(fetch() for _ in range(3)))
+    folder = tmp_path / "policies" / "3"
+    assert answers == [{"version": 3, "path": str(folder)}] * 3
+    assert (folder / "version.json").read_text() == '{"version": 3}'
+
+
+async def test_two_policies_are_kept_and_those_before_them_make_room(gateway: Gateway, tmp_path: Path) -> None:
+    for version in (1, 2, 1, 3):  # 1 is asked for again, as when an update goes back
+        source = tmp_path / f"source-{version}"
+        source.mkdir(exist_ok=True)
+        (source / "weights").write_text(str(version))
+        body = {"version": version, "uri": source.as_uri()}
+        assert await status(gateway, "POST", f"{gateway.control}/policy/fetch", json=body, headers=BEARER) == 200
+    assert sorted(path.name for path in (tmp_path / "policies").iterdir()) == ["1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected", "words"),
+    [
+        ({"version": 1}, 400, "uri"),
+        ({"version": 1, "uri": "file:///there/is/none"}, 502, "no such folder"),
+        ({"version": 1, "uri": "ftp://x"}, 502, "expected hf://, s3://"),
+    ],
+)
+async def test_what_cannot_be_fetched_is_told(
+    gateway: Gateway, body: dict[str, object], expected: int, words: str
+) -> None:
+    async with gateway.http.post(f"{gateway.control}/policy/fetch", json=body, headers=BEARER) as response:
+        assert response.status == expected
+        assert words in await response.text()
+
+
+async def test_the_process_serves_an_engine_on_its_loopback_until_it_is_told_to_end(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    async with VllmStandIn() as engine, aiohttp.ClientSession() as http:
+        options = ["--port=0", "--control-port=0", f"--token-file={tmp_path / 'token'}", f"--engine-url={engine.url}"]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "agent_runtime.serving.gateway", *options), stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stdout is not None
+            words = (await process.stdout.readline()).decode().split()
+            data, control = (f"http://127.0.0.1:{port}" for port in (words[3], words[5]))
+            body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+            async with http.post(f"{data}{CHAT}", json=body) as response:
+                assert (await response.json())["usage"]["completion_tokens"] == 4
+            async with http.post(f"{control}/pause?mode=keep", headers=BEARER) as response:
+                assert response.status == 200
+            async with http.get(f"{control}/is_paused", headers=BEARER) as response:
+                assert await response.json() == {"is_paused": True}
+        finally:
+            process.terminate()
+            assert await process.wait() == 0

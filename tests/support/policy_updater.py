@@ -1,0 +1,112 @@
+"""The operator's half of policy updates as a process that may be killed: files in a folder stand for the API server.
+
+    python -m tests.support.policy_updater FOLDER
+
+Reads `fleet.json` (what the API server knows: spec, pods, runners' acknowledgements), and writes `status.json`.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from rollout_api.model_server import ModelServerStatus, PolicySource, PullForm, TransferMode
+from rollout_operator.actions import Ref
+from rollout_operator.model_server.control import Control
+from rollout_operator.model_server.control_errands import Errands, How, Known, Target
+from rollout_operator.model_server.policy import decide
+from rollout_operator.model_server.policy_seen import Runner, Seen, Server
+
+MODEL = "policy"
+TOKEN = "a-token"
+REF = Ref("ModelServer", "lab", MODEL)
+
+
+def write(path: Path, data: Any) -> None:
+    """Whole, or not at all."""
+    new = path.with_suffix(f".{os.getpid()}.new")
+    new.write_text(json.dumps(data))
+    new.replace(path)
+
+
+def read_status(folder: Path) -> ModelServerStatus:
+    """What is written, or what stands before anything is."""
+    path = folder / "status.json"
+    return ModelServerStatus.model_validate_json(path.read_bytes()) if path.exists() else ModelServerStatus()
+
+
+def observe(folder: Path, errands: Errands) -> Seen:
+    """Everything at one moment."""
+    fleet = json.loads((folder / "fleet.json").read_bytes())
+    servers = []
+    for pod in fleet["pods"]:
+        known = errands.known.get((pod["uid"], pod["restarts"]), Known())
+        servers.append(
+            Server(
+                name=pod["name"],
+                uid=pod["uid"],
+                restarts=pod["restarts"],
+                url=pod["url"],
+                control_url=pod["control"],
+                up=pod["up"],
+                leaving=False,
+                loaded=True,
+                said=known.said,
+                busy=known.busy,
+                failures=known.failures,
+            )
+        )
+    return Seen(
+        wanted=PolicySource.model_validate(fleet["policy"]),
+        mode=TransferMode(fleet["mode"]),
+        min_ready=fleet["minReady"],
+        load_limit=timedelta(seconds=60),
+        status=read_status(folder),
+        servers=servers,
+        runners=[Runner(key, update) for key, update in fleet["runners"].items()],
+        now=datetime.now(UTC),
+    )
+
+
+async def run(folder: Path) -> None:
+    """Observe, decide, ask, write down; until killed."""
+    fleet = json.loads((folder / "fleet.json").read_bytes())
+    errands = Errands(Control(backoff_seconds=0.05), may_ask=lambda: True)
+    again = asyncio.Event()
+    errands.on_done = lambda ref: again.set()
+    asyncio.get_running_loop().create_task(errands.run())
+    while True:
+        seen = observe(folder, errands)
+        decision = decide(seen)
+        how = How(
+            mode=seen.mode,
+            form=PullForm(fleet["form"]),
+            model=MODEL,
+            fetch_seconds=10,
+            hook=fleet["hook"],
+            push_seconds=10,
+            world_size=1,
+            update=seen.status.policy.update,
+            token=TOKEN,
+        )
+        for task in decision.tasks:
+            targets = tuple(Target(s.name, s.key, s.control_url, s.url) for s in task.servers)
+            errands.start(REF, task.errand, targets, how)
+        status = seen.status.model_copy(update={"policy": decision.policy, "servers": list(decision.servers)})
+        if status != seen.status:
+            write(folder / "status.json", status.wire())
+            continue
+        write(folder / "story.json", {"reason": decision.reason, "message": decision.message})
+        again.clear()
+        try:
+            async with asyncio.timeout(0.05):
+                await again.wait()
+        except TimeoutError:
+            pass
+
+
+if __name__ == "__main__":
+    asyncio.run(run(Path(sys.argv[1])))

@@ -1,0 +1,66 @@
+"""An agent that nobody wrote for us: a program that talks to its model, and what of that is to be recorded."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from agent_runtime.recording.branches import Branch
+
+TALKING = """
+import http.client, json, os, sys, urllib.request
+
+def ask(messages):
+    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages, "stream": True}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    text = ""
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        for line in reply:
+            if line.strip() == b"data: [DONE]":
+                return text
+            if line.startswith(b"data: "):
+                for choice in json.loads(line[6:])["choices"]:
+                    text += choice["delta"].get("content") or ""
+    raise http.client.IncompleteRead(text.encode())
+
+messages = [{"role": "user", "content": open(sys.argv[1]).read()}]
+for number in range(int(sys.argv[2])):
+    while True:
+        try:
+            text = ask(messages)
+            break
+        except (http.client.HTTPException, OSError) as error:
+            print(type(error).__name__, file=open("broken.txt", "a"))
+    print(number, file=open("answers.txt", "a"), flush=True)
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And {number}?"}]
+print("all is answered")
+"""
+"""Needs no package. Asks as often as its second argument says, beginning with what is in the file that its first one names;
+each answer is streamed, and sent back with the next question. An answer that breaks off is asked for again, and told."""
+
+
+class Served(Protocol):
+    """What a server says that it did for one request."""
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """What it was given."""
+
+    ids: list[int]
+    """What it sampled."""
+    logprobs: list[float]
+
+
+def one_conversation(requests: Sequence[Served]) -> list[tuple[int, int, float]]:
+    """(id, mask, logprob) of requests that go on from each other, as the server saw them."""
+    sequence: list[tuple[int, int, float]] = []
+    for request in requests:
+        assert request.prompt_ids[: len(sequence)] == [token for token, _, _ in sequence]
+        sequence += [(token, 0, 0.0) for token in request.prompt_ids[len(sequence) :]]
+        sequence += [(token, 1, logprob) for token, logprob in zip(request.ids, request.logprobs, strict=True)]
+    return sequence
+
+
+def exported(branch: Branch) -> list[tuple[int, int, float]]:
+    """(id, mask, logprob) of a sample, as a trainer gets it."""
+    assert branch.logprobs is not None
+    return list(zip(branch.token_ids, branch.mask, branch.logprobs, strict=True))

@@ -1,0 +1,167 @@
+"""Time that a server takes from a program is given back, and only the server's own failures excuse the program."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from agent_runtime.engine.agent_clock import AgentClock
+from agent_runtime.engine.attempt_model import AttemptModel
+from agent_runtime.engine.drain import Drain
+from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest
+from agent_runtime.proxy.chat import BadRequest
+from rollout_api.model import Sampling
+from rollout_api.records import StopReason
+
+REQUEST = ModelRequest([], [], Sampling(), 1, "s", "t", 0, 0)
+REPLY = ModelReply({"role": "assistant", "content": "x"}, "stop")
+
+
+class Told:
+    """Does as the test says."""
+
+    name, token_capture = "told", "Tokens"
+
+    def __init__(self) -> None:
+        self.answer: Callable[[ModelRequest], Awaitable[ModelReply]] = self.well
+        self.groups: list[str] = []
+
+    async def well(self, request: ModelRequest) -> ModelReply:
+        self.groups.append(request.group)
+        return REPLY
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        return await self.answer(request)
+
+    async def check(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.told, self.drain = Told(), Drain()
+        self.clock = AgentClock(asyncio.get_running_loop().time())
+        self.model = AttemptModel(lambda: self.told, "group-4", self.clock, self.drain)
+
+    async def fails(self, error: Exception) -> None:
+        async def answer(_request: ModelRequest) -> ModelReply:
+            raise error
+
+        self.told.answer = answer
+        with pytest.raises(type(error)):
+            await self.model.complete(REQUEST)
+
+    async def answers(self) -> None:
+        self.told.answer = self.told.well
+        assert await self.model.complete(REQUEST) is REPLY
+
+
+async def test_calls_of_a_rollout_go_where_those_of_its_group_go() -> None:
+    bench = Bench()
+    await bench.answers()
+    assert bench.told.groups == ["group-4"]
+
+
+async def test_a_failure_excuses_until_the_next_answer() -> None:
+    bench = Bench()
+    error = ModelError("ServerError", "status 500")
+    await bench.fails(error)
+    assert (bench.model.failure, bench.model.trouble()) == (error, error)
+    assert bench.model.failing_seconds(asyncio.get_running_loop().time()) > 0
+    await bench.answers()
+    assert (bench.model.failure, bench.model.trouble()) == (None, None)
+    assert bench.model.failing_seconds(asyncio.get_running_loop().time()) == 0
+
+
+@pytest.mark.parametrize("reason", ["BadRequest", "TextModel", "NoToolParser"])
+async def test_a_request_that_the_program_may_have_worded_so_excuses_nothing(reason: str) -> None:
+    bench = Bench()
+    await bench.fails(ModelError(reason, "no such field"))
+    assert bench.model.trouble() is None
+    with pytest.raises(BadRequest, match="no bare prompt"):
+        await bench.model.complete_prompt("x", REQUEST)
+    assert bench.model.trouble() is None
+
+
+async def test_a_refusal_is_known_until_the_next_answer() -> None:
+    bench = Bench()
+    await bench.fails(ContextExceeded("too long"))
+    assert (bench.model.refusal, bench.model.failure) == (StopReason.CONTEXT_EXCEEDED, None)
+    await bench.answers()
+    assert bench.model.refusal is None
+
+
+async def test_time_behind_a_shut_gate_and_on_failed_tries_does_not_count() -> None:
+    bench, loop = Bench(), asyncio.get_running_loop()
+    gate = asyncio.Event()
+
+    async def held(request: ModelRequest) -> ModelReply:
+        request.health.on_hold(True)
+        await gate.wait()
+        request.health.on_hold(False)
+        return REPLY
+
+    bench.told.answer = held
+    call = asyncio.ensure_future(bench.model.complete(REQUEST))
+    await asyncio.sleep(0)
+    before = bench.clock.used(loop.time())
+    assert bench.clock.used(loop.time() + 100) == pytest.approx(before, abs=0.1)
+    gate.set()
+    await call
+
+    async def failing(request: ModelRequest) -> ModelReply:
+        request.health.failing = "Unreachable: refused"
+        assert str(bench.model.trouble()) == "Unreachable: Unreachable: refused"
+        request.health.failing, request.health.lost_seconds = None, 50.0
+        return REPLY
+
+    bench.told.answer = failing
+    await bench.model.complete(REQUEST)
+    assert bench.clock.used(loop.time() + 50) == pytest.approx(before, abs=1.0)
+
+
+async def test_a_call_that_was_cancelled_while_it_was_held_keeps_no_clock_standing() -> None:
+    bench, loop = Bench(), asyncio.get_running_loop()
+
+    async def held(request: ModelRequest) -> ModelReply:
+        request.health.on_hold(True)
+        await asyncio.Event().wait()
+        return REPLY
+
+    bench.told.answer = held
+    call = asyncio.ensure_future(bench.model.complete(REQUEST))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait([call])
+    assert bench.clock.used(loop.time() + 100) > 99
+    assert bench.model.trouble() is None
+
+
+async def test_a_program_whose_patience_ends_before_that_with_a_failing_server_was_failed_by_it() -> None:
+    bench, loop = Bench(), asyncio.get_running_loop()
+    before = bench.clock.used(loop.time())
+
+    async def failing(request: ModelRequest) -> ModelReply:
+        request.health.failing = "Unreachable: refused"
+        await asyncio.Event().wait()
+        return REPLY
+
+    bench.told.answer = failing
+    call = asyncio.ensure_future(bench.model.complete(REQUEST))
+    await asyncio.sleep(0.05)
+    call.cancel()
+    await asyncio.wait([call])
+    assert str(bench.model.failure) == "Unreachable: Unreachable: refused"
+    assert bench.clock.used(loop.time()) - before < 0.05
+
+
+async def test_once_a_runner_drains_new_calls_wait_for_the_next_runner() -> None:
+    bench = Bench()
+    bench.drain.request()
+    call = asyncio.ensure_future(bench.model.complete(REQUEST))
+    await asyncio.sleep(0)
+    assert (bench.model.parked, bench.told.groups) == (1, [])
+    call.cancel()
+    await asyncio.wait([call])
+    assert bench.model.parked == 0

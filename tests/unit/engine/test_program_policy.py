@@ -1,0 +1,113 @@
+"""What a program's end says about the policy, and what it does not."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.engine.program_policy import LONGEST_ARGUMENT, Ended, doubtful_turn, filled, stop_of
+from agent_runtime.models.base import ModelError
+from agent_runtime.proxy.limits import Exhausted
+from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
+from rollout_api.records import DeliveryRecord, IntentRecord, Record, ResponseRecord, StopReason
+
+OVER = Exhausted(StopReason.MAX_TURNS, "its 3 turns are used up")
+AWAY = ModelError("Unreachable", "connection refused")
+
+
+def result(code: int | None = 0, *, signal: int | None = None, cause: str | None = None) -> CommandResult:
+    return CommandResult(code, signal, cause, 1.0, b"said\n", b"Traceback: boom\n", 5, 16)
+
+
+def intent(turn: int) -> IntentRecord:
+    return IntentRecord(turn=turn, time=0, keep=0, messages=[])
+
+
+def response(turn: int) -> ResponseRecord:
+    return ResponseRecord(turn=turn, time=0, seconds=0, message={}, finish_reason="stop")
+
+
+def delivery(turn: int, *, delivered: bool = True) -> DeliveryRecord:
+    return DeliveryRecord(turn=turn, time=0, delivered=delivered)
+
+
+def test_each_field_is_filled_in_wherever_it_stands() -> None:
+    command = ["agent", "--model={model}", "{prompt}", "{promptFile}", "{other} ${HOME} {}"]
+    assert filled(command, prompt="Do it.", prompt_file="/p.md", model="m") == [
+        "agent", "--model=m", "Do it.", "/p.md", "{other} ${HOME} {}",
+    ]  # fmt: skip
+
+
+@given(st.text(max_size=40))
+def test_braces_of_a_prompt_are_the_prompts_own(prompt: str) -> None:
+    text = f"{{model}}{prompt}{{promptFile}}"
+    assert filled(["{prompt}|{prompt}"], prompt=text, prompt_file="f", model="m") == [f"{text}|{text}"]
+
+
+def test_a_prompt_that_is_too_long_for_an_argument_says_what_to_write_instead() -> None:
+    assert filled(["a", "{prompt}"], prompt="x" * LONGEST_ARGUMENT, prompt_file="", model="m")
+    with pytest.raises(SandboxFailure, match=r"agent.command\[1\] has 131072 bytes.*\{promptFile\}"):
+        filled(["a", "{prompt}"], prompt="x" * (LONGEST_ARGUMENT + 1), prompt_file="", model="m")
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"failure": AWAY}, {"cut": True}, {"over": OVER}, {"refusal": StopReason.CONTEXT_EXCEEDED}]
+)
+def test_exit_code_0_is_finished_whatever_went_before(how: dict[str, Any]) -> None:
+    assert stop_of(Ended(result(), **how)) == (StopReason.FINISHED, "said\nTraceback: boom")
+
+
+@pytest.mark.parametrize("ending", [result(1), result(None, signal=9), result(None, signal=11)])
+def test_a_program_that_was_failed_did_not_fail(ending: CommandResult) -> None:
+    with pytest.raises(ModelError, match="connection refused"):
+        stop_of(Ended(ending, failure=AWAY, over=OVER))
+    with pytest.raises(ModelError) as caught:
+        stop_of(Ended(ending, cut=True, over=OVER))
+    assert caught.value.reason == "Interrupted"
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason", "words"),
+    [
+        (Ended(result(3)), StopReason.AGENT_ERROR, "ended with exit code 3: said\nTraceback: boom"),
+        (Ended(result(None, signal=9)), StopReason.AGENT_ERROR, "ended with signal 9"),
+        (Ended(result(None, signal=9, cause="Processes")), StopReason.AGENT_ERROR, "ended with Processes"),
+        (Ended(result(1), over=OVER), StopReason.MAX_TURNS, "its 3 turns are used up"),
+        (Ended(result(1), refusal=StopReason.CONTEXT_EXCEEDED), StopReason.CONTEXT_EXCEEDED, "boom"),
+    ],
+)
+def test_its_own_failure_is_the_policys(ended: Ended, reason: StopReason, words: str) -> None:
+    stop = stop_of(ended)
+    assert stop[0] is reason
+    assert words in stop[1]
+
+
+def test_a_program_that_cannot_be_started_is_nobodys_reward() -> None:
+    with pytest.raises(SandboxFailure, match=r"agent.command cannot be started: said") as caught:
+        stop_of(Ended(result(None, cause="NotStarted")))
+    assert caught.value.reason == "AgentNotStarted"
+
+
+def test_a_program_that_an_earlier_runner_ended_at_a_limit_has_reached_that_limit() -> None:
+    killed = result(None, signal=9, cause="Signal")
+    assert stop_of(Ended(killed, over=OVER, cut=True))[0] is StopReason.MAX_TURNS
+    assert stop_of(Ended(killed, cut=True))[0] is StopReason.AGENT_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("recorded", "turn"),
+    [
+        ([], None),
+        ([intent(0)], 0),
+        ([intent(0), response(0)], 0),
+        ([intent(0), response(0), delivery(0)], None),
+        ([intent(0), response(0), delivery(0, delivered=False)], None),
+        ([intent(0), response(0), delivery(0), intent(1)], 1),
+        ([intent(0), intent(1), response(1), delivery(1)], None),
+    ],
+)
+def test_an_answer_is_in_doubt_until_somebody_has_seen_what_became_of_it(
+    recorded: list[Record], turn: int | None
+) -> None:
+    assert doubtful_turn(recorded) == turn

@@ -1,0 +1,237 @@
+"""A ModelServer in a cluster: made in the right order, made once, changed only where it was changed, and always told of."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollout_api.cluster import ROLE_LABEL, SANDBOX_ROLE
+from rollout_operator.actions import Ask, Create, Delete, Patch, Replace
+from rollout_operator.model_server.control_errands import Known
+from rollout_operator.model_server.network import policies
+from rollout_operator.model_server.policy_seen import Call, Said
+from tests.unit.rollout_operator.model_server.scenes import CONFIG, NAMESPACE, SPECS, Cluster, model_server
+
+CACHED = SPECS["cache-and-token"]
+SMALL = SPECS["smallest"]
+
+
+def kinds(cluster: Cluster) -> list[str]:
+    return sorted(f"{kind}/{name}" for kind, name in cluster.objects if kind != "Pod")
+
+
+def running(spec: dict[str, Any]) -> Cluster:
+    cluster = Cluster(spec)
+    cluster.settle()
+    if ("Job", "qwen-download") in cluster.objects:
+        cluster.download_ends()
+    cluster.settle()
+    cluster.start_pods()
+    cluster.settle()
+    return cluster
+
+
+def test_no_accelerator_is_taken_before_all_weights_are_there() -> None:
+    cluster = Cluster(CACHED)
+    cluster.settle()
+    assert "StatefulSet/qwen" not in kinds(cluster)
+    assert {"Job/qwen-download", "PersistentVolumeClaim/qwen-weights"} <= set(kinds(cluster))
+    job = cluster.objects["Job", "qwen-download"]
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert not any("/" in name for name in container["resources"]["requests"]), "an extended resource"
+    assert cluster.condition("Ready")["reason"] == "Downloading"
+    cluster.download_ends()
+    cluster.settle()
+    assert "StatefulSet/qwen" in kinds(cluster)
+    assert cluster.condition("Downloaded")["status"] == "True"
+
+
+def test_a_download_that_failed_is_told_with_what_to_do() -> None:
+    cluster = Cluster(CACHED)
+    cluster.settle()
+    cluster.download_ends("Failed")
+    cluster.settle()
+    ready = cluster.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "DownloadFailed")
+    assert "delete Job qwen-download to try again" in ready["message"]
+    assert "StatefulSet/qwen" not in kinds(cluster)
+
+
+def test_a_download_job_that_is_tidied_away_is_not_missed() -> None:
+    cluster = running(CACHED)
+    del cluster.objects["Job", "qwen-download"]
+    assert not [action for action in cluster.look().actions if isinstance(action, Create)]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_plan_that_is_carried_out_and_made_again_is_empty(name: str) -> None:
+    cluster = running(SPECS[name])
+    assert [action for action in cluster.look().actions if not isinstance(action, Ask)] == []
+    assert cluster.look().status == cluster.server["status"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": {"version": 7, "uri": "s3://p/7"}},
+        {"clients": [{"podSelector": {}}]},
+        {"weightTransfer": {"pull": {"timeoutSeconds": 60}}},
+    ],
+)
+def test_no_engine_is_restarted_for_what_pods_are_not_made_of(changes: dict[str, Any]) -> None:
+    cluster = running(SMALL)
+    before = cluster.objects["StatefulSet", "qwen"]["metadata"]["resourceVersion"]
+    cluster.spec(**changes)
+    cluster.settle()
+    assert cluster.objects["StatefulSet", "qwen"]["metadata"]["resourceVersion"] == before
+
+
+def test_another_number_of_servers_changes_nothing_else() -> None:
+    cluster = running(SMALL)
+    cluster.spec(replicas=5)
+    [action] = [action for action in cluster.look().actions if not isinstance(action, Ask)]
+    assert isinstance(action, Patch)
+    assert action.spec == {"replicas": 5}
+
+
+def test_another_image_makes_new_pods() -> None:
+    cluster = running(SMALL)
+    cluster.spec(engine={"image": "vllm:next", "version": "0.27.0"})
+    [action] = [action for action in cluster.look().actions if not isinstance(action, Ask)]
+    assert isinstance(action, Replace)
+    cluster.settle()
+    [engine] = cluster.objects["StatefulSet", "qwen"]["spec"]["template"]["spec"]["containers"]
+    assert engine["image"] == "vllm:next"
+
+
+def test_a_budget_that_is_not_asked_for_any_more_goes() -> None:
+    cluster = running(CACHED)
+    cluster.spec(podDisruptionBudget=None)
+    [action] = [action for action in cluster.look().actions if not isinstance(action, Ask)]
+    assert isinstance(action, Delete)
+    cluster.settle()
+    assert "PodDisruptionBudget/qwen" not in kinds(cluster)
+
+
+def test_an_invalid_change_is_told_and_what_runs_goes_on() -> None:
+    cluster = running(SMALL)
+    before = kinds(cluster)
+    cluster.spec(podTemplate={"spec": {"hostNetwork": True}})
+    cluster.settle()
+    invalid = cluster.condition("Invalid")
+    assert invalid["status"] == "True"
+    assert "spec.podTemplate.spec.hostNetwork" in invalid["message"]
+    assert kinds(cluster) == before
+    assert cluster.server["status"]["servers"], "runners still find the servers"
+    cluster.spec(podTemplate=None)
+    cluster.settle()
+    assert cluster.condition("Invalid") == {}
+
+
+def test_a_cluster_without_leader_worker_sets_says_so_and_is_tried_again() -> None:
+    cluster = Cluster(SPECS["claimed-weights"])
+    cluster.refuses_workloads = True
+    cluster.settle()
+    assert cluster.condition("Ready")["reason"] == "CannotCreate"
+    cluster.refuses_workloads = False
+    cluster.now += timedelta(seconds=61)
+    cluster.settle()
+    assert "StatefulSet/qwen" in kinds(cluster)
+
+
+def test_no_pod_is_ready_before_it_was_asked_which_policy_it_serves() -> None:
+    cluster = running(SMALL)
+    assert cluster.gates == [""]
+    asked = [action.errand.call for action in cluster.look().actions if isinstance(action, Ask)]
+    assert asked == [Call.LOOK]
+    pod = cluster.objects["Pod", "qwen-0"]["metadata"]["uid"]
+    cluster.asked[pod, 0] = Known(said=Said(at=cluster.now, paused=False, version=0, checked=True))
+    cluster.settle()
+    assert cluster.gates == ["True"]
+    assert cluster.condition("Ready")["status"] == "True"
+    [server] = cluster.server["status"]["servers"]
+    assert (server["ready"], server["policyVersion"]) == (True, 0)
+    assert cluster.server["status"]["url"] == f"http://qwen-api.{NAMESPACE}.svc:8000"
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_sandboxes_and_strangers_reach_no_port(name: str) -> None:
+    server = model_server(SPECS[name])
+    for rule in (rule for policy in policies(server, CONFIG) for rule in policy["spec"]["ingress"]):
+        assert rule["from"], "an empty list is everybody"
+        assert rule["ports"], "an empty list is every port"
+        for peer in rule["from"]:
+            selector = peer["podSelector"]
+            allowed = selector.get("matchLabels", {})
+            names_a_role = ROLE_LABEL in allowed or "app.kubernetes.io/component" in allowed
+            not_sandbox = {"key": ROLE_LABEL, "operator": "NotIn", "values": [SANDBOX_ROLE]}
+            own = "rollout.dev/model-server" in allowed
+            assert names_a_role or own or not_sandbox in selector["matchExpressions"]
+        control = [port for port in rule["ports"] if port["port"] <= 8001 <= port.get("endPort", port["port"])]
+        if control:
+            assert [peer["namespaceSelector"] for peer in rule["from"]] == [
+                {"matchLabels": {"kubernetes.io/metadata.name": "operators"}}
+            ]
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"replicas": 0},
+    {"replicas": 3},
+    {"engine": {"image": "vllm:next", "version": "0.27.0"}},
+    {"podDisruptionBudget": {"maxUnavailable": 2}},
+    {"podDisruptionBudget": None},
+    {"clients": [{"podSelector": {"matchLabels": {"app": "x"}}}]},
+    {"policy": {"version": 9, "uri": "s3://p/9"}},
+    {"podTemplate": {"spec": {"hostPID": True}}},
+    {"podTemplate": None},
+]
+HAPPENINGS = [
+    "download ends",
+    "download fails",
+    "pods start",
+    "pod goes",
+    "workload refused",
+    "lost object",
+    "time passes",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    spec=st.sampled_from(sorted(SPECS)),
+    story=st.lists(st.sampled_from(HAPPENINGS) | st.sampled_from(CHANGES), max_size=12),
+    look_between=st.booleans(),
+)
+def test_any_story_comes_to_rest_and_nothing_is_made_twice(
+    spec: str, story: list[str | dict[str, Any]], look_between: bool
+) -> None:
+    cluster = Cluster(SPECS[spec])
+    for event in story:
+        match event:
+            case dict():
+                cluster.spec(**event)
+            case "download ends" | "download fails":
+                if ("Job", "qwen-download") in cluster.objects:
+                    cluster.download_ends("Complete" if event == "download ends" else "Failed")
+            case "pods start":
+                cluster.start_pods()
+            case "pod goes":
+                cluster.objects.pop(("Pod", "qwen-0"), None)
+            case "workload refused":
+                cluster.refuses_workloads = not cluster.refuses_workloads
+            case "lost object":
+                cluster.objects.pop(("Service", "qwen-api"), None)
+            case "time passes":
+                cluster.wait(45)
+        if look_between:
+            cluster.carry_out(cluster.look())
+    cluster.refuses_workloads = False
+    cluster.wait(120)
+    cluster.settle()
+    if cluster.condition("Invalid"):
+        return
+    assert "Service/qwen-api" in kinds(cluster)
+    assert cluster.condition("Ready")["status"] == "False", "nobody was asked, so nobody is ready"
+    assert "True" not in cluster.gates
