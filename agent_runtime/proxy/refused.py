@@ -34,7 +34,7 @@ def refused(error: Exception) -> Refused:
             return Refused(ErrorKind.CONTEXT_EXCEEDED, str(error))
         case ContentFiltered():
             return Refused(ErrorKind.CONTENT_FILTERED, str(error))
-        case RequestRefused():
+        case RequestRefused() | ModelConfigError(reason="NoToolParser" | "TextModel"):
             return Refused(ErrorKind.BAD_REQUEST, error.message)
         case ModelConfigError():
             return Refused(ErrorKind.INTERNAL, f"the proxy's model cannot be used: {error}")

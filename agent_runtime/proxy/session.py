@@ -11,14 +11,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
-from agent_runtime.models.base import CallHealth, Model, ModelError, ModelReply, ModelRequest, RequestRefused
+from agent_runtime.models.base import CallHealth, Model, ModelError, ModelReply, ModelRequest
 from agent_runtime.proxy.call import Call, Ticket
 from agent_runtime.proxy.chat import PROMPT_ROLE, ChatRequest, ErrorKind, PromptModel
 from agent_runtime.proxy.coalescing import MOST_KEPT, Answers, Identity
 from agent_runtime.proxy.history import History, Place, Turn
 from agent_runtime.proxy.limits import Exhausted, Limits, Spent, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
-from agent_runtime.proxy.refused import Refused
+from agent_runtime.proxy.refused import Refused, refused
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError
 from rollout_api.base import ApiModel
@@ -227,8 +227,8 @@ class Session:
             raise
         except Exception as error:
             self._answers.failed(identity, call)
-            # A request that is refused for what it asks is its client's own doing.
-            if isinstance(error, ModelError) and not isinstance(error, RequestRefused):
+            # What is refused for what it asks is its client's own doing.
+            if isinstance(error, ModelError) and refused(error).kind is not ErrorKind.BAD_REQUEST:
                 self.failure = error
             raise
         finally:

@@ -25,6 +25,7 @@ from agent_runtime.models.base import (
     ModelError,
     ModelReply,
     ModelRequest,
+    RequestRefused,
     TokenPrefix,
 )
 from rollout_api.base import ApiModel
@@ -139,6 +140,7 @@ def reply_message(id: str, reply: ModelReply) -> JsonObject:
         "model": reply.model,
         "usage": reply.usage.model_dump(by_alias=False),
         "policy_spans": [span.model_dump(by_alias=False) for span in reply.policy_spans],
+        "stop_sequence": reply.stop_sequence,
     }
 
 
@@ -146,15 +148,18 @@ _ERROR_TYPES: Final[Mapping[str, type[ContextExceeded | ContentFiltered]]] = {
     "context_length_exceeded": ContextExceeded,
     "content_filter": ContentFiltered,
 }
-_CONFIG: Final = "config"
-_INTERNAL: Final = "internal"
+_MODEL_ERRORS: Final[Mapping[str, type[ModelError]]] = {
+    "config": ModelConfigError,
+    "invalid_request": RequestRefused,
+    "internal": ModelError,
+}
 
 
 def error_message(id: str, error: ModelError | ContextExceeded | ContentFiltered) -> JsonObject:
     """`completion_response` with a failure."""
     told: JsonObject = {"type": "completion_response", "request_id": id, "error": str(error)}
     if isinstance(error, ModelError):
-        kind = _CONFIG if isinstance(error, ModelConfigError) else _INTERNAL
+        kind = next(word for word, form in _MODEL_ERRORS.items() if isinstance(error, form))
         return told | {"error": error.message, "error_type": kind, "error_reason": error.reason}
     return told | {"error_type": next(word for word, form in _ERROR_TYPES.items() if isinstance(error, form))}
 
@@ -175,6 +180,7 @@ class _Answer(ApiModel, extra="ignore"):
     model: str | None = None
     usage: Usage | None = None
     policy_spans: list[PolicySpan] | None = None
+    stop_sequence: str | None = None
 
     def assistant(self) -> Message:
         """The message, also of a worker that gives its parts alone."""
@@ -210,6 +216,7 @@ def reply_of(message: Mapping[str, Any]) -> ModelReply:
         completion_token_ids=told.token_ids,
         logprobs=told.log_probs,
         policy_spans=told.spans(),
+        stop_sequence=told.stop_sequence,
     )
 
 
@@ -224,4 +231,4 @@ def _failure(message: Mapping[str, Any]) -> ModelError | ContextExceeded | Conte
     if (blamed := _ERROR_TYPES.get(str(kind))) is not None:
         return blamed(words)
     reason = str(message.get("error_reason") or "WorkerFailed")
-    return (ModelConfigError if kind == _CONFIG else ModelError)(reason, words)
+    return _MODEL_ERRORS.get(str(kind), ModelError)(reason, words)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.models.base import ModelError, ModelReply, RequestRefused
+from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, RequestRefused
 from agent_runtime.proxy import keys
 from agent_runtime.proxy import session as session_module
 from agent_runtime.proxy.call import Call
 from agent_runtime.proxy.chat import BadRequest, ChatRequest, ErrorKind
 from agent_runtime.proxy.coalescing import Identity
 from agent_runtime.proxy.limits import Exhausted, Limits
-from agent_runtime.proxy.refused import Refused
+from agent_runtime.proxy.refused import Refused, refused
 from agent_runtime.proxy.session import OverBudget, Session, SessionSettings
 from agent_runtime.recording.branches import token_branches
 from agent_runtime.recording.epoch_log import Superseded
@@ -192,10 +192,15 @@ async def test_an_equal_idempotency_key_joins_the_call_that_runs_and_cancels_it_
 
 async def test_a_client_that_asks_for_what_the_engine_refuses_was_not_failed_by_it() -> None:
     bench = Bench()
-    bench.model.failures = [RequestRefused("BadRequest", "logit_bias: 99999 is no token")]
-    with pytest.raises(RequestRefused):
-        await bench.ask()
-    assert bench.session.failure is None, "else an agent could choose to be run again"
+    for error in (
+        RequestRefused("BadRequest", "logit_bias: 99999 is no token"),
+        ModelConfigError("NoToolParser", "tools cannot be used with this server"),
+    ):
+        bench.model.failures = [error]
+        with pytest.raises(ModelError):
+            await bench.ask()
+        assert refused(error).kind is ErrorKind.BAD_REQUEST
+        assert bench.session.failure is None, "else an agent could choose to be run again"
 
 
 async def test_after_a_failure_the_same_key_makes_a_new_call() -> None:

@@ -14,6 +14,7 @@ from agent_runtime.models.base import (
     ModelError,
     ModelReply,
     ModelRequest,
+    RequestRefused,
     TokenPrefix,
 )
 from agent_runtime.proxy.relay import forms
@@ -50,6 +51,7 @@ REPLIES = st.builds(
     completion_token_ids=st.none() | IDS,
     logprobs=st.none() | st.lists(st.floats(-20, 0), max_size=5),
     policy_spans=st.lists(st.builds(PolicySpan, tokens=st.integers(1, 9), version=st.none() | st.just("7"))),
+    stop_sequence=st.none() | st.text(max_size=5),
 )
 REQUESTS = st.builds(
     ModelRequest,
@@ -92,6 +94,7 @@ def test_the_tighter_of_two_limits_reaches_the_model() -> None:
     [
         ModelError("Timeout", "no answer"),
         ModelConfigError("KeyRefused", "wrong key"),
+        RequestRefused("BadRequest", "logit_bias: 99999 is no token"),
         ContextExceeded("too long"),
         ContentFiltered("no"),
         ContextExceeded(""),
