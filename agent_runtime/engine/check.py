@@ -77,7 +77,7 @@ async def _run_agent(
             update={
                 "group_size": 1,
                 "tasks": Tasks.model_construct(inline=tasks, from_=None, stream=None),
-                "agent": job.spec.agent.model_copy(update={"type": agent}),
+                "agent": job.spec.agent.model_copy(update={"type": agent, "command": [], "install": []}),
                 "completion": job.spec.completion.model_copy(
                     update={"min_completed_per_group": 1, "max_infra_failure_fraction": 1.0}
                 ),

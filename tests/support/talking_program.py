@@ -51,9 +51,12 @@ class Served(Protocol):
 
 
 def one_conversation(requests: Sequence[Served]) -> list[tuple[int, int, float]]:
-    """(id, mask, logprob) of requests that go on from each other, as the server saw them."""
+    """(id, mask, logprob) of requests that go on from each other, as the server saw them.
+
+    Where the same was asked again, the last answer counts: those before it broke off.
+    """
     sequence: list[tuple[int, int, float]] = []
-    for request in requests:
+    for request in {tuple(request.prompt_ids): request for request in requests}.values():
         assert request.prompt_ids[: len(sequence)] == [token for token, _, _ in sequence]
         sequence += [(token, 0, 0.0) for token in request.prompt_ids[len(sequence) :]]
         sequence += [(token, 1, logprob) for token, logprob in zip(request.ids, request.logprobs, strict=True)]

@@ -192,8 +192,12 @@ async def test_a_program_whose_runners_are_killed_goes_on_and_no_turn_is_lost_or
     result = ran.results[0]
     assert (ran.end, result["attempt"], result["reward"], result["turns"]) == (("Completed", "Finished"), 0, 1, 6)
     assert [request.finish for request in requests].count("abort") == 2, "nobody waited for those any more"
+    records = await ran.reader.records(0)
+    used = [record.agent_seconds or 0.0 for record in records if isinstance(record, IntentRecord)]
+    assert used == sorted(used), "each runner goes on counting where the last one ended"
+    assert used[1] > 0
     (branch,) = await ran.branches()
-    assert exported(branch) == one_conversation([request for request in requests if request.finish != "abort"])
+    assert exported(branch) == one_conversation(requests)
 
 
 async def test_a_program_that_gives_up_because_its_runner_died_is_tried_again_and_uses_up_no_attempt(

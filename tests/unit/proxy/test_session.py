@@ -402,3 +402,17 @@ async def test_whatever_conversations_an_agent_holds_each_delivered_token_is_tra
     expected = [id for turn in turns if turn.response for id in turn.response.completion_token_ids or []]
     assert sorted(sampled) == sorted(expected)
     assert linear(records) == records
+
+
+async def test_a_runner_that_stops_can_wait_until_every_answer_has_reached_its_client() -> None:
+    bench = Bench(Limits(turns=1))
+    assert (bench.session.calls, bench.session.over) == (0, None)
+    call = bench.begin()
+    await call.answer()
+    assert bench.session.is_idle
+    assert bench.session.calls == 1, "its last bytes are on their way"
+    call.leave(True)
+    assert bench.session.calls == 0
+    over = bench.session.over
+    assert over is not None
+    assert over.reason is StopReason.MAX_TURNS
