@@ -167,6 +167,7 @@ class Fleet:
         """All have gone back from this version, and the gate is open."""
         async with asyncio.timeout(LONG):
             while True:
+                self._assert_well()
                 status = self.status
                 if status.policy.failed == version and status.policy.gate is Gate.OPEN:
                     return status
@@ -178,6 +179,7 @@ class Fleet:
         try:
             async with asyncio.timeout(LONG):
                 while True:
+                    self._assert_well()
                     status = self.status
                     ready = sum(entry.ready for entry in status.servers)
                     if status.policy.step is None and status.policy.current == version and ready >= wanted:
@@ -185,6 +187,12 @@ class Fleet:
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"never at {version}: {self.status}\n{self.story}") from None
+
+    def _assert_well(self) -> None:
+        """What plays the kubelet and the runners has not failed itself."""
+        for task in [*self._tasks, *self._runners]:
+            if task.done() and not task.cancelled():
+                task.result()
 
     # Processes.
 
@@ -196,8 +204,8 @@ class Fleet:
             stdout=asyncio.subprocess.PIPE,
         )
         assert pod.process.stdout is not None
-        assert await pod.process.stdout.readline()
-        pod.up = True
+        # Nothing: it was killed before it served.
+        pod.up = bool(await pod.process.stdout.readline())
 
     async def kill(self, pod: Pod) -> None:
         """SIGKILL; the kubelet notices by itself."""
