@@ -70,14 +70,14 @@ class Server:
         return self
 
     @property
-    def object(self) -> Object | None:
-        """As the API server has it now."""
+    def found(self) -> Object | None:
+        """As the API server has it now; None when it is gone."""
         return self.cluster.get("modelserver", self.name, self.namespace)
 
     @property
     def status(self) -> Object:
         """Its status, empty before the operator has seen it."""
-        status: Object = (self.object or {}).get("status", {})
+        status: Object = (self.found or {}).get("status", {})
         return status
 
     @property

@@ -52,13 +52,15 @@ def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> F
     if job is not None:
         restarts = progress.mark(restarts, job.failed_pods, totals.sealed, suspended=suspend)
         failures = progress.failures(restarts, job.failed_pods)
+    verdict = standing or judge(seen, failures)
+    to_resume = job is not None and job.suspend and not suspend and verdict is None
     return Findings(
         totals=totals,
         restarts=restarts,
         failures=failures,
-        verdict=standing or judge(seen, failures),
+        verdict=verdict,
         problems=resolved.problems,
-        waits_for_model=model_server.waiting(seen) if resolved.job is not None else None,
+        waits_for_model=model_server.waiting(seen) if resolved.job is not None or to_resume else None,
         drained=suspend and not seen.alive and (job.suspended if job is not None else not resolved.problems),
         result_uri=seen.status.get("resultURI") or resolved.result_uri,
     )
@@ -90,7 +92,7 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
         # A job that has ended starts no pod again, whatever its spec says. Runners without a verdict may end by themselves.
         ended = not seen.alive and not seen.runners_at_work
         suspend = suspend or job.suspend or ended or found.failures >= progress.limit(seen.runners_at_work)
-    if suspend != job.suspend:
+    if suspend != job.suspend and found.waits_for_model is None:
         yield Patch(ref, {"suspend": suspend})
 
 

@@ -31,7 +31,7 @@ class Findings:
     problems: Sequence[Problem] = ()
     """Why the job cannot be started."""
     waits_for_model: str | None = None
-    """Why no runner is made yet, though nothing is wrong with the job."""
+    """Why no runner is made yet, or again, though nothing is wrong with the job."""
     drained: bool = False
     """It is suspended, and no runner is left."""
     result_uri: str | None = None

@@ -42,7 +42,7 @@ def addresses(server: Server) -> Sequence[str]:
     return [entry["url"].removeprefix("http://").rpartition(":")[0] for entry in server.ready]
 
 
-def calls_to(server: Server, asked: frozenset[routes.Route]) -> Sequence[Object]:
+def calls_to(server: Server, asked: frozenset[routes.Route]) -> Sequence[Sequence[object]]:
     """Every route on both ports of every server, with a token that somebody made up."""
     headers = {"Authorization": "Bearer guessed", "Content-Type": "application/json"}
     return [

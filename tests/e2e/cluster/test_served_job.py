@@ -2,9 +2,8 @@
 recorded with the version that made it."""
 
 import asyncio
-import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +16,7 @@ from tests.support.model_server import NAME, Server, small_containers, standin_s
 from tests.support.vllm_server import logprobs_by
 
 MEMBERS, MOST_TURNS = 4, 400
+POLICIES = range(4)
 # Slow enough that answers are under way whenever something happens, and that the shut gate is seen.
 ARGUMENTS = "--script /script/script.json --tokens-per-second 20 --load-seconds 2"
 TEXT = "I have looked at the files of this folder once more, and before I say what I think of them I write down what I saw. "
@@ -114,27 +114,17 @@ def versions_in(reader: RunReader, result: Result, truth: Truth) -> list[int]:
     """The policy versions of a rollout's trained tokens in order, each token checked against what engines did."""
     [branch] = asyncio.run(reader.tokens(result.index))
     assert branch.logprobs is not None
-    trained = [position for position, mask in enumerate(branch.mask) if mask]
-    versions = []
-    for position in trained:
-        version = branch.policy_versions[position]
-        assert version is not None
-        versions.append(int(version))
-        token = (branch.token_ids[position], branch.logprobs[position], int(version))
-        assert token in truth.get((f"rollout-{result.index}", position), {token}), (result.index, position)
+    ids, versions = branch.token_ids, list[int]()
     # What an engine did that died cannot be asked for, and can be computed: weights leave their mark on each token.
-    for run in runs(list(zip(trained, versions, strict=True))):
-        begin, end, version = run[0][0], run[-1][0] + 1, run[0][1]
-        ids = branch.token_ids[begin:end]
-        assert branch.logprobs[begin:end] == logprobs_by(version, branch.token_ids[:begin], ids)
+    marks = {version: [0.0, *logprobs_by(version, ids[:1], ids[1:])] for version in POLICIES}
+    for position in (position for position, mask in enumerate(branch.mask) if mask):
+        logprob, version = branch.logprobs[position], int(branch.policy_versions[position] or -1)
+        assert logprob == marks[version][position], (result.index, position)
+        token = ids[position], logprob, version
+        assert token in truth.get((f"rollout-{result.index}", position), {token}), (result.index, position)
+        versions.append(version)
     assert versions == sorted(versions), "an older policy followed a newer one"
     return versions
-
-
-def runs(tokens: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Tokens (position, version) that follow each other, of one version."""
-    for _, run in itertools.groupby(enumerate(tokens), key=lambda item: (item[1][0] - item[0], item[1][1])):
-        yield [token for _, token in run]
 
 
 @pytest.mark.alone  # it kills the operator
@@ -148,7 +138,8 @@ def test_no_token_has_a_wrong_version_when_operator_and_engine_die_during_policy
     server.ask_for(1)
     server.wait_policy(1)
     update = server.policy["update"]
-    assert {runner["policyUpdate"] for runner in job.status["runners"]} == {update}, job.status["runners"]
+    told = lambda: {runner.get("policyUpdate") for runner in job.status["runners"]} == {update} or None  # noqa: E731
+    eventually(told, 30, job.describe)
 
     server.ask_for(2)
     server.wait_step("Acknowledging", "Loading")
@@ -166,7 +157,7 @@ def test_no_token_has_a_wrong_version_when_operator_and_engine_die_during_policy
     assert job.sealed() == 0, "all of it happened under the rollouts"
     let_end(server)
     job.wait("Succeeded")
-    assert server.policy | {"gate": "Open", "current": 3, "mixed": []} == server.policy
+    assert (server.policy["gate"], server.policy["current"]) == ("Open", 3)
 
     for entry in server.ready:
         remember(server, entry["name"], truth)
@@ -176,14 +167,13 @@ def test_no_token_has_a_wrong_version_when_operator_and_engine_die_during_policy
     for result in results:
         assert result.failed_attempts == []
         versions = versions_in(reader, result, truth)
-        assert {0, 3} <= set(versions), "it was under way before the first update and after the last"
+        assert {POLICIES[0], POLICIES[-1]} <= set(versions), "all updates came while it was under way"
         assert result.policy_versions == sorted({str(version) for version in versions})
         seen.update(versions)
-    assert seen == {0, 1, 2, 3}
-    told = {session for session, _ in truth}
-    assert {f"rollout-{result.index}" for result in results} <= told, "engines were asked about every rollout"
+    assert seen == set(POLICIES)
+    assert {session for session, _ in truth} >= {f"rollout-{result.index}" for result in results}
     job.delete()
-    assert server.object is not None, "it belongs to nobody's job"
+    assert server.found is not None, "it belongs to nobody's job"
 
 
 KINDS = (
@@ -195,7 +185,9 @@ KINDS = (
 def test_a_jobs_own_server_follows_it_through_suspension_keeps_its_policy_and_leaves_nothing(
     cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], script: Object
 ) -> None:
-    everything = lambda: {(found["kind"], found["metadata"]["name"]) for found in cluster.list(KINDS, namespace)}  # noqa: E731
+    def everything() -> set[tuple[str, str]]:
+        return {(found["kind"], found["metadata"]["name"]) for found in cluster.list(KINDS, namespace)}
+
     before = everything()
     model = {"server": standin_spec(cluster, namespace, **script)}
     job = new_job(manifest("own", model, tasks=1, runners=1)).apply()
@@ -220,6 +212,6 @@ def test_a_jobs_own_server_follows_it_through_suspension_keeps_its_policy_and_le
     assert len(results) == MEMBERS
     for result in results:
         assert set(versions_in(reader, result, truth)) == {1}
-    eventually(lambda: True if server.object is None else None, 60, server.describe)
+    eventually(lambda: True if server.found is None else None, 60, server.describe)
     job.delete()
     eventually(lambda: True if everything() == before else None, 120, lambda: f"left: {everything() - before}")

@@ -167,6 +167,7 @@ class Fleet:
         """All have gone back from this version, and the gate is open."""
         async with asyncio.timeout(LONG):
             while True:
+                self._assert_well()
                 status = self.status
                 if status.policy.failed == version and status.policy.gate is Gate.OPEN:
                     return status
@@ -178,6 +179,7 @@ class Fleet:
         try:
             async with asyncio.timeout(LONG):
                 while True:
+                    self._assert_well()
                     status = self.status
                     ready = sum(entry.ready for entry in status.servers)
                     if status.policy.step is None and status.policy.current == version and ready >= wanted:
@@ -185,6 +187,19 @@ class Fleet:
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"never at {version}: {self.status}\n{self.story}") from None
+
+    async def until_answering(self) -> None:
+        """Every call that runners keep has had its first token."""
+        async with asyncio.timeout(LONG):
+            while sum(stream.tokens > 0 for stream in self.streams) < self.calls * len(self._runners) * len(self.pods):
+                self._assert_well()
+                await asyncio.sleep(0.02)
+
+    def _assert_well(self) -> None:
+        """What plays the kubelet and the runners has not failed itself."""
+        for task in [*self._tasks, *self._runners]:
+            if task.done() and not task.cancelled():
+                task.result()
 
     # Processes.
 
@@ -196,8 +211,8 @@ class Fleet:
             stdout=asyncio.subprocess.PIPE,
         )
         assert pod.process.stdout is not None
-        assert await pod.process.stdout.readline()
-        pod.up = True
+        # Nothing: it was killed before it served.
+        pod.up = bool(await pod.process.stdout.readline())
 
     async def kill(self, pod: Pod) -> None:
         """SIGKILL; the kubelet notices by itself."""
@@ -272,6 +287,7 @@ class Fleet:
         mine: dict[tuple[str, int], tuple[Stream, asyncio.Task[None]]] = {}
         count = 0
         acknowledged = -1
+        paused_at = 0.0
         try:
             while True:
                 await asyncio.sleep(0.02)
@@ -284,9 +300,12 @@ class Fleet:
                 if policy.gate is Gate.OPEN or acknowledged != policy.update:
                     for place in [place for place, (_, task) in mine.items() if task.done()]:
                         mine.pop(place)[0].close()
+                if policy.gate is Gate.OPEN or not policy.paused:
+                    paused_at = loop.time()
                 if policy.gate is Gate.SHUT:
+                    # Counted from when this process saw the pause: on a busy machine tokens may still wait to be read.
                     silent = all(
-                        loop.time() - stream.last > SILENT_TOKENS / self.tokens_per_second
+                        loop.time() - max(stream.last, paused_at) > SILENT_TOKENS / self.tokens_per_second
                         for stream, _ in mine.values()
                     )
                     if policy.paused and silent and acknowledged != policy.update:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollout_api.model_server import Gate
-from tests.integration.model_server.fleet import Fleet
+from tests.integration.model_server.fleet import LONG, Fleet
 
 
 async def compare(fleet: Fleet) -> int:
@@ -59,7 +59,7 @@ async def test_one_server_that_cannot_load_leaves_and_calls_on_the_others_go_on(
         bad = fleet.pods[1]
         old = bad.uid
         await fleet.fault(bad, load_failures=100)
-        await asyncio.sleep(0.3)
+        await fleet.until_answering()
         fleet.ask_for(1)
         status = await fleet.until_open(1, least=2)
         assert bad.name not in {entry.name for entry in status.servers if entry.ready and entry.uid == old}
@@ -91,7 +91,7 @@ async def test_weights_that_are_not_there_disturb_nobody(tmp_path: Path) -> None
     async with Fleet(tmp_path, servers=2) as fleet:
         await fleet.until_open(0)
         fleet.ask_for(1, exists=False)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LONG):
             while fleet.story["reason"] != "FetchFailed":
                 assert fleet.status.policy.gate is Gate.OPEN
                 await asyncio.sleep(0.02)

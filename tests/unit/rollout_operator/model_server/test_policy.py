@@ -1,6 +1,5 @@
 """What a policy update does in the situations that a user would ask about, one by one."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 from rollout_api.model_server import Gate, PolicyStep, ServerState, TransferMode
@@ -158,13 +157,12 @@ def test_the_gate_stays_shut_while_servers_are_paused_or_were_not_asked_since_th
     fleet.acknowledge(0)
     until(fleet, PolicyStep.RESUMING)
     before = fleet.now - timedelta(seconds=1)
-    for changes, asked in (
-        ({"paused": True, "checked": True}, Call.RESUME),
-        ({"paused": False, "checked": True, "at": before}, Call.LOOK),
-        ({"paused": False, "checked": False}, Call.CHECK),
+    for said, asked in (
+        (Said(fleet.now, paused=True, version=2, checked=True), Call.RESUME),
+        (Said(before, paused=False, version=2, checked=True), Call.LOOK),
+        (Said(fleet.now, paused=False, version=2, checked=False), Call.CHECK),
     ):
-        for engine in fleet.engines:
-            fleet.said[engine.key] = replace(fleet.said[engine.key], **{"at": fleet.now, **changes})
+        fleet.said = {engine.key: said for engine in fleet.engines}
         decision = decide(fleet.seen())
         assert decision.policy.gate is Gate.SHUT
         assert [task.errand.call for task in decision.tasks] == [asked] * 3

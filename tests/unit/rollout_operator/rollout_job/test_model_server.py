@@ -75,6 +75,20 @@ def test_accelerators_are_given_back_while_the_job_is_suspended_and_the_policy_i
     assert scene.model_server["spec"]["policy"] == {"version": 4, "uri": "s3://p/4"}
 
 
+def test_a_job_that_is_resumed_has_no_runners_that_wait_for_accelerators() -> None:
+    scene = with_own_server()
+    serves(scene)
+    scene.job["spec"]["suspend"] = True
+    scene.settle()
+    scene.model_server_says("Ready", "False", "spec.replicas is 0")
+    scene.job["spec"]["suspend"] = False
+    scene.settle()
+    assert scene.batch_job["spec"]["suspend"]
+    assert scene.condition("Progressing")["reason"] == "WaitingForModel"
+    serves(scene)
+    assert not scene.batch_job["spec"]["suspend"]
+
+
 def test_a_number_of_servers_that_a_person_has_set_stays() -> None:
     scene = with_own_server()
     serves(scene)
