@@ -28,6 +28,8 @@ PauseMode = Literal["abort", "wait", "keep"]
 BURST = 32
 # With a rate set: short enough for even streams, long enough for a thousand of them.
 STEP_SECONDS = 0.005
+# What a process that stood still makes up for in one step: on a busy machine answers get slower, not all of a piece.
+CATCH_UP_SECONDS = 0.1
 
 
 @dataclass(eq=False)
@@ -270,14 +272,17 @@ class Engine:
                     continue
                 due = int((time.monotonic() - began) * self.tokens_per_second)
                 began += due / self.tokens_per_second
-                self._step(min(due, BURST))
+                self._step(min(due, max(1, int(self.tokens_per_second * CATCH_UP_SECONDS))))
 
     def _step(self, count: int) -> None:
         self._admit()
         now = time.time()
         made = 0
+        most = self.faults.hang_after
         for request in self.running:
-            made += self._make(request, count, now)
+            made += self._make(request, count if most is None else min(count, most - len(request.ids)), now)
+        if most is not None and any(len(request.ids) >= most for request in self.running):
+            self.faults.hang, self.faults.hang_after = True, None
         if made:
             self.steps += 1
             self.generation_tokens += made

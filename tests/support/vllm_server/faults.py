@@ -15,6 +15,8 @@ class Faults:
     """Seconds before a request reaches the engine."""
     hang: bool = False
     """The engine makes no token and answers nothing; /health says 200 and /metrics stands still."""
+    hang_after: int | None = None
+    """`hang` is set once a request has so many tokens; none gets more. A test need not catch an answer in its midst."""
     status: int | None = None
     """Data routes answer this, such as 500, 503 or 429."""
     retry_after: float | None = None

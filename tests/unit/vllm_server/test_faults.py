@@ -39,6 +39,16 @@ async def test_a_hung_engine_makes_no_token_while_health_says_200(standin) -> No
 
 
 @pytest.mark.parametrize("tokens_per_second", [None, 1000])
+async def test_an_engine_hangs_in_the_midst_of_an_answer_as_asked(standin, tokens_per_second) -> None:
+    async with standin(faults=Faults(hang_after=7), tokens_per_second=tokens_per_second) as client:
+        asked = asyncio.create_task(client.post("/inference/v1/generate", GENERATE))
+        await until(lambda: client.server.faults.hang)
+        assert len(client.server.served[0].ids) == 7
+        await client.post("/_standin/faults", {"hang": False})
+        assert (await asked)[1]["choices"][0]["token_ids"] == made_by(0, [1, 2, 3], 100, ignore_eos=True)
+
+
+@pytest.mark.parametrize("tokens_per_second", [None, 1000])
 async def test_a_stream_is_cut_after_exactly_as_many_tokens_as_asked(standin, tokens_per_second) -> None:
     async with standin(faults=Faults(drop_after=7, times=1), tokens_per_second=tokens_per_second) as client:
         got: list[int] = []
