@@ -142,7 +142,6 @@ def test_whatever_is_sent_the_reply_is_one_the_document_names(fuzzed: Any, label
     @given(case=OPERATIONS[label].as_strategy())
     @settings(
         max_examples=EXAMPLES,
-        deadline=None,
         database=None,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -283,7 +283,7 @@ async def _apply(workspace: Workspace, folder: str, operations: object) -> None:
     assert done.ok, done.output
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=12, suppress_health_check=list(HealthCheck), database=None)
 @given(first=_operations, second=_operations)
 async def test_layers_hold_exactly_what_a_plain_folder_would(first: object, second: object) -> None:
     with tempfile.TemporaryDirectory() as state:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.agents.base import AgentContext, Stop
@@ -155,7 +155,6 @@ async def test_a_turn_costs_two_writes() -> None:
 
 
 @given(turns=st.integers(0, 6), crash=st.integers(0, 14))
-@settings(deadline=None)
 def test_a_run_that_is_killed_after_any_write_repeats_no_durable_model_call(turns: int, crash: int) -> None:
     async def scenario() -> None:
         undisturbed, log = MemoryJournal(), list[str]()
@@ -394,7 +393,6 @@ async def test_each_call_goes_on_from_the_ids_before_it_and_the_journal_has_each
 
 
 @given(crash=st.integers(0, 14))
-@settings(deadline=None)
 def test_a_killed_run_goes_on_from_the_same_ids(crash: int) -> None:
     async def scenario() -> None:
         undisturbed = TokenModel(6, [])

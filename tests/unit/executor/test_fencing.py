@@ -75,7 +75,7 @@ def request(body: bytes = b"") -> Any:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["raise", "call", "tick"]), HOLDS, st.booleans()), max_size=25))
 def test_when_a_takeover_has_answered_nothing_of_an_older_runner_is_still_at_work(steps: list[Any]) -> None:
     async def play() -> None:

@@ -90,7 +90,7 @@ def request(digest: bytes = b"d") -> Any:
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=30),
     st.sets(st.integers(0, 2)),

@@ -166,7 +166,7 @@ pods_strategy = st.lists(
 ).map(lambda found: [Pod(ns, labelled, f"10.100.0.{2 + i}", ports) for i, (ns, labelled, ports) in enumerate(found)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(policies_strategy, pods_strategy)
 def test_what_is_let_through_is_what_the_documentation_says(policies: list[Any], pods: list[Pod]) -> None:
     rules = ruleset(isolate(policies, pods, NAMESPACES))
@@ -175,7 +175,6 @@ def test_what_is_let_through_is_what_the_documentation_says(policies: list[Any],
         assert passes(rules, *connection) == is_allowed(policies, pods, *connection), (connection, rules)
 
 
-@settings(deadline=None)
 @given(policies_strategy, pods_strategy, st.randoms())
 def test_the_same_cluster_gives_the_same_text_in_whatever_order_it_is_listed(
     policies: list[Any], pods: list[Pod], random: Any

@@ -88,4 +88,4 @@ class Retries(RuleBasedStateMachine):
 
 
 TestRetries = Retries.TestCase
-TestRetries.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+TestRetries.settings = settings(max_examples=50, stateful_step_count=20)

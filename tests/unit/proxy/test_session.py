@@ -363,7 +363,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS)
 async def test_whatever_conversations_an_agent_holds_each_delivered_token_is_trained_once(
     steps: list[tuple[int, bool, int, bool, bool]],

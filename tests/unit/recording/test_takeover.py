@@ -145,7 +145,7 @@ async def work(record: JobRecord, name: str, told: Runner) -> None:
         return
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     runners=st.integers(2, 4),
     schedule=st.lists(

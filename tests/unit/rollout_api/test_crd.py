@@ -205,7 +205,7 @@ def unknown(node: dict[str, Any], value: Any) -> bool:
 
 
 @given(st.sampled_from([place for place in PLACES if place[:1] == ("spec",)]), JSON)
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=200)
 def test_what_the_models_accept_a_cluster_accepts(place: tuple[str | int, ...], value: Any) -> None:
     def changed(node: Any, rest: tuple[str | int, ...]) -> Any:
         if not rest:

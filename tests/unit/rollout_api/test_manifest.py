@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_api.crd import definitions
@@ -181,7 +181,6 @@ def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int
 PLACES = places(WHOLE)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(PLACES), JSON)
 def test_any_wrong_value_anywhere_is_a_problem_with_its_place_or_a_job(
     place: tuple[str | int, ...], value: Any

@@ -75,7 +75,7 @@ async def test_a_folder_of_something_else_is_replaced(tmp_path: Path) -> None:
     assert there(tmp_path / "m") == {"only": b"this"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(breaks=st.lists(st.integers(0, 8), max_size=4), sums=st.booleans())
 def test_a_fetch_that_breaks_off_leaves_no_folder_and_goes_on_where_it_was(
     tmp_path_factory: pytest.TempPathFactory, breaks: list[int], sums: bool

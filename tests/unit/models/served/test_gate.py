@@ -113,7 +113,7 @@ def play(random: Random, *, partitions: bool) -> World:
     return world
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32))
 def test_no_token_is_ever_recorded_with_a_version_that_did_not_make_it(seed: int) -> None:
     for truth, recorded in play(Random(seed), partitions=True).ended:
@@ -121,7 +121,7 @@ def test_no_token_is_ever_recorded_with_a_version_that_did_not_make_it(seed: int
         assert all(said in (None, made) for made, said in zip(truth, recorded, strict=True))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32))
 def test_every_token_keeps_its_version_while_the_runner_hears_of_updates(seed: int) -> None:
     for truth, recorded in play(Random(seed), partitions=False).ended:

@@ -163,7 +163,7 @@ def test_each_part_of_a_wrong_type_is_served_or_refused(protocol: Translation, b
                 pytest.fail(f"{path} = {value!r} raises {error!r}")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_parts_with_any_json_in_them_are_served_or_refused(data: st.DataObject) -> None:
     protocol, body = data.draw(st.sampled_from(BODIES))

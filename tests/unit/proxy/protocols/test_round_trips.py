@@ -212,13 +212,13 @@ def talk(client: Any, turns: Turns) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.__name__)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(turns=conversations())
 def test_a_conversation_that_goes_on_keeps_every_token_the_engine_saw(client: Callable[[], Any], turns: Turns) -> None:
     talk(client(), turns)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(turns=conversations())
 def test_a_chain_of_responses_goes_on_where_the_one_before_ended_under_instructions_of_its_own(turns: Turns) -> None:
     client, stored = ChainedResponsesClient(), {}
@@ -233,7 +233,7 @@ def test_a_chain_of_responses_goes_on_where_the_one_before_ended_under_instructi
         client.hear(client.protocol.answer(request, ChatAnswer(reply(answer), str(turn), 1)))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(turns=conversations(), data=st.data())
 def test_an_answer_that_the_client_changed_is_not_taken_for_the_models_own(turns: Turns, data: st.DataObject) -> None:
     for client in (ChatClient(), AnthropicClient()):

@@ -60,7 +60,7 @@ def streamed_answers(draw: st.DrawFn) -> tuple[Message, list[str]]:
     return message, [text[a:b] for a, b in zip([0, *cuts], cuts, strict=False) if a < b]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(streamed=streamed_answers())
 def test_chat_completions(streamed: tuple[Message, list[str]]) -> None:
     client = openai_client(Proxy(reply(streamed[0]), streamed[1]))
@@ -81,7 +81,7 @@ def test_chat_completions(streamed: tuple[Message, list[str]]) -> None:
     ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(streamed=streamed_answers())
 def test_completions(streamed: tuple[Message, list[str]]) -> None:
     with openai_client(Proxy(reply(streamed[0]), streamed[1])) as client:
@@ -95,7 +95,7 @@ def test_completions(streamed: tuple[Message, list[str]]) -> None:
     assert {chunk.id for chunk in chunks} == {whole.id}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(streamed=streamed_answers())
 def test_responses(streamed: tuple[Message, list[str]]) -> None:
     message, pieces = streamed
@@ -128,7 +128,7 @@ def as_sent(value: Any) -> Any:
     return value
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(streamed=streamed_answers(), thinking=st.booleans())
 def test_anthropic_messages(streamed: tuple[Message, list[str]], thinking: bool) -> None:
     message, pieces = streamed

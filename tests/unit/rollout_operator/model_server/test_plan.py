@@ -213,7 +213,7 @@ HAPPENINGS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     spec=st.sampled_from(sorted(SPECS)),
     story=st.lists(st.sampled_from(HAPPENINGS) | st.sampled_from(CHANGES), max_size=12),

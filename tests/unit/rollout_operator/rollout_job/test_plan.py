@@ -292,7 +292,7 @@ def let_happen(scene: Scene, what: str, index: int) -> None:
             scene.keys.clear()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(happenings, st.booleans())
 def test_whatever_happens_plans_converge_and_keep_their_promises(steps: list[tuple[str, int]], eager: bool) -> None:
     scene = Scene(manifest(runners={"replicas": 3}))

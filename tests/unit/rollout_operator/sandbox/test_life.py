@@ -329,7 +329,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestLife.settings = settings(max_examples=80, stateful_step_count=30)
 
 
 def test_a_namespace_that_refuses_overlay_ends_in_a_plain_pod_that_serves() -> None:
