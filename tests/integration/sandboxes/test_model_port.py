@@ -120,7 +120,12 @@ for turn in range(4):
         connection = http.client.HTTPConnection(host, timeout=60)
         try:
             connection.request("POST", "/v1/turn", json.dumps({"turn": turn}))
-            answer = json.loads(connection.getresponse().read())
+            response = connection.getresponse()
+            begin = response.read(1)
+            told = http.client.HTTPConnection(host, timeout=60)
+            told.request("POST", "/v1/seen", "")
+            told.getresponse().read()
+            answer = json.loads(begin + response.read())
         except (http.client.HTTPException, OSError) as error:
             log.append(f"retry {turn}: {type(error).__name__}")
             continue
