@@ -74,7 +74,7 @@ def manifest(folder: Path, server: VllmStandIn, program: str, command: Sequence[
         "spec": {
             "mode": "Train",
             "tasks": {"inline": [task]},
-            "model": {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 20}},
+            "model": {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 120}},
             "sampling": {"maxTokens": 40},
             "sandbox": {"workspaces": {"mode": spec.pop("workspaces", "Overlay")}},
             "attempts": {"limit": 1, "backoffSeconds": 0},
@@ -166,7 +166,7 @@ async def run_killed_in(folder: Path, server: VllmStandIn, begun: asyncio.Queue[
             *ROLLOUTCTL, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
         if turn is not None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while await begun.get() < turn:
                     pass
                 server.faults.hang_after = 20  # the answer does not end before its runner does
@@ -284,7 +284,7 @@ async def test_a_program_that_its_server_failed_is_infrastructure(tmp_path: Path
 
     server.script = break_down
     program = ASK + "first = ask()\nsys.exit([first, ask()] == [200, 502])"
-    model = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 2}}
+    model = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 5}}
     ran = await run(tmp_path, server, program, python="python3", model=model)
     assert ran.end == ("InfraFailed", "ServerError"), ran.results
     assert "reward" not in ran.results[0]
