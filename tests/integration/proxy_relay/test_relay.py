@@ -309,16 +309,16 @@ async def test_a_worker_comes_back_after_the_proxy_was_away(tmp_path: Path) -> N
 
 
 async def test_a_connection_that_went_dead_without_a_word_is_noticed_and_its_calls_go_elsewhere(tmp_path: Path) -> None:
-    async with bench(tmp_path, heartbeat_seconds=0.4) as relay, silent_after(relay.url) as (url, silence):
+    async with bench(tmp_path, heartbeat_seconds=1.0) as relay, silent_after(relay.url) as (url, silence):
         dead, alive = NamedModel(own="dead"), NamedModel(own="alive")
         dead.hold.clear()
-        task = asyncio.ensure_future(Worker(url, KEY, dead, "dead", heartbeat_seconds=0.4).run())
+        task = asyncio.ensure_future(Worker(url, KEY, dead, "dead", heartbeat_seconds=1.0).run())
         relay.workers.append(task)
         await until(lambda: relay.hub.workers == 1)
         call = asyncio.ensure_future(relay.ask())
         await until(lambda: bool(dead.asked))
-        silence.set()
         await relay.start(alive)
+        silence.set()
         assert content((await call)[1]) == "alive done"
         await until(lambda: dead.cancelled == 1)  # the worker's end notices as well
 
