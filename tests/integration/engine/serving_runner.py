@@ -49,8 +49,9 @@ async def main(run_dir: str, mode: str, epoch: int) -> None:
         if (epoch, question, letter) == (1, 2, 0):
             await ask_to_be_killed()
         if (epoch, question, letter) == (2, 3, 10):
-            # The program has seen the beginning by then.
-            await asyncio.sleep(0.3)
+            look = 0
+            while not (await workspace.run(["test", "-e", "begun-3"], key=f"2:look-{look}", deadline_seconds=60)).ok:
+                look += 1
             await ask_to_be_killed()
 
     async with serve_model(

@@ -74,7 +74,7 @@ def manifest(folder: Path, server: VllmStandIn, program: str, command: Sequence[
         "spec": {
             "mode": "Train",
             "tasks": {"inline": [task]},
-            "model": {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 20}},
+            "model": {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 120}},
             "sampling": {"maxTokens": 40},
             "sandbox": {"workspaces": {"mode": spec.pop("workspaces", "Overlay")}},
             "attempts": {"limit": 1, "backoffSeconds": 0},
@@ -159,19 +159,22 @@ def slow(begun: asyncio.Queue[int]) -> Script:
     return script
 
 
-async def run_killed_in(folder: Path, begun: asyncio.Queue[int], *turns: int) -> Ran:
+async def run_killed_in(folder: Path, server: VllmStandIn, begun: asyncio.Queue[int], *turns: int) -> Ran:
     """`rolloutctl run`, killed in the midst of the answer of each of these turns, and then run to its end."""
     for turn in (*turns, None):
         process = await asyncio.create_subprocess_exec(
             *ROLLOUTCTL, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
         if turn is not None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while await begun.get() < turn:
                     pass
-                await asyncio.sleep(0.2)
+                server.faults.hang_after = 20  # the answer does not end before its runner does
+                await asyncio.sleep(0.5)
             process.send_signal(signal.SIGKILL)
         output, errors = await process.communicate()
+        server.faults.hang, server.faults.hang_after = False, None
+        server.engine.look()
     assert process.returncode == 0, errors.decode()[-3000:]
     return await read(folder, json.loads(output)["folder"])
 
@@ -187,7 +190,7 @@ async def test_a_program_whose_runners_are_killed_goes_on_and_no_turn_is_lost_or
         checks = ['test "$(cat answers.txt | xargs)" = "0 1 2 3 4 5"', 'test "$(wc -l < broken.txt)" -le 2']
         spec = {"workspaces": mode, "task": {"verifier": {"commands": checks}}, "sampling": {"maxTokens": 60}}
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest(tmp_path, server, TALKING, command, **spec)))
-        ran = await run_killed_in(tmp_path, begun, 1, 3)
+        ran = await run_killed_in(tmp_path, server, begun, 1, 3)
         requests = server.served_in("rollout-0-0")
     result = ran.results[0]
     assert (ran.end, result["attempt"], result["reward"], result["turns"]) == (("Completed", "Finished"), 0, 1, 6)
@@ -207,7 +210,7 @@ async def test_a_program_that_gives_up_because_its_runner_died_is_tried_again_an
     async with VllmStandIn(script=slow(begun), tokens_per_second=100) as server:
         command = [sys.executable, "agent.py", "{prompt}", "{model}", "2"]
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest(tmp_path, server, OPENAI, command)))
-        ran = await run_killed_in(tmp_path, begun, 1)
+        ran = await run_killed_in(tmp_path, server, begun, 1)
         requests = server.served_in("rollout-0-1")
     assert (ran.end, ran.results[0]["attempt"]) == (("Completed", "Finished"), 1)
     assert [failed["reason"] for failed in ran.results[0]["failedAttempts"]] == ["Interrupted"]
@@ -264,7 +267,8 @@ def ask(text="Hi", **fields):
 async def test_what_the_program_does_itself_is_graded(
     tmp_path: Path, server: VllmStandIn, program: str, end: tuple[str, str], message: str
 ) -> None:
-    task = {"verifier": {"commands": ["true"]}, "timeouts": {"agentSeconds": 2}}
+    seconds = 2 if end[1] == "AgentTimeout" else 120
+    task = {"verifier": {"commands": ["true"]}, "timeouts": {"agentSeconds": seconds}}
     ran = await run(tmp_path, server, ASK + program, python="python3", task=task)
     assert (ran.end, ran.results[0]["reward"]) == (end, 1)
     assert message in ran.results[0]["message"]
@@ -284,7 +288,7 @@ async def test_a_program_that_its_server_failed_is_infrastructure(tmp_path: Path
 
     server.script = break_down
     program = ASK + "first = ask()\nsys.exit([first, ask()] == [200, 502])"
-    model = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 2}}
+    model = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy", "callSeconds": 5}}
     ran = await run(tmp_path, server, program, python="python3", model=model)
     assert ran.end == ("InfraFailed", "ServerError"), ran.results
     assert "reward" not in ran.results[0]
@@ -295,13 +299,13 @@ class Held(Speller):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         request.health.on_hold(True)
-        await asyncio.sleep(3)
+        await asyncio.sleep(4)
         request.health.on_hold(False)
         return await super().complete(request)
 
 
 async def test_time_behind_a_shut_gate_is_not_the_programs(tmp_path: Path, server: VllmStandIn) -> None:
-    task = {"timeouts": {"agentSeconds": 3}}
+    task = {"timeouts": {"agentSeconds": 7}}
     job = manifest(tmp_path, server, ASK + "ask('question')\nask('question')", ["python3", "agent.py"], task=task)
     summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=Held())
     assert (await read(tmp_path, summary.folder)).end == ("Completed", "Finished")
@@ -313,7 +317,7 @@ async def test_time_behind_a_shut_gate_is_not_the_programs(tmp_path: Path, serve
 async def test_a_program_over_its_budget_is_told_and_then_ended(
     tmp_path: Path, server: VllmStandIn, monkeypatch: pytest.MonkeyPatch, agent: dict[str, Any], reason: str
 ) -> None:
-    monkeypatch.setattr(session, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(session, "GRACE_SECONDS", 4)  # in which the program has to be told of all its turns
     program = (
         ASK + "told = [ask() for _ in range(8)]\nopen('told', 'w').write(str(told))\nif 403 in told: time.sleep(60)"
     )

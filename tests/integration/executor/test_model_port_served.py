@@ -95,7 +95,7 @@ async def test_a_network_that_breaks_is_not_noticed_by_a_program_whose_answer_ha
     async with served(client, port, web.Server(answer, handler_cancellation=True)) as url:
         running = asyncio.create_task(client.out(fetch(url)))
         for _ in range(2):
-            await asyncio.wait_for(begun.get(), 20)
+            await asyncio.wait_for(begun.get(), 120)
             way.is_down = True
             way.cut()
             await asyncio.sleep(0.2)

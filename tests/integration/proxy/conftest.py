@@ -108,6 +108,6 @@ async def vllm_proxy(engine: VllmStandIn, tmp_path: Path) -> AsyncIterator[Proxy
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for something that another task brings about."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not holds():  # noqa: ASYNC110 the other task knows of no event
             await asyncio.sleep(0.01)

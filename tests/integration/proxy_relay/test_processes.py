@@ -35,7 +35,7 @@ async def rolloutctl(*arguments: str) -> AsyncIterator[asyncio.subprocess.Proces
 async def said(process: asyncio.subprocess.Process, words: str) -> str:
     """The line of its log with these words."""
     assert process.stderr is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while line := (await process.stderr.readline()).decode():
             if words in line:
                 return line
@@ -44,7 +44,7 @@ async def said(process: asyncio.subprocess.Process, words: str) -> str:
 
 async def stopped(process: asyncio.subprocess.Process) -> int:
     process.send_signal(signal.SIGTERM)
-    return await asyncio.wait_for(process.wait(), 30)
+    return await asyncio.wait_for(process.wait(), 120)
 
 
 async def test_a_model_behind_a_nat_answers_token_for_token_and_a_killed_worker_is_replaced(tmp_path: Path) -> None:

@@ -54,16 +54,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory, rolloutctl_program: list[
     return shell
 
 
-def slow_job(folder: Path, delay: float, **spec: object) -> Path:
-    """A job whose model takes `delay` seconds a turn."""
+def slow_job(folder: Path, delay: float, *, first: float | None = None, **spec: object) -> Path:
+    """A job whose model takes `delay` seconds a turn, `first` for the first one of each rollout if that is given."""
     source = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"
     job = yaml.safe_load(source.read_text())
     job["metadata"]["name"] = "slow"
     job["spec"] |= {"runners": {"concurrency": 2}} | spec
     for task in job["spec"]["model"]["scripted"]["tasks"]:
         for member in task["members"]:
-            for turn in member["turns"]:
-                turn["delaySeconds"] = delay
+            for number, turn in enumerate(member["turns"]):
+                turn["delaySeconds"] = delay if number or first is None else first
     path = folder / "slow.yaml"
     path.write_text(yaml.safe_dump(job))
     return path
@@ -225,7 +225,7 @@ def test_a_changed_manifest_is_refused_and_new_starts_another_run(shell: Shell) 
 
 
 def test_an_unfinished_rollout_can_be_read(shell: Shell) -> None:
-    slow_job(shell.folder, 0.5)
+    slow_job(shell.folder, 3600, first=0)
     process = shell.start("run", "slow.yaml")
     wait_for(process, shell.folder, "out/slow-*/attempts/0/0/1-1.jsonl.zst")
     shown = shell("show", "slow", "0")

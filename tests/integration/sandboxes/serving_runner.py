@@ -31,7 +31,13 @@ async def main(run_dir: str, mode: str, epoch: int) -> None:
     else:
         workspace = await provider.reattach(json.loads(handle.read_text()), spec=spec, fence=fence)
 
+    seen = asyncio.Event()
+    """The agent has the beginning of an answer, and says so."""
+
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/v1/seen":
+            seen.set()
+            return web.Response()
         turn = json.loads(await request.read())["turn"]
         print(f"{epoch} serves {turn}", flush=True)
         if epoch == turn == 1:
@@ -41,8 +47,7 @@ async def main(run_dir: str, mode: str, epoch: int) -> None:
         await response.prepare(request)
         await response.write(b'{"said": ')
         if epoch == turn == 2:
-            # The agent's end must have seen the beginning.
-            await asyncio.sleep(0.3)
+            await seen.wait()
             print("kill me", flush=True)
             await asyncio.sleep(60)
         await response.write(json.dumps(f"by {epoch}").encode() + b"}")

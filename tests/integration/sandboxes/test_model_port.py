@@ -28,7 +28,7 @@ async def acquire(provider: SandboxProvider, attempt: str = "0-1") -> Workspace:
 async def fetch(workspace: Workspace, url: str, key: str) -> str:
     """What a program in the workspace gets from a URL."""
     command = f"python3 -c {shlex.quote(FETCH)} {url}"
-    result = await workspace.run(command, key=key, deadline_seconds=30)
+    result = await workspace.run(command, key=key, deadline_seconds=120)
     assert result.ok, result.stderr.decode()
     return result.stdout.decode().strip()
 
@@ -104,9 +104,9 @@ async def test_a_stopped_program_stops_its_model_call(provider: SandboxProvider)
     workspace = await acquire(provider)
     async with workspace.serve_model(web.Server(answer, handler_cancellation=True)) as url:
         asking = asyncio.create_task(fetch(workspace, url, "1:a"))
-        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(begun.wait(), 120)
         await workspace.kill_all(key="1:b")
-        await asyncio.wait_for(stopped.wait(), 20)
+        await asyncio.wait_for(stopped.wait(), 120)
         with pytest.raises(AssertionError):
             await asking
 
@@ -120,7 +120,12 @@ for turn in range(4):
         connection = http.client.HTTPConnection(host, timeout=60)
         try:
             connection.request("POST", "/v1/turn", json.dumps({"turn": turn}))
-            answer = json.loads(connection.getresponse().read())
+            response = connection.getresponse()
+            begin = response.read(1)
+            told = http.client.HTTPConnection(host, timeout=60)
+            told.request("POST", "/v1/seen", "")
+            told.getresponse().read()
+            answer = json.loads(begin + response.read())
         except (http.client.HTTPException, OSError) as error:
             log.append(f"retry {turn}: {type(error).__name__}")
             continue
@@ -143,7 +148,7 @@ async def test_when_the_runner_is_killed_the_next_one_goes_on_and_the_agent_sees
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stdout is not None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while (line := (await process.stdout.readline()).decode().strip()) and line != "kill me":
                 lines.append(line)
         if line:

@@ -4,13 +4,14 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from agent_runtime.models.base import ModelReply
+from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.models.served.directory import CONFIRM_SECONDS, View
 from agent_runtime.models.served.model import ServedModel
 from agent_runtime.models.vllm.server import VllmServer
@@ -19,6 +20,8 @@ from tests.support.vllm_server import made_by
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = "policy"
+PATIENCE_SECONDS = 300.0
+"""Only what never comes is waited for so long: nothing here says how fast a busy machine is."""
 
 
 class StandIn:
@@ -47,6 +50,37 @@ class StandIn:
         self.process.kill()
 
 
+class Watched(VllmServer):
+    """Counts the tokens that arrive, by URL of the server."""
+
+    def __init__(self, url: str, arrived: Counter[str]) -> None:
+        super().__init__(f"{url}/v1", MODEL, headers={}, key_origin="nowhere", call_seconds=PATIENCE_SECONDS)
+        self._url, self._arrived = url, arrived
+
+    async def complete(
+        self,
+        request: ModelRequest,
+        *,
+        on_tokens: Callable[[int], None] | None = None,
+        **fields: Any,
+    ) -> ModelReply:
+        """See VllmServer."""
+
+        def count(tokens: int) -> None:
+            if on_tokens is not None:
+                on_tokens(tokens)
+            self._arrived[self._url] += tokens
+
+        return await super().complete(request, on_tokens=count, **fields)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what other tasks and processes bring about."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110 (the condition is whatever a test says)
+            await asyncio.sleep(0.02)
+
+
 class Fleet:
     """A ModelServer without a cluster: `Directory`, operator and servers."""
 
@@ -55,12 +89,14 @@ class Fleet:
         self.policy = PolicyStatus()
         self.members: list[str] = []
         """Names of the servers that the status has."""
+        self.arrived = Counter[str]()
+        """Tokens of answers that have come here, by URL of the server."""
         self.model = ServedModel(MODEL, self, self.connect, me="uid/0", sample_seconds=0.2)
         self._folder = folder
         self._spares: list[StandIn] = []
         self._ended: list[StandIn] = []
         self._told = asyncio.Event()
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_SECONDS))
 
     async def start(self, count: int, *arguments: str, spares: int = 0) -> None:
         """Start that many servers, all of them members, and some to take their places."""
@@ -109,7 +145,7 @@ class Fleet:
 
     def connect(self, url: str) -> VllmServer:
         """The engine at that URL."""
-        return VllmServer(f"{url}/v1", MODEL, headers={}, key_origin="nowhere", call_seconds=120)
+        return Watched(url, self.arrived)
 
     async def changes(self) -> AsyncIterator[View]:
         """See Directory."""
@@ -155,9 +191,7 @@ class Fleet:
         self.tell(paused=True)
         if killed is not None:
             killed.kill()
-        async with asyncio.timeout(30):
-            while self.model.acknowledged != self.policy.update:  # noqa: ASYNC110 (the operator looks at a report)
-                await asyncio.sleep(0.02)
+        await until(lambda: self.model.acknowledged == self.policy.update)
         for server in alive:
             if server in failing or server is killed:
                 self.members.remove(server.name)

@@ -1,7 +1,6 @@
 """Servers that die, hang, are evicted and are updated under calls: what is lost, and what is recorded."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -11,7 +10,7 @@ from agent_runtime.models.served import pulse
 from agent_runtime.models.served.routing import preference
 from agent_runtime.models.vllm.server import Progress
 from rollout_api.model import Sampling
-from tests.integration.served.fleet import Fleet, assert_made_as_recorded
+from tests.integration.served.fleet import PATIENCE_SECONDS, Fleet, assert_made_as_recorded, until
 
 SEED = 5
 
@@ -34,20 +33,22 @@ def ask(fleet: Fleet, count: int, tokens: int, group: str | None = None) -> list
     return [asyncio.create_task(fleet.model.complete(call(number, tokens, group))) for number in range(count)]
 
 
-async def until(condition: Callable[[], object], seconds: float = 30) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 (the condition is whatever a test says)
-            await asyncio.sleep(0.02)
+async def begun(fleet: Fleet) -> list[int]:
+    """Tokens so far of each answer that the servers are making."""
+    records = [record for server in fleet.servers for record in await server.get("/_standin/served")]
+    return [len(record["ids"]) for record in records if record["finish"] is None]
 
 
 async def test_a_server_that_is_killed_loses_no_call_and_no_token(fleet: Fleet) -> None:
     await fleet.start(3, "--tokens-per-second", "40")
     await fleet.model.check()
     assert fleet.model.token_capture == "Tokens"
+    killed = fleet.servers[0]
+    await killed.post("/_standin/faults", {"hang_after": 20})
     calls = ask(fleet, 24, tokens=50)
-    await asyncio.sleep(0.6)
-    fleet.servers[0].kill()
-    replies = await asyncio.wait_for(asyncio.gather(*calls), 60)
+    await until(lambda: fleet.arrived[killed.url] >= 20)
+    killed.kill()
+    replies = await asyncio.gather(*calls)
     for reply in replies:
         assert len(reply.completion_token_ids or []) == 50
         assert assert_made_as_recorded(reply, SEED) == ["0"]
@@ -77,34 +78,35 @@ async def test_a_server_that_hangs_with_a_good_health_is_left_and_comes_back(
 ) -> None:
     monkeypatch.setattr(pulse, "STALL_SECONDS", 1.5)
     monkeypatch.setattr(fleet_module, "PROBE_SECONDS", 0.3)
-    monkeypatch.setattr(fleet_module, "ANSWER_SECONDS", 1.0)
     await fleet.start(2, "--tokens-per-second", "20")
     await fleet.model.check()
     first = preference("shared", fleet.members)[0]
     hanging = next(server for server in fleet.servers if server.name == first)
+    await hanging.post("/_standin/faults", {"hang_after": 10})
     calls = ask(fleet, 4, tokens=30, group="shared")
-    await asyncio.sleep(0.5)
-    await hanging.post("/_standin/faults", {"hang": True})
+    await until(lambda: fleet.arrived[hanging.url] >= 10)
     assert await hanging.get("/v1/models"), "it looks well"
-    for reply in await asyncio.wait_for(asyncio.gather(*calls), 30):
+    for reply in await asyncio.gather(*calls):
         assert assert_made_as_recorded(reply, SEED) == ["0"]
     assert fleet.model.resent > 0
     await hanging.post("/_standin/faults", {"hang": False})
-    before = len(await hanging.get("/_standin/served"))
-    async with asyncio.timeout(30):
-        while len([r for r in await hanging.get("/_standin/served") if r["session"] == "rollout-0"]) < 2:
+    before = fleet.arrived[hanging.url]
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while fleet.arrived[hanging.url] == before:
             await fleet.model.complete(call(0, 3, "shared"))
-    assert len(await hanging.get("/_standin/served")) > before
 
 
 async def test_500_calls_go_on_while_one_of_four_servers_cannot_load_the_new_policy(fleet: Fleet) -> None:
     await fleet.start(4, "--tokens-per-second", "8")
     await fleet.model.check()
+    held, failing, *_ = fleet.servers
+    for server in (held, failing):
+        await server.post("/_standin/faults", {"hang_after": 4})
     calls = ask(fleet, 500, tokens=12)
-    await until(lambda: fleet.model.in_flight > 100)
-    await asyncio.sleep(0.5)
-    await fleet.update(failing=[fleet.servers[1]])
-    replies = await asyncio.wait_for(asyncio.gather(*calls), 120)
+    await until(lambda: min(fleet.arrived[held.url], fleet.arrived[failing.url]) >= 4 and fleet.model.in_flight > 100)
+    await fleet.update(failing=[failing])
+    await held.post("/_standin/faults", {"hang": False})
+    replies = await asyncio.gather(*calls)
     recorded = [assert_made_as_recorded(reply, SEED) for reply in replies]
     assert ["0", "1"] in recorded, "calls that were under way kept what they had"
     assert all(versions in (["0"], ["0", "1"], ["1"]) for versions in recorded)
@@ -117,9 +119,15 @@ async def test_a_server_that_gives_whole_answers_only_masks_those_that_straddle_
     assert fleet.model.token_capture == "Chat"
     early = ask(fleet, 2, tokens=2)
     await asyncio.gather(*early)
+    for server in fleet.servers:
+        await server.post("/_standin/faults", {"hang_after": 10})
     across = ask(fleet, 4, tokens=30)
-    await asyncio.sleep(0.5)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (len(tokens := await begun(fleet)) == 4 and max(tokens) == 10):  # noqa: ASYNC110 (other processes)
+            await asyncio.sleep(0.02)
     await fleet.update()
+    for server in fleet.servers:
+        await server.post("/_standin/faults", {"hang": False, "hang_after": None})
     late = ask(fleet, 2, tokens=2)
 
     async def versions(calls: list[asyncio.Task[ModelReply]]) -> set[str | None]:
