@@ -238,7 +238,7 @@ class Fleet:
             for pod in self.pods:
                 assert pod.process is not None
                 if pod.uid in gone:
-                    pod.process.kill()
+                    await self.kill(pod)
                     await pod.process.wait()
                     self.pods_made += 1
                     pod.uid, pod.restarts, pod.up = f"uid-{self.pods_made}", 0, False
