@@ -32,6 +32,8 @@ class Call:
     """When this try began, or its last token came; by the call's own clock."""
     _token_at: float = 0.0
     """When the last token came, of whichever try."""
+    _begun_with: int = 0
+    """Ids that this try goes on from."""
 
     @property
     def group(self) -> str:
@@ -62,6 +64,13 @@ class Call:
         if self.request.health.failing is not None:
             self.request.health.lost_seconds += clock - self._heard_at
         self._heard_at = clock
+        self._begun_with = len(self.progress.ids)
+
+    def undo_try(self) -> None:
+        """Forget what this try has brought."""
+        if len(self.progress.ids) > self._begun_with:
+            del self.progress.ids[self._begun_with :], self.progress.logprobs[self._begun_with :]
+            self.progress.finish_reason = None
 
     def heard(self, now: float) -> None:
         """A token has come."""

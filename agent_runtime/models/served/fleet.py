@@ -113,6 +113,7 @@ class Fleet:
             if status is None:
                 self._remove(server, "it has left the ModelServer")
             elif identity(status) != server.identity:
+                server.restarted = server.restarted or status.uid == server.uid
                 self._remove(server, "it was started again")
             else:
                 server.is_ready = status.ready

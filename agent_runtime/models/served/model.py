@@ -199,7 +199,10 @@ class ServedModel:
     def _learn(self, call: Call, server: Server, failure: ModelError) -> None:
         """What follows from a failed try. Raises the failure where the call has to end with it."""
         call.failed(server.name, str(failure))
-        keeps = server.engine.token_capture == "Tokens"
+        keeps = server.engine.token_capture == "Tokens" and not server.restarted
+        if server.restarted:
+            # A stream that was not broken by the restart began after it, and that engine has another policy.
+            call.undo_try()
         if call.silent_seconds(_now()) > CALL_SECONDS or (call.said and not keeps):
             raise failure
         self.resent += 1

@@ -43,7 +43,7 @@ class Server:
     """A member of the ModelServer. `away` is why this runner sends no call there, `is_ready` what its status says."""
 
     def __init__(self, status: ServerStatus, engine: Engine) -> None:
-        self.name, self.url, self.identity = status.name, status.url, identity(status)
+        self.name, self.uid, self.url, self.identity = status.name, status.uid, status.url, identity(status)
         self.engine = engine
         self.in_flight = 0
         self.limit = INITIAL_CALLS

@@ -238,7 +238,7 @@ class Fleet:
             for pod in self.pods:
                 assert pod.process is not None
                 if pod.uid in gone:
-                    pod.process.kill()
+                    await self.kill(pod)
                     await pod.process.wait()
                     self.pods_made += 1
                     pod.uid, pod.restarts, pod.up = f"uid-{self.pods_made}", 0, False
@@ -248,6 +248,9 @@ class Fleet:
                 elif pod.process.returncode is not None:
                     pod.up = False
                     self.tell()
+                    # It takes longer to start than runners to hear that it ended (docs/policy-updates.md, "Limits").
+                    if any(entry.ready and entry.name == pod.name for entry in self.status.servers):
+                        continue
                     await self.start(pod)
                     pod.restarts += 1
                     self.tell()

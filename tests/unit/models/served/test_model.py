@@ -8,6 +8,8 @@ import pytest
 from agent_runtime.models.base import CallHealth, ModelConfigError, ModelError
 from agent_runtime.models.served import gate
 from agent_runtime.models.served import model as model_module
+from agent_runtime.models.served.admission import Pressure
+from agent_runtime.models.served.load import Load, LoadReader
 from agent_runtime.models.served.routing import preference
 from agent_runtime.models.vllm.server import Progress
 from agent_runtime.proxy.chat import PromptModel
@@ -52,7 +54,7 @@ async def test_calls_carry_the_version_for_the_cache_and_in_the_record(fleet: Fa
     assert fleet.engine("server-0").salts == ["7"]
 
 
-@pytest.mark.parametrize("odd", [{"state": "Evicted", "ready": False}, {"uid": "2"}, {"restarts": 1}, None], ids=str)
+@pytest.mark.parametrize("odd", [{"state": "Evicted", "ready": False}, {"uid": "2"}, None], ids=str)
 async def test_a_call_of_a_server_that_goes_is_finished_elsewhere_with_its_tokens(
     fleet: FakeFleet, odd: dict[str, object] | None
 ) -> None:
@@ -73,6 +75,32 @@ async def test_a_call_of_a_server_that_goes_is_finished_elsewhere_with_its_token
     assert model.resent == 1
     assert health.failing is None
     assert 0 < health.lost_seconds < 5
+
+
+@pytest.mark.parametrize("told_by", ["status", "metrics"])
+async def test_nothing_is_kept_of_what_an_engine_makes_after_a_restart_with_weights_that_nobody_knows(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch, told_by: str
+) -> None:
+    steps = 900.0
+
+    async def read(self: LoadReader, url: str) -> Load:
+        return Load(Pressure(0.1, 0), steps)
+
+    monkeypatch.setattr(LoadReader, "read", read)
+    monkeypatch.setattr(fleet.model._fleet, "_sample_seconds", 0.01)
+    model = await fleet.open(*SERVERS)
+    fleet.engine(ORDER[0]).behaviour = stall_after_two
+    call = asyncio.create_task(model.complete(request()))
+    await until(lambda: fleet.engine(ORDER[0]).asked)
+    await asyncio.sleep(0.05)
+    if told_by == "metrics":
+        steps = 3.0
+    else:
+        await fleet.tell(*SERVERS, odd={ORDER[0]: {"restarts": 1}})
+    reply = await asyncio.wait_for(call, 10)
+    assert reply.completion_token_ids == WHOLE
+    assert fleet.engine(ORDER[1]).began_with == [[]]
+    assert versions(reply) == [(len(WHOLE), "0")]
 
 
 async def test_a_busy_server_that_misses_its_probes_keeps_the_calls_that_it_has(fleet: FakeFleet) -> None:
