@@ -162,6 +162,7 @@ def test_the_gate_stays_shut_while_servers_are_paused_or_were_not_asked_since_th
         ({"paused": True, "checked": True}, Call.RESUME),
         ({"paused": False, "checked": True, "at": before}, Call.LOOK),
         ({"paused": False, "checked": False}, Call.CHECK),
+        ({"paused": False, "checked": True}, Call.OPEN),
     ):
         for engine in fleet.engines:
             fleet.said[engine.key] = replace(fleet.said[engine.key], **{"at": fleet.now, **changes})
