@@ -34,6 +34,12 @@ MODEL_CONTROL_PORT = 8001
 """Of a model server's pod: pause, load, resume; the operator alone, with the token of its Secret."""
 MODEL_ENGINE_PORT = 8002
 """Of a model server's pod, on its loopback: the engine itself."""
+POLICY_VERSION_HEADER = "X-Policy-Version"
+"""Of a model server's answers: the policy that it served when the request was let in."""
+ENGINE_PROCESS_HEADER = "X-Engine-Process"
+"""Of a request to the control port: it is meant for this process of the engine, and for none that came after it."""
+SERVER_NOT_READY = "server_not_ready"
+"""Type of the error with which a model server refuses calls while it was not verified to serve a policy."""
 MODEL_TOKEN_FILE = "token"
 """Key, in the Secret `model_control_name`, of the bearer token that the control port wants."""
 POLICY_LOADED = f"{API_GROUP}/policy-loaded"

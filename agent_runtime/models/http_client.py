@@ -15,6 +15,7 @@ from yarl import URL
 from agent_runtime.models.base import CallHealth, ModelConfigError, ModelError
 from agent_runtime.models.refusals import error_text, final_refusal, refusal
 from agent_runtime.models.retries import is_transient, retry_delay
+from rollout_api.cluster import POLICY_VERSION_HEADER, SERVER_NOT_READY
 
 CONNECT_SECONDS = (
     30.0  # a SYN that is dropped would else use up the whole deadline; a call that is accepted may take long
@@ -139,6 +140,7 @@ class JsonClient:
     ) -> T | Answer:
         """What `receive` makes of a good answer; other answers that no retry changes as they are."""
         data = None if body is None else json.dumps(body).encode()
+        salt = None if body is None else body.get("cache_salt")
         deadline = time.monotonic() + seconds
         failures = 0
         started, lost_before = time.monotonic(), health.lost_seconds
@@ -148,7 +150,7 @@ class JsonClient:
                 while True:
                     retry_after = None
                     try:
-                        received = await self._exchange(method, path, data, headers, receive)
+                        received = await self._exchange(method, path, data, salt, headers, receive)
                     except (aiohttp.ClientError, ConnectionError) as error:
                         reason, failure = "Unreachable", f"{type(error).__name__}: {error}"
                     else:
@@ -159,7 +161,7 @@ class JsonClient:
                         self._raise_for(answer, received.headers)
                         if not is_transient(answer.status):
                             return answer
-                        reason = "RateLimited" if answer.status == 429 else "ServerError"
+                        reason = _reason(answer)
                         failure = f"status {answer.status}: {answer.error}"
                         retry_after = received.headers.get("Retry-After")
                     failures += 1
@@ -184,6 +186,7 @@ class JsonClient:
         method: str,
         path: str,
         data: bytes | None,
+        salt: str | None,
         headers: Mapping[str, str] | None,
         receive: Callable[[aiohttp.ClientResponse], Awaitable[T]],
     ) -> T | _Refused:
@@ -193,12 +196,21 @@ class JsonClient:
         response = await self._open().request(method, url, data=data, headers=headers, allow_redirects=False)
         try:
             if response.status < 300:
+                self._check_policy(salt, response)
                 return await receive(response)
             return _Refused(_decoded(response.status, await response.read()), response.headers)
         except BaseException:
             # A cancellation included: a connection that is closed makes the server stop its work.
             response.close()
             raise
+
+    def _check_policy(self, salt: str | None, response: aiohttp.ClientResponse) -> None:
+        """Raise ModelError for an answer of another policy than the one that the caller believes in, and salts with."""
+        served = response.headers.get(POLICY_VERSION_HEADER)
+        if salt is not None and served is not None and served != salt:
+            raise ModelError(
+                "OtherPolicy", f"{self.base_url} serves policy version {served}, and was taken to serve {salt}"
+            )
 
     def _open(self) -> aiohttp.ClientSession:
         # Made at the first call, because a session belongs to the running loop.
@@ -225,6 +237,12 @@ class JsonClient:
             )
         if (refused := refusal(answer.status, answer.payload)) is not None:
             raise refused
+
+
+def _reason(answer: Answer) -> str:
+    if answer.status == 429:
+        return "RateLimited"
+    return "NotReady" if SERVER_NOT_READY in error_text(answer.payload)[0] else "ServerError"
 
 
 async def _read(response: aiohttp.ClientResponse) -> Answer:

@@ -4,6 +4,7 @@ Whoever goes away takes the request with them: the engine sees its client go, an
 """
 
 import logging
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import aiohttp
@@ -11,12 +12,15 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from agent_runtime.serving.engine import CONNECT_SECONDS
+from rollout_api.cluster import ENGINE_PROCESS_HEADER, SERVER_NOT_READY
+
 log = logging.getLogger(__name__)
 
-CONNECT_SECONDS: Final = 5.0
-"""To a port of the same pod: it listens or it does not."""
 IDLE_SECONDS: Final = 2.0
 """Unused connections are closed before the engine closes them itself (uvicorn: after 5 s), which could meet a request."""
+RETRY_SECONDS: Final = 5
+"""After which a client may ask again: an engine that has its policy is told so within seconds."""
 MOST_LINE: Final = 64 * 1024
 """Bytes of a header line from the engine."""
 
@@ -27,7 +31,7 @@ HOP_BY_HOP: Final = frozenset(
     )
 )
 """Headers of one connection (RFC 9110, 7.6.1)."""
-OURS: Final = HOP_BY_HOP | {"host", "authorization"}
+OURS: Final = HOP_BY_HOP | {"host", "authorization", ENGINE_PROCESS_HEADER.lower()}
 """Headers of a request that stay here: the engine knows no keys, and need not see any."""
 
 
@@ -43,8 +47,25 @@ def engine_session() -> aiohttp.ClientSession:
     )
 
 
-async def forward(request: web.Request, engine: aiohttp.ClientSession, engine_url: str) -> web.StreamResponse:
-    """Pass one request on, and its answer back."""
+async def forward(
+    request: web.Request,
+    engine: aiohttp.ClientSession,
+    engine_url: str,
+    refusal: Callable[[], web.Response | None],
+    headers: Mapping[str, str],
+) -> web.StreamResponse:
+    """Pass one request on, and its answer back.
+
+    Args:
+        request: from a client.
+        engine: connections to the engine.
+        engine_url: its address.
+        refusal: what is answered in place of the engine's answer; asked before the request is sent, and when the answer
+            begins: from there on the connection tells that no other process goes on with it.
+        headers: of the answer, beside the engine's.
+    """
+    if (refused := refusal()) is not None:
+        return refused
     body = request.content if request.can_read_body else None
     try:
         upstream = await engine.request(
@@ -58,9 +79,12 @@ async def forward(request: web.Request, engine: aiohttp.ClientSession, engine_ur
     except (aiohttp.ClientError, OSError) as error:
         return unavailable(f"the engine does not answer: {error}")
     async with upstream:
+        if (refused := refusal()) is not None:
+            return refused
         answer = web.StreamResponse(
             status=upstream.status, reason=upstream.reason, headers=_kept(upstream.headers, HOP_BY_HOP)
         )
+        answer.headers.update(headers)
         await answer.prepare(request)
         try:
             async for piece in upstream.content.iter_any():
@@ -76,9 +100,9 @@ async def forward(request: web.Request, engine: aiohttp.ClientSession, engine_ur
 
 
 def unavailable(message: str) -> web.Response:
-    """503 in the form of OpenAI's errors."""
-    error = {"message": message, "type": "ServiceUnavailableError", "param": None, "code": 503}
-    return web.json_response({"error": error}, status=503)
+    """503 in the form of OpenAI's errors: another server may answer, or this one later."""
+    error = {"message": message, "type": SERVER_NOT_READY, "param": None, "code": 503}
+    return web.json_response({"error": error}, status=503, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
 def _at(engine_url: str, request: web.Request) -> URL:

@@ -3,6 +3,9 @@
 The engine listens on the pod's loopback alone, with all its routes. Two ports lead to it: one for runners, with the routes
 of `routes.DATA`, and one for the operator, with those of `routes.CONTROL` and `/policy/fetch`, for who has the token. A
 network policy guards the second one too; where a cluster enforces none, the token still does.
+
+An engine that is started again has the weights that it is always started with, whatever the ModelServer's status says. So
+calls are answered only once the operator has said which policy this very process was verified to serve.
 """
 
 import argparse
@@ -15,14 +18,24 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Annotated
 
 import aiohttp
 from aiohttp import web
+from pydantic import Field
 
 from agent_runtime.serving import routes
-from agent_runtime.serving.forward import engine_session, forward
+from agent_runtime.serving.engine import Engine
+from agent_runtime.serving.forward import engine_session, forward, unavailable
 from agent_runtime.serving.policies import Policies, PolicyRequest
-from rollout_api.cluster import MODEL_CONTROL_PORT, MODEL_ENGINE_PORT, MODEL_PORT
+from rollout_api.base import ApiModel
+from rollout_api.cluster import (
+    ENGINE_PROCESS_HEADER,
+    MODEL_CONTROL_PORT,
+    MODEL_ENGINE_PORT,
+    MODEL_PORT,
+    POLICY_VERSION_HEADER,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,25 +45,43 @@ END_SECONDS = 10.0
 """For answers that are under way when the gateway ends; as a sidecar it ends after the engine, so there are none."""
 
 
-def data_app(engine: aiohttp.ClientSession, engine_url: str) -> web.Application:
+class ServedPolicy(ApiModel):
+    """Body of POST /policy/served."""
+
+    engine: str
+    """The process that was verified, as GET /policy/served named it."""
+    version: Annotated[int, Field(ge=0, le=2**53)]
+
+
+def data_app(http: aiohttp.ClientSession, engine: Engine) -> web.Application:
     """What runners reach."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        if (request.method, request.rel_url.raw_path) not in routes.DATA:
+        route = (request.method, request.rel_url.raw_path)
+        if route not in routes.DATA:
             return _refused(404, f"{request.method} {request.path} is not offered here")
-        return await forward(request, engine, engine_url)
+        if route not in routes.SAMPLING:
+            return await forward(request, http, engine.url, lambda: None, {})
+        version, process = engine.version, engine.process
+        if version is None or process is None:
+            return unavailable("this server's engine was not verified to serve a policy yet; ask another server")
+
+        def refusal() -> web.Response | None:
+            if engine.process == process:
+                return None
+            return unavailable("this server's engine has ended, and with it its policy; ask another server")
+
+        return await forward(request, http, engine.url, refusal, {POLICY_VERSION_HEADER: str(version)})
 
     return _app(handle)
 
 
-def control_app(
-    engine: aiohttp.ClientSession, engine_url: str, token: str, policies: Policies | None
-) -> web.Application:
+def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policies: Policies | None) -> web.Application:
     """What the operator reaches.
 
     Args:
-        engine: connections to the engine.
-        engine_url: its address.
+        http: connections to the engine.
+        engine: which of its processes runs, and whether it may answer.
         token: who shows it as bearer may ask.
         policies: fetches policies; None in mode Push.
     """
@@ -64,9 +95,25 @@ def control_app(
         route = (request.method, request.rel_url.raw_path)
         if route == routes.FETCH_POLICY and policies is not None:
             return await _fetch(request, policies)
+        if route == routes.SERVED_POLICY:
+            return await _served(engine)
+        if route == routes.SERVE_POLICY:
+            return await _serve_policy(request, engine)
         if route not in routes.CONTROL:
             return _refused(404, f"{request.method} {request.path} is not offered here")
-        return await forward(request, engine, engine_url)
+        meant = request.headers.get(ENGINE_PROCESS_HEADER)
+
+        def refusal() -> web.Response | None:
+            return None if meant is None or engine.process == meant else _ended(meant)
+
+        changes = route in routes.CHANGES
+        try:
+            if changes:
+                engine.shut()
+            return await forward(request, http, engine.url, refusal, {})
+        finally:
+            if changes:
+                engine.shut()  # whatever was said meanwhile was not said of what it is now
 
     return _app(handle)
 
@@ -75,11 +122,13 @@ async def serve(
     stack: AsyncExitStack, token: str, policies: Policies | None, engine_url: str, data_port: int, control_port: int
 ) -> tuple[int, int]:
     """Open both ports until the stack is closed. Returns their numbers, for a port 0."""
-    engine = await stack.enter_async_context(engine_session())
+    http = await stack.enter_async_context(engine_session())
+    engine = Engine(engine_url)
+    stack.callback(engine.close)
     ports = []
     for app, port in (
-        (data_app(engine, engine_url), data_port),
-        (control_app(engine, engine_url, token, policies), control_port),
+        (data_app(http, engine), data_port),
+        (control_app(http, engine, token, policies), control_port),
     ):
         # With cancellation: a client that goes ends its request at the engine at once.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=END_SECONDS)
@@ -108,6 +157,27 @@ async def _fetch(request: web.Request, policies: Policies) -> web.Response:
         log.warning("fetching policy %d from %s: %s", wanted.version, wanted.uri, error)
         return _refused(502, f"policy {wanted.version} could not be fetched from {wanted.uri}: {error}")
     return web.json_response({"version": wanted.version, "path": str(folder)})
+
+
+async def _served(engine: Engine) -> web.Response:
+    process = await engine.find()
+    if process is None:
+        return unavailable("the engine does not answer")
+    return web.json_response({"engine": process, "version": engine.version})
+
+
+async def _serve_policy(request: web.Request, engine: Engine) -> web.Response:
+    try:
+        verified = ServedPolicy.model_validate_json(await request.read())
+    except ValueError as error:
+        return _refused(400, f"expected engine and version: {error}")
+    if not engine.open(verified.engine, verified.version):
+        return _ended(verified.engine)
+    return web.json_response({"engine": verified.engine, "version": verified.version})
+
+
+def _ended(process: str) -> web.Response:
+    return _refused(412, f"the engine's process {process} has ended; look at what runs now")
 
 
 def _refused(status: int, message: str) -> web.Response:

@@ -25,6 +25,10 @@ DATA: Final[frozenset[Route]] = READ_ONLY | {
     ("POST", "/detokenize"),
 }
 """For runners: what answers one request, and changes nothing for others."""
+SAMPLING: Final[frozenset[Route]] = frozenset(
+    {("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/inference/v1/generate")}
+)
+"""Those whose answers are a policy's; the others are the same with all of them."""
 
 CONTROL: Final[frozenset[Route]] = READ_ONLY | {
     ("POST", "/pause"),
@@ -48,5 +52,23 @@ CONTROL: Final[frozenset[Route]] = READ_ONLY | {
     ("POST", "/v1/unload_lora_adapter"),
 }
 """For the operator: what changes an engine."""
+CHANGES: Final[frozenset[Route]] = frozenset(
+    {
+        ("POST", "/pause"),
+        ("POST", "/start_weight_update"),
+        ("POST", "/update_weights"),
+        ("POST", "/finish_weight_update"),
+        ("POST", "/update_weight_version"),
+        ("POST", "/sleep"),
+        ("POST", "/wake_up"),
+        ("POST", "/collective_rpc"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/v1/unload_lora_adapter"),
+    }
+)
+"""After these nobody knows which policy the engine serves, or whether it answers, until the operator has looked."""
 FETCH_POLICY: Final[Route] = ("POST", "/policy/fetch")
+SERVED_POLICY: Final[Route] = ("GET", "/policy/served")
+SERVE_POLICY: Final[Route] = ("POST", "/policy/served")
+OWN: Final[frozenset[Route]] = frozenset({FETCH_POLICY, SERVED_POLICY, SERVE_POLICY})
 """The gateway's own, on the control port."""

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ from rollout_api.model_server import ModelServerStatus, PolicySource, PullForm, 
 from rollout_operator.actions import Ref
 from rollout_operator.model_server.control import Control
 from rollout_operator.model_server.control_errands import Errands, How, Known, Target
-from rollout_operator.model_server.policy import decide
+from rollout_operator.model_server.policy import decide, load_limit
 from rollout_operator.model_server.policy_seen import Runner, Seen, Server
 
 MODEL = "policy"
 TOKEN = "a-token"
+TRY_SECONDS = 240.0
+"""For one fetch or push. A version that takes longer is given up for good, which no busy machine may bring about."""
 REF = Ref("ModelServer", "lab", MODEL)
 
 
@@ -63,7 +65,7 @@ def observe(folder: Path, errands: Errands) -> Seen:
         wanted=PolicySource.model_validate(fleet["policy"]),
         mode=TransferMode(fleet["mode"]),
         min_ready=fleet["minReady"],
-        load_limit=timedelta(seconds=60),
+        load_limit=load_limit(TRY_SECONDS),
         status=read_status(folder),
         servers=servers,
         runners=[Runner(key, update) for key, update in fleet["runners"].items()],
@@ -85,9 +87,9 @@ async def run(folder: Path) -> None:
             mode=seen.mode,
             form=PullForm(fleet["form"]),
             model=MODEL,
-            fetch_seconds=10,
+            fetch_seconds=TRY_SECONDS,
             hook=fleet["hook"],
-            push_seconds=10,
+            push_seconds=TRY_SECONDS,
             world_size=1,
             update=seen.status.policy.update,
             token=TOKEN,

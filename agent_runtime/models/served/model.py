@@ -19,7 +19,9 @@ CALL_SECONDS = 600.0
 """Without a token, over all tries of a call: as long as endpoint.callSeconds is where nobody sets it."""
 UNKNOWN_SECONDS = 10.0
 """For a directory that is late to say which version a finished answer has; after that it is recorded as unknown."""
-TRANSIENT = frozenset({"Unreachable", "Interrupted", "ServerError", "RateLimited", "Timeout"})
+TRANSIENT = frozenset(
+    {"Unreachable", "Interrupted", "NotReady", "OtherPolicy", "RateLimited", "ServerError", "Timeout"}
+)
 """Reasons of failures that another server, or a later moment, may mend."""
 
 
@@ -207,7 +209,8 @@ class ServedModel:
             raise failure
         self.resent += 1
         call.spans.cut(len(call.progress.ids))
-        if failure.reason == "Unreachable":
+        # Behind a shut gate no server lets anything in; that says nothing against this one.
+        if failure.reason == "Unreachable" or (failure.reason in ("NotReady", "OtherPolicy") and self._gate.is_open):
             server.suspect(failure.message)
         elif failure.reason == "RateLimited":
             server.limit = refused_limit(server.limit, server.in_flight)

@@ -8,11 +8,12 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 
+from rollout_api.cluster import ENGINE_PROCESS_HEADER
 from rollout_api.model_server import PolicySource
 
 CONNECT_SECONDS = 10.0
@@ -31,6 +32,9 @@ MOST_ANSWER = 64 * 2**20
 LOADING = "loading"
 """What a server's weights are called while they are being changed: whoever finds this knows that they may be of two
 versions, though nobody remembers the load."""
+
+ENDED: Final = 412
+"""Status with which a gateway answers what is meant for a process of the engine that does not run any more."""
 
 
 class ControlError(Exception):
@@ -56,6 +60,20 @@ class Address:
     name: str
     url: str
     token: str = field(repr=False)
+    process: str = ""
+    """The process of its engine that requests are meant for; whichever runs when empty."""
+
+
+class Look(NamedTuple):
+    """How one server stands."""
+
+    process: str
+    """Its gateway's name for the process that its engine is."""
+    paused: bool
+    version: int | None
+    """Of its weights; None: a load of them was begun and not finished."""
+    opened: int | None
+    """Version that its gateway lets calls through for; None: it lets none through."""
 
 
 class Control:
@@ -71,8 +89,13 @@ class Control:
             await self._session.close()
             self._session = None
 
-    async def look(self, server: Address) -> tuple[bool, int | None]:
-        """Whether it is paused, and the version of its weights; None: a load of them was begun and not finished."""
+    async def look(self, server: Address) -> Look:
+        """How it stands, all of it said of the same process."""
+        served = await self._get(replace(server, process=""), "/policy/served")
+        process, opened = served.get("engine"), served.get("version")
+        if not isinstance(process, str):
+            raise ControlError(f"{server.name}: GET /policy/served answered {served}; expected the engine's process")
+        server = replace(server, process=process)
         paused = await self._get(server, "/is_paused")
         try:
             info = await self._get(server, "/weight_info")
@@ -85,7 +108,11 @@ class Control:
             raise ControlError(
                 f"{server.name}: GET /is_paused and /weight_info answered {paused} and {info}; is it vLLM 0.26 or newer?"
             )
-        return paused["is_paused"], version_of(info["weight_version"])
+        return Look(process, paused["is_paused"], version_of(info["weight_version"]), opened)
+
+    async def open(self, server: Address, version: int) -> None:
+        """Have the gateway let calls through: this process was verified to serve this version."""
+        await self._post(server, "/policy/served", {"engine": server.process, "version": version})
 
     async def pause(self, server: Address) -> None:
         """Hold all requests where they are; they go on after `resume`. An engine that is paused already stays so."""
@@ -246,4 +273,5 @@ def version_of(name: Any) -> int | None:
 
 
 def _headers(server: Address) -> dict[str, str]:
-    return {"Authorization": f"Bearer {server.token}"}
+    meant = {ENGINE_PROCESS_HEADER: server.process} if server.process else {}
+    return {"Authorization": f"Bearer {server.token}", **meant}

@@ -15,7 +15,7 @@ from typing import Any
 
 from rollout_api.model_server import PullForm, TransferMode
 from rollout_operator.actions import Ref
-from rollout_operator.model_server.control import LOADING, Address, Control, ControlError
+from rollout_operator.model_server.control import ENDED, LOADING, Address, Control, ControlError
 from rollout_operator.model_server.policy_seen import Call, Errand, Failure, Said
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class Errands:
             self.on_done(ref)
 
     async def _one(self, errand: Errand, target: Target, how: How) -> None:
-        server = Address(target.name, target.control_url, how.token)
+        server = self._address(target, how)
         touched = False
         digest: tuple[bool, str | None] | None = None
         fetched: int | None = None
@@ -135,6 +135,8 @@ class Errands:
                     await self._control.resume(server)
                 case Call.CHECK:
                     digest = True, await self._control.digest(server)
+                case Call.OPEN:
+                    await self._control.open(server, _version(errand))
                 case Call.FETCH:
                     await self._fetch(server, errand, how)
                     fetched = _version(errand)
@@ -179,12 +181,12 @@ class Errands:
         except ControlError as error:
             for target in targets:
                 self._failed(target, errand, error, untouched=True)
-            await asyncio.gather(*(self._look(_address(target, how), target) for target in targets))
+            await asyncio.gather(*(self._look(self._address(target, how), target) for target in targets))
             return
         await asyncio.gather(*(self._receive(errand, target, answer, deadline, how) for target in targets))
 
     async def _receive(self, errand: Errand, target: Target, answer: "HookAnswer", deadline: float, how: How) -> None:
-        server = _address(target, how)
+        server = self._address(target, how)
         try:
             async with asyncio.timeout_at(deadline):
                 await self._control.name_weights(server, f"{LOADING}-{_version(errand)}")
@@ -211,28 +213,35 @@ class Errands:
         """Ask how it stands now: nothing is concluded from what was asked before."""
         old = self._of(target)
         try:
-            paused, version = await self._control.look(server)
+            now = await self._control.look(server)
         except ControlError as error:
             self.known[target.key] = replace(old, said=None)
             self._failed(target, Errand(Call.LOOK), error)
             return
-        said = Said(_now(), paused, version)
+        said = Said(_now(), now.paused, now.version, process=now.process, opened=now.opened)
         if old.said is not None:
             said = replace(said, fetched=old.said.fetched)
-            if old.said.version == version:
+            if (old.said.process, old.said.version) == (now.process, now.version):
                 said = replace(said, checked=old.said.checked, digest=old.said.digest)
-        if digest is not None:
+        if digest is not None and server.process == now.process:
             said = replace(said, checked=digest[0], digest=digest[1])
         if fetched is not None:
             said = replace(said, fetched=fetched)
         self.known[target.key] = replace(old, said=said)
         self._went_well(target, Errand(Call.LOOK))
 
+    def _address(self, target: Target, how: How) -> Address:
+        """For the process of its engine that an errand was decided on; one that came after it needs another errand."""
+        said = self._of(target).said
+        return Address(target.name, target.control_url, how.token, "" if said is None else said.process)
+
     def _of(self, target: Target) -> Known:
         return self.known.get(target.key, Known())
 
     def _failed(self, target: Target, errand: Errand, error: ControlError, *, untouched: bool = False) -> None:
         log.warning("%s of %s: %s", errand.call.value, target.name, error.message)
+        if error.status == ENDED and errand.call is not Call.LOOK:
+            return  # It says nothing against the one that runs now.
         known = self._of(target)
         failure = Failure(_now(), errand, error.message, untouched)
         self.known[target.key] = replace(known, failures={**known.failures, errand.call: failure})
@@ -286,10 +295,6 @@ def _question(errand: Errand, targets: Sequence[Target], how: How) -> dict[str, 
             for target in targets
         ],
     }
-
-
-def _address(target: Target, how: How) -> Address:
-    return Address(target.name, target.control_url, how.token)
 
 
 def _version(errand: Errand) -> int:

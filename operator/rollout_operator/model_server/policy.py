@@ -25,7 +25,7 @@ from rollout_operator.model_server.policy_servers import (
     failed_lately,
     is_broken,
     is_checked,
-    is_ready,
+    is_verified,
     look,
     next_errand,
     odd_ones,
@@ -226,6 +226,15 @@ def _resuming(seen: Seen) -> Decision:
     old = {entry.weights_digest for entry in seen.status.servers} if policy.target != policy.current else set()
     odd = odd_ones(seen, back, old)
     good = [server for server in back if server not in odd]
+    shut = [server for server in good if server.said is not None and not server.said.is_open]
+    refused = [server for server in shut if server in seen.members and (late or _has_failed(seen, server, Call.OPEN))]
+    if waiting := [server for server in shut if server in seen.members and server not in refused]:
+        # Told only now: what one serves is compared with what the others do before anybody may call it.
+        tasks += [Task(Errand(Call.OPEN, target), (server,)) for server in waiting if server.busy is None]
+        words = f"version {target.version}: {len(good) - len(shut)} of {len(good)} gateways let calls through again"
+        return _behind_gate(seen, policy, "Resuming", words, tasks, [*given_up, *odd, *refused])
+    given_up += refused
+    good = [server for server in good if server not in shut]
     if len(good) >= _needed(seen):
         return _reopen(seen, good, [*given_up, *odd])
     why = "".join(f"; {server.name}: {MISMATCH}" for server in odd[:1])
@@ -266,7 +275,7 @@ def _reopen(seen: Seen, good: Collection[Server], evicted: Collection[Server]) -
 def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decision:
     """The gate is open: newcomers get the current version; servers that are not as they were verified go."""
     strange = [s for s in seen.members if s.said is not None and s.said.version != policy.current]
-    odd = odd_ones(seen, [server for server in seen.servers if is_ready(seen, server)])
+    odd = odd_ones(seen, [server for server in seen.servers if is_verified(seen, server)])
     broken = [server for server in seen.newcomers if is_broken(server)]
     evicted = [*strange, *odd, *broken]
     of = entry_at_rest if policy.current == seen.status.policy.current else entry_behind_gate
@@ -280,7 +289,7 @@ def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decis
             Task(errand, (server,))
             for server in seen.members
             if server not in evicted
-            and not failed_lately(seen, server, Call.RESUME, policy.current)
+            and not any(failed_lately(seen, server, call, policy.current) for call in (Call.RESUME, Call.OPEN))
             and (errand := _resume_errand(seen, server)) is not None
         ),
     ]
@@ -349,6 +358,8 @@ def _resume_errand(seen: Seen, server: Server) -> Errand | None:
         return Errand(Call.RESUME)
     if not is_checked(seen, server):
         return Errand(Call.CHECK)
+    if seen.status.policy.gate is Gate.OPEN and not server.said.is_open:
+        return Errand(Call.OPEN, seen.source(seen.status.policy.current))
     return Errand(Call.LOOK) if server.said.at < seen.since else look(seen, server)
 
 

@@ -17,6 +17,7 @@ class Call(StrEnum):
     LOAD = "Load"
     RESUME = "Resume"
     CHECK = "Check"
+    OPEN = "Open"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Errand:
 
     call: Call
     source: PolicySource | None = None
-    """For Fetch and Load."""
+    """For Fetch, Load and Open."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,15 @@ class Said:
     """Its engine was asked for its checksums since this version was loaded."""
     digest: str | None = None
     """What they come to, when it makes any."""
+    process: str = ""
+    """Its gateway's name for the process that the engine is: one that is started again has another."""
+    opened: int | None = None
+    """Version that its gateway lets calls through for; None: it lets none through."""
+
+    @property
+    def is_open(self) -> bool:
+        """Its gateway knows that this version was verified."""
+        return self.version is not None and self.opened == self.version
 
 
 @dataclass(frozen=True)

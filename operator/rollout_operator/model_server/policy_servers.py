@@ -35,13 +35,15 @@ def next_errand(seen: Seen, server: Server, source: PolicySource) -> Errand | No
     said = server.said
     if said is None:
         return look(seen, server)
-    if any(failed_lately(seen, server, call, source.version) for call in _CHANGES):
+    if any(failed_lately(seen, server, call, source.version) for call in (*_CHANGES, Call.OPEN)):
         return None
     if said.version != source.version:
         return Errand(Call.LOAD, source)
     if said.paused:
         return Errand(Call.RESUME)
-    return look(seen, server) if is_checked(seen, server) else Errand(Call.CHECK)
+    if not is_checked(seen, server):
+        return Errand(Call.CHECK)
+    return look(seen, server) if said.is_open else Errand(Call.OPEN, source)
 
 
 def failed_lately(seen: Seen, server: Server, call: Call, version: int) -> bool:
@@ -89,6 +91,11 @@ def odd_ones(seen: Seen, servers: Iterable[Server], old: Collection[str | None] 
 
 def is_ready(seen: Seen, server: Server) -> bool:
     """Whether runners may call it while the gate is open: as it says, or as was verified before it could be asked."""
+    return is_verified(seen, server) and (server.said is None or server.said.is_open)
+
+
+def is_verified(seen: Seen, server: Server) -> bool:
+    """Whether it runs with the current version, so that its gateway may let calls through; as `is_ready`."""
     if not server.up or server.leaving or seen.is_evicted(server):
         return False
     if server.said is None:

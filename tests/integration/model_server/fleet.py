@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import socket
 import sys
 from contextlib import AsyncExitStack
@@ -16,12 +17,12 @@ from aiohttp import web
 
 from agent_runtime.serving.gateway import serve
 from agent_runtime.serving.policies import Policies
+from rollout_api.cluster import POLICY_VERSION_HEADER
 from rollout_api.model_server import Gate, ModelServerStatus, ServerState
 from tests.support.policy_updater import MODEL, TOKEN, read_status, write
 
-MOST_TOKENS = 80
-LONG = 60.0
-"""Whatever takes longer never happens."""
+LONG = 300.0
+"""Whatever takes longer never happens, on a machine that is busy with other things as well."""
 SILENT_TOKENS = 15
 """A stream that is silent for the time of so many tokens after the pause has no more to come."""
 
@@ -71,6 +72,7 @@ class Fleet:
         runners: int = 2,
         calls: int = 1,
         tokens_per_second: int = 100,
+        most_tokens: int = 80,
     ) -> None:
         """
         Args:
@@ -81,9 +83,10 @@ class Fleet:
             runners: how many.
             calls: of each runner on each server, at any time.
             tokens_per_second: of each call.
+            most_tokens: of each call.
         """
         self.folder, self.mode, self.form = folder, mode, form
-        self.calls, self.tokens_per_second = calls, tokens_per_second
+        self.calls, self.tokens_per_second, self.most_tokens = calls, tokens_per_second, most_tokens
         self.pods = [Pod(f"s-{index}", f"uid-{index}", _free_port()) for index in range(servers)]
         self.policy: dict[str, Any] = {"version": 0}
         self.acknowledged: dict[str, int | None] = {f"job/{index}": None for index in range(runners)}
@@ -181,7 +184,8 @@ class Fleet:
                 while True:
                     self._assert_well()
                     status = self.status
-                    ready = sum(entry.ready for entry in status.servers)
+                    alive = {(pod.uid, pod.restarts) for pod in self.pods if _runs(pod)}
+                    ready = sum(entry.ready and (entry.uid, entry.restarts) in alive for entry in status.servers)
                     if status.policy.step is None and status.policy.current == version and ready >= wanted:
                         return status
                     await asyncio.sleep(0.02)
@@ -219,6 +223,7 @@ class Fleet:
         assert pod.process is not None
         if pod.process.returncode is None:
             pod.process.kill()
+            await pod.process.wait()
 
     async def start_updater(self) -> None:
         self.updater = await asyncio.create_subprocess_exec(
@@ -289,13 +294,18 @@ class Fleet:
         loop = asyncio.get_running_loop()
         mine: dict[tuple[str, int], tuple[Stream, asyncio.Task[None]]] = {}
         count = 0
-        acknowledged = -1
+        acknowledged = given_up = -1
         paused_at = 0.0
         try:
             while True:
                 await asyncio.sleep(0.02)
                 status = self.status
                 policy = status.policy
+                if key in policy.mixed and acknowledged < policy.update != given_up:
+                    # Too late, on a busy machine: where these change their version will never be known.
+                    given_up = policy.update
+                    for stream, _ in mine.values():
+                        stream.lost = True
                 if policy.gate is Gate.OPEN:
                     for stream, _ in mine.values():
                         stream.version = policy.current
@@ -343,11 +353,15 @@ class Fleet:
             "model": MODEL,
             "token_ids": [5, 6, 7],
             "stream": True,
-            "sampling_params": {"max_tokens": MOST_TOKENS, "ignore_eos": True},
+            "sampling_params": {"max_tokens": self.most_tokens, "ignore_eos": True},
         }
         headers = {"X-Request-Id": stream.request_id}
+        believed = str(stream.version)
         try:
             async with self.http.post(f"{url}/inference/v1/generate", json=body, headers=headers) as response:
+                if response.headers.get(POLICY_VERSION_HEADER) != believed:
+                    stream.lost = True
+                    return
                 async for line in response.content:
                     if line.startswith(b"data: {"):
                         for choice in json.loads(line[6:])["choices"]:
@@ -355,6 +369,12 @@ class Fleet:
                             stream.last = asyncio.get_running_loop().time()
         except (aiohttp.ClientError, OSError):
             stream.lost = True
+
+    async def until_all_have_tokens(self) -> None:
+        """Of every call that runs, some have arrived since its books were closed last."""
+        async with asyncio.timeout(LONG):
+            while not all(stream.tokens > stream.closed or stream.lost for stream in self.streams):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
     async def end_calls(self) -> None:
         """Runners end, and their calls."""
@@ -388,8 +408,14 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _runs(pod: Pod) -> bool:
+    return pod.up and pod.process is not None and pod.process.returncode is None
+
+
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """Below those that kernels give to whoever connects: nobody gets it while the engine that it is for is down."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port

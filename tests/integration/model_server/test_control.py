@@ -75,7 +75,8 @@ async def test_an_engine_without_checksums_is_not_taken_for_a_broken_one(port: t
 
 
 async def test_what_is_no_vllm_is_said_to_be_none(port: tuple[Port, Address, Control]) -> None:
-    _, server, control = port
+    answers, server, control = port
+    answers.answers["/policy/served"] = [web.json_response({"engine": "a-process", "version": None})]
     with pytest.raises(ControlError, match="is it vLLM"):
         await control.look(server)
 
@@ -88,7 +89,7 @@ async def test_a_side_car_that_names_no_folder_is_an_error(port: tuple[Port, Add
 
 async def test_a_port_that_nobody_listens_on_is_named(port: tuple[Port, Address, Control]) -> None:
     _, _, control = port
-    with pytest.raises(ControlError, match=r"qwen-1: GET http://127.0.0.1:1/is_paused cannot be reached") as raised:
+    with pytest.raises(ControlError, match=r"qwen-1: GET http://127.0.0.1:1/policy/served cannot be reached") as raised:
         await control.look(Address("qwen-1", "http://127.0.0.1:1", "secret"))
     assert raised.value.may_pass
     assert "secret" not in repr(Address("qwen-1", "http://127.0.0.1:1", "secret"))

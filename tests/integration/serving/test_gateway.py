@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
@@ -15,9 +15,13 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
+from agent_runtime.models.vllm.server import Progress, VllmServer
 from agent_runtime.serving import routes
 from agent_runtime.serving.gateway import serve
 from agent_runtime.serving.policies import Policies
+from rollout_api.model import Sampling
+from rollout_api.records import Message
 from tests.support.vllm_server import VllmStandIn
 
 TOKEN = "a-token"
@@ -66,6 +70,7 @@ class Gateway:
     control: str
     http: aiohttp.ClientSession
     stop_engine: AsyncExitStack
+    engine_port: int
 
 
 @pytest.fixture
@@ -82,7 +87,35 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         ports = await serve(stack, TOKEN, Policies(tmp_path / "policies", {}), url, 0, 0)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         data, control = (f"http://127.0.0.1:{port}" for port in ports)
-        yield Gateway(engine, data, control, http, engine_stack)
+        gateway = Gateway(engine, data, control, http, engine_stack, runner.addresses[0][1])
+        await open_for(gateway, 7)
+        yield gateway
+
+
+async def served(gateway: Gateway) -> dict[str, object]:
+    """Which process the gateway knows, and which policy it lets calls through for."""
+    async with gateway.http.get(f"{gateway.control}/policy/served", headers=BEARER) as response:
+        assert response.status == 200, await response.text()
+        answer: dict[str, object] = await response.json()
+        return answer
+
+
+async def open_for(gateway: Gateway, version: int, process: object = None) -> int:
+    """Tell it, as the operator does, which policy the engine was verified to serve."""
+    body = {"engine": process or (await served(gateway))["engine"], "version": version}
+    return await status(gateway, "POST", f"{gateway.control}/policy/served", json=body, headers=BEARER)
+
+
+async def restart_engine(port: int) -> tuple[asyncio.Server, asyncio.Event]:
+    """Another process's socket at the engine's address; the event tells that somebody has sent it something."""
+    asked = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(1):
+            asked.set()
+        writer.close()
+
+    return await asyncio.start_server(answer, "127.0.0.1", port), asked
 
 
 async def status(gateway: Gateway, method: str, url: str, **options: object) -> int:
@@ -98,7 +131,7 @@ async def test_runners_get_what_a_rollout_needs(gateway: Gateway, method: str, p
 
 
 async def test_runners_get_no_control_route_not_even_with_the_token(gateway: Gateway) -> None:
-    for method, path in routes.CONTROL - routes.READ_ONLY | {routes.FETCH_POLICY}:
+    for method, path in routes.CONTROL - routes.READ_ONLY | routes.OWN:
         for headers in ({}, BEARER):
             assert await status(gateway, method, gateway.data + path, headers=headers) == 404, path
     assert gateway.engine.asked == []
@@ -123,7 +156,7 @@ async def test_no_other_spelling_leads_to_a_control_route(gateway: Gateway) -> N
 
 
 async def test_nobody_gets_a_control_route_without_the_token(gateway: Gateway) -> None:
-    for method, path in routes.CONTROL | {routes.FETCH_POLICY}:
+    for method, path in routes.CONTROL | routes.OWN:
         for shown in ("", "Bearer wrong", f"Basic {TOKEN}", "Bearer ", f"Bearer {TOKEN}x"):
             found = await status(gateway, method, gateway.control + path, headers={"Authorization": shown})
             assert found == 401, (path, shown)
@@ -180,6 +213,93 @@ async def test_an_engine_that_is_away_is_said_to_be(gateway: Gateway) -> None:
     async with gateway.http.get(f"{gateway.data}/health") as response:
         assert response.status == 503
         assert "does not answer" in (await response.json())["error"]["message"]
+
+
+async def test_an_answer_says_which_policy_it_is_of(gateway: Gateway) -> None:
+    gateway.engine.pieces.put_nowait(None)
+    async with gateway.http.post(gateway.data + CHAT, json={}) as response:
+        assert response.headers["X-Policy-Version"] == "7"
+
+
+async def test_calls_are_refused_until_the_policy_that_is_served_is_known(gateway: Gateway) -> None:
+    """As a gateway that has just started."""
+    async with AsyncExitStack() as stack:
+        engine_url = f"http://127.0.0.1:{gateway.engine_port}"
+        data, control = await serve(stack, TOKEN, None, engine_url, 0, 0)
+        fresh = replace(gateway, data=f"http://127.0.0.1:{data}", control=f"http://127.0.0.1:{control}")
+        for _, path in routes.SAMPLING:
+            async with fresh.http.post(fresh.data + path, json={}) as response:
+                assert (response.status, response.headers["Retry-After"]) == (503, "5")
+                assert (await response.json())["error"]["type"] == "server_not_ready"
+        assert gateway.engine.asked == []
+        assert await status(fresh, "GET", f"{fresh.data}/health") == 200
+        assert await status(fresh, "POST", f"{fresh.data}/tokenize", json={}) == 200
+        assert (await served(fresh))["version"] is None
+
+
+@pytest.mark.parametrize("path", sorted(path for _, path in routes.CHANGES))
+async def test_from_a_pause_or_a_load_to_its_verification_no_call_is_let_in_and_those_inside_go_on(
+    gateway: Gateway, path: str
+) -> None:
+    async with gateway.http.post(gateway.data + CHAT, json={}) as held:
+        assert await status(gateway, "POST", gateway.control + path, headers=BEARER) == 200
+        assert await status(gateway, "POST", f"{gateway.control}/resume", headers=BEARER) == 200
+        assert await status(gateway, "POST", gateway.data + CHAT, json={}) == 503
+        gateway.engine.pieces.put_nowait(b"held")
+        gateway.engine.pieces.put_nowait(None)
+        assert await held.read() == b"held"
+    assert await open_for(gateway, 8) == 200
+    gateway.engine.pieces.put_nowait(None)
+    async with gateway.http.post(gateway.data + CHAT, json={}) as response:
+        assert response.headers["X-Policy-Version"] == "8"
+
+
+async def test_an_engine_that_was_started_again_between_two_calls_is_asked_nothing(gateway: Gateway) -> None:
+    old = (await served(gateway))["engine"]
+    await gateway.stop_engine.aclose()
+    server, asked = await restart_engine(gateway.engine_port)
+    async with server:
+        assert await status(gateway, "POST", gateway.data + CHAT, json={}) == 503
+        assert not asked.is_set()
+        # What was verified of the old process is not believed of the new one, nor done to it.
+        assert await open_for(gateway, 7, old) == 412
+        meant = {**BEARER, "X-Engine-Process": str(old)}
+        assert await status(gateway, "POST", f"{gateway.control}/update_weight_version", headers=meant) == 412
+        assert not asked.is_set()
+        new = await served(gateway)
+        assert new["engine"] != old
+        assert new["version"] is None
+
+
+@pytest.mark.parametrize("capture", ["Tokens", "TextOnly"])
+async def test_a_runner_records_no_token_of_a_policy_that_it_does_not_believe_in(
+    capture: str,
+) -> None:
+    async with VllmStandIn() as engine, AsyncExitStack() as stack:
+        ports = await serve(stack, TOKEN, None, engine.url, 0, 0)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        data, control = (f"http://127.0.0.1:{port}" for port in ports)
+        gateway = Gateway(Engine(), data, control, http, stack, engine.port)
+        model = VllmServer(f"{data}/v1", "policy", headers={}, key_origin="nowhere", call_seconds=60)
+        stack.push_async_callback(model.close)
+        model.token_capture = capture
+        messages: list[Message] = [{"role": "user", "content": "Hi."}]
+        sampling = Sampling(max_tokens=4)
+        request = ModelRequest(
+            messages=messages, tools=[], sampling=sampling, seed=0, session="s", task="t", member=0, turn=0
+        )
+
+        async def ask(believed: int) -> ModelReply:
+            return await model.complete(request, progress=Progress(), cache_salt=str(believed))
+
+        with pytest.raises(ModelError) as raised:
+            await ask(0)
+        assert raised.value.reason == "NotReady"
+        await open_for(gateway, 3)
+        with pytest.raises(ModelError, match="serves policy version 3, and was taken to serve 2") as raised:
+            await ask(2)
+        assert raised.value.reason == "OtherPolicy"
+        assert (await ask(3)).usage.completion_tokens == 4
 
 
 async def test_a_large_body_passes_both_ways(gateway: Gateway) -> None:
@@ -243,6 +363,10 @@ async def test_the_process_serves_an_engine_on_its_loopback_until_it_is_told_to_
             assert process.stdout is not None
             words = (await process.stdout.readline()).decode().split()
             data, control = (f"http://127.0.0.1:{port}" for port in (words[3], words[5]))
+            async with http.get(f"{control}/policy/served", headers=BEARER) as response:
+                verified = {"engine": (await response.json())["engine"], "version": 0}
+            async with http.post(f"{control}/policy/served", headers=BEARER, json=verified) as response:
+                assert response.status == 200
             body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
             async with http.post(f"{data}{CHAT}", json=body) as response:
                 assert (await response.json())["usage"]["completion_tokens"] == 4

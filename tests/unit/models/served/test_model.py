@@ -39,6 +39,18 @@ def fail_with(error: Exception, upto: int = 0):  # type: ignore[no-untyped-def]
     return behave
 
 
+@pytest.mark.parametrize("reason", ["NotReady", "OtherPolicy"])
+async def test_a_server_that_has_lost_its_policy_costs_a_call_nothing_and_gets_no_more(
+    fleet: FakeFleet, reason: str
+) -> None:
+    model = await fleet.open(*SERVERS, current=7, target=7)
+    gone = fleet.engine(ORDER[0])
+    gone.is_well, gone.behaviour = False, fail_with(ModelError(reason, "its engine was started again"))
+    for _ in range(3):
+        assert versions(await model.complete(request())) == [(len(WHOLE), "7")]
+    assert fleet.calls()[gone.url] == 1
+
+
 async def test_members_of_a_group_find_their_prefix_at_one_server(fleet: FakeFleet) -> None:
     model = await fleet.open(*SERVERS)
     for turn in range(5):

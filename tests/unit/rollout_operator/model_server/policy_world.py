@@ -42,6 +42,12 @@ class Engine:
     """Requests that it fails: pause, fetch, reload, half, resume, look."""
     lies: bool = False
     """It says that it has loaded, and has not."""
+    process: int = 0
+    """The gateway's name for it."""
+    opened: int | None = None
+    """Version that the gateway answers calls with."""
+    counted: bool = True
+    """The kubelet has counted its last restart."""
 
     @property
     def key(self) -> Key:
@@ -61,17 +67,21 @@ class Crash(Exception):
     """A request failed for good."""
 
 
+class Ended(Exception):
+    """A request was meant for a process that has ended."""
+
+
 class Fleet:
     """Everything, and the operator's loop in miniature."""
 
     def __init__(self, servers: int, runners: int, mode: TransferMode = TransferMode.PULL, uri: bool = True) -> None:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.mode, self.has_uri, self.replicas = mode, uri, servers
-        self.engines = [Engine(f"s-{index}", f"uid-{index}") for index in range(servers)]
+        self.engines = [Engine(f"s-{index}", f"uid-{index}", process=index) for index in range(servers)]
         self.runners = [Process(f"job/{index}") for index in range(runners)]
         self.wanted = PolicySource(version=0)
         self.status = ModelServerStatus()
-        self.pods = servers
+        self.pods = self.processes = servers
         self.bad_versions: set[int] = set()
         self.trainer_away = False
         self.last: Decision | None = None
@@ -123,7 +133,7 @@ class Fleet:
             assert not any(server.key in self.busy for server in task.servers), "a busy server is asked"
             for server in task.servers:
                 self.busy[server.key] = task.errand
-            self.under_way.append((task, self._errand(task)))
+            self.under_way.append((task, self._errand(task, dict(self.said))))
         new = self.status.model_copy(update={"policy": decision.policy, "servers": list(decision.servers)})
         if decision.policy.model_copy(update={"needed": self.status.policy.needed}) != self.status.policy:
             assert all(task.errand.call is Call.LOOK for task in decision.tasks), "asked before it was written down"
@@ -158,9 +168,9 @@ class Fleet:
             for server in task.servers:
                 self.busy.pop(server.key, None)
 
-    def _errand(self, task: Task) -> Iterator[None]:
+    def _errand(self, task: Task, said: dict[Key, Said]) -> Iterator[None]:
         failed: dict[Key, tuple[str, bool]] = {}
-        changed: set[Key] = set()
+        ended: set[Key] = set()
         if task.errand.call is Call.LOAD and self.mode is TransferMode.PUSH and _source(task).version > 0:
             yield
             if self.trainer_away:
@@ -168,31 +178,36 @@ class Fleet:
         for server in task.servers:
             if server.key not in failed:
                 try:
-                    for _ in self._requests(task.errand, server.key):
+                    process = int(said[server.key].process) if server.key in said else None
+                    for _ in self._requests(task.errand, server.key, process):
                         yield
-                        if _is_change(task.errand.call):
-                            changed.add(server.key)
                 except Crash as crash:
                     untouched = str(crash) == "fetch"
                     failed[server.key] = f"{server.name}: {crash}", untouched
+                except Ended:
+                    ended.add(server.key)
         for server in task.servers:
             yield
-            self._look(task.errand, server.key, failed.get(server.key))
+            self._look(task.errand, server.key, failed.get(server.key), ended=server.key in ended)
 
-    def _requests(self, errand: Errand, key: Key) -> Iterator[None]:
+    def _requests(self, errand: Errand, key: Key, process: int | None) -> Iterator[None]:
         engine = self._engine(key)
         match errand.call:
             case Call.PAUSE:
                 yield
-                self._must(key, "pause").paused = True
+                engine = self._must(key, "pause", process)
+                engine.paused, engine.opened = True, None
             case Call.RESUME:
                 yield
-                self._must(key, "resume").paused = False
+                self._must(key, "resume", process).paused = False
                 self.check_serving(engine)
             case Call.CHECK:
                 yield
-                if self._must(key, "check").paused:
+                if self._must(key, "check", process).paused:
                     raise Crash("vLLM answers 409")
+            case Call.OPEN:
+                yield
+                self._must(key, "open", process).opened = _version(errand)
             case Call.FETCH | Call.LOAD:
                 version = _version(errand)
                 yield
@@ -204,21 +219,23 @@ class Fleet:
                 if errand.call is Call.FETCH:
                     return
                 yield
-                self._must(key, "look").named = f"loading-{version}"
+                engine = self._must(key, "look", process)
+                engine.named, engine.opened = f"loading-{version}", None
                 yield
-                self._must(key, "reload")
+                self._must(key, "reload", process)
                 self.check_may_load(engine)
                 if not engine.lies:
                     engine.weights = HALF
-                self._must(key, "half")
+                self._must(key, "half", process)
                 if not engine.lies:
                     engine.weights = version
                 yield
-                self._must(key, "look").named = str(version)
+                self._must(key, "look", process).named = str(version)
 
-    def _look(self, errand: Errand, key: Key, failed: tuple[str, bool] | None) -> None:
+    def _look(self, errand: Errand, key: Key, failed: tuple[str, bool] | None, *, ended: bool) -> None:
         failures = self.failures.setdefault(key, {})
-        failures.pop(errand.call, None)
+        if not ended:
+            failures.pop(errand.call, None)
         if failed is not None:
             failures[errand.call] = Failure(self.now, errand, *failed)
         old = self.said.pop(key, None)
@@ -231,11 +248,17 @@ class Fleet:
         named = engine.named
         version = 0 if named == "default" else None if named.startswith("loading") else int(named)
         said = Said(
-            self.now, engine.paused, version, fetched=engine.fetched if old or errand.call is Call.FETCH else None
+            self.now,
+            engine.paused,
+            version,
+            fetched=engine.fetched if old or errand.call is Call.FETCH else None,
+            process=str(engine.process),
+            opened=engine.opened,
         )
-        if old is not None and old.version == version and errand.call is not Call.LOAD:
+        same = old is not None and (old.process, old.version) == (said.process, version)
+        if old is not None and same and errand.call is not Call.LOAD:
             said = replace(said, checked=old.checked, digest=old.digest)
-        if errand.call is Call.CHECK and failed is None:
+        if errand.call is Call.CHECK and failed is None and not ended and old is not None and same:
             said = replace(said, checked=True, digest=f"d{engine.weights}")
         self.said[key] = said
 
@@ -245,10 +268,12 @@ class Fleet:
             raise Crash("gone")
         return found
 
-    def _must(self, key: Key, request: str) -> Engine:
+    def _must(self, key: Key, request: str, process: int | None = None) -> Engine:
         engine = self._engine(key)
         if not engine.up or request in engine.failing:
             raise Crash(request)
+        if process not in (None, engine.process):
+            raise Ended
         return engine
 
     # The rest of the world.
@@ -264,23 +289,49 @@ class Fleet:
 
     def kill_engine(self, number: int) -> None:
         engine = self.engines[number % len(self.engines)]
-        engine.up = False
+        engine.up, engine.opened = False, None
+
+    def restart_engine_uncounted(self, number: int) -> None:
+        """It is back already, and the kubelet has not said so yet: for the status it is the same."""
+        index = number % len(self.engines)
+        old = self.engines[index]
+        if old.up:
+            kept = {"fetched": old.fetched, "failing": old.failing, "leaving": old.leaving}
+            self.engines[index] = Engine(
+                old.name, old.uid, old.restarts, process=self._new_process(), counted=False, **kept
+            )
+
+    def restart_gateway(self, number: int) -> None:
+        """It knows nothing of its engine."""
+        engine = self.engines[number % len(self.engines)]
+        engine.opened, engine.process = None, self._new_process()
+
+    def _new_process(self) -> int:
+        self.processes += 1
+        return self.processes
 
     def start_engines(self) -> None:
         """Engines that have ended come back with the model's own weights; pods that were deleted are made anew."""
         for index, engine in enumerate(self.engines):
             if engine.leaving:
                 self.pods += 1
-                self.engines[index] = Engine(engine.name, f"uid-{self.pods}")
+                self.engines[index] = Engine(engine.name, f"uid-{self.pods}", process=self._new_process())
             elif not engine.up:
                 self.engines[index] = Engine(
-                    engine.name, engine.uid, engine.restarts + 1, fetched=engine.fetched, failing=engine.failing
+                    engine.name,
+                    engine.uid,
+                    engine.restarts + 1,
+                    fetched=engine.fetched,
+                    failing=engine.failing,
+                    process=self._new_process(),
                 )
+            elif not engine.counted:
+                engine.restarts, engine.counted = engine.restarts + 1, True
 
     def _note_traffic(self) -> None:
         if self.status.policy.gate is Gate.OPEN:
             for engine in self.engines:
-                engine.had_traffic |= self.is_open(engine)
+                engine.had_traffic |= self.is_open(engine) and engine.opened is not None
 
     def _is_evicted(self, engine: Engine) -> bool:
         """Runners have left it."""
@@ -316,7 +367,7 @@ class Fleet:
         return (
             policy.step is None
             and self.wanted.version in (policy.current, policy.failed)
-            and all(self.is_open(engine) for engine in self.engines)
+            and all(self.is_open(engine) and engine.opened == policy.current for engine in self.engines)
         )
 
     # What must hold at every moment.
@@ -343,7 +394,10 @@ class Fleet:
     def check(self) -> None:
         policy = self.status.policy
         for engine in self.engines:
-            if policy.gate is Gate.OPEN and self.is_open(engine) and engine.up:
+            if engine.opened is not None and not engine.lies and not self._is_evicted(engine):
+                assert engine.weights == engine.opened, f"{engine.name} answers as {engine.opened}: {engine.weights}"
+            # What answers no calls may say what it likes.
+            if policy.gate is Gate.OPEN and self.is_open(engine) and engine.opened is not None:
                 assert engine.weights == policy.current, f"{engine.name} is ready with {engine.weights}: {self.status}"
                 assert not engine.paused, f"{engine.name} is paused, and the gate is open"
             if engine.had_traffic and not engine.paused and engine.up:
@@ -366,7 +420,3 @@ def _source(task: Task) -> PolicySource:
 def _version(errand: Errand) -> int:
     assert errand.source is not None
     return errand.source.version
-
-
-def _is_change(call: Call) -> bool:
-    return call is Call.LOAD

@@ -3,18 +3,23 @@
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollout_operator.model_server.control import Address, Control
+from rollout_operator.model_server.control import Address, Control, Look
 
 
 async def test_an_engine_without_weight_versions_has_its_own_weights_and_becomes_ready() -> None:
     async def is_paused(_: web.Request) -> web.Response:
         return web.json_response({"is_paused": False})
 
+    async def served(_: web.Request) -> web.Response:
+        return web.json_response({"engine": "a-process", "version": None})
+
     app = web.Application()
+    app.router.add_get("/policy/served", served)
     app.router.add_get("/is_paused", is_paused)
     control = Control()
     async with TestServer(app) as server:
         try:
-            assert await control.look(Address("old-0", str(server.make_url("")).rstrip("/"), "t")) == (False, 0)
+            found = await control.look(Address("old-0", str(server.make_url("")).rstrip("/"), "t"))
+            assert found == Look("a-process", paused=False, version=0, opened=None)
         finally:
             await control.close()

@@ -149,7 +149,7 @@ def test_no_pod_is_ready_before_it_was_asked_which_policy_it_serves() -> None:
     asked = [action.errand.call for action in cluster.look().actions if isinstance(action, Ask)]
     assert asked == [Call.LOOK]
     pod = cluster.objects["Pod", "qwen-0"]["metadata"]["uid"]
-    cluster.asked[pod, 0] = Known(said=Said(at=cluster.now, paused=False, version=0, checked=True))
+    cluster.asked[pod, 0] = Known(said=Said(at=cluster.now, paused=False, version=0, checked=True, opened=0))
     cluster.settle()
     assert cluster.gates == ["True"]
     assert cluster.condition("Ready")["status"] == "True"

@@ -161,6 +161,7 @@ def test_the_gate_stays_shut_while_servers_are_paused_or_were_not_asked_since_th
         (Said(fleet.now, paused=True, version=2, checked=True), Call.RESUME),
         (Said(before, paused=False, version=2, checked=True), Call.LOOK),
         (Said(fleet.now, paused=False, version=2, checked=False), Call.CHECK),
+        (Said(fleet.now, paused=False, version=2, checked=True), Call.OPEN),
     ):
         fleet.said = {engine.key: said for engine in fleet.engines}
         decision = decide(fleet.seen())
@@ -211,3 +212,23 @@ def test_a_server_that_a_person_paused_is_resumed_and_gets_no_calls_until_then()
     assert [entry.ready for entry in fleet.status.servers] == [False, True, True]
     fleet.calm()
     assert not fleet.engines[0].paused
+
+
+def test_a_gateway_that_forgot_is_told_again_and_its_engine_stays_as_it_is() -> None:
+    fleet = at_version(1)
+    fleet.restart_gateway(0)
+    fleet.crash()
+    fleet.calm()
+    told = fleet.engines[0]
+    assert (told.opened, told.restarts, told.uid) == (1, 0, "uid-0")
+
+
+def test_an_engine_that_restarted_while_the_operator_was_down_answers_nothing_until_it_has_the_policy() -> None:
+    fleet = at_version(1)
+    fleet.restart_engine_uncounted(0)
+    fleet.crash()
+    fleet.round()
+    fleet.check()
+    assert fleet.engines[0].opened is None
+    fleet.calm()
+    assert [(engine.opened, engine.weights) for engine in fleet.engines] == [(1, 1)] * 3

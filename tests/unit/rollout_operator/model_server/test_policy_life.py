@@ -10,7 +10,7 @@ from rollout_api.model_server import TransferMode
 from tests.unit.rollout_operator.model_server.policy_world import Fleet
 
 ANY = st.integers(0, 7)
-REQUESTS = st.sampled_from(["pause", "fetch", "reload", "half", "resume", "look", "check"])
+REQUESTS = st.sampled_from(["pause", "fetch", "reload", "half", "resume", "look", "check", "open"])
 
 
 class Life(RuleBasedStateMachine):
@@ -72,6 +72,14 @@ class Life(RuleBasedStateMachine):
     def restart_an_engine_unseen(self, which: int) -> None:
         self.fleet.kill_engine(which)
         self.fleet.start_engines()
+
+    @rule(which=ANY)
+    def restart_an_engine_before_it_is_counted(self, which: int) -> None:
+        self.fleet.restart_engine_uncounted(which)
+
+    @rule(which=ANY)
+    def restart_a_gateway(self, which: int) -> None:
+        self.fleet.restart_gateway(which)
 
     @rule()
     def start_engines(self) -> None:
