@@ -253,7 +253,7 @@ class Fleet:
                 elif pod.process.returncode is not None:
                     pod.up = False
                     self.tell()
-                    # It takes longer to start than runners to hear that it ended (docs/policy-updates.md, "Limits").
+                    # It takes longer to start than runners to hear that it ended (docs/policy-updates.md, Limits).
                     if any(entry.ready and entry.name == pod.name for entry in self.status.servers):
                         continue
                     await self.start(pod)
