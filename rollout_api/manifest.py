@@ -448,9 +448,9 @@ def _schemas(model: type[BaseModel], location: Location) -> list[dict[str, Any]]
 
 
 def _description(model: type[BaseModel], location: Location) -> str:
-    """The field's own description, before that of its type."""
+    """The field's own description, before that of its type, on one line."""
     found = [schema["description"] for schema in _schemas(model, location) if "description" in schema]
-    return str(found[-1]) if found else ""
+    return " ".join(str(found[-1]).split()) if found else ""
 
 
 @cache

@@ -114,7 +114,7 @@ class EpochLog:
         data, records = self._unsettled
         key = self._folder.segment_key(self.epoch, self._next)
         if not await self._store.create(key, data):
-            raise Superseded(f"{self.name}: a later epoch has closed it; somebody else goes on with it")
+            raise Superseded(f"{self.name}: a later epoch has closed it; another holder goes on with it")
         self._unsettled = None
         self._next += 1
         self._records += records
@@ -123,7 +123,7 @@ class EpochLog:
     async def _close_earlier(self) -> dict[int, EpochSegments]:
         """Close all earlier epochs, so that nothing can be added to them any more; what they hold."""
         if (latest := await self._folder.latest_epoch()) > self.epoch:
-            raise Superseded(f"{self.name}: epoch {latest} is claimed; somebody else goes on with it")
+            raise Superseded(f"{self.name}: epoch {latest} is claimed; another holder goes on with it")
         found = await self._folder.read()
         closing = segments.encode_closing(Closing(closed_by=self.epoch, holder=self.holder))
         closed = {}
