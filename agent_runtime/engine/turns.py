@@ -28,6 +28,7 @@ from agent_runtime.models.base import (
     TokenPrefix,
     ToolCall,
 )
+from agent_runtime.recording.answers import answer_record, recorded_answer
 from agent_runtime.recording.token_history import TokenHistory, common_length
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure, Workspace, WorkspaceLimit
 from agent_runtime.tools.base import Tool, ToolContext
@@ -243,24 +244,7 @@ class Turns:
         self._shift_deadline(self._health.lost_seconds)
         if writing is not None:
             await self._untimed(writing)
-        # Ids of half a turn would be of no use to anybody.
-        whole = reply.completion_token_ids is not None
-        prompt_keep, prompt_token_ids = self._tokens.split(reply.prompt_token_ids if whole else None)
-        response = ResponseRecord(
-            turn=self.turn,
-            time=time.time(),
-            seconds=seconds,
-            message=reply.message,
-            finish_reason=reply.finish_reason,
-            model=reply.model,
-            usage=reply.usage,
-            prompt_keep=prompt_keep,
-            prompt_token_ids=prompt_token_ids,
-            completion_token_ids=reply.completion_token_ids,
-            logprobs=reply.logprobs,
-            policy_spans=reply.policy_spans,
-            stop_sequence=reply.stop_sequence,
-        )
+        response = answer_record(reply, turn=self.turn, seconds=seconds, known=self._tokens.ids)
         await self._untimed(self._journal.append([response]))
         if self.turn and self.turn % ACKNOWLEDGE_EVERY == 0:
             await self._workspace.acknowledge(self.turn)
@@ -303,17 +287,7 @@ class Turns:
         tokens = response.usage.prompt_tokens + response.usage.completion_tokens
         self._budget = self._budget.after(turns=1, tokens=tokens)
         self._observer(TurnEnded(self._index, self.turn, response.seconds, response.usage, replayed))
-        return ModelReply(
-            message=response.message,
-            finish_reason=response.finish_reason,
-            model=response.model,
-            usage=response.usage,
-            prompt_token_ids=self._tokens.add(response, messages=len(self._messages)),
-            completion_token_ids=response.completion_token_ids,
-            logprobs=response.logprobs,
-            policy_spans=response.policy_spans,
-            stop_sequence=response.stop_sequence,
-        )
+        return recorded_answer(response, self._tokens.add(response, messages=len(self._messages)))
 
     async def _call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
         record = self._next_replayed(ObservationsRecord)

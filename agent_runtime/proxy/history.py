@@ -7,7 +7,7 @@ from typing import Any
 from agent_runtime.models.base import ModelReply, TokenPrefix
 from agent_runtime.proxy.conversation import Conversations, Known
 from agent_runtime.proxy.limits import Spent
-from agent_runtime.recording.token_history import common_length
+from agent_runtime.recording.answers import recorded_answer
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
 
 Tools = Sequence[Mapping[str, Any]]
@@ -86,13 +86,6 @@ class History:
             return None
         return TokenPrefix(place.known.length, self.ids(turn))
 
-    def split_prompt(self, place: Place, prompt: Sequence[int] | None) -> tuple[int, list[int] | None]:
-        """A prompt as its record has it: ids kept of the turn before, and those after them."""
-        if prompt is None:
-            return 0, None
-        keep = 0 if place.follows is None else common_length(self.ids(place.follows), prompt)
-        return keep, list(prompt[keep:])
-
     def ids(self, turn: Turn) -> list[int]:
         """What the engine has seen up to the end of a turn: its own ids, or those of the nearest before it that has any."""
         number = turn.intent.turn
@@ -111,17 +104,8 @@ class History:
         """The answer of a turn as the model gave it."""
         response, completion = turn.response, turn.response.completion_token_ids
         has_ids = response.prompt_token_ids is not None and completion is not None
-        return ModelReply(
-            message=response.message,
-            finish_reason=response.finish_reason,
-            model=response.model,
-            usage=response.usage,
-            prompt_token_ids=self.ids(turn)[: -len(completion) or None] if has_ids and completion is not None else None,
-            completion_token_ids=completion,
-            logprobs=response.logprobs,
-            policy_spans=response.policy_spans,
-            stop_sequence=response.stop_sequence,
-        )
+        prompt = self.ids(turn)[: -len(completion) or None] if has_ids and completion is not None else None
+        return recorded_answer(response, prompt)
 
     def conversation(self, turn: Turn) -> list[Message]:
         """All messages of a turn, its answer included."""

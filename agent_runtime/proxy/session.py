@@ -19,11 +19,12 @@ from agent_runtime.proxy.history import History, Place, Turn
 from agent_runtime.proxy.limits import Exhausted, Limits, Spent, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
 from agent_runtime.proxy.refused import Refused, refused
+from agent_runtime.recording.answers import answer_record
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError
 from rollout_api.base import ApiModel
 from rollout_api.model import Sampling
-from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
+from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record
 
 GRACE_SECONDS: Final = 10.0
 """From the first refusal over budget to `on_over_budget`: time to write down a last result, and not to try for ever."""
@@ -213,7 +214,8 @@ class Session:
                 model_seconds = time.perf_counter() - started
                 call.answered = True
                 own_seconds = model_seconds - health.lost_seconds - health.held_seconds
-                response = self._response(intent.turn, place, reply, own_seconds)
+                known = [] if place.follows is None else self._history.ids(place.follows)
+                response = answer_record(reply, turn=intent.turn, seconds=own_seconds, known=known)
                 await self._journal.append([response])
         except asyncio.CancelledError:
             self._answers.failed(identity, call)
@@ -263,26 +265,6 @@ class Session:
         if not isinstance(self._model, PromptModel):
             raise Refused(ErrorKind.BAD_REQUEST, f"model {self._model.name} takes chat messages only, no bare prompt")
         return await self._model.complete_prompt(prompt.get("token_ids") or prompt["content"], asked)
-
-    def _response(self, turn: int, place: Place, reply: ModelReply, seconds: float) -> ResponseRecord:
-        # Ids of half a turn would be of no use to anybody.
-        whole = reply.completion_token_ids is not None
-        keep, prompt = self._history.split_prompt(place, reply.prompt_token_ids if whole else None)
-        return ResponseRecord(
-            turn=turn,
-            time=time.time(),
-            seconds=seconds,
-            message=reply.message,
-            finish_reason=reply.finish_reason,
-            model=reply.model,
-            usage=reply.usage,
-            prompt_keep=keep,
-            prompt_token_ids=prompt,
-            completion_token_ids=reply.completion_token_ids,
-            logprobs=reply.logprobs,
-            policy_spans=reply.policy_spans,
-            stop_sequence=reply.stop_sequence,
-        )
 
     def told(self, turn: int, delivered: bool) -> None:
         """Another replica says whether an answer that went through it has reached its client."""

@@ -21,6 +21,14 @@ def common_length(old: Sequence[Any], new: Sequence[Any]) -> int:
     return length
 
 
+def split_prompt(known: Sequence[int], prompt: Sequence[int] | None) -> tuple[int, list[int] | None]:
+    """A prompt as a record has it: known ids that are kept (`ResponseRecord.prompt_keep`), and those after them."""
+    if prompt is None:
+        return 0, None
+    keep = common_length(known, prompt)
+    return keep, list(prompt[keep:])
+
+
 class TokenHistory:
     """Ids of the latest answer that had any, prompt and completion, and the messages that they stand for."""
 
@@ -30,11 +38,8 @@ class TokenHistory:
         """Messages at the head of the conversation, that answer included; 0 when the ids stand for no such head any more."""
 
     def split(self, prompt: Sequence[int] | None) -> tuple[int, list[int] | None]:
-        """A prompt as a record has it: ids that are kept (`ResponseRecord.prompt_keep`), and those after them."""
-        if prompt is None:
-            return 0, None
-        keep = common_length(self.ids, prompt)
-        return keep, list(prompt[keep:])
+        """See `split_prompt`."""
+        return split_prompt(self.ids, prompt)
 
     def add(self, response: ResponseRecord, messages: int) -> list[int] | None:
         """Take the next answer in; `messages` counts its conversation, the answer included. Returns its whole prompt.
