@@ -10,18 +10,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import hmac
-import io
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-import aiohttp
-from multidict import CIMultiDictProxy
-from yarl import URL
-
 from agent_runtime.sandboxes.base import Fence, Fenced, FileError, SandboxFailure, WorkspaceLimit
+from agent_runtime.sandboxes.executor_connection import Body, Connection, Connections
 
 # Between tries after a broken connection: 6 s in all, longer than a node's network takes to settle after a blip and short
 # beside a new attempt. Nobody listening on a unix socket is final, so a dead local executor costs no wait.
@@ -29,12 +25,9 @@ RETRY_PAUSES = (0.05, 0.2, 0.75, 2.0, 3.0)
 CONNECT_SECONDS = 5.0
 # The executor answers at once, or after the waitSeconds that it was asked for; half a minute more is a hung executor.
 REPLY_SECONDS = 30.0
-# Beyond it aiohttp wants a file object, which it sends piece by piece.
-WHOLE_BODY_BYTES = 1 << 20
 LIMIT_CAUSES = frozenset({"Memory", "Disk", "Processes", "Attacked"})
 
 Query = Sequence[tuple[str, str]]
-Body = bytes | AsyncIterator[bytes] | None
 ProtocolT = TypeVar("ProtocolT", bound=asyncio.Protocol)
 
 
@@ -73,7 +66,6 @@ class Reply:
     """A successful reply."""
 
     body: bytes
-    headers: CIMultiDictProxy[str]
 
     def json(self) -> Any:
         """The body, decoded."""
@@ -123,10 +115,10 @@ class ExecutorClient:
     def __init__(self, address: str, token: str, boot_id: str | None = None) -> None:
         self.address, self.boot_id = address, boot_id
         self._token = token
-        self._session: aiohttp.ClientSession | None = None
+        self._connections = Connections(lambda: self.connect(Connection))
         kind, _, place = address.partition(":")
         self._socket_path = place if kind == "unix" else None
-        self._base = "http://executor" if kind == "unix" else f"http://{place}"
+        self._standing = f"Host: executor\r\nAuthorization: Bearer {token}\r\n"
 
     async def call(
         self,
@@ -146,34 +138,33 @@ class ExecutorClient:
         """
         if json_body is not None:
             body = json.dumps(json_body).encode()
-        url = URL(f"{self._base}/v1{path}{query_string(query)}", encoded=True)
-        headers = hold.headers(key) if hold else {}
+        head = self._head(method, f"{path}{query_string(query)}", hold.headers(key) if hold else {}, body)
         for pause in (*RETRY_PAUSES, None):
             try:
-                status, reply = await self._once(method, url, headers, body, wait_seconds)
+                status, reply = await self._connections.ask(head, body, wait_seconds + REPLY_SECONDS)
                 break
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            except (OSError, TimeoutError) as error:
                 if pause is None or self._is_final(error) or not isinstance(body, bytes | None):
                     raise self._lost(f"{method} {path}", error) from error
             await asyncio.sleep(pause)
             await self._check_boot_id()
         if status < 400:
-            return reply
-        failure = refusal(status, reply.body, f"{method} {path}")
+            return Reply(reply)
+        failure = refusal(status, reply, f"{method} {path}")
         if isinstance(failure, Fenced):
             await self._check_boot_id()
         raise failure
 
     async def stream(self, path: str, query: Query = ()) -> AsyncIterator[bytes]:
         """The body of a GET, as it comes. A connection that breaks ends it with SandboxFailure, never silently."""
-        url = URL(f"{self._base}/v1{path}{query_string(query)}", encoded=True)
+        head = self._head("GET", f"{path}{query_string(query)}", {}, None)
         try:
-            async with self._open_session().get(url, timeout=_timeout(0)) as response:
-                if response.status >= 400:
-                    raise refusal(response.status, await response.read(), f"GET {path}")
-                async for chunk in response.content.iter_any():
+            async with self._connections.exchange(head, None, REPLY_SECONDS) as (status, chunks):
+                if status >= 400:
+                    raise refusal(status, b"".join([chunk async for chunk in chunks]), f"GET {path}")
+                async for chunk in chunks:
                     yield chunk
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (OSError, TimeoutError) as error:
             raise self._lost(f"GET {path}", error) from error
 
     async def connect(self, make: Callable[[], ProtocolT]) -> ProtocolT:
@@ -196,12 +187,12 @@ class ExecutorClient:
     async def health(self) -> dict[str, Any]:
         """`GET /v1/health`; tried once. Raises SandboxFailure when the executor is gone or is another one."""
         try:
-            status, reply = await self._once("GET", URL(f"{self._base}/v1/health"), {}, None, 0)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            status, reply = await self._connections.ask(self._head("GET", "/health", {}, None), None, REPLY_SECONDS)
+        except (OSError, TimeoutError) as error:
             raise self._lost("GET /health", error) from error
         if status >= 400:
-            raise refusal(status, reply.body, "GET /health")
-        health: dict[str, Any] = reply.json()
+            raise refusal(status, reply, "GET /health")
+        health: dict[str, Any] = json.loads(reply)
         if self.boot_id is None:
             self.boot_id = health["bootId"]
         if health["bootId"] != self.boot_id:
@@ -214,41 +205,25 @@ class ExecutorClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        self._connections.close()
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = (
-                aiohttp.UnixConnector(self._socket_path, limit=0)
-                if self._socket_path
-                else aiohttp.TCPConnector(limit=0, use_dns_cache=False)
-            )
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                headers=self.authorization(),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            )
-        return self._session
-
-    async def _once(
-        self, method: str, url: URL, headers: dict[str, str], body: Body, wait_seconds: float
-    ) -> tuple[int, Reply]:
-        data = io.BytesIO(body) if isinstance(body, bytes) and len(body) > WHOLE_BODY_BYTES else body
-        async with self._open_session().request(
-            method, url, headers=headers, data=data, timeout=_timeout(wait_seconds), allow_redirects=False
-        ) as response:
-            return response.status, Reply(await response.read(), response.headers)
+    def _head(self, method: str, target: str, headers: Mapping[str, str], body: Body) -> bytes:
+        for name, value in headers.items():
+            if not value.isprintable():
+                raise ValueError(f"{name}: {value!r} cannot be a header; a line end in it would be another header")
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        if isinstance(body, bytes):
+            lines += f"Content-Length: {len(body)}\r\n"
+        elif body is not None:
+            lines += "Transfer-Encoding: chunked\r\n"
+        return f"{method} /v1{target} HTTP/1.1\r\n{self._standing}{lines}\r\n".encode()
 
     async def _check_boot_id(self) -> None:
         """Raise SandboxLost when another executor answers; an unanswered question is left to the next try."""
         try:
             await self.health()
         except SandboxFailure as failure:
-            if not isinstance(failure.__cause__, (aiohttp.ClientError, OSError, TimeoutError)):
+            if not isinstance(failure.__cause__, (OSError, TimeoutError)):
                 raise
 
     def _is_final(self, error: Exception) -> bool:
@@ -258,7 +233,3 @@ class ExecutorClient:
     def _lost(self, what: str, error: Exception) -> SandboxFailure:
         reason = f"{type(error).__name__} {error}".strip()
         return SandboxFailure("SandboxLost", f"{what}: the executor at {self.address} does not answer ({reason})")
-
-
-def _timeout(wait_seconds: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=wait_seconds + REPLY_SECONDS)

@@ -24,7 +24,6 @@ from agent_runtime.sandboxes.base import (
 )
 from agent_runtime.sandboxes.executor_client import (
     LIMIT_CAUSES,
-    Body,
     ExecutorClient,
     ExecutorRefusal,
     Hold,
@@ -32,6 +31,7 @@ from agent_runtime.sandboxes.executor_client import (
     Query,
     Reply,
 )
+from agent_runtime.sandboxes.executor_connection import Body
 from agent_runtime.sandboxes.model_port import serve_model
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from rollout_api.base import quantity_value

@@ -1,0 +1,229 @@
+"""HTTP/1.1 towards one server, the executor's (executor/server.py): kept connections, replies whole or as a stream.
+
+A tool call is one small request and one small reply, for which a general client takes three times the processor time
+(docs/benchmarks.md). Who answers is in a sandbox, so heads are bounded, and anything but HTTP ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+# Shorter than the 300 s after which the executor closes an idle connection, so that a kept one is hardly ever a closed one.
+KEPT_SECONDS = 15.0
+# Of one piece of an upload, as long as the executor's own patience.
+STALL_SECONDS = 60.0
+# As the executor takes of a request's head.
+MAX_HEAD_BYTES = 32 * 1024
+# A chunk's size in hexadecimal; the executor sends no extensions.
+_MAX_SIZE_LINE_BYTES = 32
+# Unread input at which the socket is left alone.
+_INPUT_BYTES = 1 << 20
+
+Body = bytes | AsyncIterator[bytes] | None
+
+
+class BrokenReply(ConnectionError):
+    """What came is no reply, or not all of it."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection; one exchange at a time."""
+
+    def __init__(self) -> None:
+        self.is_lost = False
+        self.idle_since = 0.0
+        self._transport: asyncio.Transport
+        self._input = bytearray()
+        self._arrival: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._is_reading_paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        for waiting in (self._arrival, self._room):
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        self._input += data
+        if self._arrival is not None:
+            if not self._arrival.done():
+                self._arrival.set_result(None)
+        elif len(self._input) > _INPUT_BYTES and not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        self._room = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        self._room = None
+
+    @property
+    def is_usable(self) -> bool:
+        """It can take another request."""
+        return not (self.is_lost or self._input or self._transport.is_closing())
+
+    def abort(self) -> None:
+        """Cut it at once."""
+        self._transport.abort()
+
+    async def send(self, head: bytes, body: Body) -> None:
+        """Send a request; an upload that is answered before its end is broken off. Raises OSError, TimeoutError."""
+        if body is None or isinstance(body, bytes):
+            self._transport.write(head + body if body else head)
+            return
+        self._transport.write(head)
+        async for piece in body:
+            if self.is_lost or self._input:
+                return
+            if piece:
+                self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            if self._room is not None:
+                async with asyncio.timeout(STALL_SECONDS):
+                    await self._room
+        self._transport.write(b"0\r\n\r\n")
+
+    async def read_head(self, silence_seconds: float) -> tuple[int, dict[str, str]]:
+        """Status and headers, names in lower case. Raises OSError, TimeoutError."""
+        while (end := self._input.find(b"\r\n\r\n")) < 0:
+            if len(self._input) > MAX_HEAD_BYTES:
+                raise BrokenReply(f"a reply's head of more than {MAX_HEAD_BYTES} bytes")
+            await self._more(silence_seconds)
+        first, *lines = self._input[:end].decode("latin-1").split("\r\n")
+        del self._input[: end + 4]
+        version, _, rest = first.partition(" ")
+        if version not in ("HTTP/1.1", "HTTP/1.0") or not (rest[:3].isascii() and rest[:3].isdigit()):
+            raise BrokenReply(f"not HTTP: {first[:60]!r}")
+        headers = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
+        return int(rest[:3]), headers
+
+    async def body(self, headers: Mapping[str, str], silence_seconds: float) -> AsyncIterator[bytes]:
+        """The body in pieces as they come. Raises OSError, TimeoutError, also where it ends too early."""
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            while left := await self._chunk_size(silence_seconds):
+                async for piece in self._take(left, silence_seconds):
+                    yield piece
+                if await self._line(silence_seconds):
+                    raise BrokenReply("a chunk that is longer than its size says")
+            await self._line(silence_seconds)
+            return
+        length = headers.get("content-length", "")
+        if not (length.isascii() and length.isdigit()):
+            raise BrokenReply(f"a reply of no known length ({length!r})")
+        async for piece in self._take(int(length), silence_seconds):
+            yield piece
+
+    async def _take(self, left: int, silence_seconds: float) -> AsyncIterator[bytes]:
+        while left:
+            if not self._input:
+                await self._more(silence_seconds)
+            piece = bytes(self._input[:left])
+            del self._input[:left]
+            left -= len(piece)
+            yield piece
+
+    async def _chunk_size(self, silence_seconds: float) -> int:
+        line = await self._line(silence_seconds)
+        try:
+            return int(line, 16)
+        except ValueError:
+            raise BrokenReply(f"not a chunk's size: {line!r}") from None
+
+    async def _line(self, silence_seconds: float) -> bytes:
+        while (end := self._input.find(b"\r\n")) < 0:
+            if len(self._input) > _MAX_SIZE_LINE_BYTES:
+                raise BrokenReply("chunks without their sizes")
+            await self._more(silence_seconds)
+        line = bytes(self._input[:end])
+        del self._input[: end + 2]
+        return line
+
+    async def _more(self, silence_seconds: float) -> None:
+        if self.is_lost:
+            raise BrokenReply("the executor has closed the connection")
+        loop = asyncio.get_running_loop()
+        arrival = self._arrival = loop.create_future()
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+        patience = loop.call_later(silence_seconds, _give_up, arrival, silence_seconds)
+        before = len(self._input)
+        try:
+            await arrival
+        finally:
+            patience.cancel()
+            self._arrival = None
+        if len(self._input) == before:
+            raise BrokenReply("the executor has closed the connection")
+
+
+class Connections:
+    """Kept connections to one server. `connect` opens one more; it, and everything here, raises OSError and TimeoutError."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
+        self._connect = connect
+        self._idle: list[Connection] = []
+
+    async def ask(self, head: bytes, body: Body, silence_seconds: float) -> tuple[int, bytes]:
+        """One exchange: status and whole body. `head` is the request's, its empty line included."""
+        async with self.exchange(head, body, silence_seconds) as (status, chunks):
+            return status, b"".join([chunk async for chunk in chunks])
+
+    @asynccontextmanager
+    async def exchange(
+        self, head: bytes, body: Body, silence_seconds: float
+    ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        """One exchange: status, and the body as a stream. The connection is kept when that was read to its end."""
+        connection = self._kept() or await self._connect()
+        is_over = False
+
+        async def chunks() -> AsyncIterator[bytes]:
+            nonlocal is_over
+            async for chunk in connection.body(headers, silence_seconds):
+                yield chunk
+            is_over = True
+
+        try:
+            await connection.send(head, body)
+            status, headers = await connection.read_head(silence_seconds)
+            yield status, chunks()
+        finally:
+            # An upload that was broken off may be under way still, and a reply to it says that the connection ends.
+            if is_over and headers.get("connection", "").lower() != "close" and connection.is_usable:
+                connection.idle_since = time.monotonic()
+                self._idle.append(connection)
+            else:
+                connection.abort()
+
+    def close(self) -> None:
+        """Cut the idle ones; those at work end with their exchange."""
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    def _kept(self) -> Connection | None:
+        oldest = time.monotonic() - KEPT_SECONDS
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable and connection.idle_since > oldest:
+                return connection
+            connection.abort()
+        return None
+
+
+def _give_up(arrival: asyncio.Future[None], seconds: float) -> None:
+    if not arrival.done():
+        arrival.set_exception(TimeoutError(f"silent for {seconds:g} s"))
