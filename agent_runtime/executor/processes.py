@@ -102,8 +102,8 @@ class Process:
         except (FileFailure, WorkspaceFailure):
             self.discard()
             raise
-        for end in self._ends.values():
-            end.start()
+        if not self._child.exited.done():
+            self._read_on()
         if rest and self._input is not None:
             self._help(self._input.write(self._input.position, rest, end=True))
         if order.deadline_seconds is not None:
@@ -192,6 +192,11 @@ class Process:
         self._input = InputEnd(self._terminal, is_terminal=True)
         return slave, os.dup(slave), os.dup(slave)
 
+    def _read_on(self) -> None:
+        for end in self._ends.values():
+            if not end.is_closed:
+                end.start()
+
     def _expire(self) -> None:
         assert self._child is not None
         self._cause = "Deadline"
@@ -225,6 +230,7 @@ class Process:
         if all(end.is_closed for end in self._ends.values()):
             self._finish()
         else:
+            self._read_on()
             asyncio.get_running_loop().call_later(GRACE_SECONDS, self._finish)
 
     def _finish(self) -> None:

@@ -1,8 +1,8 @@
 """Starts commands, each under a subreaper of its own. Runs in a process that init has forked for it.
 
 The subreaper is the parent to which everything the command leaves behind falls back, setsid and double forks included, so
-"this command's tree" stays well defined, and no other command's server is ever hit. It reports the command's own end at
-once. When the last descendant has gone, it takes the next command: forking another one would cost more than the command.
+"this command's tree" stays well defined, and no other command's server is ever hit. It reports the command's own end
+whatever runs on. When the last descendant has gone, it takes the next command: forking another one would cost more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import socket
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -30,6 +30,8 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NOTE = struct.Struct("=II")
 WAITING = 2**32 - 1
 _PEEKED_BYTES = 65_536
+# A small program takes 1 to 2 ms; who waits for the start of a longer one does not notice so little.
+_SOON_SECONDS = 0.005
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 # Python ignores these two; a command expects their defaults.
 _RESTORED_SIGNALS = {signal.SIGPIPE, signal.SIGXFSZ}
@@ -87,6 +89,7 @@ def run(channel: Channel, starts: Channel, notes: int, turn: int, where: Surroun
     back when its holder dies. Init learns through the pipe `notes` who waits and who works for what.
     """
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     where.bound()
     accounts = Accounts()
     _rehearse(accounts, where)
@@ -100,30 +103,50 @@ def run(channel: Channel, starts: Channel, notes: int, turn: int, where: Surroun
         number, request, descriptors = received
         os.write(notes, NOTE.pack(os.getpid(), number))
         fcntl.lockf(turn, fcntl.LOCK_UN)
+        news: Message
         try:
             pid = _start(request, descriptors, where, accounts)
-            channel.send(number, {"pid": pid})
+            news = {"pid": pid}
         except Refused as refusal:
             pid = 0
-            channel.send(number, {"errno": refusal.errno, "path": refusal.path, "error": refusal.message})
+            news = {"errno": refusal.errno, "path": refusal.path, "error": refusal.message}
         close_all(descriptors)
-        _outlive_descendants(channel, number, pid)
-        try:
-            fcntl.lockf(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os._exit(0)  # another one waits already
-        os.write(notes, NOTE.pack(os.getpid(), WAITING))
+        if not _follow(channel, number, pid, news, lambda: _take_turn(notes, turn)):
+            os._exit(0)
 
 
-def _outlive_descendants(channel: Channel, number: int, command: int) -> None:
+def _take_turn(notes: int, turn: int) -> bool:
+    """Wait for the next request from now on; False when another one waits already."""
+    try:
+        fcntl.lockf(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    os.write(notes, NOTE.pack(os.getpid(), WAITING))
+    return True
+
+
+def _follow(channel: Channel, number: int, command: int, news: Message, take_turn: Callable[[], bool]) -> bool:
+    """Report the command's start (`news`) and end, and return with `take_turn` when all that it left behind has gone too.
+
+    Most commands end soon and leave nothing behind. Their start and end are one message, sent last: whoever hears of the end
+    may start the next command at once, and must find this process waiting, or init would fork another.
+    """
+    if command:
+        signal.sigtimedwait({signal.SIGCHLD}, _SOON_SECONDS)
     while True:
         try:
-            ended, status = os.waitpid(-1, 0)
+            ended, status = os.waitpid(-1, os.WNOHANG if news else 0)
         except ChildProcessError:
-            return
+            is_next = take_turn()
+            if news:
+                channel.send(number, news)
+            return is_next
         if ended == command:
             code = os.waitstatus_to_exitcode(status)
-            channel.send(number, {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code})
+            news |= {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code}
+        elif not ended:
+            channel.send(number, news)
+            news = {}
 
 
 def _suits(starts: Channel, accounts: Accounts, where: Surroundings) -> bool:

@@ -191,16 +191,23 @@ class Init:
         subreaper = next((worker for worker, work in self._workers.items() if work == command), None)
         if subreaper is None:
             return False
-        if tree and number == signal.SIGKILL:
-            # A tool may have stopped its subreaper; then nobody would reap.
+        # Held, it cannot start the next command meanwhile, which would be hit as well. Whatever a tool has made of it, it
+        # runs on afterwards.
+        processes.hold(self._proc, subreaper)
+        try:
+            self._read_notes()
+            if self._workers.get(subreaper) != command:
+                return False
+            if tree and number == signal.SIGKILL:
+                return processes.kill_below(self._proc, subreaper)
+            known = processes.all_processes(self._proc)
+            below = processes.descendants(known, subreaper)
+            chosen = below if tree else [found for found in below if found.pid == pid and found.parent == subreaper]
+            for process in chosen:
+                processes.send(process.pid, number)
+            return bool(chosen)
+        finally:
             processes.send(subreaper, signal.SIGCONT)
-            return processes.kill_below(self._proc, subreaper)
-        known = processes.all_processes(self._proc)
-        below = processes.descendants(known, subreaper)
-        chosen = below if tree else [process for process in below if process.pid == pid and process.parent == subreaper]
-        for process in chosen:
-            processes.send(process.pid, number)
-        return bool(chosen)
 
     def _kill_all(self) -> bool:
         if self._where.isolated:

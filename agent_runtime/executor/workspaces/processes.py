@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 # /proc/PID/stat is one line of some 300 bytes.
 _STAT_BYTES = 4096
+# A signal takes effect at once, or when the start of a program that is under way is over.
+_HOLD_SECONDS = 5.0
+_PAUSE_SECONDS = 0.0005
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,15 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def hold(proc: int, pid: int) -> None:
+    """Stop a process, and return when it has stopped, or has gone. It goes on with SIGCONT."""
+    deadline = time.monotonic() + _HOLD_SECONDS
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while parse_stat(_read(proc, f"{pid}/stat"))[2] not in "TZX" and time.monotonic() < deadline:
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(_PAUSE_SECONDS)
+
+
 def kill_below(proc: int, ancestor: int, spared: frozenset[int] = frozenset(), seconds: float = 10.0) -> bool:
     """Kill all that descends from `ancestor`, itself and `spared` excepted; False if some still live after `seconds`.
 
@@ -93,4 +105,4 @@ def kill_below(proc: int, ancestor: int, spared: frozenset[int] = frozenset(), s
         for pid in alive:
             send(pid, signal.SIGKILL)
         # Killed processes need a moment on a processor to go; a fork bomb does not get faster by our waiting.
-        time.sleep(0.0005)
+        time.sleep(_PAUSE_SECONDS)

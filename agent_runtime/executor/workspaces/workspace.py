@@ -54,21 +54,21 @@ class Command:
         self._cause: str | None = None
 
     def hear(self, message: Message, descriptors: list[int]) -> None:
-        """What its subreaper, or init, says: that it started, failed to, or ended."""
+        """What its subreaper, or init, says: that it started, failed to, or ended; of a short one both at once."""
         close_all(descriptors)
         if self.exited.done():
             return
         lost = _whole(message, "lost", 1, 64)
         if not self.started.done():
             pid = _whole(message, "pid", 1, 2**22)
-            if pid is not None:
-                self.pid = pid
-                self.started.set_result(None)
-            elif lost is not None:
-                self.lose(lost)
-            else:
-                self.started.set_exception(_failure(message))
-            return
+            if pid is None:
+                if lost is not None:
+                    self.lose(lost)
+                else:
+                    self.started.set_exception(_failure(message))
+                return
+            self.pid = pid
+            self.started.set_result(None)
         code, number = _whole(message, "code", 0, 255), _whole(message, "signal", 1, 64)
         if lost is not None or number is not None or code is not None:
             self.end(code if lost is None and number is None else None, lost if lost is not None else number)
@@ -171,11 +171,11 @@ class LiveWorkspace:
         finally:
             close_all(sorted(set(descriptors)))
         try:
-            started, _ = await asyncio.wait({command.started}, timeout=_ANSWER_SECONDS)
-            if not started:
-                await command.signal(signal.SIGKILL, tree=True)
-                command.lose(signal.SIGKILL)
-            command.started.result()
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await command.started
+        except TimeoutError:
+            await command.signal(signal.SIGKILL, tree=True)
+            command.lose(signal.SIGKILL)
         except (FileFailure, WorkspaceFailure):
             self._forget(number)
             raise

@@ -264,7 +264,8 @@ async def test_a_tool_that_ends_what_serves_it_is_named_as_the_one_who_did(plain
     workspace = await plain.make(user="0" if os.geteuid() == 0 else None)
     command, output = await start(
         workspace,
-        "parent() { sed 's/.*) . //' /proc/$1/stat | cut -d' ' -f1; }\n"
+        # Until it is known to have started.
+        "sleep 0.2; parent() { sed 's/.*) . //' /proc/$1/stat | cut -d' ' -f1; }\n"
         f"init=$(parent $PPID) zygote=$(parent $init)\n{attack}\nsleep 2000",
     )
     failure = await asyncio.wait_for(workspace.failed, 20)

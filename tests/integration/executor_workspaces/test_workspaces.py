@@ -80,6 +80,18 @@ async def _until_running(workspace: object, count: int) -> None:
     raise AssertionError(f"{count} sleeps expected, {done.output} run")
 
 
+async def test_what_ends_a_command_at_its_deadline_never_hits_the_next_one(either: Inside) -> None:
+    """It did, when the next one was started while the process list was looked through once more."""
+    workspace = await either.make()
+    for _ in range(20):
+        command, output = await start(workspace, "sleep 2000")
+        ending = asyncio.create_task(command.signal(signal.SIGKILL, tree=True, cause="Deadline"))
+        await asyncio.wait_for(command.exited, 20)
+        assert (await run(workspace, "echo fine")).output == "fine\n"
+        await ending
+        await read_all(output)
+
+
 async def test_a_command_is_over_when_it_ended_itself_and_its_server_stays(either: Inside) -> None:
     workspace = await either.make()
     done = await run(workspace, "sleep 1001 </dev/null >/dev/null 2>&1 & echo started")
