@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.cluster import Cluster, Job, Object, find_cluster, storage_secret
 from tests.support.outages import Outages
+from tests.support.release import Release
 
 numbers = itertools.count()
 # One word for all namespaces of a test run, so that a second run on the same cluster does not meet the first.
@@ -73,3 +74,12 @@ def outages(cluster: Cluster) -> Iterator[Outages]:
     found = Outages(cluster)
     yield found
     found.restore()
+
+
+@pytest.fixture
+def release(cluster: Cluster, new_namespace: Namespaces) -> Iterator[Release]:
+    made = Release(cluster, new_namespace("restricted"))
+    yield made
+    # Gone before the next test looks at what is installed, not some time after its namespace.
+    made.helm("uninstall", "second", "--wait", "--timeout", "1m", "--ignore-not-found")
+    cluster.kubectl("delete", "clusterrole,clusterrolebinding", f"{made.namespace}-second", "--ignore-not-found")
