@@ -134,20 +134,36 @@ class Task(ApiModel):
 
 
 class TaskFormat(StrEnum):
-    """Form of a task source."""
+    """Form of a task source.
+
+    `Rows`: a row is a task, JSONL or Parquet. `Harbor`, `TerminalBench`: folders. `SWEBench`, `R2E`: rows of those sets.
+    """
 
     ROWS = "Rows"
+    HARBOR = "Harbor"
+    TERMINAL_BENCH = "TerminalBench"
+    SWE_BENCH = "SWEBench"
+    R2E = "R2E"
+
+
+FilterValues = Annotated[list[ShortText], Field(min_length=1, max_length=10_000)]
 
 
 class TaskSource(ApiModel):
-    """Tasks read from a file."""
+    """Tasks read from a file or folder."""
 
     uri: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
-    """A JSONL file, local or in object storage; one task a line."""
+    """A file or folder, relative to the manifest or in object storage."""
     format: TaskFormat = TaskFormat.ROWS
     """How it is read."""
     limit: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    """Only the first so many."""
+    """Only the first so many, after `filter` and `shuffleSeed`."""
+    columns: Annotated[dict[str, ShortText], Field(max_length=64)] = {}
+    """The column of a field, as `prompt: question`; a field that is not named has the column of its own name."""
+    filter: Annotated[dict[str, FilterValues], Field(max_length=64)] = {}
+    """Only rows whose column has one of the values; `*`, `?` and `[…]` match as in file names."""
+    shuffle_seed: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    """Another order, the same for the same seed; the order of the source when left out."""
 
 
 class TaskStream(ApiModel):
@@ -163,9 +179,11 @@ class Tasks(ApiModel):
     inline: Annotated[list[Task], Field(min_length=1, max_length=4096)] | None = None
     """The tasks themselves, up to 200 KiB in all."""
     from_: Annotated[TaskSource | None, Field(alias="from")] = None
-    """A file of tasks."""
+    """A file or folder of tasks."""
     stream: TaskStream | None = None
     """The job stays open: groups are submitted while it runs, until the stream is closed."""
+    image_template: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    """Image of the tasks that `from` gives without one; `{name}` becomes the task's name in lower case."""
 
     @model_validator(mode="before")
     @classmethod
@@ -176,6 +194,12 @@ class Tasks(ApiModel):
                 found = "none is" if not known else f"{' and '.join(known)} are"
                 raise ValueError(f"exactly one of inline, from and stream must be given; {found}")
         return value
+
+    @model_validator(mode="after")
+    def _image_template_is_for_a_source(self) -> Self:
+        if self.image_template is not None and self.from_ is None:
+            raise ValueError("imageTemplate is for tasks.from; a task of the manifest names its image in sandbox.image")
+        return self
 
     @field_validator("inline")
     @classmethod
