@@ -13,6 +13,12 @@ INLINE_TASKS_BYTES = 200 * 1024
 """Most bytes that inline tasks may take: etcd refuses objects over 1.5 MiB, and status and managed fields need room."""
 
 
+def _without_parents(path: str) -> str:
+    if ".." in path.split("/") or "\x00" in path:
+        raise ValueError(f"{path!r} leaves the working directory; '..' is not allowed")
+    return path
+
+
 class TaskFile(ApiModel):
     """A file put into the workspace."""
 
@@ -34,9 +40,7 @@ class TaskFile(ApiModel):
     @field_validator("path")
     @classmethod
     def _path_stays_inside(cls, path: str) -> str:
-        if ".." in path.split("/") or "\x00" in path:
-            raise ValueError(f"{path!r} leaves the working directory; '..' is not allowed")
-        return path
+        return _without_parents(path)
 
     @field_validator("content_base64")
     @classmethod
@@ -64,6 +68,13 @@ class VerifierKind(StrEnum):
     REWARD_FILE = "rewardFile"
 
 
+class RewardRule(StrEnum):
+    """`Fraction` of the commands or tests that passed; `AllOrNothing`: 1 when all did, else 0."""
+
+    FRACTION = "Fraction"
+    ALL_OR_NOTHING = "AllOrNothing"
+
+
 class TaskVerifier(ApiModel):
     """How the result of a task is graded."""
 
@@ -77,6 +88,19 @@ class TaskVerifier(ApiModel):
     """Tests that must be reported as passed (`file::test`); every reported test when left out."""
     report: Path | None = None
     """`junit`: the report that the commands write, relative to the working directory."""
+    collect: Annotated[list[Command], Field(max_length=64)] = []
+    """Run in the agent's workspace when it is done, before its artifacts are taken; for mode Separate."""
+    artifacts_folder: Path | None = None
+    """The folder, relative to the working directory, that alone is carried to the grading, over `spec.verifier.artifacts`."""
+    reward: RewardRule | None = None
+    """How the verdicts become a reward, instead of `spec.verifier.reward`."""
+
+    @field_validator("artifacts_folder")
+    @classmethod
+    def _artifacts_folder_is_inside(cls, path: str | None) -> str | None:
+        if path is not None and path.startswith("/"):
+            raise ValueError(f"{path!r} is absolute; expected a folder relative to the working directory")
+        return None if path is None else _without_parents(path)
 
     @model_validator(mode="after")
     def _report_belongs_to_junit(self) -> Self:
