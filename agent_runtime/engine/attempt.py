@@ -232,7 +232,7 @@ class Attempt:
             turn = self._work.turn + 2 if self._work else 0
             await workspace.kill_all(key=f"{turn}:end-agent")
             if failed := await collect(task, workspace, turn):
-                stop = stop.model_copy(update={"message": stop.message or failed})
+                stop = stop.model_copy(update={"message": "; ".join(filter(None, (stop.message, failed)))})
             stored = await self._journal.store_artifacts(
                 workspace.tar(task.verifier.artifacts_folder or "."),
                 limit=int(quantity_value(verifier.artifacts_limit)),

@@ -29,7 +29,7 @@ REQUIRED: Final = (
     "FAIL_TO_PASS",
     "PASS_TO_PASS",
 )
-OPTIONAL: Final = ("patch", "version", "image", "image_name", "docker_image", "test_cmd")
+OPTIONAL: Final = ("patch", "version", "image", "image_name", "docker_image", "test_cmd", "working_dir")
 FIELDS: Final = (*REQUIRED, *OPTIONAL)
 
 WORKING_DIR: Final = "/testbed"
@@ -108,7 +108,11 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
                 "reward": "AllOrNothing",
             },
             "timeouts": TIMEOUTS,
-            "sandbox": {"image": image_of(instance, name, image_template), "workingDir": WORKING_DIR, "env": SHELL},
+            "sandbox": {
+                "image": image_of(instance, name, image_template),
+                "workingDir": checked.optional("working_dir") or WORKING_DIR,
+                "env": SHELL,
+            },
             "tags": [repo],
         }
     )
