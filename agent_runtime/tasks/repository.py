@@ -10,9 +10,9 @@ import re
 import shlex
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any
 
 from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED
+from rollout_api.tasks import TaskFile
 
 PATCH_FOLDER = ".rollout-patch"
 PATCH = f"{PATCH_FOLDER}/model.patch"
@@ -97,7 +97,7 @@ def solution(patch: str) -> list[str]:
 
 def hidden_files(
     base_commit: str, test_patch: str, tests: Sequence[str], allowed: Sequence[str]
-) -> list[dict[str, Any]]:
+) -> list[TaskFile | dict[str, str]]:
     """What the grading brings in: the hidden tests, and the program that puts them and the agent's patch into the tree.
 
     Args:
@@ -112,12 +112,10 @@ def hidden_files(
         "patch": PATCH,
         "tests": sorted({*tests, *patched_paths(test_patch)}),
         "allowed": list(allowed),
-        "loadedByItself": _LOADED_BY_ITSELF,
-        "shadowed": _SHADOWED,
     }
     parts = [test_patch[start : start + _FILE_CHARACTERS] for start in range(0, len(test_patch), _FILE_CHARACTERS)]
     return [
-        {"path": f"{TESTS_FOLDER}/apply_patch.py", "content": _APPLY_PATCH},
+        *_PROGRAM,
         {"path": f"{TESTS_FOLDER}/instance.json", "content": json.dumps(instance)},
         *({"path": f"{TESTS_FOLDER}/tests.patch.{number}", "content": part} for number, part in enumerate(parts)),
     ]
@@ -129,14 +127,23 @@ APPLY_PATCH = f"python {TESTS_FOLDER}/apply_patch.py"
 
 def patched_paths(patch: str) -> list[str]:
     """The files of a patch that git wrote, before and after it."""
-    return [path for match in _HEADER.finditer(patch) for path in (match["before"], match["after"])]
+    # Split and not searched: a regular expression would look at every line of thousands of patches.
+    headers = (part.partition("\n")[0] for part in f"\n{patch}".split("\ndiff --git ")[1:])
+    return [path for header in headers if (found := _HEADER.fullmatch(header)) for path in found.groups()]
 
 
-_HEADER = re.compile(r'^diff --git "?a/(?P<before>.+?)"? "?b/(?P<after>.+?)"?$', re.MULTILINE)
+_HEADER = re.compile(r'"?a/(.+?)"? "?b/(.+?)"?')
 
 _APPLY_PATCH = resources.files("agent_runtime.tasks.in_sandbox").joinpath("apply_patch.py").read_text()
-_SHADOWED = sorted(SHADOWED)
 _LOADED_BY_ITSELF = (
     rf"(^|/)({'|'.join(re.escape(name) for name in sorted(LOADED_BY_THEMSELVES))})$|\.(pth|pyc|pyo)$"
     rf"|({'|'.join(re.escape(suffix) for suffix in METADATA_SUFFIXES)})(/|$)"
 )
+_PROGRAM = (
+    TaskFile(path=f"{TESTS_FOLDER}/apply_patch.py", content=_APPLY_PATCH),
+    TaskFile(
+        path=f"{TESTS_FOLDER}/loaded_by_itself.json",
+        content=json.dumps({"pattern": _LOADED_BY_ITSELF, "shadowed": sorted(SHADOWED)}),
+    ),
+)
+"""Made once: it is the same for every instance."""

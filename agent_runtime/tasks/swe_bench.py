@@ -7,7 +7,7 @@ repository in /testbed. Resolved means that all of FAIL_TO_PASS and PASS_TO_PASS
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -18,7 +18,7 @@ from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
 from agent_runtime.tasks.table import RowError, open_table
 from rollout_api.manifest import explain, path_of
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, Timeouts
 
 REQUIRED: Final = (
     "instance_id",
@@ -42,7 +42,7 @@ SHELL: Final = [{"name": "BASH_ENV", "value": "/root/.bashrc"}]
 TEST_COMMAND: Final = "pytest -rA -p no:cacheprovider"
 """The program and not `python -m pytest`, which would put the repository's root before the standard library."""
 
-TIMEOUTS: Final = {"agentSeconds": 3600, "setupSeconds": 1800, "verifierSeconds": 1800}
+TIMEOUTS: Final = Timeouts(agent_seconds=3600, setup_seconds=1800, verifier_seconds=1800)
 """The verifier's is the harness's own default for one run of tests."""
 
 _REQUIRED: Final = "which format SWEBench needs; name the one that has it in tasks.from.columns"
@@ -90,7 +90,7 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
         checked.wrong("test_patch", "is missing or empty: it has the tests that judge")
     checked.refuse()
     tests = [*to_pass, *to_keep]
-    files = sorted({name.partition("::")[0] for name in tests if "::" in name})
+    files = files_of(tests)
     command = checked.optional("test_cmd") or TEST_COMMAND
     return valid(
         {
@@ -116,6 +116,17 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
             "tags": [repo],
         }
     )
+
+
+def files_of(tests: Sequence[str]) -> list[str]:
+    """The files of tests in pytest's form, `file::test`, each once."""
+    files, known = set[str](), "\0"
+    for name in tests:
+        if not name.startswith(known) and "::" in name:  # names of one file stand together
+            file = name.partition("::")[0]
+            files.add(file)
+            known = f"{file}::"
+    return sorted(files)
 
 
 def image_of(instance: Mapping[str, Any], name: str, template: str | None) -> str:
@@ -185,7 +196,7 @@ class Checked:
             except (ValueError, RecursionError) as error:
                 self.wrong(field, f"is text that is not JSON: {error}; expected a list of test names")
                 return []
-        if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
+        if not isinstance(value, list) or set(map(type, value)) - {str} or "" in value:
             found = "is missing" if value is None else f"is {json.dumps(value, default=str)[:60]}"
             self.wrong(field, f"{found}; expected a list of test names")
             return []

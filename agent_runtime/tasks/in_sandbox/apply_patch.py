@@ -1,7 +1,7 @@
 """Bring an agent's patch and the hidden tests into the repository that grades them; ends with 1 where they do not fit.
 
-Started in the repository before anything that the agent wrote is there. Beside this file lie `instance.json` and the hidden
-tests as `tests.patch.0` and on.
+Started in the repository before anything that the agent wrote is there. Beside this file lie `instance.json`,
+`loaded_by_itself.json`, and the hidden tests as `tests.patch.0` and on.
 """
 # ruff: noqa: UP031 (the oldest images of SWE-bench have Python 3.5)
 
@@ -28,17 +28,22 @@ def git(*arguments: str, data: bytes = b"") -> bytes:
     return output
 
 
+def read_json(name: str) -> Any:
+    """A file beside this one."""
+    with open(os.path.join(HERE, name)) as file:
+        return json.load(file)
+
+
 def main() -> None:
     """Agent's patch, without what would be loaded by itself; then the tests as they were, and the hidden ones."""
-    with open(os.path.join(HERE, "instance.json")) as file:
-        instance = json.load(file)
+    instance, by_itself = read_json("instance.json"), read_json("loaded_by_itself.json")
     git("config", "--global", "--add", "safe.directory", "*")
     git("read-tree", instance["prepared"])
     if os.path.exists(instance["patch"]) and os.path.getsize(instance["patch"]):
         # Our own folders hold reports and tests: nothing of them is a patch's to write.
         git("apply", "--whitespace=nowarn", "--exclude=.rollout-*", instance["patch"])
         for status, path in changes(instance["prepared"]):
-            if path not in instance["allowed"] and is_loaded_by_itself(path, status, instance):
+            if path not in instance["allowed"] and is_loaded_by_itself(path, status, by_itself):
                 print("left out, as Python or pytest would load it by itself: %s" % path)
                 restore(instance["prepared"], path)
     for path in instance["tests"]:
@@ -60,15 +65,15 @@ def changes(prepared: str) -> "list[tuple[str, str]]":
     return list(zip(parts[0::2], parts[1::2]))  # noqa: B905
 
 
-def is_loaded_by_itself(path: str, status: str, instance: "dict[str, Any]") -> bool:
+def is_loaded_by_itself(path: str, status: str, by_itself: "dict[str, Any]") -> bool:
     """Whether Python, pytest or their tools would take the file without being asked to."""
-    if re.search(instance["loadedByItself"], path):
+    if re.search(by_itself["pattern"], path):
         return True
     folder, name = os.path.split(path)
     module, package = (name.split(".")[0], folder) if name != "__init__.py" else os.path.split(folder)[::-1]
     # Inside of a package it is a module like any other; beside a package or a script it stands in for the real one.
     is_module = name.endswith((".py", ".so"))
-    shadows = is_module and (module in instance["shadowed"] or module.startswith("pytest_"))
+    shadows = is_module and (module in by_itself["shadowed"] or module.startswith("pytest_"))
     return bool(status == "A" and shadows) and not os.path.exists(os.path.join(package, "__init__.py"))
 
 
