@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
 from typing import Any, Final
 
+from agent_runtime.recording.exports.predictions import prediction
 from agent_runtime.recording.messages import fold, last_of_each_branch
 from agent_runtime.recording.reader import RunReader
 
@@ -20,6 +21,8 @@ class Format(StrEnum):
     """A conversation: `messages` and `tools` in OpenAI's form, with the result. One a branch."""
     TOKENS = "tokens"
     """A token sequence: ids, mask, logprobs, policy versions, with the result. One a branch."""
+    SWE_BENCH = "swe-bench"
+    """A prediction of SWE-bench: `instance_id`, `model_name_or_path`, `model_patch`."""
 
 
 async def export(run: RunReader, form: Format) -> AsyncIterator[bytes]:
@@ -58,4 +61,5 @@ _LINES: Final[dict[Format, Callable[[RunReader, int], Any]]] = {
     Format.ATIF: _atif,
     Format.OPENAI: _openai,
     Format.TOKENS: _tokens,
+    Format.SWE_BENCH: prediction,
 }

@@ -26,6 +26,8 @@ from agent_runtime.sandboxes.base import (
 LIFECYCLE_TURN = 10**9
 # What of a failed setup command's output its message carries: enough for a traceback, little enough for a status line.
 LAST_LINES, LAST_CHARACTERS = 20, 4000
+# Of the command itself: enough to know it by; a whole script would hide what it printed.
+COMMAND_CHARACTERS = 500
 # The executor's own deadline speaks first, because it knows what the command had printed.
 SETUP_GRACE_SECONDS = 5.0
 
@@ -162,4 +164,5 @@ def _failed_command(number: int, command: str, result: CommandResult, spec: Work
         end = f"was ended by {result.cause or f'signal {result.signal}'}"
     output = (result.stdout + result.stderr).decode(errors="replace").strip()
     lines = "\n".join(output.splitlines()[-LAST_LINES:])[-LAST_CHARACTERS:]
-    return f"setup command {number + 1} of {len(spec.setup)} {end}: {command!r}" + (f"\n{lines}" if lines else "")
+    told = command if len(command) <= COMMAND_CHARACTERS else f"{command[:COMMAND_CHARACTERS]}…"
+    return f"setup command {number + 1} of {len(spec.setup)} {end}: {told!r}" + (f"\n{lines}" if lines else "")

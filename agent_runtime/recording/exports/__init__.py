@@ -1,0 +1,1 @@
+"""Exports that are more than a line of JSON made of records."""

@@ -1,0 +1,172 @@
+"""Tasks whose work is a patch: real git, real workspaces. What a policy could gain by, it cannot read or bring in."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime.recording.export import Format, export
+from agent_runtime.recording.reader import open_run
+from agent_runtime.recording.store import Store
+from agent_runtime.tasks.repository import scrub_history
+from rollout_api.records import Result
+from rollout_api.rollout_job import RolloutJob
+from rolloutctl.client import Client
+from tests.support.repository import FIX, git, make_repository
+
+FIXES = "sed -i 's/a - b/a + b/' calculator.py"
+CHEATING_TESTS = (
+    "sed -i 's/a - b/a - b # looked/' calculator.py && "
+    "printf 'def test_add():\\n    pass\\n\\ndef test_double():\\n    pass\\n' > tests/test_calculator.py"
+)
+PASSING_HOOK = (
+    "printf 'import pytest\\n@pytest.hookimpl(hookwrapper=True)\\ndef pytest_runtest_makereport(item, call):\\n"
+    '    made = yield\\n    made.get_result().outcome = "passed"\\n\' > conftest.py && cp conftest.py tests/'
+)
+REPORT = (
+    "mkdir .rollout-verifier .rollout-tests; echo 'print()' > .rollout-tests/apply_patch.py; printf '<testsuite>"
+    '<testcase classname="tests.test_calculator" name="test_add"/>'
+    '<testcase classname="tests.test_calculator" name="test_double"/></testsuite>\' > .rollout-verifier/0.xml; '
+    "printf 'import os; os._exit(0)' > calculator.py; git add -fA"
+)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that workspaces of this machine see; they have a /tmp of their own."""
+    path = Path(tempfile.mkdtemp(prefix="agent-rollouts-test-", dir="/var/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+async def run(folder: Path, instance: dict[str, Any], *commands: str, agent: str = "ToolCalling") -> list[Result]:
+    """The results of one rollout a command."""
+    (folder / "instances.jsonl").write_text(json.dumps(instance) + "\n")
+    members = [
+        {"turns": [{"toolCalls": [{"name": "bash", "arguments": {"command": command}}]}, {"content": "done"}]}
+        for command in commands
+    ]
+    job = {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": "swe"},
+        "spec": {
+            "mode": "Eval",
+            "groupSize": len(commands) or 1,
+            "agent": {"type": agent},
+            "tasks": {"from": {"uri": str(folder / "instances.jsonl"), "format": "SWEBench"}},
+            "model": {"scripted": {"tasks": [{"task": instance["instance_id"], "members": members}]}}
+            if members
+            else None,
+            "output": {"uri": str(folder / "out")},
+        },
+    }
+    (group,) = [group async for group in Client().run(RolloutJob.model_validate(job))]
+    return list(group.results)
+
+
+async def exported(folder: Path) -> list[dict[str, Any]]:
+    reader = await open_run(Store.open(str(folder / "out"), {}), "swe")
+    return [json.loads(line) async for line in export(reader, Format.SWE_BENCH)]
+
+
+async def test_only_the_fix_is_rewarded_and_every_graded_patch_is_a_prediction(folder: Path) -> None:
+    instance = make_repository(folder / "repository")
+    attempts = {
+        FIXES: 1,
+        f"{FIXES} && git add -A && git -c user.name=a -c user.email=a@b commit -qm fixed": 1,
+        f"{FIXES} && echo more > notes.txt && rm tests/test_calculator.py": 1,
+        "true": 0,
+        CHEATING_TESTS: 0,
+        PASSING_HOOK: 0,
+        REPORT: 0,
+        f"{FIXES} && rm -rf .git": 0,
+    }
+    results = await run(folder, instance, *attempts)
+    assert [(result.outcome.value, result.reward) for result in results] == [
+        ("Completed", reward) for reward in attempts.values()
+    ]
+    assert "verifier.collect[0] failed" in results[-1].message
+    predictions = await exported(folder)
+    assert [list(line) for line in predictions] == [["instance_id", "model_name_or_path", "model_patch"]] * 8
+    patches = [line["model_patch"] for line in predictions]
+    assert patches[3] == patches[7] == ""
+    assert patches[0] == patches[1]
+    repository = folder / "repository"
+    git(repository, "apply", data=patches[2].encode())
+    assert "a + b" in (repository / "calculator.py").read_text()
+    assert (repository / "notes.txt").read_text() == "more\n"
+    assert not (repository / "tests" / "test_calculator.py").exists()
+
+
+async def test_the_instances_own_patch_is_the_solution(folder: Path) -> None:
+    (result,) = await run(folder, make_repository(folder / "repository"), agent="Oracle")
+    assert (result.reward, result.passed) == (1.0, True)
+
+
+LOOKS = (
+    "{ git log --all -p --reflog; git stash list -p; git rev-list --all --objects --reflog; git fsck --lost-found; "
+    "git cat-file --batch --batch-all-objects; find .git -type f -exec zcat -f {} +; grep -r THE-FIX . ; } 2>/dev/null "
+)
+
+
+async def test_the_fix_cannot_be_read_from_the_history(folder: Path) -> None:
+    repository = folder / "repository"
+    instance = make_repository(repository)
+    looks = await asyncio.to_thread(subprocess.run, ["sh", "-c", LOOKS], cwd=repository, capture_output=True)
+    assert b"THE-FIX" in looks.stdout, "the fixture hides nothing"
+    (result,) = await run(folder, instance, f"{LOOKS} | grep -c THE-FIX > found.txt; git log --format=%s >> found.txt")
+    assert result.reward == 0
+    (line,) = await exported(folder)
+    added = [text[1:] for text in line["model_patch"].splitlines() if text.startswith("+") and text[1:2] != "+"]
+    assert added == ["0", "base", "first"]
+
+
+@pytest.mark.parametrize("plant", ["alternates", "worktree", "kept pack", "nested", "shallow"])
+def test_history_is_gone_however_the_repository_kept_it(plant: str, folder: Path) -> None:
+    repository = folder / "repository"
+    base = make_repository(repository)["base_commit"]
+    if plant == "alternates":
+        git(folder, "clone", "-q", "--shared", "repository", "borrower")
+        repository = folder / "borrower"
+        git(repository, "checkout", "-q", base)
+    elif plant == "worktree":
+        git(repository, "worktree", "add", "-q", "--detach", str(folder / "tree"), base)
+        repository = folder / "tree"
+    elif plant == "kept pack":
+        for pack in (repository / ".git" / "objects" / "pack").glob("*.pack"):
+            pack.with_suffix(".keep").touch()
+    elif plant == "nested":
+        git(folder, "clone", "-q", "repository", "repository/vendored")
+        git(repository / "vendored", "checkout", "-q", base)
+    else:
+        git(folder, "clone", "-q", "--depth", "3", "--no-single-branch", f"file://{repository}", "shallow")
+        repository = folder / "shallow"
+        git(repository, "checkout", "-q", base)
+    subprocess.run(["sh", "-c", scrub_history(base)], cwd=repository, check=True)
+    objects = git(repository, "cat-file", "--batch", "--batch-all-objects")
+    assert "return a - b" in objects
+    assert "THE-FIX" not in objects
+    assert git(repository, "fsck", "--full", "--strict").strip() == ""
+    assert git(repository, "status", "--porcelain", "--untracked-files=no") == ""
+    if plant != "shallow":
+        assert git(repository, "describe").startswith("v1-1-g")
+    assert not [path for path in repository.rglob(".git") if path != repository / ".git"]
+    assert git(repository, "rev-list", "--all", "--reflog") == git(repository, "rev-list", base)
+
+
+def test_a_repository_without_the_base_commit_is_refused_in_words(folder: Path) -> None:
+    make_repository(folder / "repository")
+    script = scrub_history("0" * 40)
+    refused = subprocess.run(
+        ["sh", "-c", script], cwd=folder / "repository", capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 1
+    assert "has no commit 0000" in refused.stderr
+    assert FIX in git(folder / "repository", "show", "later:calculator.py"), "a refused repository was changed"
