@@ -199,6 +199,9 @@ class RolloutJobSpec(ApiModel):
             raise ValueError(
                 f"completion.minCompletedPerGroup is {minimum}, more than groupSize {self.group_size}; lower it"
             )
+        names = [plugin.name for plugin in self.plugins]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"plugins: {twice} is given twice; results are kept by name, keep one of them")
         if self.model is None and self.agent.type not in AGENTS_WITHOUT_MODEL:
             raise ValueError(f"model is needed for agent {self.agent.type}; only Oracle and Nop do without")
         if self.agent.type == "Oracle" and self.tasks.inline:
