@@ -70,6 +70,7 @@ async def open_run(
         job.spec.plugins,
         surroundings.plugins,
         lambda call, key: observer(PluginFailed(call.plugin, call.hook, key, call.message)),
+        is_command=is_command,
     )
     uri = output_uri(job, surroundings.base_dir)
     store = replace(

@@ -60,7 +60,7 @@ async def _run(context: RunContext, tasks: Sequence[Task], stop: asyncio.Event) 
             total=total,
             sealed=len(context.sealed),
             resumed=bool(context.begun or context.sealed),
-            warnings=tuple(context.provider.warnings),
+            warnings=(*context.provider.warnings, *context.plugins.warnings),
             results=tuple(context.sealed.values()),
         )
     )

@@ -15,7 +15,7 @@ from typing import Any
 from agent_runtime.models.base import ToolCall
 from agent_runtime.models.extensions import ExtensionError
 from agent_runtime.plugins.base import Refuse
-from agent_runtime.plugins.registry import Loaded, load_plugins
+from agent_runtime.plugins.registry import Loaded, load_plugins, unheard
 from agent_runtime.plugins.worker import Worker
 from rollout_api.records import PluginCall
 from rollout_api.rollout_job import PluginUse
@@ -53,9 +53,12 @@ class Plugins:
     """The plugins of a run. Without any, every hook is a call of an empty list."""
 
     def __init__(
-        self, methods: Mapping[str, Sequence[_Method]] | None = None, on_failure: OnFailure = lambda call, key: None
+        self,
+        methods: Mapping[str, Sequence[_Method]] | None = None,
+        on_failure: OnFailure = lambda call, key: None,
+        warnings: Sequence[str] = (),
     ) -> None:
-        self._methods, self._on_failure = methods or {}, on_failure
+        self._methods, self._on_failure, self.warnings = methods or {}, on_failure, warnings
 
     @classmethod
     def open(
@@ -63,11 +66,14 @@ class Plugins:
         uses: Sequence[PluginUse],
         in_process: Sequence[object] = (),
         on_failure: OnFailure = lambda call, key: None,
+        *,
+        is_command: bool = False,
     ) -> "Plugins":
-        """Load them. Raises ExtensionError for the first that cannot be used."""
+        """Load them, for an agent that `is_command` or one of our own. Raises ExtensionError where one is no use."""
         if not uses and not in_process:
             return cls()
-        return cls(_registered(load_plugins(uses, in_process)), on_failure)
+        loaded = load_plugins(uses, in_process)
+        return cls(_registered(loaded), on_failure, unheard(loaded) if is_command else ())
 
     @property
     def any(self) -> bool:

@@ -59,6 +59,21 @@ def load_plugins(uses: Sequence[PluginUse], in_process: Sequence[object] = ()) -
     return loaded
 
 
+def unheard(plugins: Sequence[Loaded]) -> list[str]:
+    """What each plugin cannot do where the agent is a program in the sandbox, which runs its tools by itself."""
+    said = []
+    for loaded in plugins:
+        lost = [
+            hook for hook in hooks_of(loaded.plugin, loaded.name) if hook in ("filter_tool_call", "after_tool_call")
+        ]
+        if lost:
+            said.append(
+                f"plugin {loaded.name}: {' and '.join(lost)} of it will not be called. A Command agent runs its tools by "
+                "itself; before_tool_call sees the calls in the model's answers, nothing sees what the program makes of them"
+            )
+    return said
+
+
 def describe_plugin(name: str) -> Description:
     """A plugin by its name. Raises ExtensionError."""
     plugin_class = _class_of(name)
