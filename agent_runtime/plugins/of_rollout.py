@@ -1,5 +1,6 @@
 """The plugins of one attempt at a rollout: what they are asked, when, and what their answers do."""
 
+import copy
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -13,7 +14,6 @@ from rollout_api.records import (
     Observation,
     Outcome,
     PluginCall,
-    PluginReport,
     PluginsRecord,
     Record,
     ResponseRecord,
@@ -113,26 +113,28 @@ class RolloutPlugins:
         await self._tell("after_verifier_command", f":verifier-{number}", **shown)
 
     async def finished(self, result: Result, verdict: Verdict | None, records: Sequence[Record]) -> Result:
-        """The result with what the plugins have to say of it; whatever they say, nothing else of it changes."""
+        """The result with what the plugins have to say of it; whatever they do, nothing else of it changes."""
         if not self._plugins.any:
             return result
         scores: dict[str, dict[str, float]] = {}
         analyses: dict[str, dict[str, object]] = {}
-        if result.outcome is Outcome.COMPLETED:
-            finished = FinishedRollout(self._info, result, verdict, records)
+        if result.outcome is Outcome.COMPLETED and self._plugins.have("evaluate_rollout", "analyze_trajectory"):
+            finished = copy.deepcopy(FinishedRollout(self._info, result, verdict, records))
             async for answer in self._ask("evaluate_rollout", finished=finished):
                 scores[answer.call.plugin] = answer.value or {}
             async for answer in self._ask("analyze_trajectory", finished=finished):
                 analyses[answer.call.plugin] = answer.value or {}
 
-        def reports() -> dict[str, PluginReport]:
-            found = reports_of([*calls_of(records), *self._calls])
-            said = {name: {"scores": scores.get(name, {}), "analysis": analyses.get(name, {})} for name in found}
-            return {name: report.model_copy(update=said[name]) for name, report in found.items()}
+        def with_reports() -> Result:
+            reports = {
+                name: report.model_copy(update={"scores": scores.get(name, {}), "analysis": analyses.get(name, {})})
+                for name, report in reports_of([*calls_of(records), *self._calls]).items()
+            }
+            return result.model_copy(update={"plugins": reports})
 
-        shown = result.model_copy(update={"plugins": reports()})
-        await self._tell("after_rollout", result=shown)
-        return result.model_copy(update={"plugins": reports()})
+        if self._plugins.have("after_rollout"):
+            await self._tell("after_rollout", result=with_reports().model_copy(deep=True))
+        return with_reports()
 
     async def _admit(self, occasion: str, call: ToolCall) -> ToolCall | Observation:
         made, key = call, self._key + occasion
