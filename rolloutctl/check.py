@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,8 @@ from rich.text import Text
 from agent_runtime.engine.check import check_job
 from agent_runtime.engine.opening import Surroundings
 from agent_runtime.engine.preflight import missing_programs
-from agent_runtime.tasks import LoadedTasks, TaskSourceError, load_tasks
+from agent_runtime.plugins.registry import load_plugins, unheard
+from agent_runtime.tasks import LoadedTasks, TaskProblem, TaskSourceError, load_tasks
 from rollout_api.manifest import ManifestError, load_manifest
 from rollout_api.sandbox import Provider
 from rolloutctl.console import Form, FormOption, answer_json, answer_table, err, number, out, say
@@ -43,16 +45,18 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
             raise
         answer_json({"valid": False, "problems": [asdict(problem) for problem in error.problems]})
         raise typer.Exit(Exit.BAD_INPUT) from None
+    plugins = load_plugins(job.spec.plugins)
+    deaf = [TaskProblem(str(manifest), None, text) for text in unheard(plugins)] if job.spec.agent.is_command else []
+    warnings = [*loaded.warnings, *deaf]
     missing = asyncio.run(missing_programs(job, loaded.tasks, Surroundings(base_dir, os.environ, provider)))
     valid = all(found.has_setup for found in missing)
     size, count = job.spec.group_size, len(loaded.tasks)
     if form is Form.JSON:
         problems = [asdict(found) | {"message": str(found)} for found in missing]
-        warnings = [asdict(warning) for warning in loaded.warnings]
         totals = {"tasks": count, "rollouts": count * size}
-        answer_json({"valid": valid, "problems": problems, "warnings": warnings, **totals})
+        answer_json({"valid": valid, "problems": problems, "warnings": list(map(asdict, warnings)), **totals})
     else:
-        _warn(loaded)
+        _warn(warnings)
         for found in missing:
             say(f"{manifest}: {found}", "yellow" if found.has_setup else "bold red")
         amount = "a stream of tasks" if stream else f"{count} tasks × groupSize {size} = {count * size} rollouts"
@@ -66,7 +70,7 @@ def check(manifest: ManifestArgument, provider: ProviderOption = None, form: For
     job = read_manifest(manifest)
     base_dir = manifest.resolve().parent
     loaded = load_tasks(job.spec.tasks, base_dir, os.environ)
-    _warn(loaded)
+    _warn(loaded.warnings)
     with err.status("Running every task's solution, and an agent that does nothing…"):
         rows = asyncio.run(check_job(job, loaded.tasks, base_dir=base_dir, environ=os.environ, provider=provider))
     wrong = [row for row in rows if not row.ok]
@@ -93,6 +97,6 @@ def check(manifest: ManifestArgument, provider: ProviderOption = None, form: For
     raise typer.Exit(Exit.FAILED if wrong else Exit.OK)
 
 
-def _warn(loaded: LoadedTasks) -> None:
-    for warning in loaded.warnings:
+def _warn(warnings: Sequence[TaskProblem]) -> None:
+    for warning in warnings:
         say(f"Warning: {warning}", "yellow")
