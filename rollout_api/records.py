@@ -307,6 +307,10 @@ class Result(ApiModel):
     ended: float | None = None
     trajectory: str | None = None
     """Key of the ATIF trajectory, relative to the job's folder."""
+    batch: str | None = None
+    """Label that its group was submitted with."""
+    advantage: float | None = None
+    """The reward as `spec.reward` normalises it. In results and exports, never in a seal: it needs the other rollouts."""
 
 
 class Seal(ApiModel):

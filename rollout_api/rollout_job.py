@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, ShortText
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.model import ModelSpec, Sampling
+from rollout_api.rewards import RewardNormalization
 from rollout_api.sandbox import SandboxTemplate, Security
 from rollout_api.tasks import Tasks
 
@@ -178,6 +179,8 @@ class RolloutJobSpec(ApiModel):
     """Stop the runners after their running turns and give all sandboxes back; `false` again goes on. In a cluster only."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Delete the job so long after its end; results stay in storage. Kept when left out. In a cluster only."""
+    reward: RewardNormalization | None = None
+    """How rewards become advantages in results and exports; none are computed when left out."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

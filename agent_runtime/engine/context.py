@@ -11,9 +11,11 @@ from agent_runtime.engine.events import Observer
 from agent_runtime.engine.seeds import rollout_seed
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.staleness_policy import NewestPolicy
+from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.models.base import Model
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.sandboxes.base import SandboxProvider, WorkspaceSpec
+from agent_runtime.sandboxes.nowhere import NoSandboxes
 from agent_runtime.tools.base import Tool
 from rollout_api.records import Result
 from rollout_api.rollout_job import RolloutJob
@@ -41,6 +43,7 @@ class RunContext:
     drain: Drain = field(default_factory=Drain)
     newest_policy: NewestPolicy = field(default_factory=NewestPolicy)
     jitter: random.Random = field(default_factory=random.Random)
+    environments: EnvironmentPool = field(default_factory=EnvironmentPool)
     finished: bool = False
     """Nothing is left to be gone on with: live sandboxes need not wait for another process."""
 
@@ -56,6 +59,10 @@ class RunContext:
     def current_model(self) -> Model | None:
         """The model that answers from now on."""
         return self.model
+
+    def provider_for(self, task: Task) -> SandboxProvider:
+        """Where the workspaces of that task's rollouts come from."""
+        return self.provider if task.needs_sandbox else NoSandboxes()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from obstore.exceptions import BaseError
 from obstore.store import from_url
 from pydantic import ValidationError
 
+from agent_runtime.tasks.environments import environment_tasks
 from rollout_api.manifest import explain, path_of, validate
 from rollout_api.tasks import Task, Tasks, TaskSource
 
@@ -67,6 +68,8 @@ def load_tasks(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> list
     """
     if tasks.inline is not None:
         return list(tasks.inline)
+    if tasks.environments is not None:
+        return environment_tasks(tasks.environments)
     if tasks.from_ is None:
         raise TaskSourceError(
             [TaskProblem("tasks.stream", None, "has no tasks to read; they are submitted to the job")]
