@@ -138,7 +138,9 @@ class Attempt:
         recorded = self._records
         workspace = self._workspace or await self._acquire()
         if self._rollout.task.environment is not None:
-            self._environment = await open_environment(self._rollout.task, self._context.environments, recorded)
+            self._environment = await open_environment(
+                self._rollout.task, self._context.environments, workspace, recorded, epoch=self._fence.epoch
+            )
         self._records = []
         work: Turns | Program
         if (make_agent := self._context.make_agent) is None:

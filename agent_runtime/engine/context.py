@@ -43,6 +43,8 @@ class RunContext:
     drain: Drain = field(default_factory=Drain)
     newest_policy: NewestPolicy = field(default_factory=NewestPolicy)
     jitter: random.Random = field(default_factory=random.Random)
+    batches: dict[int, str | None] = field(default_factory=dict)
+    """Labels of submitted groups, by number."""
     environments: EnvironmentPool = field(default_factory=EnvironmentPool)
     finished: bool = False
     """Nothing is left to be gone on with: live sandboxes need not wait for another process."""
@@ -74,12 +76,15 @@ class Rollout:
     member: int
     task: Task
     seed: int
+    batch: str | None = None
+    """Label that its group was submitted with."""
 
     @classmethod
-    def of(cls, job: RolloutJob, group: int, member: int, task: Task) -> "Rollout":
+    def of(cls, job: RolloutJob, group: int, member: int, task: Task, batch: str | None = None) -> "Rollout":
         """The rollout of that member; its seed follows from the job's."""
         index = group * job.spec.group_size + member
-        return cls(index=index, group=group, member=member, task=task, seed=rollout_seed(job.spec.seed, index))
+        seed = rollout_seed(job.spec.seed, index)
+        return cls(index=index, group=group, member=member, task=task, seed=seed, batch=batch)
 
 
 def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:

@@ -1,8 +1,11 @@
 """What drives an episode, wherever it runs: started once, then taken one action further at a time."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.tools.base import ToolWorkspace
@@ -42,7 +45,7 @@ class Move:
     """What an action came to; see `hosted.game.Move`."""
 
     observation: str
-    reward: float
+    reward: Annotated[float, Field(allow_inf_nan=False)]
     terminated: bool
     truncated: bool
     valid: bool
@@ -79,14 +82,45 @@ def described(environment: TaskEnvironment) -> dict[str, Any]:
     )
 
 
+def checked_reply(line: bytes, name: str, *, by_action: bool) -> dict[str, Any]:
+    """The JSON object that a host answered. Raises EnvironmentFailure for anything else, and for an error that it tells."""
+    try:
+        reply = json.loads(line)
+    except (ValueError, RecursionError):
+        reply = None
+    if not isinstance(reply, dict):
+        raise EnvironmentFailure("EnvironmentFailed", f"{name} answered with no JSON object", by_action=by_action)
+    if "error" in reply:
+        raise EnvironmentFailure("EnvironmentFailed", f"{name}: {reply['error']}", by_action=by_action)
+    return reply
+
+
 def beginning(reply: dict[str, Any], environment: TaskEnvironment) -> Beginning:
     """The start in a host's reply. Raises EnvironmentFailure where there is nothing under the seed."""
-    start = reply["start"]
-    if start["observation"] is None:
-        raise EnvironmentFailure("NoData", f"environment {environment.id} has nothing under seed {environment.seed}")
-    return Beginning(str(start["observation"]), str(start["instruction"]))
+    match reply.get("start"):
+        case {"observation": None}:
+            raise EnvironmentFailure(
+                "NoData", f"environment {environment.id} has nothing under seed {environment.seed}"
+            )
+        case {"observation": str(observation), "instruction": str(instruction)}:
+            return Beginning(observation, instruction)
+    raise EnvironmentFailure("EnvironmentFailed", f"{environment.id} did not tell how it starts")
 
 
-def moves(reply: dict[str, Any]) -> list[Move]:
-    """The moves in a host's reply."""
-    return [Move(**move) for move in reply["moves"]]
+_MOVES = TypeAdapter(list[Move])
+
+
+def moves(reply: dict[str, Any], *, at_most: int) -> list[Move]:
+    """The moves in a host's reply. Raises EnvironmentFailure where they are none."""
+    try:
+        found = _MOVES.validate_python(reply.get("moves"))
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        raise EnvironmentFailure(
+            "EnvironmentFailed", f"a move is malformed: {problem['msg']}", by_action=True
+        ) from None
+    if not 0 < len(found) <= at_most:
+        raise EnvironmentFailure(
+            "EnvironmentFailed", f"{len(found)} moves were answered, at most {at_most} were asked for"
+        )
+    return found

@@ -8,6 +8,9 @@ from agent_runtime.environments.act import Act
 from agent_runtime.environments.answers import ANSWER, AnswerForm
 from agent_runtime.environments.host import EnvironmentFailure, EnvironmentHost
 from agent_runtime.environments.pool import EnvironmentPool
+from agent_runtime.environments.sandboxed import SandboxedEpisode
+from agent_runtime.sandboxes.base import Workspace
+from agent_runtime.sandboxes.nowhere import Nowhere
 from agent_runtime.tasks.source import TaskProblem, TaskSourceError
 from rollout_api.environments import RunIn
 from rollout_api.records import Record
@@ -26,10 +29,20 @@ class OpenEnvironment:
         self._host.close()
 
 
-async def open_environment(task: Task, pool: EnvironmentPool, recorded: Sequence[Record]) -> OpenEnvironment:
-    """Reset the task's environment; what is recorded of the attempt is where it goes on. Raises EnvironmentFailure."""
-    assert task.environment is not None
-    host = pool.episode(task.environment, task.timeouts)
+async def open_environment(
+    task: Task, pool: EnvironmentPool, workspace: Workspace, recorded: Sequence[Record], *, epoch: int
+) -> OpenEnvironment:
+    """Reset the task's environment; what is recorded of the attempt is where it goes on.
+
+    Raises EnvironmentFailure, and what a lost workspace raises.
+    """
+    environment = task.environment
+    assert environment is not None
+    host: EnvironmentHost
+    if environment.run_in is RunIn.SANDBOX:
+        host = SandboxedEpisode(environment, task.timeouts, workspace, epoch)
+    else:
+        host = pool.episode(environment, task.timeouts)
     try:
         return OpenEnvironment(host, Act(task, host, await host.start(), recorded))
     except BaseException:
@@ -56,7 +69,7 @@ async def check_environments(tasks: Sequence[Task], agent: Agent, pool: Environm
 
 async def _problem(task: Task, pool: EnvironmentPool) -> TaskProblem | None:
     try:
-        (await open_environment(task, pool, ())).close()
+        (await open_environment(task, pool, Nowhere(), (), epoch=0)).close()
     except EnvironmentFailure as error:
         return TaskProblem(f"task {task.name}", None, error.message)
     return None

@@ -19,6 +19,7 @@ from agent_runtime.environments.host import (
     EnvironmentFailure,
     Move,
     beginning,
+    checked_reply,
     described,
     moves,
 )
@@ -45,7 +46,7 @@ class _Hung(Exception):
 @dataclass
 class _Call:
     seconds: float
-    answered: asyncio.Future[dict[str, Any]]
+    answered: asyncio.Future[bytes]
 
 
 @dataclass
@@ -77,8 +78,8 @@ class _Process:
         started.reading = asyncio.create_task(started._read())
         return started
 
-    async def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer. Raises _Hung and _ProcessLost."""
+    async def ask(self, request: dict[str, Any], seconds: float) -> bytes:
+        """The line that answers. Raises _Hung and _ProcessLost."""
         if not self.alive:
             raise _ProcessLost
         call = _Call(seconds, asyncio.get_running_loop().create_future())
@@ -124,7 +125,7 @@ class _Process:
             if self.calls:
                 self._watch()
             if not call.answered.done():
-                call.answered.set_result(json.loads(line))
+                call.answered.set_result(line)
         if self.alive:
             code = await self.process.wait()
             how = f"signal {-code}" if code < 0 else f"code {code}"
@@ -193,11 +194,11 @@ class PoolEpisode:
                 pass
             else:
                 self._taken += len(actions)
-                return moves(reply)
+                return moves(reply, at_most=len(actions))
         seconds = self._timeouts.setup_seconds + self._timeouts.command_seconds
         reply = await self._begin([*past, action], seconds, by_action=True)
         self._taken = len(past) + 1
-        return moves(reply)
+        return moves(reply, at_most=self._taken)
 
     def close(self) -> None:
         """See EnvironmentHost."""
@@ -220,13 +221,11 @@ class PoolEpisode:
     ) -> dict[str, Any]:
         name = self._environment.id
         try:
-            reply = await process.ask(request, seconds)
+            line = await process.ask(request, seconds)
         except _Hung:
             raise EnvironmentFailure(
                 "EnvironmentHung", f"{name} gave no answer in {seconds:g} s; see timeouts.commandSeconds"
             ) from None
         except EnvironmentFailure as died:
             raise EnvironmentFailure(died.reason, f"{name}: {died.message}", by_action=by_action) from None
-        if "error" in reply:
-            raise EnvironmentFailure("EnvironmentFailed", f"{name}: {reply['error']}", by_action=by_action)
-        return reply
+        return checked_reply(line, name, by_action=by_action)

@@ -59,6 +59,11 @@ def with_advantages(results: Iterable[Result], spec: RewardNormalization | None)
     return [result.model_copy(update={"advantage": found.get(result.index)}) for result in listed]
 
 
+def with_group_advantages(results: Sequence[Result], spec: RewardNormalization | None) -> list[Result]:
+    """A finished group's results: with advantages where they need no other group."""
+    return with_advantages(results, spec if spec is not None and spec.group_by is GroupBy.GROUP else None)
+
+
 def _key(result: Result, group_by: GroupBy) -> object:
     if group_by is GroupBy.GROUP:
         return result.group

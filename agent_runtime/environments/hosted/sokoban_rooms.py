@@ -13,9 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent_runtime.environments.hosted.game import GameError
+
 WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER = range(6)
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 TRIES = 4  # rooms drawn before another seed is taken
+SEEDS = 100  # taken before no room is believed to exist
 MOST_STATES = 300_000  # of one search
 TURN_PROBABILITY = 0.35
 # What a walker digs around itself: a row, a column, or a corner.
@@ -43,12 +46,16 @@ class _NoRoom(Exception):
 
 
 def random_room(rows: int, columns: int, boxes: int, search_depth: int, seed: int) -> Room:
-    """The room of a seed; where its draws give none, that of a seed derived from it."""
-    while True:
+    """The room of a seed; where its draws give none, that of a seed derived from it. Raises GameError where none does."""
+    for _ in range(SEEDS):
         try:
             return _room(rows, columns, boxes, search_depth, random.Random(seed), np.random.RandomState(seed % 2**32))
         except _NoRoom:
             seed = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:4], "big")
+    raise GameError(
+        f"Sokoban: no room of {rows} × {columns} with {boxes} boxes was found at search_depth {search_depth}; make it larger, "
+        "take fewer boxes, or search deeper"
+    )
 
 
 def _room(rows: int, columns: int, boxes: int, depth: int, walk: random.Random, places: np.random.RandomState) -> Room:
