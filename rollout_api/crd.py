@@ -132,6 +132,10 @@ RULES: dict[str, list[Schema]] = {
             "message": "model is needed for this agent; only Oracle and Nop do without",
         },
         {
+            "rule": "self.agent.type != 'Command' || !has(self.tasks.environments)",
+            "message": "tasks.environments cannot be acted in by an agent of type Command",
+        },
+        {
             "rule": "(self.agent.type == 'Command') == (self.agent.command.size() > 0)",
             "message": "agent.command is needed for type Command, and for no other type",
         },

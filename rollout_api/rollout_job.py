@@ -31,8 +31,8 @@ class Agent(ApiModel):
     """Who works on the tasks."""
 
     type: ExtensionName = "ToolCalling"
-    """`ToolCalling`, `ReAct`, `Coding`, `Command` (a program in the sandbox), `Oracle` (runs the task's solution), `Nop`, an
-    entry point, or module:Class."""
+    """`ToolCalling`, `ReAct`, `Coding`, `Environment` (acts by text in `tasks.environments`), `Command` (a program in the
+    sandbox), `Oracle` (runs the task's solution), `Nop`, an entry point, or module:Class."""
     tools: Annotated[list[ExtensionName], Field(max_length=64)] = ["bash", "editor", "search", "finish"]
     """Built-in tools, entry points, or module:Class. A `Command` brings its own."""
     command: Annotated[list[Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=256)] = []
@@ -191,6 +191,11 @@ class RolloutJobSpec(ApiModel):
             )
         if self.model is None and self.agent.type not in AGENTS_WITHOUT_MODEL:
             raise ValueError(f"model is needed for agent {self.agent.type}; only Oracle and Nop do without")
+        if self.agent.is_command and self.tasks.environments:
+            raise ValueError(
+                "agent.type Command runs a program in a sandbox, and tasks.environments have to be acted in: use "
+                "Environment (text), ToolCalling (the tool act), or an agent of your own"
+            )
         if self.agent.type == "Oracle" and self.tasks.inline:
             for index, task in enumerate(self.tasks.inline):
                 if not task.solution:

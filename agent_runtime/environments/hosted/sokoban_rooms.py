@@ -53,8 +53,8 @@ def random_room(rows: int, columns: int, boxes: int, search_depth: int, seed: in
         except _NoRoom:
             seed = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:4], "big")
     raise GameError(
-        f"Sokoban: no room of {rows} × {columns} with {boxes} boxes was found at search_depth {search_depth}; make it larger, "
-        "take fewer boxes, or search deeper"
+        f"Sokoban: no room of {rows} × {columns} with {boxes} boxes was found at search_depth {search_depth}; make it "
+        "larger, take fewer boxes, or search deeper"
     )
 
 

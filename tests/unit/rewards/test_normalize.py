@@ -47,7 +47,9 @@ def test_a_trainer_gets_the_advantages_that_roll_would_give_it(
 
 
 @given(REWARDS, METHODS)
-def test_equal_rewards_teach_nothing_and_a_single_one_neither(rewards: list[float], method: NormalizationMethod) -> None:
+def test_equal_rewards_teach_nothing_and_a_single_one_neither(
+    rewards: list[float], method: NormalizationMethod
+) -> None:
     same = normalized([rewards[0]] * len(rewards), method)
     wanted = rewards[0] if method is NormalizationMethod.IDENTITY else 0.0
     assert same == pytest.approx([wanted] * len(rewards), abs=1e-9)
