@@ -132,6 +132,10 @@ RULES: dict[str, list[Schema]] = {
             "message": "model is needed for this agent; only Oracle and Nop do without",
         },
         {
+            "rule": "self.agent.type != 'Command' || !has(self.tasks.environments)",
+            "message": "tasks.environments cannot be acted in by an agent of type Command",
+        },
+        {
             "rule": "(self.agent.type == 'Command') == (self.agent.command.size() > 0)",
             "message": "agent.command is needed for type Command, and for no other type",
         },
@@ -141,7 +145,7 @@ RULES: dict[str, list[Schema]] = {
         },
     ],
     "SandboxSpec": [_IMMUTABLE],
-    "Tasks": [_exactly_one("inline", "from", "stream")],
+    "Tasks": [_exactly_one("inline", "from", "stream", "environments")],
     "ModelSpec": [_exactly_one("endpoint", "serverRef", "server", "scripted", "function")],
     "ApiKeySource": [_exactly_one("env", "secretKeyRef")],
     "ModelServerSpec": _MODEL_SERVER_RULES,

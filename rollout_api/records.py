@@ -353,6 +353,10 @@ class Result(ApiModel):
     """Key of the ATIF trajectory, relative to the job's folder."""
     plugins: dict[str, PluginReport] = {}
     """Of each plugin that was called, by name."""
+    batch: str | None = None
+    """Label that its group was submitted with."""
+    advantage: float | None = None
+    """The reward as `spec.reward` normalises it. In results and exports, never in a seal: it needs the other rollouts."""
 
 
 class Seal(ApiModel):

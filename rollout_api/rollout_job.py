@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, Seconds, ShortText
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.model import ModelSpec, Sampling
+from rollout_api.rewards import RewardNormalization
 from rollout_api.sandbox import SandboxTemplate, Security
 from rollout_api.tasks import RewardRule, Task, Tasks
 
@@ -30,8 +31,8 @@ class Agent(ApiModel):
     """Who works on the tasks."""
 
     type: ExtensionName = "ToolCalling"
-    """`ToolCalling`, `ReAct`, `Coding`, `Command` (a program in the sandbox), `Oracle` (runs the task's solution), `Nop`, an
-    entry point, or module:Class."""
+    """`ToolCalling`, `ReAct`, `Coding`, `Environment` (acts by text in `tasks.environments`), `Command` (a program in the
+    sandbox), `Oracle` (runs the task's solution), `Nop`, an entry point, or module:Class."""
     tools: Annotated[list[ExtensionName], Field(max_length=64)] = ["bash", "editor", "search", "finish"]
     """Built-in tools, entry points, or module:Class. A `Command` brings its own."""
     command: Annotated[list[Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=256)] = []
@@ -184,6 +185,8 @@ class RolloutJobSpec(ApiModel):
     """Delete the job so long after its end; results stay in storage. Kept when left out. In a cluster only."""
     plugins: Annotated[list[PluginUse], Field(max_length=32)] = []
     """Code of yours that is called around groups, rollouts, tool calls and verifier commands, in this order."""
+    reward: RewardNormalization | None = None
+    """How rewards become advantages in results and exports; none are computed when left out."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -197,6 +200,11 @@ class RolloutJobSpec(ApiModel):
             raise ValueError(f"plugins: {twice} is given twice; results are kept by name, keep one of them")
         if self.model is None and self.agent.type not in AGENTS_WITHOUT_MODEL:
             raise ValueError(f"model is needed for agent {self.agent.type}; only Oracle and Nop do without")
+        if self.agent.is_command and self.tasks.environments:
+            raise ValueError(
+                "agent.type Command runs a program in a sandbox, and tasks.environments have to be acted in: use "
+                "Environment (text), ToolCalling (the tool act), or an agent of your own"
+            )
         if self.agent.type == "Oracle" and self.tasks.inline:
             for index, task in enumerate(self.tasks.inline):
                 if not task.solution:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from rollout_api.base import ApiModel, Command, LongText, Path, Seconds, ShortText, TaskName
+from rollout_api.environments import ENVIRONMENT_PROMPT, RunIn, TaskEnvironment
 from rollout_api.sandbox import SandboxOverrides
 
 INLINE_TASKS_BYTES = 200 * 1024
@@ -145,6 +146,19 @@ class Task(ApiModel):
     """What this task changes of `spec.sandbox`."""
     tags: Annotated[list[ShortText], Field(max_length=64)] = []
     """Labels for statistics."""
+    environment: TaskEnvironment | None = None
+    """The task is to act in it: its steps give the reward, and `prompt` is told as that of `tasks.environments` is."""
+
+    @property
+    def needs_sandbox(self) -> bool:
+        """Whether a workspace has anything to do."""
+        return self.environment is None or self.environment.run_in is RunIn.SANDBOX
+
+    @model_validator(mode="after")
+    def _environments_grade_themselves(self) -> Self:
+        if self.environment is not None and self.verifier is not None:
+            raise ValueError("the reward of an environment is the sum of its steps; leave verifier or environment out")
+        return self
 
     @field_validator("files")
     @classmethod
@@ -197,6 +211,25 @@ class TaskStream(ApiModel):
     """Groups that may be submitted and not yet finished."""
 
 
+class EnvironmentGroups(TaskEnvironment):
+    """So many groups of one environment; group g of them is reset with `seed` + g."""
+
+    tag: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+=-]*$", max_length=180)] | None = None
+    """Label of its results, and the beginning of its tasks' names. Its id when left out."""
+    groups: Annotated[int, Field(ge=1, le=10_000_000)] = 1
+    """Tasks, each with a seed of its own."""
+    prompt: Annotated[str, StringConstraints(min_length=1, max_length=204_800, pattern=r"\S")] = ENVIRONMENT_PROMPT
+    """What the model is told: other agents than `Environment` at the first turn, it at each. `{observation}`, `{feedback}`
+    (what was wrong with the last answer), `{turn}` and `{actionsLeft}` are filled in."""
+    timeouts: Timeouts = Timeouts()
+    """Time limits: a reset has `setupSeconds`, a step `commandSeconds`. Over them the environment hangs: InfraFailed."""
+
+    @property
+    def label(self) -> str:
+        """The tag, or what the id makes of one."""
+        return self.tag or self.id.replace("/", "-").replace(":", ".")
+
+
 class Tasks(ApiModel):
     """Where the tasks come from: exactly one of the fields."""
 
@@ -208,15 +241,19 @@ class Tasks(ApiModel):
     """The job stays open: groups are submitted while it runs, until the stream is closed."""
     image_template: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Image of the tasks that `from` gives without one; `{name}` becomes the task's name in lower case."""
+    environments: Annotated[list[EnvironmentGroups], Field(min_length=1, max_length=1024)] | None = None
+    """Environments to act in: a list of kinds, each with a number of groups."""
 
     @model_validator(mode="before")
     @classmethod
     def _exactly_one_source(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            known = [name for name in ("inline", "from", "from_", "stream") if value.get(name) is not None]
+            known = [
+                name for name in ("inline", "from", "from_", "stream", "environments") if value.get(name) is not None
+            ]
             if len(known) != 1:
                 found = "none is" if not known else f"{' and '.join(known)} are"
-                raise ValueError(f"exactly one of inline, from and stream must be given; {found}")
+                raise ValueError(f"exactly one of inline, from, stream and environments must be given; {found}")
         return value
 
     @model_validator(mode="after")
@@ -224,6 +261,16 @@ class Tasks(ApiModel):
         if self.image_template is not None and self.from_ is None:
             raise ValueError("imageTemplate is for tasks.from; a task of the manifest names its image in sandbox.image")
         return self
+
+    @field_validator("environments")
+    @classmethod
+    def _labels_differ(cls, environments: list[EnvironmentGroups] | None) -> list[EnvironmentGroups] | None:
+        seen: set[str] = set()
+        for entry in environments or []:
+            if entry.label in seen:
+                raise ValueError(f"two environments have the tag {entry.label!r}; give each a tag of its own")
+            seen.add(entry.label)
+        return environments
 
     @field_validator("inline")
     @classmethod

@@ -16,6 +16,7 @@ registry = Registry(
         "Coding": "agent_runtime.agents.coding:Coding",
         "Oracle": "agent_runtime.agents.oracle:Oracle",
         "Nop": "agent_runtime.agents.nop:Nop",
+        "Environment": "agent_runtime.agents.environment:Environment",
     },
 )
 

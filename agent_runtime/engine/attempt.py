@@ -12,11 +12,14 @@ from agent_runtime.engine.program import Program
 from agent_runtime.engine.results import build_result
 from agent_runtime.engine.staleness_policy import StalePolicy, stale_message, versions_of
 from agent_runtime.engine.turns import NotReplayable, Turns
+from agent_runtime.environments.open import OpenEnvironment, open_environment
+from agent_runtime.environments.verdict import episode_verdict
 from agent_runtime.models.base import Model, ModelError
 from agent_runtime.plugins.of_rollout import PluginFailed
 from agent_runtime.recording.journal import ArtifactsTooLarge, Journal
 from agent_runtime.recording.message_tree import linear
 from agent_runtime.sandboxes.base import Fence, FileError, SandboxFailure, Workspace, WorkspaceLimit
+from agent_runtime.tools.schema import openai_definition
 from rollout_api.base import quantity_value
 from rollout_api.model import OnStale
 from rollout_api.records import (
@@ -49,12 +52,14 @@ class Attempt:
         self._fence = Fence(journal.epoch, journal.holder)
         self._spec = workspace_spec(context.job, rollout)
         self._plugins = context.plugins_of_attempt(rollout, number)
+        self._provider = context.provider_for(rollout.task)
         model = context.job.spec.model
         self._max_policy_lag = None if model is None else model.max_policy_lag
         self._on_stale = OnStale.DROP if model is None else model.on_stale
         self._changed_task: Task | None = None
         """As plugins left it."""
         self._workspace: Workspace | None = None
+        self._environment: OpenEnvironment | None = None
         self._work: Turns | Program | None = None
         self._records: list[Record] = []
         self._seconds: dict[str, float] = {}
@@ -95,11 +100,15 @@ class Attempt:
         """End a rollout that keeps killing its sandboxes: the policy's doing, with a failed verdict."""
         stop = StopRecord(time=time.time(), stop_reason=StopReason.RESOURCE_LIMIT, message=message)
         await self._journal.append([stop])
-        verdict = failed_verdict(message) if self._rollout.task.verifier else None
+        task = self._rollout.task
+        verdict = failed_verdict(message) if task.verifier or task.environment else None
         return await self._seal([*self._all_records(), stop], Outcome.COMPLETED, verdict, message=message)
 
     async def release(self) -> None:
-        """Let the workspace go."""
+        """Let the workspace and the environment go."""
+        if self._environment is not None:
+            environment, self._environment = self._environment, None
+            environment.close()
         if self._workspace is not None:
             workspace, self._workspace = self._workspace, None
             await workspace.release()
@@ -125,7 +134,7 @@ class Attempt:
         if attempt is None or any(isinstance(record, FailedRecord | ArtifactsRecord) for record in records):
             return None
         try:
-            return await self._context.provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
+            return await self._provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
         except SandboxFailure as error:
             raise SandboxFailure(INTERRUPTED, f"the run was interrupted and its workspace is gone: {error}") from error
 
@@ -139,6 +148,10 @@ class Attempt:
         if self._workspace is None:
             await self._change_task()
         workspace = self._workspace or await self._acquire()
+        if self._rollout.task.environment is not None:
+            self._environment = await open_environment(
+                self._rollout.task, self._context.environments, workspace, recorded, epoch=self._fence.epoch
+            )
         self._records = []
         work: Turns | Program
         if (make_agent := self._context.make_agent) is None:
@@ -204,15 +217,16 @@ class Attempt:
     def _make_turns(self, workspace: Workspace, replay: Sequence[Record]) -> Turns:
         rollout, spec = self._rollout, self._context.job.spec
         resumed = [record for record in replay if isinstance(record, AttemptRecord)][-1:]
+        act = None if self._environment is None else self._environment.act
         return Turns(
-            task=rollout.task,
+            task=rollout.task if act is None else act.task,
             spec=spec.agent,
             sampling=spec.sampling,
             seed=rollout.seed,
             index=rollout.index,
             member=rollout.member,
-            tools=self._context.tools,
-            definitions=self._context.tool_definitions,
+            tools=self._context.tools if act is None else {act.name: act},
+            definitions=self._context.tool_definitions if act is None else [openai_definition(act)],
             model=self._context.current_model,
             workspace=workspace,
             journal=self._journal,
@@ -238,7 +252,7 @@ class Attempt:
 
     async def _acquire(self) -> Workspace:
         started = time.perf_counter()
-        acquiring = self._context.provider.acquire(
+        acquiring = self._provider.acquire(
             self._spec, attempt=f"{self._rollout.index}-{self._number}", fence=self._fence, name="agent"
         )
         self._workspace = workspace = await self._context.drain.unless_requested(acquiring)
@@ -284,6 +298,8 @@ class Attempt:
 
     async def _grade(self, stop: StopRecord, artifacts: ArtifactsRecord) -> Verdict | None:
         task, verifier = self._rollout.task, self._context.job.spec.verifier_of(self._rollout.task)
+        if task.environment is not None:
+            return episode_verdict(self._records)
         if task.verifier is None:
             return None
         if verifier.mode is VerifierMode.SHARED:
@@ -295,7 +311,7 @@ class Attempt:
         return await grade_artifacts(
             task,
             verifier,
-            self._context.provider,
+            self._provider,
             self._spec,
             attempt=f"{self._rollout.index}-{self._number}",
             fence=self._fence,
@@ -306,7 +322,7 @@ class Attempt:
 
     async def _reattach_for_grading(self) -> Workspace:
         attempt = next(record for record in reversed(self._records) if isinstance(record, AttemptRecord))
-        self._workspace = await self._context.provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
+        self._workspace = await self._provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
         return self._workspace
 
     async def _seal(

@@ -11,6 +11,7 @@ from agent_runtime.engine.events import Observer
 from agent_runtime.engine.seeds import rollout_seed
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.staleness_policy import NewestPolicy
+from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.models.base import Model
 from agent_runtime.plugins.base import GroupInfo, RolloutInfo
 from agent_runtime.plugins.of_group import GroupPlugins
@@ -18,6 +19,7 @@ from agent_runtime.plugins.of_rollout import RolloutPlugins
 from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.sandboxes.base import SandboxProvider, WorkspaceSpec
+from agent_runtime.sandboxes.nowhere import NoSandboxes
 from agent_runtime.tools.base import Tool
 from rollout_api.records import Result
 from rollout_api.rollout_job import RolloutJob
@@ -46,6 +48,9 @@ class RunContext:
     newest_policy: NewestPolicy = field(default_factory=NewestPolicy)
     jitter: random.Random = field(default_factory=random.Random)
     plugins: Plugins = field(default_factory=Plugins)
+    batches: dict[int, str | None] = field(default_factory=dict)
+    """Labels of submitted groups, by number."""
+    environments: EnvironmentPool = field(default_factory=EnvironmentPool)
     finished: bool = False
     """Nothing is left to be gone on with: live sandboxes need not wait for another process."""
 
@@ -71,6 +76,10 @@ class RunContext:
         info = RolloutInfo(rollout.index, rollout.group, rollout.member, attempt, rollout.seed, rollout.task)
         return RolloutPlugins(self.plugins, info, self.record.folder)
 
+    def provider_for(self, task: Task) -> SandboxProvider:
+        """Where the workspaces of that task's rollouts come from."""
+        return self.provider if task.needs_sandbox else NoSandboxes()
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -81,12 +90,15 @@ class Rollout:
     member: int
     task: Task
     seed: int
+    batch: str | None = None
+    """Label that its group was submitted with."""
 
     @classmethod
-    def of(cls, job: RolloutJob, group: int, member: int, task: Task) -> "Rollout":
+    def of(cls, job: RolloutJob, group: int, member: int, task: Task, batch: str | None = None) -> "Rollout":
         """The rollout of that member; its seed follows from the job's."""
         index = group * job.spec.group_size + member
-        return cls(index=index, group=group, member=member, task=task, seed=rollout_seed(job.spec.seed, index))
+        seed = rollout_seed(job.spec.seed, index)
+        return cls(index=index, group=group, member=member, task=task, seed=seed, batch=batch)
 
 
 def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:

@@ -12,6 +12,7 @@ from agent_runtime.engine.context import Rollout, RunContext
 from agent_runtime.engine.events import GroupFinished, RolloutSealed
 from agent_runtime.engine.rollout import RolloutRun
 from agent_runtime.plugins.of_group import STOPPED, GroupPlugins
+from agent_runtime.rewards.normalize import with_group_advantages
 from rollout_api.records import Outcome, Result
 from rollout_api.tasks import Task
 
@@ -64,7 +65,8 @@ class Groups:
             if self._context.drain.requested:
                 self._places.release()
                 return
-            run = RolloutRun(self._context, Rollout.of(self._context.job, number, member, task))
+            rollout = Rollout.of(self._context.job, number, member, task, self._context.batches.get(number))
+            run = RolloutRun(self._context, rollout)
             group.running[member] = self._spawn(self._run_member(group, member, run))
 
     async def drain(self) -> None:
@@ -112,7 +114,7 @@ class Groups:
         return tuple(group.results[member] for member in range(self._size))
 
     async def _finish(self, group: _Group) -> None:
-        results = self._results_of(group)
+        results = tuple(with_group_advantages(self._results_of(group), self._context.job.spec.reward))
         await self._on_finished(group.number, group.task, results)
         self._context.observer(GroupFinished(group.number, group.task.name, results))
 

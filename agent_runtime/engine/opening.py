@@ -12,6 +12,8 @@ from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
 from agent_runtime.engine.run_folder import run_folder
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
+from agent_runtime.environments.open import check_environments
+from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.models.base import Model, ModelConfigError
 from agent_runtime.models.factory import open_model
 from agent_runtime.plugins.plugins import Plugins
@@ -19,6 +21,7 @@ from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.sandboxes.factory import open_provider
+from agent_runtime.sandboxes.nowhere import NoSandboxes
 from agent_runtime.tools.registry import open_tools
 from rollout_api.records import Result
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
@@ -79,6 +82,9 @@ async def open_run(
     await store.probe()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(plugins.close)
+        environments = EnvironmentPool()
+        stack.push_async_callback(environments.close)
+        await check_environments(tasks, job.spec.agent, environments)
         model = surroundings.model
         if model is None and job.spec.model is not None and job.spec.agent.type not in AGENTS_WITHOUT_MODEL:
             model = open_model(job.spec.model, surroundings.environ)
@@ -88,6 +94,8 @@ async def open_run(
             refuse_text_only(job, model)
         record = await JobRecord.open(store, job, tasks, new=new)
         provider = surroundings.provider
+        if tasks and not any(task.needs_sandbox for task in tasks):
+            provider = NoSandboxes()
         if provider is None or isinstance(provider, Provider):
             placed = job.spec.model_copy(update={"output": job.spec.output.model_copy(update={"uri": uri})})
             provider = open_provider(placed, run_folder(record.uid), provider)
@@ -115,6 +123,7 @@ async def open_run(
             shard=shard,
             drain=surroundings.drain,
             plugins=plugins,
+            environments=environments,
         )
         try:
             yield context

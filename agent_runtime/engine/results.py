@@ -102,5 +102,6 @@ def build_result(
         ],
         seconds={name: round(value, 6) for name, value in timing.items()},
         ended=now,
+        batch=rollout.batch,
         **fields,
     )

@@ -145,7 +145,7 @@ class RolloutSession:
             self._begin(number, entry.task, entry.label, in_flight=False)
 
     def _begin(self, sequence: int, task: Task, label: str | None, *, in_flight: bool) -> None:
-        self._unfinished[sequence] = label
+        self._unfinished[sequence] = self._context.batches[sequence] = label
 
         async def start() -> None:
             if not in_flight:

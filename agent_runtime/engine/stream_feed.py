@@ -41,6 +41,7 @@ class StreamFeed:
                 pause = min(LONGEST_POLL_SECONDS, pause * 2)
                 continue
             await self._most.acquire()
+            self._context.batches[number] = entry.label
             yield number, entry.task
             number, pause = number + shard.count, SHORTEST_POLL_SECONDS
 

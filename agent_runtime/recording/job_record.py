@@ -14,6 +14,7 @@ from agent_runtime.recording.manifest_diff import differences
 from agent_runtime.recording.results import results_jsonl, statistics_of, stats_json
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
+from agent_runtime.rewards.normalize import with_advantages
 from rollout_api.base import ApiModel
 from rollout_api.records import RECORD_VERSION, Seal
 from rollout_api.rollout_job import MUTABLE_FIELDS, RolloutJob
@@ -124,7 +125,8 @@ class JobRecord:
         ended = {meta.key for meta in await self.store.list("shards")}
         if not all(f"shards/{shard}.json" in ended for shard in range(shards)):
             return False
-        results = [seal.result for seal in (await self.seals()).values()]
+        sealed = [seal.result for seal in (await self.seals()).values()]
+        results = with_advantages(sealed, self.job.spec.reward)
         await self.store.put("results.jsonl", results_jsonl(results))
         await self.store.put("stats.json", stats_json(statistics_of(results)))
         return True

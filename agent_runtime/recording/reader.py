@@ -17,6 +17,7 @@ from agent_runtime.recording.message_tree import linear
 from agent_runtime.recording.results import statistics_of
 from agent_runtime.recording.segments import Closing, RecordCorrupt, decode
 from agent_runtime.recording.store import Store
+from agent_runtime.rewards.normalize import with_advantages
 from rollout_api.records import ObjectDigest, Record, Result, Seal
 from rollout_api.rollout_job import RolloutJob
 
@@ -26,11 +27,18 @@ class NoSuchRun(Exception):
 
 
 class RunReader:
-    """One run. Seals are read once, when it is opened; records when they are asked for."""
+    """One run. Seals are read once, when it is opened; records when they are asked for.
+
+    Where the job has `spec.reward`, the seals' results have the advantages among the rollouts that are sealed so far.
+    """
 
     def __init__(self, store: Store, folder: str, job_file: JobFile, seals: Mapping[int, Seal]) -> None:
-        self.store, self.folder, self.job_file, self.seals = store, folder, job_file, seals
+        self.store, self.folder, self.job_file = store, folder, job_file
         self.job = RolloutJob.model_validate(job_file.manifest)
+        results = with_advantages((seal.result for seal in seals.values()), self.job.spec.reward)
+        self.seals: Mapping[int, Seal] = {
+            result.index: seals[result.index].model_copy(update={"result": result}) for result in results
+        }
 
     @property
     def total(self) -> int | None:

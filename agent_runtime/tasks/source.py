@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from agent_runtime.tasks import rows, swe_bench
+from agent_runtime.tasks.environments import environment_tasks
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
 from rollout_api.tasks import TaskFormat, Tasks
@@ -24,6 +25,8 @@ def load_tasks(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> Load
     """
     if tasks.inline is not None:
         return LoadedTasks(tasks.inline)
+    if tasks.environments is not None:
+        return LoadedTasks(environment_tasks(tasks.environments))
     if tasks.from_ is None:
         raise TaskSourceError(
             [TaskProblem("tasks.stream", None, "has no tasks to read; they are submitted to the job")]

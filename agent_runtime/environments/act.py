@@ -1,0 +1,99 @@
+"""The tool by which an agent acts in its task's environment. Its state is the actions that the journal has."""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from agent_runtime.environments.host import Action, Beginning, EnvironmentFailure, EnvironmentHost, Move
+from agent_runtime.tools.base import ToolContext, ToolResult
+from agent_runtime.tools.dispatch import shortened
+from rollout_api.records import Observation, ObservationsRecord, Record
+from rollout_api.tasks import Task
+
+ACT = "act"
+INVALID = "Your answer had no valid action."
+_PLACEHOLDER = re.compile(r"\{(observation|turn|actionsLeft)\}|\{(feedback)\}(\n?)")
+
+
+def told(template: str, *, observation: str, feedback: str = "", turn: int, actions_left: int) -> str:
+    """What the model is told at a turn, counted from 1. Without feedback its line goes away."""
+    values = {"observation": observation, "turn": str(turn), "actionsLeft": str(actions_left)}
+
+    def filled(found: re.Match[str]) -> str:
+        return values[found[1]] if found[1] else feedback and feedback + found[3]
+
+    return _PLACEHOLDER.sub(filled, template)
+
+
+def acted(records: Sequence[Record]) -> list[Observation]:
+    """The steps that records tell of, in order."""
+    return [
+        result
+        for record in records
+        if isinstance(record, ObservationsRecord)
+        for result in record.results
+        if result.tool == ACT and "reward" in result.data
+    ]
+
+
+class Act:
+    """Takes actions, one after another. Implements `agent_runtime.tools.base.Tool`."""
+
+    name = ACT
+    description = "Take one action in the environment; returns what is seen then."
+    parameters: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {"action": {"type": "string", "description": "One of the actions."}},
+    }
+    runs_in: Literal["Runner"] = "Runner"
+    idempotent = True
+    """An action that is not journaled is taken anew, after those that are."""
+
+    def __init__(self, task: Task, host: EnvironmentHost, start: Beginning, recorded: Sequence[Record] = ()) -> None:
+        assert task.environment is not None
+        self.template, self.max_steps = task.prompt, task.environment.max_steps
+        shown = told(task.prompt, observation=start.observation, turn=1, actions_left=self.max_steps)
+        self.task = task.model_copy(update={"prompt": f"{start.instruction}\n{shown}" if start.instruction else shown})
+        """The task as an agent sees it: its prompt is the rules and what is seen first."""
+        self._host = host
+        self._past = acted(recorded)
+        self._one_at_a_time = asyncio.Lock()
+
+    async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        """Take the action. What ends the episode ends the rollout, as Finished."""
+        async with self._one_at_a_time:
+            if self._past and self._past[-1].stop:
+                return ToolResult("The episode is over.", error=True)
+            action: Action = arguments.get("action")
+            actions = [step.data["action"] for step in self._past]
+            *again, move = await self._host.take(actions, action, context.workspace)
+            self._compare(again)
+            content = shortened(move.observation)
+            data = _data(action, move)
+            self._past.append(
+                Observation(call_id=context.call_id, tool=ACT, content=content, stop=move.over, data=data)
+            )
+            return ToolResult(content, stop=move.over, data=data)
+
+    def _compare(self, again: Sequence[Move]) -> None:
+        """Raise EnvironmentFailure where the same actions did not lead to where they had led."""
+        for step, move in zip(self._past[len(self._past) - len(again) :], again, strict=True):
+            if (step.content, step.data["reward"]) != (shortened(move.observation), move.reward):
+                raise EnvironmentFailure(
+                    "EnvironmentDiverged",
+                    f"the same actions led elsewhere: action {step.data['action']!r} gave {move.reward:g}, and "
+                    f"{step.data['reward']:g} before; an environment must be a function of its seed and its actions",
+                )
+
+
+def _data(action: Action, move: Move) -> dict[str, Any]:
+    known = {"effective": move.effective, "success": move.success}
+    return {
+        "action": action,
+        "reward": move.reward,
+        "terminated": move.terminated,
+        "truncated": move.truncated,
+        "valid": move.valid,
+        **{name: value for name, value in known.items() if value is not None},
+    }

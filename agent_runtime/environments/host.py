@@ -1,0 +1,126 @@
+"""What drives an episode, wherever it runs: started once, then taken one action further at a time."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.tools.base import ToolWorkspace
+from rollout_api.environments import TaskEnvironment
+
+Action = str | None
+"""What the model chose; None where its answer had no action."""
+
+
+class EnvironmentFailure(SandboxFailure):
+    """The environment hung, died or raised: nothing that ends a rollout with a reward.
+
+    One that hangs or cannot start is infrastructure's failure, however often. One that breaks while it takes the rollout's
+    own action is that for the first attempt; if it does again, the policy could choose to, and is blamed as for a sandbox.
+    """
+
+    def __init__(self, reason: str, message: str, *, by_action: bool = False) -> None:
+        super().__init__(reason, message)
+        self._by_action = by_action
+
+    @property
+    def from_outside(self) -> bool:
+        """No action of the policy ended it."""
+        return not self._by_action
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a reset gave."""
+
+    observation: str
+    instruction: str
+
+
+@dataclass(frozen=True)
+class Move:
+    """What an action came to; see `hosted.game.Move`."""
+
+    observation: str
+    reward: Annotated[float, Field(allow_inf_nan=False)]
+    terminated: bool
+    truncated: bool
+    valid: bool
+    effective: bool | None = None
+    success: bool | None = None
+
+    @property
+    def over(self) -> bool:
+        """Nothing moves any more."""
+        return self.terminated or self.truncated
+
+
+class EnvironmentHost(Protocol):
+    """One episode."""
+
+    async def start(self) -> Beginning:
+        """Reset it. Raises EnvironmentFailure."""
+
+    async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
+        """Take `action` after `past`. The last of the moves is its own.
+
+        Before it are the moves of those of the past, the latest ones, that had to be taken again: in a new process, or
+        after a crash. Raises EnvironmentFailure.
+        """
+
+    def close(self) -> None:
+        """Forget it."""
+
+
+def described(environment: TaskEnvironment) -> dict[str, Any]:
+    """What a host needs to know of an environment."""
+    return environment.model_dump(
+        mode="json", by_alias=True, include={"id", "seed", "max_steps", "format_penalty", "config"}
+    )
+
+
+def checked_reply(line: bytes, name: str, *, by_action: bool) -> dict[str, Any]:
+    """The JSON object that a host answered. Raises EnvironmentFailure for anything else, and for an error that it tells."""
+    try:
+        reply = json.loads(line)
+    except (ValueError, RecursionError):
+        reply = None
+    if not isinstance(reply, dict):
+        raise EnvironmentFailure("EnvironmentFailed", f"{name} answered with no JSON object", by_action=by_action)
+    if "error" in reply:
+        raise EnvironmentFailure("EnvironmentFailed", f"{name}: {reply['error']}", by_action=by_action)
+    return reply
+
+
+def beginning(reply: dict[str, Any], environment: TaskEnvironment) -> Beginning:
+    """The start in a host's reply. Raises EnvironmentFailure where there is nothing under the seed."""
+    match reply.get("start"):
+        case {"observation": None}:
+            raise EnvironmentFailure(
+                "NoData", f"environment {environment.id} has nothing under seed {environment.seed}"
+            )
+        case {"observation": str(observation), "instruction": str(instruction)}:
+            return Beginning(observation, instruction)
+    raise EnvironmentFailure("EnvironmentFailed", f"{environment.id} did not tell how it starts")
+
+
+_MOVES = TypeAdapter(list[Move])
+
+
+def moves(reply: dict[str, Any], *, at_most: int) -> list[Move]:
+    """The moves in a host's reply. Raises EnvironmentFailure where they are none."""
+    try:
+        found = _MOVES.validate_python(reply.get("moves"))
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        raise EnvironmentFailure(
+            "EnvironmentFailed", f"a move is malformed: {problem['msg']}", by_action=True
+        ) from None
+    if not 0 < len(found) <= at_most:
+        raise EnvironmentFailure(
+            "EnvironmentFailed", f"{len(found)} moves were answered, at most {at_most} were asked for"
+        )
+    return found

@@ -1,0 +1,65 @@
+"""An episode as a function of its environment's description and the actions so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from agent_runtime.environments.hosted.game import Game, GameError, Move
+
+
+def make_game(name: str, config: dict[str, Any]) -> Game:
+    """The environment of that id. Raises GameError."""
+    if ":" in name and "-" not in name.partition(":")[2]:
+        from agent_runtime.environments.hosted.gymnasium_game import from_class
+
+        return from_class(name, config)
+    if name not in ("FrozenLake", "Sokoban"):
+        from agent_runtime.environments.hosted.gymnasium_game import registered
+
+        return registered(name, config)
+    try:
+        from agent_runtime.environments.hosted.frozen_lake import FrozenLake
+        from agent_runtime.environments.hosted.sokoban import Sokoban
+    except ImportError as error:
+        raise GameError(f"{name} needs numpy: pip install 'agent-rollouts[environments]'") from error
+    try:
+        return FrozenLake(**config) if name == "FrozenLake" else Sokoban(**config)
+    except TypeError as error:
+        raise GameError(f"{name}: config does not fit: {error}") from error
+
+
+class Episode:
+    """One game from its reset on. `described` has id, seed, maxSteps, formatPenalty and config, as in a manifest."""
+
+    def __init__(self, described: dict[str, Any]) -> None:
+        self._described = described
+        self._game = make_game(described["id"], described.get("config", {}))
+        self._taken = 0
+        self._over = False
+
+    def start(self) -> dict[str, Any]:
+        """Reset: `{observation, instruction}`; `observation` is None where there is nothing under that seed."""
+        start = self._game.reset(int(self._described["seed"]))
+        if start is None:
+            self._over = True
+            return {"observation": None, "instruction": ""}
+        return asdict(start)
+
+    def steps(self, actions: Sequence[str | None]) -> list[dict[str, Any]]:
+        """Take these actions, one after another: a Move each. After the end nothing moves any more."""
+        return [asdict(self._step(action)) for action in actions]
+
+    def _step(self, action: str | None) -> Move:
+        if self._over:
+            return Move("The episode is over.", 0.0, terminated=True, valid=False)
+        move = self._game.step(action)
+        self._taken += 1
+        reward = move.reward if move.valid else move.reward + float(self._described["formatPenalty"])
+        if not math.isfinite(reward):
+            raise GameError(f"environment {self._described['id']!r} gave the reward {reward}, expected a finite number")
+        truncated = move.truncated or (not move.terminated and self._taken >= int(self._described["maxSteps"]))
+        self._over = move.terminated or truncated
+        return Move(move.observation, reward, move.terminated, truncated, move.valid, move.effective, move.success)

@@ -1,0 +1,125 @@
+"""FrozenLake with a random map: its options and maps are those of ROLL, its ice that of Gymnasium, seed for seed.
+
+A map is drawn from the seed until a path leads from start to goal; both lie anywhere. On slippery ice a step goes where it
+was meant to with probability 1/3, else to one of its sides (Gymnasium's FrozenLake-v1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from agent_runtime.environments.hosted.game import GameError, Move, Start, action_number, instruction, lookup
+
+ACTIONS = {0: "Left", 1: "Down", 2: "Right", 3: "Up"}
+DIRECTIONS = {0: (0, -1), 1: (1, 0), 2: (0, 1), 3: (-1, 0)}
+PLAYER, ICE, HOLE, GOAL, IN_HOLE, ON_GOAL = range(6)
+SYMBOLS = {PLAYER: "P", ICE: "_", HOLE: "O", GOAL: "G", IN_HOLE: "X", ON_GOAL: "√"}
+VOCABULARY = {
+    "P": "player",
+    "_": "ice",
+    "O": "hole",
+    "G": "goal",
+    "X": "player in a hole",
+    "√": "player on the goal",
+}
+RULES = "You walk over a frozen lake. Reach the goal, and keep out of the holes."
+SLIPPERY = " The ice is slippery: a step may carry you to one side of where you wanted to go."
+
+
+class FrozenLake:
+    """`size` × `size` tiles, each frozen with probability `p`. Reward 1 on the goal, where it ends, as it does in a hole."""
+
+    def __init__(
+        self,
+        size: int = 4,
+        p: float = 0.8,
+        is_slippery: bool = True,
+        grid_lookup: Mapping[Any, str] | None = None,
+        grid_vocab: Mapping[str, str] | None = None,
+        action_lookup: Mapping[Any, str] | None = None,
+        env_instruction: str | None = None,
+    ) -> None:
+        if size < 2 or not 0 < p <= 1:
+            raise GameError(f"FrozenLake: size {size} and p {p} allow no map; expected size from 2 and p in (0, 1]")
+        self._size, self._p, self._slippery = size, p, is_slippery
+        self._symbols, self._actions = lookup(grid_lookup, SYMBOLS), lookup(action_lookup, ACTIONS)
+        rules = RULES + (SLIPPERY if is_slippery else "") if env_instruction is None else env_instruction
+        self._instruction = instruction(rules, VOCABULARY if grid_vocab is None else grid_vocab, self._actions)
+
+    def reset(self, seed: int) -> Start:
+        """Draw the map of that seed."""
+        self._map = random_map(self._size, self._p, seed)
+        start = self._map.index("S")
+        self._row, self._column = divmod(start, self._size)
+        self._ice = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+        self._ice.random()  # Gymnasium draws the place to start at, of which there is one
+        return Start(self._text(), self._instruction)
+
+    def step(self, action: str | None) -> Move:
+        """Walk; nothing moves without a known action."""
+        number = action_number(action, self._actions)
+        if number is None or number not in DIRECTIONS:
+            return Move(self._text(), 0.0, valid=False, effective=False, success=self._tile() == "G")
+        before = (self._row, self._column)
+        if self._tile() not in "GH":
+            rows, columns = DIRECTIONS[self._slip(number)]
+            self._row = min(max(self._row + rows, 0), self._size - 1)
+            self._column = min(max(self._column + columns, 0), self._size - 1)
+        tile = self._tile()
+        return Move(
+            self._text(),
+            1.0 if tile == "G" and before != (self._row, self._column) else 0.0,
+            terminated=tile in "GH",
+            effective=before != (self._row, self._column),
+            success=tile == "G",
+        )
+
+    def _slip(self, number: int) -> int:
+        if not self._slippery:
+            return number
+        drawn = float(self._ice.random())
+        return (number + (-1 if drawn < 1 / 3 else 0 if drawn < 2 / 3 else 1)) % 4
+
+    def _tile(self) -> str:
+        return self._map[self._row * self._size + self._column]
+
+    def _text(self) -> str:
+        cells = [{"F": ICE, "S": ICE, "H": HOLE, "G": GOAL}[tile] for tile in self._map]
+        cells[self._row * self._size + self._column] = {"H": IN_HOLE, "G": ON_GOAL}.get(self._tile(), PLAYER)
+        shown = [self._symbols.get(cell, "?") for cell in cells]
+        return "\n".join("".join(shown[first : first + self._size]) for first in range(0, len(shown), self._size))
+
+
+def random_map(size: int, p: float, seed: int) -> str:
+    """The map of a seed, row by row: S start, G goal, F ice, H hole. The draws and their order are those of ROLL."""
+    drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+    while True:
+        board = drawn.choice(["F", "H"], (size, size), p=[p, 1 - p])
+        start, goal = drawn.integers(size, size=2), drawn.integers(size, size=2)
+        if (start == goal).all():
+            continue
+        board[tuple(start)], board[tuple(goal)] = "S", "G"
+        tiles = "".join(str(tile) for tile in board.ravel())
+        if _has_path(tiles, size):
+            return tiles
+
+
+def _has_path(tiles: str, size: int) -> bool:
+    waiting, seen = [tiles.index("S")], set()
+    while waiting:
+        place = waiting.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        row, column = divmod(place, size)
+        for rows, columns in DIRECTIONS.values():
+            if 0 <= row + rows < size and 0 <= column + columns < size:
+                neighbour = (row + rows) * size + column + columns
+                if tiles[neighbour] == "G":
+                    return True
+                if tiles[neighbour] == "F":
+                    waiting.append(neighbour)
+    return False

@@ -1,0 +1,145 @@
+"""Any registered Gymnasium environment as text, and any class with Gymnasium's `reset` and `step`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from agent_runtime.environments.hosted.game import GameError, Move, Start, action_number
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+LARGEST_OBSERVATION = 100_000  # characters of a text that is sent to a model; an image in numbers is longer
+
+
+class GymnasiumGame:
+    """Text for numbers: observations are rendered where they can be (`ansi`), actions are named or JSON.
+
+    A class without an `action_space` gets its actions as text. `reset` may give its rules in `info["instruction"]`, and None
+    as its observation where nothing stands under a seed; `step` may say `valid` and `success` (`is_success`) in its info.
+    """
+
+    def __init__(self, environment: Any, name: str, action_names: Sequence[str] | None = None) -> None:
+        self._environment, self._name = environment, name
+        self._space: Any = getattr(environment, "action_space", None)
+        first, count = 0, 0
+        if type(self._space).__name__ == "Discrete":
+            first, count = int(self._space.start), int(self._space.n)
+        if action_names is not None and len(action_names) != count:
+            raise GameError(f"environment {name!r}: actions has {len(action_names)} names, its space is {self._space}")
+        names = action_names or [str(first + number) for number in range(count)]
+        self._seen = ""
+        self._actions = {first + number: action for number, action in enumerate(names)}
+
+    def reset(self, seed: int) -> Start | None:
+        """Begin, with what can be done as the instruction."""
+        observation, info = self._environment.reset(seed=seed)
+        if observation is None:
+            return None
+        return Start(self._text(observation), str(info.get("instruction", self._instruction())))
+
+    def step(self, action: str | None) -> Move:
+        """Take an action; one that the space does not have is not taken."""
+        taken = self._taken(action)
+        if taken is None:
+            return Move(self._seen, 0.0, valid=False)
+        observation, reward, terminated, truncated, info = self._environment.step(taken)
+        success = info.get("success", info.get("is_success"))
+        return Move(
+            self._text(observation),
+            float(reward),
+            bool(terminated),
+            bool(truncated),
+            valid=bool(info.get("valid", True)),
+            success=None if success is None else bool(success),
+        )
+
+    def _instruction(self) -> str:
+        if self._space is None:
+            return ""
+        if self._actions:
+            return f"Actions: {', '.join(self._actions.values())}"
+        return f"An action is JSON, one element of {self._space}"
+
+    def _taken(self, action: str | None) -> Any:
+        """The action as the environment takes it; None where there is none."""
+        if action is None or self._space is None:
+            return action
+        if self._actions:
+            return action_number(action, self._actions)
+        import numpy as np
+
+        try:
+            value: Any = json.loads(action)
+        except (ValueError, RecursionError):
+            return None
+        if getattr(self._space, "dtype", None) is not None:
+            try:
+                value = np.asarray(value, dtype=self._space.dtype)
+            except (ValueError, TypeError, OverflowError):
+                return None
+        return value if self._space.contains(value) else None
+
+    def _text(self, observation: Any) -> str:
+        if getattr(self._environment, "render_mode", None) == "ansi":
+            text = _COLOURS.sub("", str(self._environment.render())).strip("\n")
+        else:
+            text = observation if isinstance(observation, str) else str(_plain(observation))
+        if len(text) > LARGEST_OBSERVATION:
+            raise GameError(
+                f"environment {self._name!r} observes {len(text)} characters, such as an image has; wrap it so that it "
+                "gives text, and name the class as module:Class"
+            )
+        self._seen = text
+        return text
+
+
+def registered(name: str, config: dict[str, Any]) -> GymnasiumGame:
+    """The environment of a Gymnasium id. `actions` in the options names the actions of a Discrete space, in order."""
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise GameError(
+            f"environment {name!r} needs gymnasium, which is not installed: pip install 'agent-rollouts[environments]'"
+        ) from error
+    options = dict(config)
+    names = options.pop("actions", None)
+    try:
+        spec = gymnasium.spec(name)
+        creator: Any = spec.entry_point
+        if isinstance(creator, str):
+            creator = gymnasium.envs.registration.load_env_creator(creator)
+        if "ansi" in getattr(creator, "metadata", {}).get("render_modes", ()):
+            options.setdefault("render_mode", "ansi")
+        environment = gymnasium.make(name, disable_env_checker=True, **options)
+    except Exception as error:
+        raise GameError(f"environment {name!r} cannot be made: {type(error).__name__}: {error}") from error
+    return GymnasiumGame(environment, name, names)
+
+
+def from_class(name: str, config: dict[str, Any]) -> GymnasiumGame:
+    """An instance of `module:Class`, made with the options."""
+    module, _, attribute = name.partition(":")
+    options = dict(config)
+    names = options.pop("actions", None)
+    try:
+        environment = getattr(importlib.import_module(module), attribute)(**options)
+    except Exception as error:
+        raise GameError(f"environment {name!r} cannot be made: {type(error).__name__}: {error}") from error
+    for method in ("reset", "step"):
+        if not callable(getattr(environment, method, None)):
+            raise GameError(
+                f"environment {name!r} has no {method}; expected Gymnasium's reset(seed=...) and step(action)"
+            )
+    return GymnasiumGame(environment, name, names)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and their scalars as lists and numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value

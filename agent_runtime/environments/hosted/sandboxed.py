@@ -1,0 +1,121 @@
+"""One episode in a workspace: a process that keeps it, and a command a step that asks it.
+
+A step is a command of the workspace like any other, so the executor remembers its result, and a runner that takes over
+gets it. The process outlives the runner. Where it is gone, the command starts another and takes all actions again.
+
+Run as `python3 environment.zip` with one JSON object as input: {"start": {...}, "actions": [all so far]}. Printed is what
+`hosted.worker` answers, with the moves of those actions that the process had not taken yet, or of the last one again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+from agent_runtime.environments.hosted.episode import Episode
+from agent_runtime.environments.hosted.game import GameError
+
+SOCKET = "environment.socket"  # in the folder of the program: paths of sockets must be short
+CONNECT_SECONDS = 30.0  # importing an environment's packages may take long on a cold disk
+PAUSE_SECONDS = 0.02
+MOVES_CHARACTERS = 100_000  # of moves that are told again, besides the last: an answer has to fit into one output
+
+
+class Kept:
+    """The episode, its actions and their moves."""
+
+    def __init__(self) -> None:
+        self._start: dict[str, Any] | None = None
+        self._actions: list[str | None] = []
+        self._moves: list[dict[str, Any]] = []
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What the program prints."""
+        try:
+            return self._answer(request["start"], request["actions"])
+        except GameError as error:
+            return {"error": str(error)}
+        except Exception as error:  # noqa: BLE001 - an environment is code of others
+            return {"error": f"the environment raised {type(error).__name__}: {error}"}
+
+    def _answer(self, start: dict[str, Any], actions: list[str | None]) -> dict[str, Any]:
+        known = len(self._actions)
+        if start != self._start or actions[:known] != self._actions:
+            self._episode, self._start, self._actions, self._moves = Episode(start), start, [], []
+            self._beginning = self._episode.start()
+            known = 0
+        for action in actions[known:]:
+            self._moves += self._episode.steps([action])
+            self._actions.append(action)
+        *again, last = self._moves[min(known, len(actions) - 1) :] if actions else [None]
+        told = [] if last is None else [last]
+        characters = 0
+        for move in reversed(again):
+            characters += len(json.dumps(move))
+            if characters > MOVES_CHARACTERS:
+                break
+            told.insert(0, move)
+        return {"start": self._beginning, "moves": told}
+
+
+def serve() -> None:
+    """Answer one connection after another, for ever: the workspace's end is this process's end."""
+    listening = socket.socket(socket.AF_UNIX)
+    if os.path.exists(SOCKET):
+        os.remove(SOCKET)
+    listening.bind(SOCKET)
+    listening.listen()
+    kept = Kept()
+    while True:
+        connection, _ = listening.accept()
+        with connection, connection.makefile("rwb") as lines:
+            line = lines.readline()
+            if line:
+                lines.write(json.dumps(kept.answer(json.loads(line))).encode() + b"\n")
+
+
+def ask(request: bytes) -> bytes:
+    """The answer of the process that keeps the episode, which is started where it does not run."""
+    started = False
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(SOCKET)
+                with connection.makefile("rwb") as lines:
+                    lines.write(request + b"\n")
+                    lines.flush()
+                    answer = lines.readline()
+            if answer:
+                return answer
+            return b'{"error": "the process of the environment ended while it answered"}\n'
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > deadline:
+                return b'{"error": "the process of the environment does not start"}\n'
+        if not started:
+            subprocess.Popen(
+                [sys.executable, os.path.abspath(sys.argv[0]), "serve"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            started = True
+        time.sleep(PAUSE_SECONDS)
+
+
+def main() -> None:
+    """Both sides, in the folder of the program, with the modules of the working directory at hand."""
+    sys.path.insert(1, os.getcwd())
+    program = os.path.abspath(sys.argv[0])
+    os.chdir(os.path.dirname(program))
+    sys.argv[0] = program
+    if sys.argv[1:] == ["serve"]:
+        serve()
+    else:
+        sys.stdout.buffer.write(ask(json.dumps(json.load(sys.stdin)).encode()))

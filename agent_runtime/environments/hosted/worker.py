@@ -1,0 +1,59 @@
+"""Episodes over standard input and output: `python -m agent_runtime.environments.hosted.worker`. One JSON line each way.
+
+    {"episode": 7, "start": {id, seed, maxSteps, formatPenalty, config}, "actions": [...]}   → {"start": ..., "moves": [...]}
+    {"episode": 7, "actions": ["Right"]}                                                     → {"moves": [...]}
+    {"episode": 7}                                                                           forget it; no answer
+
+What goes wrong is answered with `{"error": message}`. Answers come in the order of the requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, BinaryIO
+
+from agent_runtime.environments.hosted.episode import Episode
+from agent_runtime.environments.hosted.game import GameError
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until the requests end."""
+    episodes: dict[int, Episode] = {}
+    for line in requests:
+        request = json.loads(line)
+        number = request["episode"]
+        if "actions" not in request:
+            episodes.pop(number, None)
+            continue
+        answers.write(json.dumps(answer(episodes, number, request)).encode() + b"\n")
+        answers.flush()
+
+
+def answer(episodes: dict[int, Episode], number: int, request: dict[str, Any]) -> dict[str, Any]:
+    """One answer; a game that raises is forgotten."""
+    try:
+        reply: dict[str, Any] = {}
+        if "start" in request:
+            episodes[number] = Episode(request["start"])
+            reply["start"] = episodes[number].start()
+        reply["moves"] = episodes[number].steps(request["actions"])
+        return reply
+    except GameError as error:
+        episodes.pop(number, None)
+        return {"error": str(error)}
+    except Exception as error:  # noqa: BLE001 - an environment is code of others
+        episodes.pop(number, None)
+        return {"error": f"the environment raised {type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    """Keep the real output for answers: what environments print goes nowhere."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

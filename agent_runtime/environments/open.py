@@ -1,0 +1,75 @@
+"""Opening the environment of an attempt, and finding out before the first rollout whether all of them can be opened."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+from agent_runtime.environments.act import Act
+from agent_runtime.environments.answers import ANSWER, AnswerForm
+from agent_runtime.environments.host import EnvironmentFailure, EnvironmentHost
+from agent_runtime.environments.pool import EnvironmentPool
+from agent_runtime.environments.sandboxed import SandboxedEpisode
+from agent_runtime.sandboxes.base import Workspace
+from agent_runtime.sandboxes.nowhere import Nowhere
+from agent_runtime.tasks.problems import TaskProblem, TaskSourceError
+from rollout_api.environments import RunIn
+from rollout_api.records import Record
+from rollout_api.rollout_job import Agent
+from rollout_api.tasks import Task
+
+
+class OpenEnvironment:
+    """A started episode and the tool that acts in it."""
+
+    def __init__(self, host: EnvironmentHost, act: Act) -> None:
+        self._host, self.act = host, act
+
+    def close(self) -> None:
+        """Forget the episode."""
+        self._host.close()
+
+
+async def open_environment(
+    task: Task, pool: EnvironmentPool, workspace: Workspace, recorded: Sequence[Record], *, epoch: int
+) -> OpenEnvironment:
+    """Reset the task's environment; what is recorded of the attempt is where it goes on.
+
+    Raises EnvironmentFailure, and what a lost workspace raises.
+    """
+    environment = task.environment
+    assert environment is not None
+    host: EnvironmentHost
+    if environment.run_in is RunIn.SANDBOX:
+        host = SandboxedEpisode(environment, task.timeouts, workspace, epoch)
+    else:
+        host = pool.episode(environment, task.timeouts)
+    try:
+        return OpenEnvironment(host, Act(task, host, await host.start(), recorded))
+    except BaseException:
+        host.close()
+        raise
+
+
+async def check_environments(tasks: Sequence[Task], agent: Agent, pool: EnvironmentPool) -> None:
+    """Reset one environment of each kind that runs beside the engine. Raises TaskSourceError with all that is wrong."""
+    kinds: dict[str, Task] = {}
+    for task in tasks:
+        if task.environment is not None and task.environment.run_in is RunIn.RUNNER:
+            kinds.setdefault(json.dumps([task.environment.id, task.environment.config], sort_keys=True), task)
+    found = await asyncio.gather(*(_problem(task, pool) for task in kinds.values()))
+    problems = [problem for problem in found if problem is not None]
+    if agent.type == "Environment":
+        try:
+            AnswerForm.of(agent.config.get("answerPattern", ANSWER))
+        except ValueError as error:
+            problems.append(TaskProblem("agent.config.answerPattern", None, str(error)))
+    if problems:
+        raise TaskSourceError(problems)
+
+
+async def _problem(task: Task, pool: EnvironmentPool) -> TaskProblem | None:
+    try:
+        (await open_environment(task, pool, Nowhere(), (), epoch=0)).close()
+    except EnvironmentFailure as error:
+        return TaskProblem(f"task {task.name}", None, error.message)
+    return None

@@ -1,0 +1,231 @@
+"""Processes that environments run in, beside the engine: none can block its loop, and none outlives its deadline.
+
+A process serves many episodes, one call after another. A call that takes too long ends the process; the episodes that it
+held besides are begun again in another one, where their actions so far bring them to where they were.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_runtime.environments.host import (
+    Action,
+    Beginning,
+    EnvironmentFailure,
+    Move,
+    beginning,
+    checked_reply,
+    described,
+    moves,
+)
+from agent_runtime.tools.base import ToolWorkspace
+from rollout_api.environments import TaskEnvironment
+from rollout_api.tasks import Timeouts
+
+MOST_PROCESSES = 4
+"""A step takes microseconds, so a core serves thousands of rollouts; more processes only keep slow resets apart."""
+ANSWER_BYTES = 64 * 1024 * 1024
+"""Longest answer: an episode's moves, all at once, after a process was lost."""
+# What a process needs to find its modules and libraries. The runner's credentials are not among it.
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "VIRTUAL_ENV")
+
+
+class _ProcessLost(Exception):
+    """The process ended before it came to this call."""
+
+
+class _Hung(Exception):
+    """The call's own time is up."""
+
+
+@dataclass
+class _Call:
+    seconds: float
+    answered: asyncio.Future[bytes]
+
+
+@dataclass
+class _Process:
+    """One process and the calls that it has not answered, oldest first: the time of the first is what runs."""
+
+    process: asyncio.subprocess.Process
+    calls: deque[_Call] = field(default_factory=deque)
+    episodes: set[int] = field(default_factory=set)
+    timer: asyncio.TimerHandle | None = None
+    reading: asyncio.Task[None] | None = None
+    alive: bool = True
+
+    @classmethod
+    async def start(cls) -> "_Process":
+        variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        started = cls(
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "agent_runtime.environments.hosted.worker"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env={**variables, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                limit=ANSWER_BYTES,
+                # Ctrl-C is for the engine, which then ends its processes itself.
+                start_new_session=True,
+            )
+        )
+        started.reading = asyncio.create_task(started._read())
+        return started
+
+    async def ask(self, request: dict[str, Any], seconds: float) -> bytes:
+        """The line that answers. Raises _Hung and _ProcessLost."""
+        if not self.alive:
+            raise _ProcessLost
+        call = _Call(seconds, asyncio.get_running_loop().create_future())
+        self.calls.append(call)
+        if len(self.calls) == 1:
+            self._watch()
+        self.tell(request)
+        return await call.answered
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send what gets no answer."""
+        assert self.process.stdin is not None
+        if self.alive:
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    def end(self, first: Exception) -> None:
+        """Kill it; the call that it was at ends with that, the others are lost with it."""
+        self.alive = False
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.process.returncode is None:
+            self.process.kill()
+        for call in self.calls:
+            if not call.answered.done():
+                call.answered.set_exception(first)
+            first = _ProcessLost()
+        self.calls.clear()
+
+    async def wait(self) -> None:
+        """Until it is gone."""
+        await self.process.wait()
+        if self.reading is not None:
+            await self.reading
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            if not self.calls:
+                break
+            call = self.calls.popleft()
+            if self.timer is not None:
+                self.timer.cancel()
+            if self.calls:
+                self._watch()
+            if not call.answered.done():
+                call.answered.set_result(line)
+        if self.alive:
+            code = await self.process.wait()
+            how = f"signal {-code}" if code < 0 else f"code {code}"
+            self.end(
+                EnvironmentFailure("EnvironmentDied", f"the environment's process ended with {how}", by_action=True)
+            )
+
+    def _watch(self) -> None:
+        self.timer = asyncio.get_running_loop().call_later(self.calls[0].seconds, lambda: self.end(_Hung()))
+
+
+class EnvironmentPool:
+    """The processes of one run, started when the first episodes need them."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most or min(MOST_PROCESSES, os.cpu_count() or 1)
+        self._processes: list[_Process] = []
+        self._starting = asyncio.Lock()
+        self._episodes = 0
+
+    def episode(self, environment: TaskEnvironment, timeouts: Timeouts) -> "PoolEpisode":
+        """An episode, not yet started."""
+        self._episodes += 1
+        return PoolEpisode(self, self._episodes, environment, timeouts)
+
+    async def place(self, number: int) -> _Process:
+        """The process that takes that episode: a new one while there may be more, else the one with the fewest."""
+        async with self._starting:
+            self._processes = [process for process in self._processes if process.alive]
+            if len(self._processes) < self._most and all(process.episodes for process in self._processes):
+                self._processes.append(await _Process.start())
+            chosen = min(self._processes, key=lambda process: len(process.episodes))
+            chosen.episodes.add(number)
+            return chosen
+
+    async def close(self) -> None:
+        """End the processes."""
+        processes, self._processes = self._processes, []
+        for process in processes:
+            process.end(_ProcessLost())
+        await asyncio.gather(*(process.wait() for process in processes))
+
+
+class PoolEpisode:
+    """One episode in a process of the pool. Implements EnvironmentHost."""
+
+    def __init__(self, pool: EnvironmentPool, number: int, environment: TaskEnvironment, timeouts: Timeouts) -> None:
+        self._pool, self._number, self._environment, self._timeouts = pool, number, environment, timeouts
+        self._process: _Process | None = None
+        self._taken = 0
+        """Actions that the process knows of."""
+
+    async def start(self) -> Beginning:
+        """See EnvironmentHost."""
+        reply = await self._begin([], self._timeouts.setup_seconds, by_action=False)
+        return beginning(reply, self._environment)
+
+    async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
+        """See EnvironmentHost."""
+        if self._process is not None and self._process.alive:
+            actions = [*past[self._taken :], action]
+            request = {"episode": self._number, "actions": actions}
+            try:
+                reply = await self._ask(self._process, request, self._timeouts.command_seconds, by_action=True)
+            except _ProcessLost:
+                pass
+            else:
+                self._taken += len(actions)
+                return moves(reply, at_most=len(actions))
+        seconds = self._timeouts.setup_seconds + self._timeouts.command_seconds
+        reply = await self._begin([*past, action], seconds, by_action=True)
+        self._taken = len(past) + 1
+        return moves(reply, at_most=self._taken)
+
+    def close(self) -> None:
+        """See EnvironmentHost."""
+        if self._process is not None:
+            self._process.episodes.discard(self._number)
+            self._process.tell({"episode": self._number})
+
+    async def _begin(self, actions: Sequence[Action], seconds: float, *, by_action: bool) -> dict[str, Any]:
+        """Start it, and take the actions. Its process may be lost to the call of another before it comes to this."""
+        request = {"episode": self._number, "start": described(self._environment), "actions": list(actions)}
+        while True:
+            self._process = await self._pool.place(self._number)
+            try:
+                return await self._ask(self._process, request, seconds, by_action=by_action)
+            except _ProcessLost:
+                continue
+
+    async def _ask(
+        self, process: _Process, request: dict[str, Any], seconds: float, *, by_action: bool
+    ) -> dict[str, Any]:
+        name = self._environment.id
+        try:
+            line = await process.ask(request, seconds)
+        except _Hung:
+            raise EnvironmentFailure(
+                "EnvironmentHung", f"{name} gave no answer in {seconds:g} s; see timeouts.commandSeconds"
+            ) from None
+        except EnvironmentFailure as died:
+            raise EnvironmentFailure(died.reason, f"{name}: {died.message}", by_action=by_action) from None
+        return checked_reply(line, name, by_action=by_action)

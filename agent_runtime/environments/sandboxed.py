@@ -1,0 +1,96 @@
+"""An environment that is not trusted, in the rollout's own workspace: one command a step."""
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from agent_runtime.environments import hosted
+from agent_runtime.environments.host import (
+    Action,
+    Beginning,
+    EnvironmentFailure,
+    Move,
+    beginning,
+    checked_reply,
+    described,
+    moves,
+)
+from agent_runtime.sandboxes.base import CommandResult, FileError, Workspace
+from agent_runtime.tools.base import ToolWorkspace
+from rollout_api.environments import TaskEnvironment
+from rollout_api.tasks import Timeouts
+
+FOLDER = ".agent-rollouts"
+PROGRAM = f"{FOLDER}/environment.zip"
+REPLY_BYTES = 1 << 20  # the most that the executor gives of one output
+START_TURN = 500_000
+"""Turn of the keys of a start: above every turn of an agent, so that no watermark forgets them. Each epoch has its own."""
+_MAIN = "from agent_runtime.environments.hosted.sandboxed import main\nmain()\n"
+
+
+@cache
+def program() -> bytes:
+    """The program that runs in the sandbox: the folder `hosted`, as a zip that Python runs."""
+    folder = Path(hosted.__path__[0])
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("__main__.py", _MAIN)
+        for package in ("agent_runtime", "agent_runtime/environments"):
+            archive.writestr(f"{package}/__init__.py", "")
+        for path in sorted(folder.glob("*.py")):
+            archive.writestr(f"agent_runtime/environments/hosted/{path.name}", path.read_text(encoding="utf-8"))
+    return data.getvalue()
+
+
+class SandboxedEpisode:
+    """One episode in a workspace. Implements EnvironmentHost."""
+
+    def __init__(self, environment: TaskEnvironment, timeouts: Timeouts, workspace: Workspace, epoch: int) -> None:
+        self._environment, self._timeouts, self._workspace = environment, timeouts, workspace
+        self._key = f"{START_TURN + epoch}:environment"
+
+    async def start(self) -> Beginning:
+        """See EnvironmentHost."""
+        try:
+            # The process that keeps the episode may be reading its modules: what stands there stays.
+            if await self._workspace.stat(PROGRAM) is None:
+                await self._workspace.write(PROGRAM, program(), key=f"{self._key}-program")
+        except FileError as error:
+            raise EnvironmentFailure("EnvironmentFailed", f"{PROGRAM} cannot be written: {error.message}") from error
+        result = await self._workspace.run(
+            ["python3", PROGRAM],
+            key=f"{self._key}-start",
+            deadline_seconds=self._timeouts.setup_seconds,
+            stdin=self._request([]),
+            head_bytes=REPLY_BYTES,
+        )
+        return beginning(self._reply(result, self._timeouts.setup_seconds, by_action=False), self._environment)
+
+    async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
+        """See EnvironmentHost."""
+        result = await workspace.run(["python3", PROGRAM], stdin=self._request([*past, action]), head_bytes=REPLY_BYTES)
+        return moves(self._reply(result, self._timeouts.command_seconds, by_action=True), at_most=len(past) + 1)
+
+    def close(self) -> None:
+        """Nothing: it ends with its workspace."""
+
+    def _request(self, actions: Sequence[Action]) -> bytes:
+        return json.dumps({"start": described(self._environment), "actions": list(actions)}).encode()
+
+    def _reply(self, result: CommandResult, seconds: float, *, by_action: bool) -> dict[str, Any]:
+        name = self._environment.id
+        if result.cause == "Deadline":
+            raise EnvironmentFailure("EnvironmentHung", f"{name} gave no answer in {seconds:g} s; see its timeouts")
+        if not result.ok:
+            said = (result.stderr or result.stdout).decode(errors="replace").strip()[-500:]
+            raise EnvironmentFailure(
+                "EnvironmentFailed",
+                f"{name}: python3 {PROGRAM} in the sandbox ended with {result.cause or result.exit_code}: {said}; the image "
+                "needs Python 3.10 or newer and what the environment imports",
+                by_action=by_action,
+            )
+        return checked_reply(result.stdout, name, by_action=by_action)

@@ -1,0 +1,32 @@
+"""The verdict on an episode: pure. It is in the steps that were recorded, so nothing has to be graded."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from agent_runtime.environments.act import acted
+from rollout_api.records import Record, Verdict
+
+
+def episode_verdict(records: Sequence[Record]) -> Verdict:
+    """The sum of the steps' rewards; an episode without a step has 0.
+
+    Passed is what the environment says of success at its last step; where it says nothing, a reward above 0. The further
+    rewards are the metrics that ROLL gives: shares of valid and of effective actions, and success.
+    """
+    steps = acted(records)
+    reward = math.fsum(step.data["reward"] for step in steps)
+    last = steps[-1].data if steps else {}
+    passed = bool(last.get("success", reward > 0))
+    rewards = {"success": float(passed)}
+    if steps:
+        rewards["action_is_valid"] = statistics.fmean(step.data["valid"] for step in steps)
+        effective = [step.data["effective"] for step in steps if "effective" in step.data]
+        if effective:
+            rewards["action_is_effective"] = statistics.fmean(effective)
+    return Verdict(reward=reward, rewards=rewards, passed=passed, message=f"{len(steps)} steps")
+
+
+def step_rewards(records: Sequence[Record]) -> list[float]:
+    """The reward of each step, in order."""
+    return [float(step.data["reward"]) for step in acted(records)]

@@ -1,0 +1,82 @@
+"""Rewards compared with one another: pure, and equal to what ROLL computes (`agentic_reward_norm`).
+
+A rollout without a reward (lost to infrastructure, not gradable, cancelled) takes no part in any statistic and gets no
+advantage; so a failure of a node cannot make its neighbours look better or worse.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from rollout_api.records import Outcome, Result
+from rollout_api.rewards import GroupBy, NormalizationMethod, RewardNormalization
+
+EPSILON = 1e-6
+"""Added to the standard deviation, and the least that counts as one; both as in ROLL and in verl's GRPO."""
+LOWEST, HIGHEST = -1.0, 3.0
+"""Bounds of `AsymClip`, as in RAGEN, from which ROLL has it."""
+
+
+def normalized(rewards: Sequence[float], method: NormalizationMethod, clip: float | None = None) -> list[float]:
+    """The advantages of rewards that are compared with one another, in their order."""
+    if method is NormalizationMethod.IDENTITY or not rewards:
+        values = list(rewards)
+    else:
+        mean = math.fsum(rewards) / len(rewards)
+        values = [reward - mean for reward in rewards]
+    if method in (NormalizationMethod.MEAN_STD, NormalizationMethod.ASYM_CLIP):
+        std = _sample_std(values)
+        values = [value / (std + EPSILON) if std > EPSILON else 0.0 for value in values]
+    if method is NormalizationMethod.ASYM_CLIP:
+        values = [min(max(value, LOWEST), HIGHEST) for value in values]
+    return values if clip is None else [min(max(value, -clip), clip) for value in values]
+
+
+def advantages(results: Iterable[Result], spec: RewardNormalization) -> dict[int, float]:
+    """The advantage of each rollout that has a reward, by index.
+
+    All that is compared must be there: the whole group for `Group`, the whole batch for `Batch` and `Tag`.
+    """
+    compared: dict[object, list[Result]] = defaultdict(list)
+    for result in results:
+        if result.outcome is Outcome.COMPLETED and result.reward is not None:
+            compared[_key(result, spec.group_by)].append(result)
+    return {
+        result.index: value
+        for members in compared.values()
+        for result, value in zip(
+            members, normalized([_reward(member) for member in members], spec.method, spec.clip), strict=True
+        )
+    }
+
+
+def with_advantages(results: Iterable[Result], spec: RewardNormalization | None) -> list[Result]:
+    """The results, in their order, with their advantages."""
+    listed = list(results)
+    if spec is None:
+        return listed
+    found = advantages(listed, spec)
+    return [result.model_copy(update={"advantage": found.get(result.index)}) for result in listed]
+
+
+def with_group_advantages(results: Sequence[Result], spec: RewardNormalization | None) -> list[Result]:
+    """A finished group's results: with advantages where they need no other group."""
+    return with_advantages(results, spec if spec is not None and spec.group_by is GroupBy.GROUP else None)
+
+
+def _key(result: Result, group_by: GroupBy) -> object:
+    if group_by is GroupBy.GROUP:
+        return result.group
+    # Tags are compared within a batch: what was sampled with other weights is another batch.
+    tag = result.tags[0] if result.tags and group_by is GroupBy.TAG else None
+    return result.batch, tag
+
+
+def _reward(result: Result) -> float:
+    assert result.reward is not None
+    return result.reward
+
+
+def _sample_std(centred: Sequence[float]) -> float:
+    """Of a sample (n - 1), as torch's `std`; 0 for a single one."""
+    return math.sqrt(math.fsum(value * value for value in centred) / (len(centred) - 1)) if len(centred) > 1 else 0.0

@@ -1,0 +1,207 @@
+"""Whole jobs in environments: what is rewarded, what is masked, and what a killed runner leaves."""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent_runtime.engine.run import run_job
+from agent_runtime.engine.session import RolloutSession
+from agent_runtime.models.function import FunctionModel
+from agent_runtime.recording.reader import RunReader, open_run
+from agent_runtime.recording.store import Store
+from rollout_api.environments import TaskEnvironment
+from rollout_api.records import Outcome, Result, StopReason
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.tasks import Task
+from tests.support.fingerprint import fingerprint
+from tests.support.games import wander
+
+ROOT = Path(__file__).parents[3]
+ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
+GAME = "tests.support.games:Game"
+KILLS = 3
+
+
+def document(*environments: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": "acting"},
+        "spec": {
+            "mode": "Eval",
+            "tasks": {"environments": list(environments)},
+            "agent": {"type": "Environment"},
+            "model": {"function": "tests.support.games:wander"},
+            "attempts": {"limit": 2, "backoffSeconds": 0},
+            "completion": {"maxInfraFailureFraction": 1},
+            "output": {"uri": "out"},
+            **spec,
+        },
+    }
+
+
+async def results(folder: Path, answers: dict[str, str], *environments: dict[str, Any], **spec: Any) -> list[Result]:
+    """Run a job in which each environment's model always gives the answer of that task."""
+
+    async def answer(messages: list[dict[str, Any]], task: str) -> str:
+        return answers[task]
+
+    job = RolloutJob.model_validate(document(*environments, **spec))
+    await run_job(job, base_dir=folder, environ={}, model=FunctionModel(answer, "test"))
+    return (await reader(folder)).results()
+
+
+async def reader(folder: Path) -> RunReader:
+    return await open_run(Store.open(str(folder / "out"), {}), "acting")
+
+
+async def test_no_answer_of_the_policy_can_get_it_masked_or_tried_again(tmp_path: Path) -> None:
+    tags = {"silent": "", "wordy": "I go right.", "wrong": "<answer>Fly</answer>", "cut": "<answer>Right"}
+    environments = [
+        {"id": "FrozenLake", "tag": tag, "maxSteps": 3, "formatPenalty": -0.25, "config": {"is_slippery": False}}
+        for tag in tags
+    ]
+    ended = await results(tmp_path, {f"{tag}-0": answer for tag, answer in tags.items()}, *environments)
+    for result in ended:
+        assert (result.outcome, result.stop_reason) == (Outcome.COMPLETED, StopReason.FINISHED)
+        assert (result.reward, result.passed, result.failed_attempts) == (-0.75, False, [])
+
+
+async def test_one_that_hangs_is_masked_and_its_neighbours_are_rewarded(tmp_path: Path) -> None:
+    short = {"timeouts": {"commandSeconds": 1}}
+    ended = await results(
+        tmp_path,
+        {"hanging-0": "<answer>hang</answer>", "fine-0": "<answer>end</answer>"},
+        {"id": GAME, "tag": "hanging", **short},
+        {"id": GAME, "tag": "fine", **short},
+        reward={"groupBy": "Batch", "method": "Mean"},
+    )
+    hanging, fine = ended
+    assert (hanging.outcome, hanging.reason, hanging.reward) == (Outcome.INFRA_FAILED, "EnvironmentHung", None)
+    assert [attempt.reason for attempt in hanging.failed_attempts] == ["EnvironmentHung"] * 2
+    assert (fine.outcome, fine.reward) == (Outcome.COMPLETED, 1.0)
+    assert (hanging.advantage, fine.advantage) == (None, 0.0)
+
+
+async def test_an_action_that_breaks_the_environment_twice_is_the_policys_own(tmp_path: Path) -> None:
+    [result] = await results(
+        tmp_path,
+        {"b-0": "<answer>raise</answer>"},
+        {"id": GAME, "tag": "b"},
+        attempts={"limit": 3, "backoffSeconds": 0},
+    )
+    assert (result.outcome, result.stop_reason) == (Outcome.COMPLETED, StopReason.RESOURCE_LIMIT)
+    assert (result.reward, result.passed) == (0.0, False)
+
+
+async def test_a_model_with_native_tools_acts_by_the_tool_and_sees_the_same_map(tmp_path: Path) -> None:
+    async def call(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
+        assert [tool["function"]["name"] for tool in tools] == ["act"]
+        function = {"name": "act", "arguments": '{"action": "Down"}'}
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c", "type": "function", "function": function}],
+        }
+
+    lake = {"id": "FrozenLake", "maxSteps": 2, "config": {"is_slippery": False}}
+    job = RolloutJob.model_validate(document(lake, agent={"type": "ToolCalling"}))
+    await run_job(job, base_dir=tmp_path, environ={}, model=FunctionModel(call, "test"))
+    run = await reader(tmp_path)
+    [result] = run.results()
+    assert (result.outcome, result.tool_calls, result.stop_reason) == (Outcome.COMPLETED, 2, StopReason.FINISHED)
+    trajectory = await run.trajectory(0)
+    assert trajectory is not None
+    assert "Actions: Left, Down, Right, Up" in str(trajectory["steps"][1]["message"])
+
+
+async def test_a_trainer_submits_environments_and_gets_groups_with_their_advantages(tmp_path: Path) -> None:
+    document_ = document(groupSize=4, reward={"groupBy": "Group", "method": "Mean"})
+    document_["spec"]["tasks"] = {"stream": {}}
+    job = RolloutJob.model_validate(document_)
+    async with RolloutSession(job, base_dir=tmp_path, environ={}, model=FunctionModel(wander, "test")) as session:
+        for seed in (1, 2):
+            lake = TaskEnvironment(id="FrozenLake", seed=seed, max_steps=4, format_penalty=-1)
+            await session.submit(Task(name=f"lake-{seed}", prompt="{observation}", environment=lake), f"step-{seed}")
+        await session.close()
+        groups = [group async for group in session]
+    assert {group.label for group in groups} == {"step-1", "step-2"}
+    for group in groups:
+        rewards = [result.reward or 0 for result in group.results]
+        mean = sum(rewards) / len(rewards)
+        assert [result.advantage for result in group.results] == pytest.approx([reward - mean for reward in rewards])
+        assert {result.batch for result in group.results} == {group.label}
+
+
+async def test_a_task_that_cannot_be_opened_is_told_before_anything_is_run(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"Nope-v1(.|\n)*'siz'"):
+        await results(
+            tmp_path,
+            {},
+            {"id": "Nope-v1"},
+            {"id": "FrozenLake", "config": {"siz": 4}},
+            {"id": "FrozenLake", "tag": "b"},
+        )
+    assert not list((tmp_path / "out").glob("acting-*"))
+
+
+@pytest.fixture
+def environ() -> Iterator[dict[str, str]]:
+    """With a temporary folder of its own; not the test's, whose path may be too long for a socket."""
+    with tempfile.TemporaryDirectory(prefix="r-") as temporary:
+        yield dict(os.environ, TMPDIR=temporary, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "operator")]))
+
+
+@pytest.mark.parametrize("run_in", ["Runner", "Sandbox"])
+def test_a_runner_killed_at_random_moments_leaves_episodes_as_an_undisturbed_one_does(
+    tmp_path: Path, environ: dict[str, str], run_in: str
+) -> None:
+    slippery = {"id": "FrozenLake", "groups": 3, "seed": 5, "maxSteps": 8, "formatPenalty": -0.1, "runIn": run_in}
+    job = document(slippery, groupSize=2, runners={"concurrency": 6})
+    folders = [tmp_path / "calm", tmp_path / "killed"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    drawn = random.Random(run_in)
+    run_to_its_end(folders[0], environ, 0, drawn)
+    run_to_its_end(folders[1], environ, KILLS, drawn)
+
+    async def compare() -> None:
+        calm, killed = [await fingerprint(Store.open(str(folder / "out"), {}), "acting") for folder in folders]
+        assert sorted(calm) == list(range(6))
+        assert len({print_["reward"] for print_ in calm.values()}) > 1, "nothing to tell rollouts apart by"
+        assert killed == calm
+
+    asyncio.run(compare())
+
+
+def run_to_its_end(folder: Path, environ: dict[str, str], kills: int, drawn: random.Random) -> None:
+    """Run the job, and kill it so many times, each time when it has written some more of its journal."""
+    for killed in range(kills + 1):
+        process = subprocess.Popen(
+            ROLLOUTCTL, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=(folder / "stderr.log").open("ab")
+        )
+        if killed < kills:
+            enough = written(folder) + drawn.randint(8, 24)
+            while written(folder) < enough and process.poll() is None:
+                time.sleep(0.01)
+            assert process.poll() is None, "it was over before it could be killed"
+            process.kill()
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, (folder / "stderr.log").read_text()[-3000:]
+    assert json.loads(output)["completed"]
+
+
+def written(folder: Path) -> int:
+    return sum(1 for _ in (folder / "out").glob("*/attempts/*/*/*.zst"))

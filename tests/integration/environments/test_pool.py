@@ -1,0 +1,104 @@
+"""Environments in real processes: none blocks the engine, none takes its neighbours along."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from agent_runtime.environments.host import EnvironmentFailure
+from agent_runtime.environments.pool import EnvironmentPool, PoolEpisode
+from agent_runtime.tools.base import ToolWorkspace
+from rollout_api.environments import TaskEnvironment
+from rollout_api.tasks import Timeouts
+
+NO_WORKSPACE = cast(ToolWorkspace, None)
+SHORT = Timeouts(setup_seconds=1, command_seconds=1)
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[EnvironmentPool]:
+    """One process, so that all episodes are neighbours."""
+    made = EnvironmentPool(1)
+    yield made
+    await made.close()
+
+
+def game(pool: EnvironmentPool, timeouts: Timeouts = SHORT, **config: Any) -> PoolEpisode:
+    return pool.episode(TaskEnvironment(id="tests.support.games:Game", seed=7, config=config), timeouts)
+
+
+async def test_a_step_that_hangs_ends_at_its_deadline_while_the_engine_goes_on(pool: EnvironmentPool) -> None:
+    episode = game(pool)
+    await episode.start()
+    hanging = asyncio.create_task(episode.take([], "hang", NO_WORKSPACE))
+    beats = 0
+    while not hanging.done():
+        await asyncio.sleep(0.05)
+        beats += 1
+    with pytest.raises(EnvironmentFailure, match=r"EnvironmentHung: .* no answer in 1 s") as failure:
+        await hanging
+    assert failure.value.from_outside
+    assert beats > 5
+
+
+@pytest.mark.parametrize(("action", "reason"), [("hang", "EnvironmentHung"), ("die", "EnvironmentDied")])
+async def test_neighbours_of_one_that_hangs_or_dies_go_on_where_they_were(
+    pool: EnvironmentPool, action: str, reason: str
+) -> None:
+    calm, waiting, broken = game(pool), game(pool), game(pool)
+    await asyncio.gather(calm.start(), waiting.start(), broken.start())
+    await calm.take([], "a", NO_WORKSPACE)
+    breaking = asyncio.create_task(broken.take([], action, NO_WORKSPACE))
+    await asyncio.sleep(0)
+    behind = asyncio.create_task(waiting.take([], "b", NO_WORKSPACE))
+    with pytest.raises(EnvironmentFailure, match=reason):
+        await breaking
+    assert [move.observation for move in await behind] == ["b 1"]
+    assert [move.observation for move in await calm.take(["a"], "c", NO_WORKSPACE)] == ["a 1", "c 2"]
+
+
+async def test_a_reset_that_hangs_ends_too(pool: EnvironmentPool) -> None:
+    with pytest.raises(EnvironmentFailure, match="EnvironmentHung"):
+        await game(pool, slow_reset=True).start()
+
+
+async def test_an_environment_that_raises_is_told_apart_from_one_that_hangs(pool: EnvironmentPool) -> None:
+    episode = game(pool)
+    await episode.start()
+    with pytest.raises(EnvironmentFailure, match="RuntimeError: it broke") as failure:
+        await episode.take([], "raise", NO_WORKSPACE)
+    assert not failure.value.from_outside
+
+
+async def test_a_rollout_that_is_cancelled_in_a_step_leaves_the_answers_of_others_in_order(
+    pool: EnvironmentPool,
+) -> None:
+    one, other = game(pool, Timeouts()), game(pool, Timeouts())
+    await asyncio.gather(one.start(), other.start())
+    cancelled = asyncio.create_task(one.take([], "a", NO_WORKSPACE))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    one.close()
+    assert [move.observation for move in await other.take([], "b", NO_WORKSPACE)] == ["b 1"]
+
+
+async def test_episodes_are_spread_over_processes_up_to_the_most() -> None:
+    pool = EnvironmentPool(2)
+    try:
+        episodes = [game(pool, Timeouts(), drift=True) for _ in range(4)]
+        await asyncio.gather(*(episode.start() for episode in episodes))
+        moves = [(await episode.take([], "a", NO_WORKSPACE))[-1].observation for episode in episodes]
+    finally:
+        await pool.close()
+    assert sorted(moves.count(move) for move in set(moves)) == [2, 2]
+
+
+async def test_an_environment_never_sees_the_runners_credentials(
+    pool: EnvironmentPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    process = await pool.place(1)
+    environment = open(f"/proc/{process.process.pid}/environ").read()  # noqa: ASYNC230, SIM115
+    assert "AWS_SECRET" not in environment
+    assert "PATH=" in environment

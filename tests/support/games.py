@@ -1,0 +1,42 @@
+"""Environments that misbehave on demand, and models that play: what `module:Class` and `model.function` name in tests."""
+
+import asyncio
+import hashlib
+import os
+import time
+from typing import Any
+
+
+class Game:
+    """Counts its steps. `hang`, `die` and `raise` are actions that do so; `drift` tells processes apart."""
+
+    def __init__(self, slow_reset: bool = False, drift: bool = False) -> None:
+        self._slow_reset, self._drift = slow_reset, drift
+
+    def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
+        if self._slow_reset:
+            time.sleep(3600)
+        self.steps = 0
+        return f"seed {seed}", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if action == "hang":
+            time.sleep(3600)
+        if action == "die":
+            os._exit(3)
+        if action == "raise":
+            raise RuntimeError("it broke")
+        self.steps += 1
+        # What an environment prints must not be taken for its answer.
+        print(f"step {self.steps}")
+        seen = f"{action} {self.steps}" + (f" in process {os.getpid()}" if self._drift else "")
+        return seen, 1.0, action == "end", False, {"variables": sorted(os.environ)}
+
+
+async def wander(messages: list[dict[str, Any]], task: str, member: int, **_: Any) -> str:
+    """Walks at random, the same way whenever it sees the same; every fifth answer has no action."""
+    await asyncio.sleep(0.05)
+    drawn = hashlib.sha256(f"{task}{member}{messages}".encode()).digest()[0] % 5
+    return ["<answer>Left</answer>", "<answer>Down</answer>", "<answer>Right</answer>", "<answer>Up</answer>", "Hm."][
+        drawn
+    ]

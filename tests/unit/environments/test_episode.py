@@ -1,0 +1,143 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.environments.hosted.episode import Episode
+from agent_runtime.environments.hosted.game import GameError
+from agent_runtime.environments.hosted.sandboxed import Kept
+from agent_runtime.environments.hosted.worker import answer
+
+ACTIONS = st.lists(st.sampled_from(["Left", "Down", "Right", "Up", "nowhere", None]), max_size=12)
+
+
+def described(name: str = "FrozenLake", **options: Any) -> dict[str, Any]:
+    return {"id": name, "seed": 3, "maxSteps": 20, "formatPenalty": -0.01, "config": {}, **options}
+
+
+class Counter:
+    """A class with Gymnasium's methods and text for everything. `limit`: seeds from it on have no data."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self._limit = limit
+
+    def reset(self, seed: int) -> tuple[str | None, dict[str, Any]]:
+        self.total = seed
+        return (None if seed >= self._limit else f"at {seed}"), {"instruction": "Add."}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if action == "boom":
+            raise RuntimeError("it broke")
+        self.total += len(action)
+        return f"at {self.total}", 0.5, self.total > 8, False, {"success": self.total == 9}
+
+
+@pytest.fixture(autouse=True)
+def counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    from types import ModuleType
+
+    module = ModuleType("counting")
+    module.__dict__["Counter"] = Counter
+    monkeypatch.setitem(sys.modules, "counting", module)
+
+
+@given(st.integers(0, 1000), st.booleans(), ACTIONS)
+def test_the_same_seed_and_actions_always_lead_to_the_same_place(
+    seed: int, slippery: bool, actions: list[str | None]
+) -> None:
+    description = described(seed=seed, config={"is_slippery": slippery})
+    one, other = Episode(description), Episode(description)
+    assert one.start() == other.start()
+    assert one.steps(actions) == [move for action in actions for move in other.steps([action])]
+
+
+@given(st.integers(0, 1000), ACTIONS, st.data())
+def test_a_step_in_a_sandbox_means_the_same_however_often_its_process_was_lost(
+    seed: int, actions: list[str | None], data: st.DataObject
+) -> None:
+    description = described(seed=seed)
+    episode = Episode(description)
+    episode.start()
+    wanted = episode.steps(actions)
+    kept = Kept()
+    for number in range(len(actions)):
+        if data.draw(st.booleans(), label="lost"):
+            kept = Kept()
+        for _ in range(data.draw(st.integers(1, 2), label="times asked")):
+            reply = kept.answer({"start": description, "actions": actions[: number + 1]})
+            assert reply["moves"] == wanted[: number + 1][-len(reply["moves"]) :]
+            assert reply["moves"]
+
+
+def test_each_step_without_a_known_action_costs_the_penalty() -> None:
+    episode = Episode(described())
+    episode.start()
+    assert [move["reward"] for move in episode.steps([None, "jump", "Down"])] == [-0.01, -0.01, 0.0]
+
+
+def test_an_episode_is_truncated_at_its_last_step_and_nothing_moves_after_it() -> None:
+    episode = Episode(described(maxSteps=2))
+    episode.start()
+    moves = episode.steps([None, None, "Right"])
+    assert [(move["terminated"], move["truncated"]) for move in moves] == [(False, False), (False, True), (True, False)]
+    assert moves[2]["reward"] == 0.0
+
+
+def test_a_registered_gymnasium_id_is_rendered_as_text_with_named_actions() -> None:
+    episode = Episode(described("FrozenLake-v1", config={"actions": ["West", "South", "East", "North"]}))
+    start = episode.start()
+    assert start == {"observation": "SFFF\nFHFH\nFFFH\nHFFG", "instruction": "Actions: West, South, East, North"}
+    valid, invalid = episode.steps(["south", "Down"])
+    assert (valid["valid"], invalid["valid"], invalid["reward"]) == (True, False, -0.01)
+    assert invalid["observation"] == valid["observation"]
+
+
+def test_numbers_of_a_gymnasium_environment_become_text_and_its_actions_are_read_as_json() -> None:
+    discrete = Episode(described("CartPole-v1"))
+    assert len(json.loads(discrete.start()["observation"])) == 4
+    assert [move["valid"] for move in discrete.steps(["1", "2"])] == [True, False]
+    continuous = Episode(described("Pendulum-v1"))
+    continuous.start()
+    assert [move["valid"] for move in continuous.steps(["[0.5]", "[9]", "0.5", "left", "[" * 9000])] == [True] + [
+        False
+    ] * 4
+
+
+def test_a_class_of_ones_own_acts_in_text_and_says_itself_what_success_is() -> None:
+    episode = Episode(described("counting:Counter"))
+    assert episode.start() == {"observation": "at 3", "instruction": "Add."}
+    assert [(move["observation"], move["success"]) for move in episode.steps(["abc", "abc"])] == [
+        ("at 6", False),
+        ("at 9", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("Nope-v3", {}, "'Nope-v3' cannot be made: NameNotFound"),
+        ("no_such_module:Game", {}, "cannot be made: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("json:dumps", {}, r"'json:dumps' cannot be made: TypeError"),
+        ("counting:Counter", {"size": 4}, "got an unexpected keyword argument 'size'"),
+        ("FrozenLake", {"siz": 4}, "FrozenLake: config does not fit: .*'siz'"),
+        ("FrozenLake-v1", {"actions": ["Left"]}, r"actions has 1 names, its space is Discrete\(4\)"),
+    ],
+)
+def test_what_cannot_be_made_says_what_is_wrong(name: str, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(GameError, match=message):
+        Episode(described(name, config=config))
+
+
+def test_a_seed_without_data_is_told_as_such() -> None:
+    assert Episode(described("counting:Counter", config={"limit": 3})).start()["observation"] is None
+
+
+def test_a_worker_goes_on_when_an_environment_raises() -> None:
+    episodes: dict[int, Episode] = {}
+    answer(episodes, 1, {"start": described("counting:Counter"), "actions": []})
+    broken = answer(episodes, 1, {"actions": ["boom"]})
+    assert broken == {"error": "the environment raised RuntimeError: it broke"}
+    assert "moves" in answer(episodes, 2, {"start": described(), "actions": ["Left"]})
