@@ -9,7 +9,7 @@ from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, Shor
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.model import ModelSpec, Sampling
 from rollout_api.sandbox import SandboxTemplate, Security
-from rollout_api.tasks import Tasks
+from rollout_api.tasks import RewardRule, Task, Tasks
 
 
 class Mode(StrEnum):
@@ -73,13 +73,6 @@ class VerifierMode(StrEnum):
 
     SEPARATE = "Separate"
     SHARED = "Shared"
-
-
-class RewardRule(StrEnum):
-    """`Fraction` of the commands or tests that passed; `AllOrNothing`: 1 when all did, else 0."""
-
-    FRACTION = "Fraction"
-    ALL_OR_NOTHING = "AllOrNothing"
 
 
 class Verifier(ApiModel):
@@ -193,6 +186,12 @@ class RolloutJobSpec(ApiModel):
                 if not task.solution:
                     raise ValueError(f"tasks.inline[{index}] ({task.name}) has no solution for the Oracle agent to run")
         return self
+
+    def verifier_of(self, task: Task) -> Verifier:
+        """How one task is graded: the job's rules, with what the task itself says in their place."""
+        own = task.verifier
+        changes = {} if own is None or own.reward is None else {"reward": own.reward}
+        return self.verifier.model_copy(update=changes)
 
     @property
     def per_sandbox(self) -> int:

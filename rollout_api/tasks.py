@@ -13,6 +13,12 @@ INLINE_TASKS_BYTES = 200 * 1024
 """Most bytes that inline tasks may take: etcd refuses objects over 1.5 MiB, and status and managed fields need room."""
 
 
+def _without_parents(path: str) -> str:
+    if ".." in path.split("/") or "\x00" in path:
+        raise ValueError(f"{path!r} leaves the working directory; '..' is not allowed")
+    return path
+
+
 class TaskFile(ApiModel):
     """A file put into the workspace."""
 
@@ -34,9 +40,7 @@ class TaskFile(ApiModel):
     @field_validator("path")
     @classmethod
     def _path_stays_inside(cls, path: str) -> str:
-        if ".." in path.split("/") or "\x00" in path:
-            raise ValueError(f"{path!r} leaves the working directory; '..' is not allowed")
-        return path
+        return _without_parents(path)
 
     @field_validator("content_base64")
     @classmethod
@@ -64,6 +68,13 @@ class VerifierKind(StrEnum):
     REWARD_FILE = "rewardFile"
 
 
+class RewardRule(StrEnum):
+    """`Fraction` of the commands or tests that passed; `AllOrNothing`: 1 when all did, else 0."""
+
+    FRACTION = "Fraction"
+    ALL_OR_NOTHING = "AllOrNothing"
+
+
 class TaskVerifier(ApiModel):
     """How the result of a task is graded."""
 
@@ -77,6 +88,19 @@ class TaskVerifier(ApiModel):
     """Tests that must be reported as passed (`file::test`); every reported test when left out."""
     report: Path | None = None
     """`junit`: the report that the commands write, relative to the working directory."""
+    collect: Annotated[list[Command], Field(max_length=64)] = []
+    """Run in the agent's workspace when it is done, before its artifacts are taken; for mode Separate."""
+    artifacts_folder: Path | None = None
+    """The folder, relative to the working directory, that alone is carried to the grading, over `spec.verifier.artifacts`."""
+    reward: RewardRule | None = None
+    """How the verdicts become a reward, instead of `spec.verifier.reward`."""
+
+    @field_validator("artifacts_folder")
+    @classmethod
+    def _artifacts_folder_is_inside(cls, path: str | None) -> str | None:
+        if path is not None and path.startswith("/"):
+            raise ValueError(f"{path!r} is absolute; expected a folder relative to the working directory")
+        return None if path is None else _without_parents(path)
 
     @model_validator(mode="after")
     def _report_belongs_to_junit(self) -> Self:
@@ -134,20 +158,36 @@ class Task(ApiModel):
 
 
 class TaskFormat(StrEnum):
-    """Form of a task source."""
+    """Form of a task source.
+
+    `Rows`: a row is a task, JSONL or Parquet. `Harbor`, `TerminalBench`: folders. `SWEBench`, `R2E`: rows of those sets.
+    """
 
     ROWS = "Rows"
+    HARBOR = "Harbor"
+    TERMINAL_BENCH = "TerminalBench"
+    SWE_BENCH = "SWEBench"
+    R2E = "R2E"
+
+
+FilterValues = Annotated[list[ShortText], Field(min_length=1, max_length=10_000)]
 
 
 class TaskSource(ApiModel):
-    """Tasks read from a file."""
+    """Tasks read from a file or folder."""
 
     uri: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
-    """A JSONL file, local or in object storage; one task a line."""
+    """A file or folder, relative to the manifest or in object storage."""
     format: TaskFormat = TaskFormat.ROWS
     """How it is read."""
     limit: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    """Only the first so many."""
+    """Only the first so many, after `filter` and `shuffleSeed`."""
+    columns: Annotated[dict[str, ShortText], Field(max_length=64)] = {}
+    """The column of a field, as `prompt: question`; a field that is not named has the column of its own name."""
+    filter: Annotated[dict[str, FilterValues], Field(max_length=64)] = {}
+    """Only rows whose column has one of the values; `*`, `?` and `[…]` match as in file names."""
+    shuffle_seed: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    """Another order, the same for the same seed; the order of the source when left out."""
 
 
 class TaskStream(ApiModel):
@@ -163,9 +203,11 @@ class Tasks(ApiModel):
     inline: Annotated[list[Task], Field(min_length=1, max_length=4096)] | None = None
     """The tasks themselves, up to 200 KiB in all."""
     from_: Annotated[TaskSource | None, Field(alias="from")] = None
-    """A file of tasks."""
+    """A file or folder of tasks."""
     stream: TaskStream | None = None
     """The job stays open: groups are submitted while it runs, until the stream is closed."""
+    image_template: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    """Image of the tasks that `from` gives without one; `{name}` becomes the task's name in lower case."""
 
     @model_validator(mode="before")
     @classmethod
@@ -176,6 +218,12 @@ class Tasks(ApiModel):
                 found = "none is" if not known else f"{' and '.join(known)} are"
                 raise ValueError(f"exactly one of inline, from and stream must be given; {found}")
         return value
+
+    @model_validator(mode="after")
+    def _image_template_is_for_a_source(self) -> Self:
+        if self.image_template is not None and self.from_ is None:
+            raise ValueError("imageTemplate is for tasks.from; a task of the manifest names its image in sandbox.image")
+        return self
 
     @field_validator("inline")
     @classmethod

@@ -12,7 +12,7 @@ from rich.text import Text
 from agent_runtime.engine.check import check_job
 from agent_runtime.engine.opening import Surroundings
 from agent_runtime.engine.preflight import missing_programs
-from agent_runtime.tasks import TaskSourceError, load_tasks
+from agent_runtime.tasks import LoadedTasks, TaskSourceError, load_tasks
 from rollout_api.manifest import ManifestError, load_manifest
 from rollout_api.sandbox import Provider
 from rolloutctl.console import Form, FormOption, answer_json, answer_table, err, number, out, say
@@ -37,19 +37,22 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
         job = load_manifest(manifest) if form is Form.JSON and manifest.is_file() else read_manifest(manifest)
         stream = job.spec.tasks.stream is not None
         base_dir = manifest.resolve().parent
-        tasks = [] if stream else load_tasks(job.spec.tasks, base_dir, os.environ)
+        loaded = LoadedTasks([]) if stream else load_tasks(job.spec.tasks, base_dir, os.environ)
     except (ManifestError, TaskSourceError) as error:
         if form is Form.TEXT:
             raise
         answer_json({"valid": False, "problems": [asdict(problem) for problem in error.problems]})
         raise typer.Exit(Exit.BAD_INPUT) from None
-    missing = asyncio.run(missing_programs(job, tasks, Surroundings(base_dir, os.environ, provider)))
+    missing = asyncio.run(missing_programs(job, loaded.tasks, Surroundings(base_dir, os.environ, provider)))
     valid = all(found.has_setup for found in missing)
-    size, count = job.spec.group_size, len(tasks)
+    size, count = job.spec.group_size, len(loaded.tasks)
     if form is Form.JSON:
         problems = [asdict(found) | {"message": str(found)} for found in missing]
-        answer_json({"valid": valid, "problems": problems, "tasks": count, "rollouts": count * size})
+        warnings = [asdict(warning) for warning in loaded.warnings]
+        totals = {"tasks": count, "rollouts": count * size}
+        answer_json({"valid": valid, "problems": problems, "warnings": warnings, **totals})
     else:
+        _warn(loaded)
         for found in missing:
             say(f"{manifest}: {found}", "yellow" if found.has_setup else "bold red")
         amount = "a stream of tasks" if stream else f"{count} tasks × groupSize {size} = {count * size} rollouts"
@@ -61,8 +64,11 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
 def check(manifest: ManifestArgument, provider: ProviderOption = None, form: FormOption = Form.TEXT) -> None:
     """Prove that every task can be graded: its own solution must get reward 1, doing nothing must get less."""
     job = read_manifest(manifest)
+    base_dir = manifest.resolve().parent
+    loaded = load_tasks(job.spec.tasks, base_dir, os.environ)
+    _warn(loaded)
     with err.status("Running every task's solution, and an agent that does nothing…"):
-        rows = asyncio.run(check_job(job, base_dir=manifest.resolve().parent, environ=os.environ, provider=provider))
+        rows = asyncio.run(check_job(job, loaded.tasks, base_dir=base_dir, environ=os.environ, provider=provider))
     wrong = [row for row in rows if not row.ok]
     if form is Form.JSON:
         answer_json([asdict(row) for row in rows])
@@ -85,3 +91,8 @@ def check(manifest: ManifestArgument, provider: ProviderOption = None, form: For
         )
         say(f"{len(rows) - len(wrong)} of {len(rows)} checks are right.")
     raise typer.Exit(Exit.FAILED if wrong else Exit.OK)
+
+
+def _warn(loaded: LoadedTasks) -> None:
+    for warning in loaded.warnings:
+        say(f"Warning: {warning}", "yellow")

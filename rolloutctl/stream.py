@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from agent_runtime.engine.session import FinishedGroup
-from agent_runtime.tasks.source import read_rows
+from agent_runtime.tasks import read_rows
 from rolloutctl.console import Form, FormOption, number, out, say
 from rolloutctl.errors import EXIT_CODES, CommandError
 from rolloutctl.job_stream import JobStream

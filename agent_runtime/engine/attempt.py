@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from agent_runtime.engine.attempts_policy import INTERRUPTED, UNCOUNTED
 from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
-from agent_runtime.engine.grading import GradingLost, failed_verdict, grade_artifacts, grade_in_place
+from agent_runtime.engine.grading import GradingLost, collect, failed_verdict, grade_artifacts, grade_in_place
 from agent_runtime.engine.program import Program
 from agent_runtime.engine.results import build_result
 from agent_runtime.engine.staleness_policy import StalePolicy, stale_message, versions_of
@@ -225,13 +225,17 @@ class Attempt:
 
     async def _store_artifacts(self, workspace: Workspace, stop: StopRecord) -> tuple[StopRecord, ArtifactsRecord]:
         """Store what grading needs. Where the policy made that impossible, it is its own ResourceLimit."""
-        verifier = self._context.job.spec.verifier
-        if self._rollout.task.verifier is None or verifier.mode is VerifierMode.SHARED:
+        task, verifier = self._rollout.task, self._context.job.spec.verifier_of(self._rollout.task)
+        if task.verifier is None or verifier.mode is VerifierMode.SHARED:
             return stop, ArtifactsRecord(time=time.time())
         try:
-            await workspace.kill_all(key=f"{self._work.turn + 2 if self._work else 0}:end-agent")
+            turn = self._work.turn + 2 if self._work else 0
+            await workspace.kill_all(key=f"{turn}:end-agent")
+            if failed := await collect(task, workspace, turn):
+                stop = stop.model_copy(update={"message": stop.message or failed})
             stored = await self._journal.store_artifacts(
-                workspace.tar("."), limit=int(quantity_value(verifier.artifacts_limit))
+                workspace.tar(task.verifier.artifacts_folder or "."),
+                limit=int(quantity_value(verifier.artifacts_limit)),
             )
         except (ArtifactsTooLarge, WorkspaceLimit) as error:
             message = stop.message if stop.stop_reason is StopReason.RESOURCE_LIMIT else str(error)
@@ -254,7 +258,7 @@ class Attempt:
         return await self._seal(self._records, Outcome.COMPLETED, verdict, message=stop.message)
 
     async def _grade(self, stop: StopRecord, artifacts: ArtifactsRecord) -> Verdict | None:
-        task, verifier = self._rollout.task, self._context.job.spec.verifier
+        task, verifier = self._rollout.task, self._context.job.spec.verifier_of(self._rollout.task)
         if task.verifier is None:
             return None
         if verifier.mode is VerifierMode.SHARED:

@@ -1,7 +1,7 @@
 """Prove a dataset sound before a model sees it: the task's own solution must score 1, doing nothing less than 1."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from agent_runtime.engine.events import Event, Observer, RolloutSealed
 from agent_runtime.engine.opening import Surroundings
 from agent_runtime.engine.preflight import missing_programs
 from agent_runtime.engine.run import run_job
-from agent_runtime.tasks.source import load_tasks
 from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
@@ -32,6 +31,7 @@ class CheckRow:
 
 async def check_job(
     job: RolloutJob,
+    tasks: Sequence[Task],
     *,
     base_dir: Path,
     environ: Mapping[str, str],
@@ -39,7 +39,6 @@ async def check_job(
     observer: Observer = lambda event: None,
 ) -> list[CheckRow]:
     """Run Oracle and Nop over all tasks; nothing is written to the job's output. Tasks without a verifier are not sound."""
-    tasks = load_tasks(job.spec.tasks, base_dir, environ)
     missing = await missing_programs(job, tasks, Surroundings(base_dir, environ, provider))
     broken = {
         found.task: CheckRow(found.task, "-", None, "-", False, str(found)) for found in missing if not found.has_setup
@@ -57,7 +56,7 @@ async def check_job(
 async def _run_agent(
     job: RolloutJob,
     agent: str,
-    tasks: list[Task],
+    tasks: Sequence[Task],
     base_dir: Path,
     environ: Mapping[str, str],
     provider: Provider | None,
@@ -76,7 +75,7 @@ async def _run_agent(
         spec = job.spec.model_copy(
             update={
                 "group_size": 1,
-                "tasks": Tasks.model_construct(inline=tasks, from_=None, stream=None),
+                "tasks": Tasks.model_construct(inline=list(tasks), from_=None, stream=None),
                 "agent": job.spec.agent.model_copy(update={"type": agent, "command": [], "install": []}),
                 "completion": job.spec.completion.model_copy(
                     update={"min_completed_per_group": 1, "max_infra_failure_fraction": 1.0}

@@ -1,5 +1,6 @@
 """Grading an attempt: in a new workspace into which only its artifacts go, or, forgeable, in the agent's own."""
 
+import posixpath
 from collections.abc import AsyncIterator, Callable
 
 from agent_runtime.sandboxes.base import (
@@ -21,6 +22,8 @@ from rollout_api.tasks import Task
 
 GRADING_TURN = 1_000_000
 """Turn of the idempotency keys of a grading: above every turn of an agent, so that no watermark forgets them."""
+SHOWN_OUTPUT = 2_000
+"""Characters of a failed collecting command's output: its end is where the error is."""
 TURNS_PER_EPOCH = 1_000
 """Each epoch, and each try in it, grades under keys of its own: a grading is done again, never continued."""
 
@@ -36,6 +39,21 @@ class GradingLost(Exception):
 def failed_verdict(message: str) -> Verdict:
     """A verdict of 0 for what the policy did to its own workspace, or what its code did to the verifier's."""
     return Verdict(reward=0.0, passed=False, message=message)
+
+
+async def collect(task: Task, workspace: Workspace, turn: int) -> str | None:
+    """Run `verifier.collect` in the agent's workspace, its processes ended. Why it failed, or None.
+
+    A failure is the policy's doing: the same commands ran well in the state that it was given. What they did not leave is
+    not there to be graded. Raises WorkspaceLimit and SandboxFailure from the workspace.
+    """
+    for number, command in enumerate(task.verifier.collect if task.verifier else ()):
+        seconds = task.timeouts.verifier_seconds
+        result = await workspace.run(command, key=f"{turn}:collect-{number}", deadline_seconds=seconds)
+        if not result.ok:
+            output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
+            return f"verifier.collect[{number}] failed with {result.cause or result.exit_code}: {output}"
+    return None
 
 
 async def grade_artifacts(
@@ -98,9 +116,12 @@ async def _carry_over(
 
     Returns what was left out and why, for the verdict.
     """
-    prepared = await listing(workspace.tar("."))
     hidden = task.verifier.files if task.verifier else []
-    rule = carry_rule(prepared, verifier.artifacts, hidden, workspace.working_dir)
+    folder = task.verifier.artifacts_folder if task.verifier else None
+    root, declared = (".", verifier.artifacts) if folder is None else (folder, ["."])
+    is_there = folder is None or await workspace.stat(folder) is not None
+    prepared = await listing(workspace.tar(root)) if is_there else {}
+    rule = carry_rule(prepared, declared, hidden, posixpath.normpath(posixpath.join(workspace.working_dir, root)))
     seen: set[str] = set()
     dropped: list[Dropped] = []
 
@@ -108,7 +129,7 @@ async def _carry_over(
         seen.add(member.name)
         return rule(member)
 
-    await workspace.untar(".", filter_tar(artifacts(), drop, dropped.append), key=f"{turn}:artifacts")
+    await workspace.untar(root, filter_tar(artifacts(), drop, dropped.append), key=f"{turn}:artifacts")
     for number, name in enumerate(deleted_paths(prepared, seen, rule)):
-        await workspace.remove(name, key=f"{turn}:deleted-{number}")
+        await workspace.remove(posixpath.normpath(posixpath.join(root, name)), key=f"{turn}:deleted-{number}")
     return dropped_names(dropped, prepared)

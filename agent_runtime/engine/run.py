@@ -14,7 +14,7 @@ from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.stream_feed import StreamFeed
 from agent_runtime.models.base import Model
 from agent_runtime.sandboxes.base import SandboxProvider
-from agent_runtime.tasks.source import load_tasks
+from agent_runtime.tasks import LoadedTasks, load_tasks
 from rollout_api.records import Result
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
@@ -41,14 +41,15 @@ async def run_job(
     Raises the errors of those parts. Setting `stop` ends it at once, a requested `drain` after the turns that run; both
     leave the rest resumable.
     """
-    tasks = [] if job.spec.tasks.stream is not None else load_tasks(job.spec.tasks, base_dir, environ)
+    streamed = job.spec.tasks.stream is not None
+    loaded = LoadedTasks([]) if streamed else load_tasks(job.spec.tasks, base_dir, environ)
     surroundings = Surroundings(base_dir, environ, provider, model, shard, drain or Drain())
-    async with open_run(job, tasks, surroundings, new=new, observer=observer) as context:
-        return await _run(context, tasks, stop or asyncio.Event())
+    async with open_run(job, loaded.tasks, surroundings, new=new, observer=observer) as context:
+        return await _run(context, loaded, stop or asyncio.Event())
 
 
-async def _run(context: RunContext, tasks: Sequence[Task], stop: asyncio.Event) -> JobSummary:
-    job, record = context.job, context.record
+async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) -> JobSummary:
+    job, record, tasks = context.job, context.record, loaded.tasks
     streamed = job.spec.tasks.stream is not None
     total = None if streamed else context.shard.groups(len(tasks)) * job.spec.group_size
     context.observer(
@@ -59,7 +60,7 @@ async def _run(context: RunContext, tasks: Sequence[Task], stop: asyncio.Event) 
             total=total,
             sealed=len(context.sealed),
             resumed=bool(context.begun or context.sealed),
-            warnings=tuple(context.provider.warnings),
+            warnings=(*map(str, loaded.warnings), *context.provider.warnings),
             results=tuple(context.sealed.values()),
         )
     )

@@ -1,5 +1,7 @@
 """Task sources: what a job's `tasks` stand for."""
 
-from agent_runtime.tasks.source import TaskProblem, TaskSourceError, load_tasks, read_rows
+from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
+from agent_runtime.tasks.rows import read_rows
+from agent_runtime.tasks.source import load_tasks
 
-__all__ = ["TaskProblem", "TaskSourceError", "load_tasks", "read_rows"]
+__all__ = ["LoadedTasks", "TaskProblem", "TaskSourceError", "load_tasks", "read_rows"]

@@ -7,44 +7,15 @@ closes, and what it cannot.
 
 import hashlib
 import posixpath
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED
 from agent_runtime.verification.tar_filter import Dropped, Member, MemberType, members
 from rollout_api.tasks import TaskFile
 
 DROPPED_SHOWN = 100
 """Most names that a verdict lists; an agent can leave millions."""
-
-LOADED_BY_THEMSELVES = frozenset(
-    {
-        "conftest.py",
-        "pytest.ini",
-        ".pytest.ini",
-        "pytest.toml",
-        ".pytest.toml",
-        "tox.ini",
-        "setup.cfg",
-        "pyproject.toml",
-        ".coveragerc",
-        ".python-version",
-        "sitecustomize.py",
-        "usercustomize.py",
-        "pyvenv.cfg",
-    }
-)
-"""Configuration that pytest, coverage, pyenv and Python look for, and modules that Python imports at its start."""
-
-METADATA_SUFFIXES = (".dist-info", ".egg-info", ".egg", ".egg-link", "EGG-INFO")
-"""Metadata of packages: an `entry_points.txt` anywhere on the path is enough to become a pytest plugin."""
-
-_PYTEST_FAMILY = (
-    "pytest _pytest py pluggy iniconfig packaging pygments exceptiongroup tomli colorama attr attrs hypothesis xdist "
-    "execnet coverage setuptools pkg_resources _distutils_hack importlib_metadata typing_extensions"
-)
-SHADOWED = frozenset(sys.stdlib_module_names) | frozenset(_PYTEST_FAMILY.split())
-"""Modules that the test process imports before or beside the code under test."""
 
 _EXTENSIONS = (".so", ".pyd")
 

@@ -22,7 +22,7 @@ from tests.support.quickstart import REWARDS
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
 JOB = load_manifest(QUICKSTART / "job.yaml")
-TASKS = load_tasks(JOB.spec.tasks, QUICKSTART, {})
+TASKS = load_tasks(JOB.spec.tasks, QUICKSTART, {}).tasks
 assert JOB.spec.model is not None
 assert JOB.spec.model.scripted is not None
 SCRIPTS = {script.task: script.members for script in JOB.spec.model.scripted.tasks}
@@ -110,4 +110,4 @@ def test_the_readme_has_the_rewards_that_are_paid() -> None:
 
 def test_the_task_file_has_the_tasks_of_the_manifest() -> None:
     job = load_manifest(QUICKSTART / "oracle.yaml")
-    assert load_tasks(job.spec.tasks, QUICKSTART, {}) == TASKS
+    assert load_tasks(job.spec.tasks, QUICKSTART, {}).tasks == TASKS

@@ -33,7 +33,7 @@ def source(uri: str) -> Tasks:
 
 
 def test_tasks_are_read_in_order(s3: S3, tmp_path: Path) -> None:
-    tasks = load_tasks(source(s3.uri("data/tasks.jsonl")), tmp_path, s3.environ())
+    tasks = load_tasks(source(s3.uri("data/tasks.jsonl")), tmp_path, s3.environ()).tasks
     assert [task.name for task in tasks] == [f"t{number}" for number in range(5000)]
 
 

@@ -84,7 +84,7 @@ def test_a_relative_path_starts_at_the_manifest(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "t.jsonl").write_text(f"{row('a')}\n{row('b')}\n")
     for uri in ("data/t.jsonl", f"{tmp_path}/data/t.jsonl", f"file://{tmp_path}/data/t.jsonl"):
-        assert [task.name for task in load_tasks(source(uri, limit=1), tmp_path, {})] == ["a"]
+        assert [task.name for task in load_tasks(source(uri, limit=1), tmp_path, {}).tasks] == ["a"]
 
 
 @pytest.mark.parametrize("uri", ["missing.jsonl", ".", "ftp://host/t.jsonl", "s3://bucket/t.jsonl"])
@@ -103,7 +103,7 @@ def test_a_source_that_cannot_be_read_is_named(uri: str, tmp_path: Path) -> None
 
 def test_inline_tasks_are_taken_as_they_are(tmp_path: Path) -> None:
     tasks = Tasks.model_validate({"inline": [{"name": "a", "prompt": "p"}]})
-    assert load_tasks(tasks, tmp_path, {}) == tasks.inline
+    assert load_tasks(tasks, tmp_path, {}).tasks == tasks.inline
 
 
 def test_a_stream_has_nothing_to_load(tmp_path: Path) -> None:

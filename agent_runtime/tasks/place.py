@@ -1,0 +1,113 @@
+"""Where a task source lies: its bytes, from a local file or from object storage."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import from_url
+
+from agent_runtime.tasks.problems import TaskProblem, TaskSourceError
+from rollout_api.tasks import TaskSource
+
+CHUNK_BYTES = 1 << 20
+
+_STORE_VARIABLES = {
+    "s3": (
+        "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_REGION AWS_DEFAULT_REGION AWS_ENDPOINT_URL "
+        "AWS_ENDPOINT AWS_WEB_IDENTITY_TOKEN_FILE AWS_ROLE_ARN AWS_VIRTUAL_HOSTED_STYLE_REQUEST AWS_SKIP_SIGNATURE"
+    ),
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS GOOGLE_SERVICE_ACCOUNT GOOGLE_SERVICE_ACCOUNT_KEY",
+    "az": (
+        "AZURE_STORAGE_ACCOUNT_NAME AZURE_STORAGE_ACCOUNT_KEY AZURE_STORAGE_SAS_KEY AZURE_STORAGE_CLIENT_ID "
+        "AZURE_STORAGE_CLIENT_SECRET AZURE_STORAGE_TENANT_ID"
+    ),
+}
+"""The variables that are a store's options, by scheme. obstore refuses those that it does not know, so no prefix will do."""
+
+
+@dataclass(frozen=True)
+class SourcePlace:
+    """A `tasks.from` with what is needed to read it; what every reader is given."""
+
+    source: TaskSource
+    base_dir: Path
+    """A relative `uri` starts here: the manifest's folder."""
+    environ: Mapping[str, str]
+    """Credentials of object storage."""
+    image_template: str | None = None
+    """`tasks.imageTemplate`."""
+
+    @property
+    def uri(self) -> str:
+        """As it was written; names the source in messages."""
+        return self.source.uri
+
+    @property
+    def local_path(self) -> Path | None:
+        """The file or folder; None in object storage."""
+        scheme, separator, path = self.uri.partition("://")
+        if not separator:
+            return self.base_dir / self.uri
+        return self.base_dir / path if scheme == "file" else None
+
+    @property
+    def is_parquet(self) -> bool:
+        """By its name."""
+        return self.uri.endswith(".parquet")
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes of the file. Raises TaskSourceError naming it, whatever goes wrong."""
+        with self.readable():
+            path = self.local_path
+            if path is None:
+                store, name = self._store()
+                for chunk in obstore.get(store, name).stream():
+                    yield bytes(chunk)
+            else:
+                with path.open("rb") as file:
+                    while chunk := file.read(CHUNK_BYTES):
+                        yield chunk
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Any]:
+        """The file, for libraries that seek in it. Raises TaskSourceError naming it, whatever goes wrong."""
+        with self.readable():
+            path = self.local_path
+            if path is None:
+                store, name = self._store()
+                with contextlib.closing(obstore.open_reader(store, name)) as reader:
+                    yield reader
+            else:
+                with path.open("rb") as file:
+                    yield file
+
+    @contextlib.contextmanager
+    def readable(self) -> Iterator[None]:
+        """Turns what files and storage raise inside into TaskSourceError naming the source."""
+        try:
+            yield
+        except TaskSourceError:
+            raise
+        except OSError as error:
+            raise self.unreadable(error.strerror or str(error)) from error
+        except (BaseError, ValueError) as error:
+            raise self.unreadable(" ".join(str(error).split())[:500]) from error
+
+    def unreadable(self, reason: str) -> TaskSourceError:
+        """The source as a whole cannot be used."""
+        return TaskSourceError([TaskProblem(self.uri, None, f"cannot be read: {reason}; see tasks.from.uri")])
+
+    def _store(self) -> tuple[Any, str]:
+        scheme = self.uri.partition("://")[0]
+        variables = _STORE_VARIABLES.get(scheme)
+        if variables is None:
+            raise ValueError(f"scheme {scheme!r} is not known, expected {', '.join(_STORE_VARIABLES)}, file or a path")
+        folder, _, name = self.uri.rpartition("/")
+        environ = self.environ
+        options: Any = {key.lower(): environ[key] for key in variables.split() if key in environ}
+        plain = environ.get("AWS_ENDPOINT_URL", environ.get("AWS_ENDPOINT", "")).startswith("http://")
+        return from_url(folder, config=options, client_options={"allow_http": plain}), name

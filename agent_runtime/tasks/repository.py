@@ -1,0 +1,142 @@
+"""Tasks whose work is a patch of a git repository: history without the fix, the agent's patch, and its grading.
+
+What is carried to the grading is the patch alone, a few KB and not the repository, so the prediction that is exported is
+exactly what was graded.
+"""
+
+import base64
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED
+
+PATCH_FOLDER = ".rollout-patch"
+PATCH = f"{PATCH_FOLDER}/model.patch"
+TESTS_FOLDER = ".rollout-tests"
+PREPARED = "refs/rollout/prepared"
+"""The tree of the prepared work tree: images differ from `base_commit` where the environment needed it."""
+
+_PART_CHARACTERS = 60_000
+"""Of a command: below the 65,536 of rollout_api.base.Command."""
+_FILE_CHARACTERS = 200_000
+"""Of a hidden file: below the 204,800 of rollout_api.base.LongText."""
+
+_GIT = """\
+set -eu
+export HOME="$(mktemp -d)" GIT_CONFIG_NOSYSTEM=1
+git config --global --add safe.directory '*'
+"""
+"""A configuration of its own: nothing of the image's or the agent's decides what git does, or whether it may."""
+
+
+def scrub_history(base_commit: str) -> str:
+    """A setup command after which `.git` holds the base commit and its ancestors, and nothing else.
+
+    A new object store is filled with what the base commit reaches and takes the place of the old one. So there is nothing
+    to forget: refs, reflogs, stashes, packs, alternates, worktrees, submodules' stores and unreachable objects of the old
+    one are gone with it. Tags of ancestors stay, since packages compute their version from them.
+    """
+    commit = shlex.quote(base_commit)
+    return f"""{_GIT}
+base=$(git rev-parse --verify --quiet {commit}'^{{commit}}') || {{
+  echo "the repository in $PWD has no commit" {commit}"; expected the image of this instance in sandbox.workingDir" >&2
+  exit 1
+}}
+new=$(mktemp -d "$PWD/.rollout-git.XXXXXX")
+git init --quiet --bare --template= "$new"
+{{ echo "$base"; git for-each-ref --merged "$base" --format='%(objectname)' refs/tags; }} > "$new/kept"
+git pack-objects --quiet --revs "$new/objects/pack/pack" < "$new/kept" > /dev/null
+rm "$new/kept"
+git for-each-ref --merged "$base" --format='create %(refname) %(objectname)' refs/tags > "$HOME/tags"
+git --git-dir "$new" update-ref --stdin < "$HOME/tags"
+old=$(git rev-parse --git-common-dir)
+[ ! -f "$old/shallow" ] || cp "$old/shallow" "$new/shallow"
+git --git-dir "$new" update-ref refs/heads/main "$base"
+git --git-dir "$new" symbolic-ref HEAD refs/heads/main
+git --git-dir "$new" config core.bare false
+mkdir "$new/info" && echo '/.rollout-*/' > "$new/info/exclude"
+rm -rf "$old"
+find . -name .git -prune -exec rm -rf {{}} +
+mv "$new" .git
+git reset --quiet
+GIT_INDEX_FILE="$HOME/index" git add -A
+git update-ref {PREPARED} "$(GIT_INDEX_FILE="$HOME/index" git write-tree)"
+mkdir -p {PATCH_FOLDER}
+rm -rf "$HOME"
+"""
+
+
+COLLECT_PATCH = f"""{_GIT}
+rm -rf {PATCH_FOLDER}
+mkdir {PATCH_FOLDER}
+export GIT_INDEX_FILE="$HOME/index"
+git read-tree {PREPARED}
+git add -A -- . ':!.rollout-*'
+git diff --cached --binary --full-index --no-renames --no-color --no-ext-diff --no-textconv \\
+  --src-prefix=a/ --dst-prefix=b/ {PREPARED} > "$HOME/patch"
+mv "$HOME/patch" {PATCH}
+rm -rf "$HOME"
+"""
+"""Writes what the agent changed, committed or not, new files too but for ignored ones, as one patch."""
+
+
+def solution(patch: str) -> list[str]:
+    """Commands that apply a patch of any size."""
+    if not patch:
+        return []
+    encoded = base64.b64encode(patch.encode()).decode()
+    parts = [encoded[start : start + _PART_CHARACTERS] for start in range(0, len(encoded), _PART_CHARACTERS)]
+    file = '"${TMPDIR:-/tmp}/rollout-solution"'
+    writes = [f"printf %s {part} {'>>' if number else '>'} {file}" for number, part in enumerate(parts)]
+    return [*writes, f"base64 -d < {file} | git -c safe.directory='*' apply --whitespace=nowarn - && rm {file}"]
+
+
+def hidden_files(
+    base_commit: str, test_patch: str, tests: Sequence[str], allowed: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What the grading brings in: the hidden tests, and the program that puts them and the agent's patch into the tree.
+
+    Args:
+        base_commit: where the tests are as they were.
+        test_patch: the hidden tests.
+        tests: paths that are brought back to the base commit first.
+        allowed: paths that the agent may change although Python loads them by itself: those of the known fix.
+    """
+    instance = {
+        "base": base_commit,
+        "prepared": PREPARED,
+        "patch": PATCH,
+        "tests": sorted({*tests, *patched_paths(test_patch)}),
+        "allowed": list(allowed),
+        "loadedByItself": _LOADED_BY_ITSELF,
+        "shadowed": _SHADOWED,
+    }
+    parts = [test_patch[start : start + _FILE_CHARACTERS] for start in range(0, len(test_patch), _FILE_CHARACTERS)]
+    return [
+        {"path": f"{TESTS_FOLDER}/apply_patch.py", "content": _APPLY_PATCH},
+        {"path": f"{TESTS_FOLDER}/instance.json", "content": json.dumps(instance)},
+        *({"path": f"{TESTS_FOLDER}/tests.patch.{number}", "content": part} for number, part in enumerate(parts)),
+    ]
+
+
+APPLY_PATCH = f"python {TESTS_FOLDER}/apply_patch.py"
+"""The command that brings both into the grading workspace."""
+
+
+def patched_paths(patch: str) -> list[str]:
+    """The files of a patch that git wrote, before and after it."""
+    return [path for match in _HEADER.finditer(patch) for path in (match["before"], match["after"])]
+
+
+_HEADER = re.compile(r'^diff --git "?a/(?P<before>.+?)"? "?b/(?P<after>.+?)"?$', re.MULTILINE)
+
+_APPLY_PATCH = resources.files("agent_runtime.tasks.in_sandbox").joinpath("apply_patch.py").read_text()
+_SHADOWED = sorted(SHADOWED)
+_LOADED_BY_ITSELF = (
+    rf"(^|/)({'|'.join(re.escape(name) for name in sorted(LOADED_BY_THEMSELVES))})$|\.(pth|pyc|pyo)$"
+    rf"|({'|'.join(re.escape(suffix) for suffix in METADATA_SUFFIXES)})(/|$)"
+)
