@@ -72,7 +72,7 @@ class PolicySpan(ApiModel):
 
     tokens: int
     version: str | None
-    """None where it is not known: such tokens are not trained."""
+    """None where it is not known, and for tokens copied from another rollout: such tokens are not trained."""
 
 
 class IntentRecord(ApiModel):
@@ -159,6 +159,47 @@ class ObservationsRecord(ApiModel):
     results: list[Observation]
 
 
+class Layer(ApiModel):
+    """A tar in object storage, `layers/<digest>.tar.zst` beside the runs: what was changed over the layers below it."""
+
+    digest: str
+    """SHA-256 of the tar, 64 hex characters."""
+    bytes: int
+    """Of the tar."""
+
+
+class SnapshotRecord(ApiModel):
+    """The state of the workspace after the tool calls of a turn."""
+
+    type: Literal["snapshot"] = "snapshot"
+    turn: int
+    time: float
+    layers: list[Layer] = []
+    """Lowest first; empty where it could not be taken."""
+    mode: str = ""
+    """Mode of the workspace, and of those that it can be restored into: `Overlay` or `Plain`."""
+    seconds: float = 0
+    message: str = ""
+    """Why it could not be taken."""
+
+
+class BranchRecord(ApiModel):
+    """The attempt goes on from a turn of another rollout. Records up to that turn are copies of that rollout's."""
+
+    type: Literal["branch"] = "branch"
+    time: float
+    job: str
+    """URI of the run."""
+    index: int
+    attempt: int
+    turn: int
+    """The last turn that is copied."""
+    snapshot_turn: int | None = None
+    """Turn of the snapshot that was restored; None where all tool calls were run again."""
+    differences: list[str] = []
+    """Tool calls that were run again and did not give what is recorded."""
+
+
 class StopRecord(ApiModel):
     """The agent is done; what follows is grading."""
 
@@ -236,6 +277,8 @@ Record = Annotated[
     | ResponseRecord
     | DeliveryRecord
     | ObservationsRecord
+    | SnapshotRecord
+    | BranchRecord
     | StopRecord
     | ArtifactsRecord
     | FailedRecord,
@@ -307,6 +350,8 @@ class Result(ApiModel):
     ended: float | None = None
     trajectory: str | None = None
     """Key of the ATIF trajectory, relative to the job's folder."""
+    branched_from: BranchRecord | None = None
+    """Where it went on from. Turns, tool calls, usage and seconds count what came after."""
 
 
 class Seal(ApiModel):

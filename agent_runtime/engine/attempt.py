@@ -1,9 +1,11 @@
 """One attempt at a rollout: agent, artifacts, grading, seal. Each step is taken once, whoever takes it."""
 
+import dataclasses
 import time
 from collections.abc import Sequence
 
 from agent_runtime.engine.attempts_policy import INTERRUPTED, UNCOUNTED
+from agent_runtime.engine.branching_snapshots import Snapshots
 from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
 from agent_runtime.engine.grading import GradingLost, collect, failed_verdict, grade_artifacts, grade_in_place
@@ -20,10 +22,12 @@ from rollout_api.model import OnStale
 from rollout_api.records import (
     ArtifactsRecord,
     AttemptRecord,
+    BranchRecord,
     FailedRecord,
     Outcome,
     Record,
     Result,
+    SnapshotRecord,
     StopReason,
     StopRecord,
     Verdict,
@@ -44,6 +48,7 @@ class Attempt:
         self._journal = journal
         self._fence = Fence(journal.epoch, journal.holder)
         self._spec = workspace_spec(context.job, rollout)
+        self._branching = context.origins.get(rollout.group)
         model = context.job.spec.model
         self._max_policy_lag = None if model is None else model.max_policy_lag
         self._on_stale = OnStale.DROP if model is None else model.on_stale
@@ -128,6 +133,9 @@ class Attempt:
             return stop, artifacts
         recorded = self._records
         workspace = self._workspace or await self._acquire()
+        if self._branching is not None and not any(isinstance(record, AttemptRecord) for record in recorded):
+            recorded = [self._begun(workspace), self._branching.record(workspace), *self._branching.origin.prefix]
+            await self._journal.append(recorded)
         self._records = []
         work: Turns | Program
         if (make_agent := self._context.make_agent) is None:
@@ -189,7 +197,8 @@ class Attempt:
 
     def _make_turns(self, workspace: Workspace, replay: Sequence[Record]) -> Turns:
         rollout, spec = self._rollout, self._context.job.spec
-        resumed = [record for record in replay if isinstance(record, AttemptRecord)][-1:]
+        resumed: list[Record] = [record for record in replay if isinstance(record, AttemptRecord)][-1:]
+        resumed += [record for record in replay if isinstance(record, BranchRecord | SnapshotRecord)]
         return Turns(
             task=rollout.task,
             spec=spec.agent,
@@ -209,12 +218,18 @@ class Attempt:
             newest_policy=self._context.newest_policy,
             max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
             observer=self._context.observer,
+            snapshots=self._snapshots(replay),
         )
+
+    def _snapshots(self, recorded: Sequence[Record]) -> Snapshots | None:
+        store, every = self._context.snapshots, self._context.job.spec.sandbox.snapshot_every_turns
+        return None if store is None or every is None else Snapshots(store, every, recorded)
 
     async def _acquire(self) -> Workspace:
         started = time.perf_counter()
+        spec = self._spec if self._branching is None else dataclasses.replace(self._spec, start=self._branching)
         acquiring = self._context.provider.acquire(
-            self._spec, attempt=f"{self._rollout.index}-{self._number}", fence=self._fence, name="agent"
+            spec, attempt=f"{self._rollout.index}-{self._number}", fence=self._fence, name="agent"
         )
         self._workspace = workspace = await self._context.drain.unless_requested(acquiring)
         if self._spec.network["agent"] != "None":

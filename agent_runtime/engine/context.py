@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_runtime.agents.base import Agent
+from agent_runtime.engine.branching_snapshots import SnapshotStore
+from agent_runtime.engine.branching_state import Branching
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer
 from agent_runtime.engine.seeds import rollout_seed
@@ -41,6 +43,10 @@ class RunContext:
     drain: Drain = field(default_factory=Drain)
     newest_policy: NewestPolicy = field(default_factory=NewestPolicy)
     jitter: random.Random = field(default_factory=random.Random)
+    snapshots: SnapshotStore | None = None
+    """Where snapshots of workspaces go; None where none are asked for."""
+    origins: Mapping[int, Branching] = field(default_factory=dict)
+    """What groups of `tasks.branch` go on from, by number."""
     finished: bool = False
     """Nothing is left to be gone on with: live sandboxes need not wait for another process."""
 
@@ -95,4 +101,5 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
         setup=[*task.setup, *job.spec.agent.install],
         setup_seconds=task.timeouts.setup_seconds,
         start_seconds=sandbox.start_seconds,
+        snapshot_paths=sandbox.snapshot_paths,
     )

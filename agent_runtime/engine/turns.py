@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from agent_runtime.agents.base import Agent, Stop
+from agent_runtime.engine.branching_snapshots import Snapshots
 from agent_runtime.engine.budgets import Budget
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, ToolEnded, TurnEnded
@@ -89,6 +90,7 @@ class Turns:
         newest_policy: NewestPolicy | None = None,
         max_policy_lag: int | None = None,
         observer: Observer = lambda event: None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.task, self.spec, self.tools = task, spec, tools
         self.working_dir = workspace.working_dir
@@ -103,6 +105,7 @@ class Turns:
         self._sampling, self._seed, self._index, self._member = sampling, seed, index, member
         self._definitions = definitions
         self._model, self._workspace, self._journal, self._observer = model, workspace, journal, observer
+        self._snapshots = snapshots
         self._drain = drain or Drain()
         self._newest_policy, self._max_policy_lag = newest_policy or NewestPolicy(), max_policy_lag
         self._first_policy: int | None = None
@@ -217,6 +220,8 @@ class Turns:
             self.refuse_if_stale()
         if self._drain.requested and not self._replay:
             await self._untimed(self._come_to_a_stop())
+        if self._snapshots is not None and not self._replay and self._snapshots.due(self.turn):
+            await self._untimed(self._take_snapshot(self._snapshots))
         self.turn += 1
         intent = self._intent(messages, tools)
         replayed = self._next_replayed(IntentRecord)
@@ -249,6 +254,11 @@ class Turns:
         if self.turn and self.turn % ACKNOWLEDGE_EVERY == 0:
             await self._workspace.acknowledge(self.turn)
         return self._answered(response, replayed=False)
+
+    async def _take_snapshot(self, snapshots: Snapshots) -> None:
+        snapshot = await snapshots.take(self._workspace, self.turn)
+        self.records.append(snapshot)
+        self._unwritten.append(snapshot)
 
     async def _come_to_a_stop(self) -> None:
         await self._journal.append(self.take_unwritten())

@@ -151,8 +151,22 @@ class ExecutorSandbox:
             "prepared": prepared,
         }
         description = {**self._description, "image": spec.image}
+
+        async def forked(parent: ExecutorWorkspace, name: str) -> ExecutorWorkspace:
+            identity = workspace_id(parent.name.partition(".")[0], name)
+            fork = self._workspace(spec, Hold(identity, hold.fence), None)
+            await self._create(fork, parent.name, spec.start_seconds)
+            return fork
+
         return ExecutorWorkspace(
-            self.client, hold, hold.attempt, spec, handle=handle, description=description, released=released
+            self.client,
+            hold,
+            hold.attempt,
+            spec,
+            handle=handle,
+            description=description,
+            released=released,
+            forked=forked,
         )
 
     async def _create(self, workspace: ExecutorWorkspace, parent: str | None, patience: float) -> None:

@@ -2,7 +2,8 @@
 
 Names in a tar are untrusted and so is the tree it meets. Unpacking walks from the target folder one name at a time and
 never through a link, so nothing leaves the target. A layer's tar uses the marks of OCI image layers: `.wh.NAME` says that
-NAME of the parent is deleted, `.wh..wh..opq` that a folder hides what the parent has in it. Times are kept to the
+NAME of the parent is deleted, `.wh..wh..opq` that a folder hides what the parent has in it; a file that has such a name
+itself says so in a PAX header of our own. Times are kept to the
 nanosecond, as decimals of PAX headers.
 """
 
@@ -26,6 +27,7 @@ COPY_BYTES = 1024 * 1024
 _DELETED = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _OPAQUE_XATTR = "user.overlay.opaque"
+_OWN_NAME = "ROLLOUT.ownName"
 _SECOND = 1_000_000_000  # in nanoseconds
 
 
@@ -48,7 +50,7 @@ def _set_time(member: tarfile.TarInfo, nanoseconds: int) -> None:
     seconds, rest = divmod(abs(nanoseconds), _SECOND)
     if rest:
         sign = "-" if nanoseconds < 0 else ""
-        member.pax_headers = {"mtime": f"{sign}{seconds}.{rest:09}"}
+        member.pax_headers["mtime"] = f"{sign}{seconds}.{rest:09}"
     else:
         member.mtime = nanoseconds // _SECOND
 
@@ -95,6 +97,8 @@ class _Writer:
     def add(self, folder: int, name: str, stored: str, info: os.stat_result) -> None:
         """Store the entry `name` of `folder` as `stored`; sockets and devices have no content and are left out."""
         member = tarfile.TarInfo(stored)
+        if name.startswith(_DELETED):
+            member.pax_headers[_OWN_NAME] = "1"
         member.mode, member.uid, member.gid = stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid
         _set_time(member, info.st_mtime_ns)
         if stat.S_ISDIR(info.st_mode):
@@ -227,12 +231,6 @@ def snapshot_folders(root: str, paths: tuple[str, ...], stream: int) -> Message:
 def _add_below(writer: _Writer, folder: int, prefix: str, *, of_layer: bool) -> None:
     """Add all below a folder; of a layer's own folder its marks too."""
     for parent, name, stored, info in _walk(folder, prefix):
-        if name.startswith(_DELETED):
-            raise Refused(
-                errno.EINVAL,
-                f"/{stored}",
-                f"{'/' + stored!r}: names that begin with {_DELETED!r} are marks of deletion in a layer; rename it",
-            )
         if of_layer and stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
             writer.mark(f"{stored[: len(stored) - len(name)]}{_DELETED}{name}")
             continue
@@ -440,13 +438,14 @@ def restore(location: str, stream: int) -> Message:
     entries = 0
     for member, parts, content in _members(stream):
         entries += 1
-        if parts and parts[-1] == _OPAQUE:
+        is_mark = bool(parts) and parts[-1].startswith(_DELETED) and _OWN_NAME not in member.pax_headers
+        if is_mark and parts[-1] == _OPAQUE:
             # Our own snapshots put this mark before anything of the folder, so all that is there is the parent's.
             folder = target.parent(parts)
             for name in os.listdir(folder):
                 remove_entry(folder, name, missing_ok=True)
             os.close(folder)
-        elif parts and parts[-1].startswith(_DELETED):
+        elif is_mark:
             folder = target.parent(parts)
             remove_entry(folder, parts[-1].removeprefix(_DELETED), missing_ok=True)
             os.close(folder)

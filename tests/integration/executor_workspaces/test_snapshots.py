@@ -7,11 +7,10 @@ import os
 import tempfile
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.executor.host import FileFailure, Workspace
+from agent_runtime.executor.host import Workspace
 from agent_runtime.executor.workspaces import HostConfig
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, get, put, run, write
@@ -64,7 +63,9 @@ found["/"] = [info.st_mode, info.st_uid, info.st_gid, info.st_mtime_ns]
 print(json.dumps(found))
 """
 
-_paths = st.sampled_from(["d", "d/e", "d/e/f", "d/f", "g", "new", "d/new", "new/x", "lower/a", "lower/sub", "lower/sub/b"])
+_paths = st.sampled_from(
+    ["d", "d/.wh.e", "d/e", "d/e/f", "d/f", "g", "new", "d/new", "new/x", "lower/a", "lower/sub", "lower/sub/b"]
+)
 # Before 1970, whole seconds, what a float cannot hold, and beyond the 33 bits of a tar header.
 _times = st.one_of(
     st.sampled_from([0, -1, -1_500_000_000, 1_700_000_000 * 10**9, 1_700_000_000_123_456_789, 2**34 * 10**9 + 1]),
@@ -147,14 +148,18 @@ async def test_a_plain_snapshot_takes_the_place_of_what_stood_there(before: obje
                 found = await _described(workspace, str(root / "work"), str(root / "home"))
                 described.append({name.removeprefix(str(root)): value for name, value in found.items() if name != "/"})
         # Names of what is linked hold the root too.
-        assert json.dumps(described[1]).replace(f"{folder}/1", "") == json.dumps(described[0]).replace(f"{folder}/0", "")
+        assert json.dumps(described[1]).replace(f"{folder}/1", "") == json.dumps(described[0]).replace(
+            f"{folder}/0", ""
+        )
 
 
-async def test_a_name_that_is_a_mark_of_deletion_is_refused_and_says_so(overlay: Inside) -> None:
-    workspace = await overlay.make()
-    await write(workspace, "/tree/.wh.x", b"")
-    with pytest.raises(FileFailure, match="names that begin with '.wh.' are marks of deletion in a layer; rename it"):
-        await get(workspace, "snapshot")
+async def test_a_file_whose_name_is_a_mark_of_deletion_is_kept_and_deletes_nothing(overlay: Inside) -> None:
+    one, other = await overlay.make(), await overlay.make()
+    for name in (".wh.kept", ".wh..wh..opq"):
+        await write(one, f"/tree/{name}", b"x")
+    await write(other, "/tree/kept", b"y")
+    await put(other, "restore", await get(one, "snapshot"))
+    assert (await run(other, "ls -A /tree; cat /tree/.wh*")).output == ".wh..wh..opq\n.wh.kept\nkept\nxx"
 
 
 async def test_a_plain_restore_follows_no_link_that_tools_planted(plain: Inside, tmp_path: Path) -> None:
