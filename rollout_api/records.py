@@ -183,6 +183,28 @@ class SnapshotRecord(ApiModel):
     """Why it could not be taken."""
 
 
+class CheckpointRecord(ApiModel):
+    """A state of the workspace that the agent keeps to go back to. It goes on in the workspace of the next AttemptRecord."""
+
+    type: Literal["checkpoint"] = "checkpoint"
+    name: str
+    turn: int
+    time: float
+    workspace: str
+    """The provider's name of the frozen workspace, in `Overlay`."""
+    layers: list[Layer] = []
+    """In `Plain`: the snapshot, lowest layer first."""
+
+
+class ReturnRecord(ApiModel):
+    """The agent goes back to a checkpoint."""
+
+    type: Literal["return"] = "return"
+    checkpoint: str
+    turn: int
+    time: float
+
+
 class BranchRecord(ApiModel):
     """The attempt goes on from a turn of another rollout. Records up to that turn are copies of that rollout's."""
 
@@ -278,6 +300,8 @@ Record = Annotated[
     | DeliveryRecord
     | ObservationsRecord
     | SnapshotRecord
+    | CheckpointRecord
+    | ReturnRecord
     | BranchRecord
     | StopRecord
     | ArtifactsRecord

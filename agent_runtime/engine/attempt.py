@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 
 from agent_runtime.engine.attempts_policy import INTERRUPTED, UNCOUNTED
+from agent_runtime.engine.branching_checkpoints import Checkpoints
 from agent_runtime.engine.branching_snapshots import Snapshots
 from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
@@ -53,6 +54,7 @@ class Attempt:
         self._max_policy_lag = None if model is None else model.max_policy_lag
         self._on_stale = OnStale.DROP if model is None else model.on_stale
         self._workspace: Workspace | None = None
+        self._checkpoints = Checkpoints(context.snapshots)
         self._work: Turns | Program | None = None
         self._records: list[Record] = []
         self._seconds: dict[str, float] = {}
@@ -100,6 +102,7 @@ class Attempt:
         """Let the workspace go."""
         if self._workspace is not None:
             workspace, self._workspace = self._workspace, None
+            await self._checkpoints.end(workspace)
             await workspace.release()
 
     async def _resume(self) -> None:
@@ -154,7 +157,7 @@ class Attempt:
         stop = StopRecord(
             time=time.time(), stop_reason=reason, message=message, agent_seconds=time.perf_counter() - started
         )
-        stop, artifacts = await self._store_artifacts(workspace, stop)
+        stop, artifacts = await self._store_artifacts(self._workspace or workspace, stop)
         await self._journal.append([*work.take_unwritten(), stop, artifacts])
         self._records = [*work.records, stop, artifacts]
         self._work = None
@@ -197,8 +200,7 @@ class Attempt:
 
     def _make_turns(self, workspace: Workspace, replay: Sequence[Record]) -> Turns:
         rollout, spec = self._rollout, self._context.job.spec
-        resumed: list[Record] = [record for record in replay if isinstance(record, AttemptRecord)][-1:]
-        resumed += [record for record in replay if isinstance(record, BranchRecord | SnapshotRecord)]
+        resumed = [record for record in replay if isinstance(record, AttemptRecord | BranchRecord | SnapshotRecord)]
         return Turns(
             task=rollout.task,
             spec=spec.agent,
@@ -219,11 +221,18 @@ class Attempt:
             max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
             observer=self._context.observer,
             snapshots=self._snapshots(replay),
+            checkpoints=self._checkpoints,
+            moved=self._moved,
         )
 
+    def _moved(self, workspace: Workspace) -> AttemptRecord:
+        """The agent goes on in another workspace of the attempt."""
+        self._workspace = workspace
+        return self._begun(workspace)
+
     def _snapshots(self, recorded: Sequence[Record]) -> Snapshots | None:
-        store, every = self._context.snapshots, self._context.job.spec.sandbox.snapshot_every_turns
-        return None if store is None or every is None else Snapshots(store, every, recorded)
+        every = self._context.job.spec.sandbox.snapshot_every_turns
+        return None if every is None else Snapshots(self._context.snapshots, every, recorded)
 
     async def _acquire(self) -> Workspace:
         started = time.perf_counter()

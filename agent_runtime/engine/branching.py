@@ -21,6 +21,7 @@ from agent_runtime.tasks import LoadedTasks, TaskProblem, TaskSourceError, load_
 from rollout_api.base import ApiModel
 from rollout_api.model import ModelSpec
 from rollout_api.records import (
+    CheckpointRecord,
     IntentRecord,
     ObservationsRecord,
     PolicySpan,
@@ -106,6 +107,11 @@ class _Source:
         attempt = seal.result.attempt if seal is not None else max(attempts, default=0)
         records = await self.reader.records(entry.index, attempt)
         last = last_turn(records)
+        if any(isinstance(record, CheckpointRecord) and record.turn <= entry.turn for record in records):
+            raise ValueError(
+                f"its agent kept checkpoints of its workspace up to turn {entry.turn}: which of them it worked in cannot be "
+                "brought back; branch it at an earlier turn"
+            )
         if entry.turn > last:
             known = "no turn with its tool results yet" if last < 0 else f"turns 0 to {last} to branch from"
             raise ValueError(f"turn {entry.turn} is not recorded: it has {known}")

@@ -6,7 +6,7 @@ what the rollout changed over it; in `Plain` whole folders. What is frozen is st
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from agent_runtime.recording.layers import Layers, LayerTooLarge
 from agent_runtime.sandboxes.base import FileError, SandboxFailure, Workspace
@@ -26,6 +26,10 @@ class SnapshotStore:
         """Store the workspace's state; its layers, lowest first. Raises FileError, LayerTooLarge, SandboxFailure."""
         below = [await self._frozen_layer(workspace, name) for name in reversed(await workspace.layers())]
         return [*below, await self._layers.keep(workspace.snapshot(), self._limit)]
+
+    def load(self, layer: Layer) -> AsyncIterator[bytes]:
+        """A layer's tar in pieces. Raises RecordCorrupt, StorageError."""
+        return self._layers.load(layer)
 
     async def _frozen_layer(self, workspace: Workspace, name: str) -> Layer:
         key = str(workspace.handle.get("bootId")), name

@@ -35,6 +35,8 @@ class RunContext:
     model: Model | None
     observer: Observer
     runner: str
+    snapshots: SnapshotStore
+    """Where snapshots of workspaces go."""
     sealed: Mapping[int, Result]
     """Results that earlier processes sealed, by index."""
     begun: Set[int] = frozenset()
@@ -43,8 +45,6 @@ class RunContext:
     drain: Drain = field(default_factory=Drain)
     newest_policy: NewestPolicy = field(default_factory=NewestPolicy)
     jitter: random.Random = field(default_factory=random.Random)
-    snapshots: SnapshotStore | None = None
-    """Where snapshots of workspaces go; None where none are asked for."""
     origins: Mapping[int, Branching] = field(default_factory=dict)
     """What groups of `tasks.branch` go on from, by number."""
     finished: bool = False

@@ -212,11 +212,15 @@ class Workspace(Protocol):
     async def freeze(self) -> None:
         """End its processes; from now on it can be read and forked, and has no place. `Plain` cannot: SandboxFailure."""
 
-    async def fork(self, name: str) -> Workspace:
+    async def fork(self, name: str, *, of: str | None = None) -> Workspace:
         """A workspace of the same attempt that begins as this frozen one is; `name` tells it apart as in `acquire`.
 
-        The same name again gives the same workspace. This one may be released before its forks.
+        `of`: the name of another frozen workspace of this sandbox, to begin with that instead. The same name again gives the
+        same workspace. What it was forked from may go before it.
         """
+
+    async def discard(self, other: str) -> None:
+        """Destroy another workspace of the same attempt, by its name. Done twice is fine; a lost sandbox is fine."""
 
     async def enter(self, phase: Phase, *, key: str) -> None:
         """Switch the network to what the spec allows in that phase."""

@@ -360,14 +360,21 @@ class DummyWorkspace:
         """See Workspace: there are no processes."""
         await self._enter_call("freeze", None)
 
-    async def fork(self, name: str) -> DummyWorkspace:
+    async def fork(self, name: str, *, of: str | None = None) -> DummyWorkspace:
         """See Workspace."""
         await self._enter_call("fork", None)
         identity = f"{self._identity.partition('.')[0]}.{name}"
         workspaces = self._provider.world.workspaces
-        state = workspaces.setdefault(identity, DummyState(self._state.files.copy(), self._fence))
+        parent = self._state if of is None else workspaces[of]
+        state = workspaces.setdefault(identity, DummyState(parent.files.copy(), self._fence))
         raise_fence(state, self._fence)
         return DummyWorkspace(self._provider, identity, self._spec, state, self._fence)
+
+    async def discard(self, other: str) -> None:
+        """See Workspace."""
+        if other in self._provider.world.workspaces:
+            self._provider.lose(other, "WorkspaceLost")
+            self._provider.remove(other)
 
     async def enter(self, phase: Phase, *, key: str) -> None:
         """See Workspace."""

@@ -152,10 +152,12 @@ class ExecutorSandbox:
         }
         description = {**self._description, "image": spec.image}
 
-        async def forked(parent: ExecutorWorkspace, name: str) -> ExecutorWorkspace:
-            identity = workspace_id(parent.name.partition(".")[0], name)
-            fork = self._workspace(spec, Hold(identity, hold.fence), None)
-            await self._create(fork, parent.name, spec.start_seconds)
+        def sibling(name: str) -> ExecutorWorkspace:
+            return self._workspace(spec, Hold(name, hold.fence), None)
+
+        async def forked(name: str, parent: str) -> ExecutorWorkspace:
+            fork = sibling(workspace_id(hold.attempt.partition(".")[0], name))
+            await self._create(fork, parent, spec.start_seconds)
             return fork
 
         return ExecutorWorkspace(
@@ -166,6 +168,7 @@ class ExecutorSandbox:
             handle=handle,
             description=description,
             released=released,
+            sibling=sibling,
             forked=forked,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import posixpath
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -130,7 +131,8 @@ class ExecutorWorkspace:
         handle: Mapping[str, Any],
         description: Mapping[str, Any],
         released: Callable[[], Awaitable[None]] | None = None,
-        forked: Callable[[ExecutorWorkspace, str], Awaitable[ExecutorWorkspace]] | None = None,
+        sibling: Callable[[str], ExecutorWorkspace] | None = None,
+        forked: Callable[[str, str], Awaitable[ExecutorWorkspace]] | None = None,
     ) -> None:
         self.handle, self.description = handle, description
         self.working_dir = spec.working_dir
@@ -138,7 +140,7 @@ class ExecutorWorkspace:
         self._client, self._hold, self._spec = client, hold, spec
         self._path = f"/workspaces/{workspace}"
         self._released, self._is_released = released, False
-        self._forked = forked
+        self._sibling, self._forked = sibling, forked
 
     async def create(self, parent: str | None, environment: Mapping[str, str]) -> None:
         """Make it, on top of the frozen workspace `parent`; a repeated call finds it made.
@@ -181,11 +183,19 @@ class ExecutorWorkspace:
         """See Workspace."""
         await self._change("POST", f"{self._path}/freeze", f"{LIFECYCLE_TURN}:freeze")
 
-    async def fork(self, name: str) -> ExecutorWorkspace:
+    async def fork(self, name: str, *, of: str | None = None) -> ExecutorWorkspace:
         """See Workspace."""
         if self._forked is None:
             raise SandboxFailure("ProviderUnavailable", f"workspace {self.name} is used by hand and cannot be forked")
-        return await self._forked(self, name)
+        return await self._forked(name, of or self.name)
+
+    async def discard(self, other: str) -> None:
+        """See Workspace."""
+        if self._sibling is not None:
+            with contextlib.suppress(SandboxFailure):
+                workspace = self._sibling(other)
+                await workspace.fence()
+                await workspace.release()
 
     async def run(
         self,

@@ -50,7 +50,7 @@ def _set_time(member: tarfile.TarInfo, nanoseconds: int) -> None:
     seconds, rest = divmod(abs(nanoseconds), _SECOND)
     if rest:
         sign = "-" if nanoseconds < 0 else ""
-        member.pax_headers["mtime"] = f"{sign}{seconds}.{rest:09}"
+        member.pax_headers = {**member.pax_headers, "mtime": f"{sign}{seconds}.{rest:09}"}
     else:
         member.mtime = nanoseconds // _SECOND
 
@@ -98,7 +98,7 @@ class _Writer:
         """Store the entry `name` of `folder` as `stored`; sockets and devices have no content and are left out."""
         member = tarfile.TarInfo(stored)
         if name.startswith(_DELETED):
-            member.pax_headers[_OWN_NAME] = "1"
+            member.pax_headers = {_OWN_NAME: "1"}
         member.mode, member.uid, member.gid = stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid
         _set_time(member, info.st_mtime_ns)
         if stat.S_ISDIR(info.st_mode):
