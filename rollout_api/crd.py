@@ -145,7 +145,7 @@ RULES: dict[str, list[Schema]] = {
         },
     ],
     "SandboxSpec": [_IMMUTABLE],
-    "Tasks": [_exactly_one("inline", "from", "stream", "environments")],
+    "Tasks": [_exactly_one("inline", "from", "stream", "environments", "branch")],
     "ModelSpec": [_exactly_one("endpoint", "serverRef", "server", "scripted", "function")],
     "ApiKeySource": [_exactly_one("env", "secretKeyRef")],
     "ModelServerSpec": _MODEL_SERVER_RULES,

@@ -75,7 +75,7 @@ class PolicySpan(ApiModel):
 
     tokens: int
     version: str | None
-    """None where it is not known: such tokens are not trained."""
+    """None where it is not known, and for tokens copied from another rollout: such tokens are not trained."""
 
 
 class IntentRecord(ApiModel):
@@ -182,6 +182,69 @@ class PluginsRecord(ApiModel):
     calls: list[PluginCall]
 
 
+class Layer(ApiModel):
+    """A tar in object storage, `layers/<digest>.tar.zst` beside the runs: what was changed over the layers below it."""
+
+    digest: str
+    """SHA-256 of the tar, 64 hex characters."""
+    bytes: int
+    """Of the tar."""
+
+
+class SnapshotRecord(ApiModel):
+    """The state of the workspace after the tool calls of a turn."""
+
+    type: Literal["snapshot"] = "snapshot"
+    turn: int
+    time: float
+    layers: list[Layer] = []
+    """Lowest first; empty where it could not be taken."""
+    mode: str = ""
+    """Mode of the workspace, and of those that it can be restored into: `Overlay` or `Plain`."""
+    seconds: float = 0
+    message: str = ""
+    """Why it could not be taken."""
+
+
+class CheckpointRecord(ApiModel):
+    """A state of the workspace that the agent keeps to go back to. It goes on in the workspace of the next AttemptRecord."""
+
+    type: Literal["checkpoint"] = "checkpoint"
+    name: str
+    turn: int
+    time: float
+    workspace: str
+    """The provider's name of the frozen workspace, in `Overlay`."""
+    layers: list[Layer] = []
+    """In `Plain`: the snapshot, lowest layer first."""
+
+
+class ReturnRecord(ApiModel):
+    """The agent goes back to a checkpoint."""
+
+    type: Literal["return"] = "return"
+    checkpoint: str
+    turn: int
+    time: float
+
+
+class BranchRecord(ApiModel):
+    """The attempt goes on from a turn of another rollout. Records up to that turn are copies of that rollout's."""
+
+    type: Literal["branch"] = "branch"
+    time: float
+    job: str
+    """URI of the run."""
+    index: int
+    attempt: int
+    turn: int
+    """The last turn that is copied."""
+    snapshot_turn: int | None = None
+    """Turn of the snapshot that was restored; None where all tool calls were run again."""
+    differences: list[str] = []
+    """Tool calls that were run again and did not give what is recorded."""
+
+
 class StopRecord(ApiModel):
     """The agent is done; what follows is grading."""
 
@@ -260,6 +323,10 @@ Record = Annotated[
     | DeliveryRecord
     | ObservationsRecord
     | PluginsRecord
+    | SnapshotRecord
+    | CheckpointRecord
+    | ReturnRecord
+    | BranchRecord
     | StopRecord
     | ArtifactsRecord
     | FailedRecord,
@@ -357,6 +424,8 @@ class Result(ApiModel):
     """Label that its group was submitted with."""
     advantage: float | None = None
     """The reward as `spec.reward` normalises it. In results and exports, never in a seal: it needs the other rollouts."""
+    branched_from: BranchRecord | None = None
+    """Where it went on from. Turns, tool calls, usage and seconds count what came after."""
 
 
 class Seal(ApiModel):

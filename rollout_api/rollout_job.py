@@ -188,8 +188,27 @@ class RolloutJobSpec(ApiModel):
     reward: RewardNormalization | None = None
     """How rewards become advantages in results and exports; none are computed when left out."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_branch_sizes_its_group(cls, value: Any) -> Any:
+        """`count` of `tasks.branch` is the groups' size, which need not be given twice; an API server fills in 1."""
+        branch = (
+            value.get("tasks", {}).get("branch")
+            if isinstance(value, dict) and isinstance(value.get("tasks"), dict)
+            else None
+        )
+        count = branch[0].get("count") if isinstance(branch, list) and branch and isinstance(branch[0], dict) else None
+        if count is None:
+            return value
+        given = value.get("groupSize", value.get("group_size", 1))
+        if given == 1:
+            return {name: field for name, field in value.items() if name != "group_size"} | {"groupSize": count}
+        return value
+
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
+        if self.tasks.branch is not None:
+            self._branches_fit()
         minimum = self.completion.min_completed_per_group
         if minimum is not None and minimum > self.group_size:
             raise ValueError(
@@ -210,6 +229,16 @@ class RolloutJobSpec(ApiModel):
                 if not task.solution:
                     raise ValueError(f"tasks.inline[{index}] ({task.name}) has no solution for the Oracle agent to run")
         return self
+
+    def _branches_fit(self) -> None:
+        count = (self.tasks.branch or [])[0].count
+        if self.group_size != count:
+            raise ValueError(f"groupSize is {self.group_size}, and tasks.branch asks for {count}; leave groupSize out")
+        if self.agent.is_command:
+            raise ValueError(
+                "agent.type Command cannot branch: its program cannot be brought to the turn at which it would go on; "
+                "use an agent that calls the model through its context"
+            )
 
     def verifier_of(self, task: Task) -> Verifier:
         """How one task is graded: the job's rules, with what the task itself says in their place."""

@@ -26,6 +26,9 @@ class WorkspaceMode(StrEnum):
     PLAIN = "Plain"
 
 
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)]
+
+
 class EnvVar(ApiModel):
     """One environment variable."""
 
@@ -134,6 +137,13 @@ class SandboxTemplate(SandboxBase):
 
     provider: Provider = Provider.LOCAL
     """Where sandboxes come from when the job runs outside a cluster."""
+    snapshot_every_turns: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Store a snapshot of the workspace after every so many turns, for `tasks.branch` to start from; none when left out."""
+    snapshot_paths: Annotated[list[AbsolutePath], Field(max_length=64)] = []
+    """Folders that a `Plain` workspace's snapshots keep beside the working directory. In `Overlay` they have all that was
+    changed."""
+    snapshot_limit: Quantity = "10Gi"
+    """Most bytes of one layer of a snapshot; over it, that snapshot is not taken."""
 
 
 class SandboxOverrides(ApiModel):

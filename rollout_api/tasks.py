@@ -230,6 +230,21 @@ class EnvironmentGroups(TaskEnvironment):
         return self.tag or self.id.replace("/", "-").replace(":", ".")
 
 
+class TaskBranch(ApiModel):
+    """A group of rollouts that go on from one turn of a recorded one. Task, image and verifier are those of its job."""
+
+    job: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
+    """The run: its folder or URI. One that still runs is branched from what is recorded so far."""
+    index: Annotated[int, Field(ge=0)]
+    """The rollout in it."""
+    turn: Annotated[int, Field(ge=0)]
+    """The last turn that is taken over, its tool results included; turns count from 0."""
+    count: Annotated[int, Field(ge=1, le=1024)]
+    """Rollouts that go on from there: the group's size, equal for all entries."""
+    strict: bool = False
+    """Refuse to go on where a tool call that had to be run again did not give what is recorded."""
+
+
 class Tasks(ApiModel):
     """Where the tasks come from: exactly one of the fields."""
 
@@ -243,18 +258,35 @@ class Tasks(ApiModel):
     """Image of the tasks that `from` gives without one; `{name}` becomes the task's name in lower case."""
     environments: Annotated[list[EnvironmentGroups], Field(min_length=1, max_length=1024)] | None = None
     """Environments to act in: a list of kinds, each with a number of groups."""
+    branch: Annotated[list[TaskBranch], Field(min_length=1, max_length=4096)] | None = None
+    """Rollouts that go on from a turn of recorded ones."""
 
     @model_validator(mode="before")
     @classmethod
     def _exactly_one_source(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            known = [
-                name for name in ("inline", "from", "from_", "stream", "environments") if value.get(name) is not None
-            ]
+            sources = ("inline", "from", "from_", "stream", "environments", "branch")
+            known = [name for name in sources if value.get(name) is not None]
             if len(known) != 1:
                 found = "none is" if not known else f"{' and '.join(known)} are"
-                raise ValueError(f"exactly one of inline, from, stream and environments must be given; {found}")
+                raise ValueError(f"exactly one of inline, from, stream, environments and branch must be given; {found}")
         return value
+
+    @field_validator("branch")
+    @classmethod
+    def _branches_fit_together(cls, branch: list[TaskBranch] | None) -> list[TaskBranch] | None:
+        seen: set[tuple[str, int, int]] = set()
+        for entry in branch or []:
+            if (entry.job, entry.index, entry.turn) in seen:
+                raise ValueError(
+                    f"turn {entry.turn} of rollout {entry.index} of {entry.job} is branched twice; raise its count"
+                )
+            seen.add((entry.job, entry.index, entry.turn))
+        if len(counts := sorted({entry.count for entry in branch or []})) > 1:
+            raise ValueError(
+                f"count is {' and '.join(map(str, counts))}; all groups of a job have one size: give each size a job"
+            )
+        return branch
 
     @model_validator(mode="after")
     def _image_template_is_for_a_source(self) -> Self:

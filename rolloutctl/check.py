@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from agent_runtime.engine.branching import branch_tasks
 from agent_runtime.engine.check import check_job
 from agent_runtime.engine.opening import Surroundings
 from agent_runtime.engine.preflight import missing_programs
@@ -39,7 +40,10 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
         job = load_manifest(manifest) if form is Form.JSON and manifest.is_file() else read_manifest(manifest)
         stream = job.spec.tasks.stream is not None
         base_dir = manifest.resolve().parent
-        loaded = LoadedTasks([]) if stream else load_tasks(job.spec.tasks, base_dir, os.environ)
+        if job.spec.tasks.branch is not None:
+            loaded = asyncio.run(branch_tasks(job, base_dir, os.environ))
+        else:
+            loaded = LoadedTasks([]) if stream else load_tasks(job.spec.tasks, base_dir, os.environ)
     except (ManifestError, TaskSourceError) as error:
         if form is Form.TEXT:
             raise

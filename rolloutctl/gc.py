@@ -39,7 +39,9 @@ def gc(
     )
     if form is Form.JSON:
         rules = {"delete": plan.delete, "keep": plan.keep, "spared": plan.spared}
-        answer_json({"deleted": delete, **{rule: [asdict(run) for run in runs] for rule, runs in rules.items()}})
+        layers = [asdict(layer) for layer in plan.layers]
+        found = {rule: [asdict(run) for run in runs] for rule, runs in rules.items()}
+        answer_json({"deleted": delete, **found, "layers": layers})
     else:
         _print(plan, delete)
 
@@ -52,8 +54,9 @@ def _print(plan: Plan, deleted: bool) -> None:
         *([*_row(run), "kept"] for run in plan.keep),
     ]
     answer_table("", ["run", "last write", "size", ""], rows, right=["size"])
-    megabytes = sum(run.bytes for run in plan.delete) / 1e6
-    say(f"{len(plan.delete)} runs, {megabytes:.1f} MB {gone}." + ("" if deleted else " --delete does it."))
+    megabytes = (sum(run.bytes for run in plan.delete) + sum(layer.size for layer in plan.layers)) / 1e6
+    layers = f" and {len(plan.layers)} layers of workspaces" if plan.layers else ""
+    say(f"{len(plan.delete)} runs{layers}, {megabytes:.1f} MB {gone}." + ("" if deleted else " --delete does it."))
 
 
 def _row(run: Run) -> list[str]:

@@ -45,6 +45,16 @@ class AgentContext(Protocol):
     async def run_command(self, command: str) -> CommandResult:
         """Run a shell command in the workspace outside of any model turn (what the Oracle does)."""
 
+    async def checkpoint(self) -> str:
+        """Keep the workspace as it is now, and return its name; what still runs in it ends.
+
+        An agent that searches a tree keeps checkpoints and goes back to them; its turns are branches of the same rollout,
+        and what it goes on with last is graded. Not for agents that use `run_command`.
+        """
+
+    async def go_back(self, checkpoint: str) -> None:
+        """Go on with the workspace as it was at that checkpoint, as often as wanted. Processes are not restored."""
+
 
 class Stop(Exception):
     """Ends the agent's work with a stop reason. The rollout is Completed and graded."""

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_runtime.engine.attempts_policy import INTERRUPTED, UNCOUNTED
+from agent_runtime.engine.branching_checkpoints import Checkpoints
+from agent_runtime.engine.branching_snapshots import Snapshots
 from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
 from agent_runtime.engine.grading import GradingLost, collect, failed_verdict, grade_artifacts, grade_in_place
@@ -25,11 +27,13 @@ from rollout_api.model import OnStale
 from rollout_api.records import (
     ArtifactsRecord,
     AttemptRecord,
+    BranchRecord,
     FailedRecord,
     Outcome,
     PluginsRecord,
     Record,
     Result,
+    SnapshotRecord,
     StopReason,
     StopRecord,
     Verdict,
@@ -53,6 +57,7 @@ class Attempt:
         self._spec = workspace_spec(context.job, rollout)
         self._plugins = context.plugins_of_attempt(rollout, number)
         self._provider = context.provider_for(rollout.task)
+        self._branching = context.origins.get(rollout.group)
         model = context.job.spec.model
         self._max_policy_lag = None if model is None else model.max_policy_lag
         self._on_stale = OnStale.DROP if model is None else model.on_stale
@@ -60,6 +65,7 @@ class Attempt:
         """As plugins left it."""
         self._workspace: Workspace | None = None
         self._environment: OpenEnvironment | None = None
+        self._checkpoints = Checkpoints(context.snapshots)
         self._work: Turns | Program | None = None
         self._records: list[Record] = []
         self._seconds: dict[str, float] = {}
@@ -111,6 +117,7 @@ class Attempt:
             environment.close()
         if self._workspace is not None:
             workspace, self._workspace = self._workspace, None
+            await self._checkpoints.end(workspace)
             await workspace.release()
 
     async def _resume(self) -> None:
@@ -152,6 +159,9 @@ class Attempt:
             self._environment = await open_environment(
                 self._rollout.task, self._context.environments, workspace, recorded, epoch=self._fence.epoch
             )
+        if self._branching is not None and not any(isinstance(record, AttemptRecord) for record in recorded):
+            recorded = [*self._begun(workspace), self._branching.record(workspace), *self._branching.origin.prefix]
+            await self._journal.append(recorded)
         self._records = []
         work: Turns | Program
         if (make_agent := self._context.make_agent) is None:
@@ -170,21 +180,23 @@ class Attempt:
         stop = StopRecord(
             time=time.time(), stop_reason=reason, message=message, agent_seconds=time.perf_counter() - started
         )
-        stop, artifacts = await self._store_artifacts(workspace, stop)
+        stop, artifacts = await self._store_artifacts(self._workspace or workspace, stop)
         await self._journal.append([*work.take_unwritten(), stop, artifacts])
         self._records = [*work.records, stop, artifacts]
         self._work = None
         return stop, artifacts
 
     def _begun(self, workspace: Workspace) -> list[Record]:
-        attempt = AttemptRecord(
+        return [self._runs_in(workspace), *self._plugins.take_record()]
+
+    def _runs_in(self, workspace: Workspace) -> AttemptRecord:
+        return AttemptRecord(
             time=time.time(),
             runner=self._context.runner,
             workspace=dict(workspace.handle),
             sandbox=dict(workspace.description),
             task=self._changed_task,
         )
-        return [attempt, *self._plugins.take_record()]
 
     def _make_program(self, workspace: Workspace, recorded: Sequence[Record]) -> Program:
         rollout, spec, current = self._rollout, self._context.job.spec, self._context.current_model
@@ -216,7 +228,7 @@ class Attempt:
 
     def _make_turns(self, workspace: Workspace, replay: Sequence[Record]) -> Turns:
         rollout, spec = self._rollout, self._context.job.spec
-        resumed = [record for record in replay if isinstance(record, AttemptRecord)][-1:]
+        resumed = [record for record in replay if isinstance(record, AttemptRecord | BranchRecord | SnapshotRecord)]
         act = None if self._environment is None else self._environment.act
         return Turns(
             task=rollout.task if act is None else act.task,
@@ -238,6 +250,9 @@ class Attempt:
             max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
             plugins=self._plugins,
             observer=self._context.observer,
+            snapshots=self._snapshots(replay),
+            checkpoints=self._checkpoints,
+            moved=self._moved,
         )
 
     async def _change_task(self) -> None:
@@ -250,10 +265,20 @@ class Attempt:
         self._plugins.use_task(changed)
         self._spec = workspace_spec(self._context.job, self._rollout)
 
+    def _moved(self, workspace: Workspace) -> AttemptRecord:
+        """The agent goes on in another workspace of the attempt."""
+        self._workspace = workspace
+        return self._runs_in(workspace)
+
+    def _snapshots(self, recorded: Sequence[Record]) -> Snapshots | None:
+        every = self._context.job.spec.sandbox.snapshot_every_turns
+        return None if every is None else Snapshots(self._context.snapshots, every, recorded)
+
     async def _acquire(self) -> Workspace:
         started = time.perf_counter()
+        spec = self._spec if self._branching is None else replace(self._spec, start=self._branching)
         acquiring = self._provider.acquire(
-            self._spec, attempt=f"{self._rollout.index}-{self._number}", fence=self._fence, name="agent"
+            spec, attempt=f"{self._rollout.index}-{self._number}", fence=self._fence, name="agent"
         )
         self._workspace = workspace = await self._context.drain.unless_requested(acquiring)
         if self._spec.network["agent"] != "None":

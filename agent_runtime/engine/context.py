@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_runtime.agents.base import Agent
+from agent_runtime.engine.branching_snapshots import SnapshotStore
+from agent_runtime.engine.branching_state import Branching
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer
 from agent_runtime.engine.seeds import rollout_seed
@@ -39,6 +41,8 @@ class RunContext:
     model: Model | None
     observer: Observer
     runner: str
+    snapshots: SnapshotStore
+    """Where snapshots of workspaces go."""
     sealed: Mapping[int, Result]
     """Results that earlier processes sealed, by index."""
     begun: Set[int] = frozenset()
@@ -51,6 +55,8 @@ class RunContext:
     batches: dict[int, str | None] = field(default_factory=dict)
     """Labels of submitted groups, by number."""
     environments: EnvironmentPool = field(default_factory=EnvironmentPool)
+    origins: Mapping[int, Branching] = field(default_factory=dict)
+    """What groups of `tasks.branch` go on from, by number."""
     finished: bool = False
     """Nothing is left to be gone on with: live sandboxes need not wait for another process."""
 
@@ -121,4 +127,5 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
         setup=[*task.setup, *job.spec.agent.install],
         setup_seconds=task.timeouts.setup_seconds,
         start_seconds=sandbox.start_seconds,
+        snapshot_paths=sandbox.snapshot_paths,
     )

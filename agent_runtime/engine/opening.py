@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent_runtime.agents.registry import find_agent
+from agent_runtime.engine.branching import fixed_origins
+from agent_runtime.engine.branching_snapshots import snapshot_store
+from agent_runtime.engine.branching_state import branchings
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
@@ -18,6 +21,7 @@ from agent_runtime.models.base import Model, ModelConfigError
 from agent_runtime.models.factory import open_model
 from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording.job_record import JobRecord
+from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.sandboxes.factory import open_provider
@@ -108,7 +112,11 @@ async def open_run(
             sealed, begun = {index: seal.result for index, seal in seals.items()}, await record.begun()
         if record.resumed:
             # What an earlier process was grading is graded again; what it had sealed needs no workspace any more.
-            await provider.sweep(lambda attempt, name: name != "agent" or int(attempt.split("-")[0]) in sealed)
+            await provider.sweep(
+                lambda attempt, name: name.split(".")[0] != "agent" or int(attempt.split("-")[0]) in sealed
+            )
+        origins = await fixed_origins(record, tasks, surroundings.base_dir, surroundings.environ)
+        layers = Layers(store, record.store)
         context = RunContext(
             job=job,
             record=record,
@@ -124,6 +132,8 @@ async def open_run(
             drain=surroundings.drain,
             plugins=plugins,
             environments=environments,
+            snapshots=snapshot_store(layers, job.spec.sandbox),
+            origins=branchings(origins, job, make_agent, tools, store, surroundings.environ),
         )
         try:
             yield context

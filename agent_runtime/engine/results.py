@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_runtime.engine.context import Rollout
-from agent_runtime.recording.branches import token_forks
+from agent_runtime.recording.branches import branch_of, token_forks
 from agent_runtime.recording.results import in_order
 from rollout_api.records import (
     AttemptRecord,
@@ -26,8 +26,10 @@ from rollout_api.rollout_job import RolloutJob
 
 def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
     """The fields of a Result that follow from the journal, and from how the model records token ids."""
-    responses = [record for record in records if isinstance(record, ResponseRecord)]
-    observations = [record for record in records if isinstance(record, ObservationsRecord)]
+    branch = branch_of(records)
+    copied = -1 if branch is None else branch.turn
+    responses = [record for record in records if isinstance(record, ResponseRecord) and record.turn > copied]
+    observations = [record for record in records if isinstance(record, ObservationsRecord) and record.turn > copied]
     intents = [record for record in records if isinstance(record, IntentRecord)]
     attempts = [record for record in records if isinstance(record, AttemptRecord)]
     stop = next((record for record in records if isinstance(record, StopRecord)), None)
@@ -46,6 +48,7 @@ def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
         "token_capture": token_capture if all(r.completion_token_ids is not None for r in responses) else "TextOnly",
         "sandbox": attempts[-1].sandbox if attempts else {},
         "started": attempts[0].time if attempts else None,
+        "branched_from": branch,
         "seconds": {
             "agent": stop.agent_seconds if stop else 0.0,
             "model": sum(r.seconds for r in responses),

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from agent_runtime.engine.branching import branch_tasks
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import JobEnded, JobStarted, JobSummary, Observer
@@ -43,7 +44,10 @@ async def run_job(
     requested `drain` after the turns that run; both leave the rest resumable.
     """
     streamed = job.spec.tasks.stream is not None
-    loaded = LoadedTasks([]) if streamed else load_tasks(job.spec.tasks, base_dir, environ)
+    if job.spec.tasks.branch is not None:
+        loaded = await branch_tasks(job, base_dir, environ)
+    else:
+        loaded = LoadedTasks([]) if streamed else load_tasks(job.spec.tasks, base_dir, environ)
     surroundings = Surroundings(base_dir, environ, provider, model, shard, drain or Drain(), plugins)
     async with open_run(job, loaded.tasks, surroundings, new=new, observer=observer) as context:
         return await _run(context, loaded, stop or asyncio.Event())

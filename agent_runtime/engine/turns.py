@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from agent_runtime.agents.base import Agent, Stop
+from agent_runtime.engine.branching_checkpoints import Checkpoints
+from agent_runtime.engine.branching_snapshots import Snapshots
 from agent_runtime.engine.budgets import Budget
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, ToolEnded, TurnEnded
@@ -36,12 +38,15 @@ from agent_runtime.tools.base import Tool, ToolContext
 from agent_runtime.tools.dispatch import dispatch
 from rollout_api.model import Sampling
 from rollout_api.records import (
+    AttemptRecord,
+    CheckpointRecord,
     IntentRecord,
     Message,
     Observation,
     ObservationsRecord,
     Record,
     ResponseRecord,
+    ReturnRecord,
     StopReason,
 )
 from rollout_api.rollout_job import Agent as AgentSpec
@@ -52,7 +57,8 @@ ACKNOWLEDGE_EVERY = 8
 
 
 T = TypeVar("T")
-R = TypeVar("R", IntentRecord, ResponseRecord, ObservationsRecord)
+REPLAYED = IntentRecord | ResponseRecord | ObservationsRecord | CheckpointRecord | ReturnRecord
+R = TypeVar("R", IntentRecord, ResponseRecord, ObservationsRecord, CheckpointRecord, ReturnRecord)
 
 
 class NotReplayable(Exception):
@@ -91,6 +97,9 @@ class Turns:
         max_policy_lag: int | None = None,
         plugins: RolloutPlugins | None = None,
         observer: Observer = lambda event: None,
+        snapshots: Snapshots | None = None,
+        checkpoints: Checkpoints | None = None,
+        moved: Callable[[Workspace], AttemptRecord] | None = None,
     ) -> None:
         self.task, self.spec, self.tools = task, spec, tools
         self.working_dir = workspace.working_dir
@@ -105,11 +114,12 @@ class Turns:
         self._sampling, self._seed, self._index, self._member = sampling, seed, index, member
         self._definitions = definitions
         self._model, self._workspace, self._journal, self._observer = model, workspace, journal, observer
+        self._snapshots, self._checkpoints, self._moved = snapshots, checkpoints, moved
         self._drain, self._plugins = drain or Drain(), plugins
         self._newest_policy, self._max_policy_lag = newest_policy or NewestPolicy(), max_policy_lag
         self._first_policy: int | None = None
         """Version of the first token whose version is known."""
-        self._replay = [r for r in replay if isinstance(r, IntentRecord | ResponseRecord | ObservationsRecord)]
+        self._replay = [r for r in replay if isinstance(r, REPLAYED)]
         self._replay.reverse()
         self._unwritten: list[Record] = list(unwritten)
         self._messages: list[Message] = []
@@ -202,6 +212,14 @@ class Turns:
             )
         )
 
+    async def checkpoint(self) -> str:
+        """Keep the workspace as it is, to go back to (see AgentContext)."""
+        return await self._guarded(self._checkpoint(self._checkpoints_or_refusal()))
+
+    async def go_back(self, checkpoint: str) -> None:
+        """Go on in the state of a checkpoint (see AgentContext)."""
+        await self._guarded(self._go_back(self._checkpoints_or_refusal(), checkpoint))
+
     async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
         if self.fault is not None:
             call.close()
@@ -219,6 +237,8 @@ class Turns:
             self.refuse_if_stale()
         if self._drain.requested and not self._replay:
             await self._untimed(self._come_to_a_stop())
+        if self._snapshots is not None and not self._replay and self._snapshots.due(self.turn):
+            await self._untimed(self._take_snapshot(self._snapshots))
         self.turn += 1
         intent = self._intent(messages, tools)
         replayed = self._next_replayed(IntentRecord)
@@ -251,6 +271,46 @@ class Turns:
         if self.turn and self.turn % ACKNOWLEDGE_EVERY == 0:
             await self._workspace.acknowledge(self.turn)
         return self._answered(response, replayed=False)
+
+    async def _checkpoint(self, checkpoints: Checkpoints) -> str:
+        record = self._next_replayed(CheckpointRecord)
+        if record is None:
+            following, record = await checkpoints.keep(self._workspace, self.turn)
+            await self._move(checkpoints, following, record)
+        else:
+            checkpoints.replayed(record)
+            self.records.append(record)
+        return record.name
+
+    async def _go_back(self, checkpoints: Checkpoints, name: str) -> None:
+        record = self._next_replayed(ReturnRecord)
+        if record is None:
+            following = await checkpoints.go_back(self._workspace, name)
+            await self._move(checkpoints, following, ReturnRecord(checkpoint=name, turn=self.turn, time=time.time()))
+        else:
+            checkpoints.replayed(None)
+            self.records.append(record)
+
+    async def _move(self, checkpoints: Checkpoints, following: Workspace, why: CheckpointRecord | ReturnRecord) -> None:
+        """Go on in another workspace once it is recorded: whoever takes over must know where."""
+        assert self._moved is not None, "whoever gives checkpoints gives this"
+        before, self._workspace = self._workspace, following
+        records: list[Record] = [why, self._moved(following)]
+        self.records += records
+        await self._untimed(self._journal.append([*self.take_unwritten(), *records]))
+        await checkpoints.left(before, following)
+
+    def _checkpoints_or_refusal(self) -> Checkpoints:
+        if self._checkpoints is None or self._commands:
+            raise RuntimeError(
+                "checkpoints are for agents that work in turns alone: after a crash, run_command cannot be told apart"
+            )
+        return self._checkpoints
+
+    async def _take_snapshot(self, snapshots: Snapshots) -> None:
+        snapshot = await snapshots.take(self._workspace, self.turn)
+        self.records.append(snapshot)
+        self._unwritten.append(snapshot)
 
     async def _come_to_a_stop(self) -> None:
         await self._journal.append(self.take_unwritten())
@@ -381,9 +441,9 @@ class Turns:
         if isinstance(record, form):
             self._replay.pop()
             return record
-        if form is IntentRecord:
+        if form not in (ResponseRecord, ObservationsRecord):
             raise NotReplayable(
-                f"turn {self.turn}: the journal goes on with {record.type}, the agent with a model call; "
+                f"turn {self.turn}: the journal goes on with {record.type}, the agent with another call; "
                 "an agent must be a function of what its context returned"
             )
         return None

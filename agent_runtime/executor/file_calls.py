@@ -86,8 +86,10 @@ async def unpack(call: Call) -> Result:
 
 async def snapshot(call: Call) -> Reply | StreamedReply:
     """GET /workspaces/{w}/snapshot"""
-    call.no_query()
-    return await _download(call, "snapshot", {}, _TAR)
+    query = call.query()
+    arguments = {"paths": query.many("path")}
+    query.done()
+    return await _download(call, "snapshot", arguments, _TAR)
 
 
 async def restore(call: Call) -> Result:

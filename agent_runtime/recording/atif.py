@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from agent_runtime.recording.branches import branch_of
 from agent_runtime.recording.messages import Turn, fold
 from rollout_api.records import Message, Observation, Record, ResponseRecord
 from rollout_api.rollout_job import RolloutJob
@@ -21,21 +22,25 @@ SCHEMA_VERSION: Final = "ATIF-v1.7"
 def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict[str, Any] | None:
     """The trajectory as JSON, or None when no model call was made. `session` names the rollout among all runs."""
     turns = fold(records)
+    branch = branch_of(records)
+    copied_turn = -1 if branch is None else branch.turn
     steps: list[dict[str, Any]] = []
     seen: set[str] = set()
     answered: set[str] = set()
     for turn in turns:
         for message in turn.messages[turn.kept :]:
             if message.get("role") != "tool" or message.get("tool_call_id") not in answered:
-                steps.append(_message_step(message, turn, copied=_canonical(message) in seen))
+                steps.append(
+                    _message_step(message, turn, copied=_canonical(message) in seen or turn.number <= copied_turn)
+                )
             seen.add(_canonical(message))
         if turn.response is not None:
-            steps.append(_agent_step(turn, turn.response))
+            steps.append(_agent_step(turn, turn.response, copied=turn.number <= copied_turn))
             seen.add(_canonical(turn.response.message))
         answered.update(result.call_id for result in turn.observations)
     if not steps:
         return None
-    responses = [turn.response for turn in turns if turn.response is not None]
+    responses = [turn.response for turn in turns if turn.response is not None and turn.number > copied_turn]
     return {
         "schema_version": SCHEMA_VERSION,
         "session_id": session,
@@ -70,7 +75,8 @@ def _message_step(message: Message, turn: Turn, *, copied: bool) -> dict[str, An
     }
 
 
-def _agent_step(turn: Turn, response: ResponseRecord) -> dict[str, Any]:
+def _agent_step(turn: Turn, response: ResponseRecord, *, copied: bool) -> dict[str, Any]:
+    """An answer of the model; a copied one was another rollout's call, and its metrics are told there."""
     message = response.message
     calls = [_tool_call(position, call) for position, call in enumerate(message.get("tool_calls") or [])]
     ids = {call["tool_call_id"] for call in calls}
@@ -82,19 +88,23 @@ def _agent_step(turn: Turn, response: ResponseRecord) -> dict[str, Any]:
         **_given(reasoning_content=text_of(message.get("reasoning_content") or message.get("reasoning"))),
         **_given(tool_calls=calls),
         **_given(observation=_given(results=[_result(result, ids) for result in turn.observations])),
-        "metrics": {
-            "prompt_tokens": response.usage.prompt_tokens,
-            "completion_tokens": response.usage.completion_tokens,
-            "cached_tokens": response.usage.cached_tokens,
-            **_given(completion_token_ids=response.completion_token_ids, logprobs=response.logprobs),
-        },
-        "llm_call_count": 1,
+        **_given(metrics={} if copied else _metrics(response), is_copied_context=copied),
+        "llm_call_count": 0 if copied else 1,
         "extra": {
             "turn": turn.number,
             "seconds": response.seconds,
             "finish_reason": response.finish_reason,
             **_given(branch=turn.branch, policy_spans=[span.wire() for span in response.policy_spans]),
         },
+    }
+
+
+def _metrics(response: ResponseRecord) -> dict[str, Any]:
+    return {
+        "prompt_tokens": response.usage.prompt_tokens,
+        "completion_tokens": response.usage.completion_tokens,
+        "cached_tokens": response.usage.cached_tokens,
+        **_given(completion_token_ids=response.completion_token_ids, logprobs=response.logprobs),
     }
 
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent_runtime.recording.segments import RecordCorrupt, compress, decompress
 from rollout_api.base import ApiModel
-from rollout_api.records import IntentRecord, Record, ResponseRecord
+from rollout_api.records import BranchRecord, IntentRecord, Record, ResponseRecord
 
 
 class Branch(ApiModel):
@@ -37,6 +37,8 @@ class _Draft:
     logprobs: list[float] = field(default_factory=list)
     policy_versions: list[str | None] = field(default_factory=list)
     has_logprobs: bool = True
+    is_copied: bool = False
+    """All of it so far is another rollout's."""
 
     def add_context(self, ids: Sequence[int]) -> None:
         self.token_ids += ids
@@ -67,7 +69,11 @@ class _Draft:
 
 
 def token_branches(records: Sequence[Record]) -> list[Branch]:
-    """The branches of an attempt in order; turns without token ids are in none. Empty when no turn has them."""
+    """The branches of an attempt in order; turns without token ids are in none. Empty when no turn has them.
+
+    What was copied from another rollout is context; a branch that has nothing else is left out.
+    """
+    branch = branch_of(records)
     drafts: list[_Draft] = []
     for turn in (record for record in records if isinstance(record, ResponseRecord)):
         if turn.prompt_token_ids is None or turn.completion_token_ids is None:
@@ -78,7 +84,13 @@ def token_branches(records: Sequence[Record]) -> list[Branch]:
             drafts[-1].add_context(seen[: turn.prompt_keep])
         drafts[-1].add_context(turn.prompt_token_ids)
         drafts[-1].add_sampled(turn)
-    return [draft.done() for draft in drafts]
+        drafts[-1].is_copied = branch is not None and turn.turn <= branch.turn
+    return [draft.done() for draft in drafts if not draft.is_copied]
+
+
+def branch_of(records: Sequence[Record]) -> BranchRecord | None:
+    """Where the attempt went on from, None for one that began by itself. Turns up to its `turn` are copies."""
+    return next((record for record in records if isinstance(record, BranchRecord)), None)
 
 
 def versions_of(turn: ResponseRecord) -> list[str | None]:

@@ -1,13 +1,17 @@
-"""Retention: which runs may go, decided purely, and deleting them. Nothing outside the runs' own folders is touched."""
+"""Retention: which runs may go, decided purely, and deleting them; then the layers that no run names any more.
+
+Nothing else is touched.
+"""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from agent_runtime.recording.job_record import read_job_file
+from agent_runtime.recording.layers import FOLDER, SPARED_SECONDS, SUFFIX
 from agent_runtime.recording.segments import RecordCorrupt
-from agent_runtime.recording.store import Listing, Store
+from agent_runtime.recording.store import Listing, ObjectMeta, Store
 
 LIVE_SECONDS: Final = 24 * 3600.0
 """A run that was written to within a day may have a runner at work: a turn may take hours, a suspended job longer."""
@@ -34,6 +38,8 @@ class Plan:
     delete: tuple[Run, ...]
     keep: tuple[Run, ...]
     spared: tuple[Run, ...]
+    layers: tuple[ObjectMeta, ...] = ()
+    """Layers of workspaces that go, because no other run names them."""
 
 
 async def list_runs(store: Store) -> list[Run]:
@@ -95,6 +101,18 @@ async def delete_run(store: Store, run: Run) -> bool:
     return True
 
 
+async def unnamed_layers(store: Store, *, leaving: Sequence[Run] = (), now: float) -> list[ObjectMeta]:
+    """Layers that no run names but those that are `leaving`, and that were written long enough ago."""
+    folders = set(await store.folders()) - {FOLDER, *(run.folder for run in leaving)}
+    named = {meta.key.rsplit("/", 1)[-1] for folder in folders for meta in await store.list(f"{folder}/{FOLDER}")}
+    return [
+        meta
+        for meta in await store.list(FOLDER)
+        if now - meta.modified > SPARED_SECONDS
+        and meta.key.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX) not in named
+    ]
+
+
 def _job_file_last(folder: str, objects: Listing) -> list[str]:
     # An interrupted deletion leaves a run that the next one still recognises.
     job_file = f"{folder}/job.json"
@@ -113,7 +131,10 @@ async def collect(
         await list_runs(store), now=time.time(), older_than_seconds=older_than_seconds, keep_newest=keep_newest
     )
     if dry_run:
-        return decided
+        layers = await unnamed_layers(store, leaving=decided.delete, now=time.time())
+        return replace(decided, layers=tuple(layers))
     deleted = [run for run in decided.delete if await delete_run(store, run)]
     touched = tuple(run for run in decided.delete if run not in deleted)
-    return Plan(tuple(deleted), decided.keep, decided.spared + touched)
+    layers = await unnamed_layers(store, now=time.time())
+    await store.delete([meta.key for meta in layers])
+    return Plan(tuple(deleted), decided.keep, decided.spared + touched, tuple(layers))

@@ -61,6 +61,8 @@ class JobRecord:
     """The folder of one run."""
 
     def __init__(self, store: Store, folder: str, job: RolloutJob, uid: str, *, resumed: bool) -> None:
+        self.output = store
+        """All runs of this output, and the layers that they share."""
         self.store = store.below(folder)
         """Below the run's folder."""
         self.folder, self.job, self.uid, self.resumed = folder, job, uid, resumed
@@ -79,7 +81,7 @@ class JobRecord:
             uid = newest[1].uid
         uid = uid or str(uuid.uuid4())
         folder = f"{name}-{uid[:8]}"
-        wanted = JobFile(uid=uid, manifest=job.wire(), tasks=_task_list(tasks))
+        wanted = JobFile(uid=uid, manifest=job.wire(), tasks=task_list(tasks))
         data = wanted.model_dump_json().encode()
         if await store.create(f"{folder}/job.json", data):
             return cls(store, folder, job, uid, resumed=False)
@@ -212,7 +214,8 @@ def _fixed(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in spec.items() if field not in MUTABLE_FIELDS}
 
 
-def _task_list(tasks: Sequence[Task]) -> TaskList:
+def task_list(tasks: Sequence[Task]) -> TaskList:
+    """What a run keeps of its tasks."""
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(json.dumps(task.wire(), sort_keys=True, separators=(",", ":")).encode() + b"\n")

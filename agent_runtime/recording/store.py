@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import IO, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -165,6 +165,26 @@ class Store:
     async def put(self, key: str, data: bytes) -> None:
         """Write an object, whatever stands there."""
         await self._retried("put", key, lambda: self._put(key, data, "overwrite"))
+
+    async def put_file(self, key: str, file: IO[bytes]) -> None:
+        """Write an object of any size from a file, whatever stands there. Nothing is visible before all of it is."""
+
+        async def write() -> None:
+            file.seek(0)
+            await obstore.put_async(self.objects, self.prefix + key, file, chunk_size=PART_BYTES, max_concurrency=2)
+
+        await self._retried("put", key, write)
+
+    async def modified(self, key: str) -> float | None:
+        """Unix seconds at which an object was written, None where there is none."""
+
+        async def read() -> float:
+            return (await obstore.head_async(self.objects, self.prefix + key))["last_modified"].timestamp()
+
+        try:
+            return await self._retried("head", key, read, _ABSENT)
+        except _ABSENT:
+            return None
 
     async def get(self, key: str) -> bytes | None:
         """The object's bytes, or None where there is none."""

@@ -74,6 +74,19 @@ class Fence:
     holder: str
 
 
+class StartState(Protocol):
+    """A state that a workspace may begin with, such as that of a turn of another rollout."""
+
+    name: str
+    """Equal for equal states."""
+
+    async def bring(self, workspace: Workspace, spec: WorkspaceSpec) -> None:
+        """Bring a bare workspace into it; its keys carry the turn of a workspace's own life, or turns before any other.
+
+        Done again after a crash it gives the same. Raises SandboxFailure.
+        """
+
+
 @dataclass(frozen=True)
 class WorkspaceSpec:
     """The workspace an attempt needs."""
@@ -90,6 +103,10 @@ class WorkspaceSpec:
     setup: Sequence[str] = ()
     setup_seconds: float = 600
     start_seconds: float = 600
+    snapshot_paths: Sequence[str] = ()
+    """Folders that snapshots keep in `Plain` beside the working directory."""
+    start: StartState | None = None
+    """What brings the workspace into its prepared state, in place of files and setup."""
 
 
 @dataclass(frozen=True)
@@ -180,11 +197,30 @@ class Workspace(Protocol):
     async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str) -> None:
         """Unpack a tar below a path; names that leave it are refused with FileError."""
 
-    def snapshot(self) -> AsyncIterator[bytes]:
-        """What this workspace changed since its prepared state, a tar with OCI whiteouts (`Plain`: the working folder)."""
+    async def layers(self) -> Sequence[str]:
+        """Names of the frozen states that it stands on, nearest first; they never change. None in `Plain`."""
+
+    def snapshot(self, layer: str | None = None) -> AsyncIterator[bytes]:
+        """What was changed over the layer below it, a tar with OCI whiteouts: by this workspace, or by one of `layers`.
+
+        In `Plain` the working folder and `snapshot_paths`, whole. Raises FileError for what a tar cannot hold.
+        """
 
     async def restore(self, data: AsyncIterator[bytes], *, key: str) -> None:
         """Apply such a tar."""
+
+    async def freeze(self) -> None:
+        """End its processes; from now on it can be read and forked, and has no place. `Plain` cannot: SandboxFailure."""
+
+    async def fork(self, name: str, *, of: str | None = None) -> Workspace:
+        """A workspace of the same attempt that begins as this frozen one is; `name` tells it apart as in `acquire`.
+
+        `of`: the name of another frozen workspace of this sandbox, to begin with that instead. The same name again gives the
+        same workspace. What it was forked from may go before it.
+        """
+
+    async def discard(self, other: str) -> None:
+        """Destroy another workspace of the same attempt, by its name. Done twice is fine; a lost sandbox is fine."""
 
     async def enter(self, phase: Phase, *, key: str) -> None:
         """Switch the network to what the spec allows in that phase."""

@@ -343,7 +343,11 @@ class DummyWorkspace:
 
         await self._once("untar", key, (path, archive), work)
 
-    async def snapshot(self) -> AsyncIterator[bytes]:
+    async def layers(self) -> Sequence[str]:
+        """See Workspace: a snapshot has everything here."""
+        return ()
+
+    async def snapshot(self, layer: str | None = None) -> AsyncIterator[bytes]:
         """See Workspace: here the whole working folder."""
         async for chunk in self.tar(self.working_dir):
             yield chunk
@@ -351,6 +355,26 @@ class DummyWorkspace:
     async def restore(self, data: AsyncIterator[bytes], *, key: str) -> None:
         """See Workspace."""
         await self.untar(self.working_dir, data, key=key)
+
+    async def freeze(self) -> None:
+        """See Workspace: there are no processes."""
+        await self._enter_call("freeze", None)
+
+    async def fork(self, name: str, *, of: str | None = None) -> DummyWorkspace:
+        """See Workspace."""
+        await self._enter_call("fork", None)
+        identity = f"{self._identity.partition('.')[0]}.{name}"
+        workspaces = self._provider.world.workspaces
+        parent = self._state if of is None else workspaces[of]
+        state = workspaces.setdefault(identity, DummyState(parent.files.copy(), self._fence))
+        raise_fence(state, self._fence)
+        return DummyWorkspace(self._provider, identity, self._spec, state, self._fence)
+
+    async def discard(self, other: str) -> None:
+        """See Workspace."""
+        if other in self._provider.world.workspaces:
+            self._provider.lose(other, "WorkspaceLost")
+            self._provider.remove(other)
 
     async def enter(self, phase: Phase, *, key: str) -> None:
         """See Workspace."""

@@ -151,8 +151,25 @@ class ExecutorSandbox:
             "prepared": prepared,
         }
         description = {**self._description, "image": spec.image}
+
+        def sibling(name: str) -> ExecutorWorkspace:
+            return self._workspace(spec, Hold(name, hold.fence), None)
+
+        async def forked(name: str, parent: str) -> ExecutorWorkspace:
+            fork = sibling(workspace_id(hold.attempt.partition(".")[0], name))
+            await self._create(fork, parent, spec.start_seconds)
+            return fork
+
         return ExecutorWorkspace(
-            self.client, hold, hold.attempt, spec, handle=handle, description=description, released=released
+            self.client,
+            hold,
+            hold.attempt,
+            spec,
+            handle=handle,
+            description=description,
+            released=released,
+            sibling=sibling,
+            forked=forked,
         )
 
     async def _create(self, workspace: ExecutorWorkspace, parent: str | None, patience: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import posixpath
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -130,6 +131,8 @@ class ExecutorWorkspace:
         handle: Mapping[str, Any],
         description: Mapping[str, Any],
         released: Callable[[], Awaitable[None]] | None = None,
+        sibling: Callable[[str], ExecutorWorkspace] | None = None,
+        forked: Callable[[str, str], Awaitable[ExecutorWorkspace]] | None = None,
     ) -> None:
         self.handle, self.description = handle, description
         self.working_dir = spec.working_dir
@@ -137,6 +140,7 @@ class ExecutorWorkspace:
         self._client, self._hold, self._spec = client, hold, spec
         self._path = f"/workspaces/{workspace}"
         self._released, self._is_released = released, False
+        self._sibling, self._forked = sibling, forked
 
     async def create(self, parent: str | None, environment: Mapping[str, str]) -> None:
         """Make it, on top of the frozen workspace `parent`; a repeated call finds it made.
@@ -176,8 +180,22 @@ class ExecutorWorkspace:
         raise SandboxFailure("WorkspaceLost", f"workspace {self.name} is {state['state']}: {failure}")
 
     async def freeze(self) -> None:
-        """End its processes and make it a read-only layer to fork from."""
+        """See Workspace."""
         await self._change("POST", f"{self._path}/freeze", f"{LIFECYCLE_TURN}:freeze")
+
+    async def fork(self, name: str, *, of: str | None = None) -> ExecutorWorkspace:
+        """See Workspace."""
+        if self._forked is None:
+            raise SandboxFailure("ProviderUnavailable", f"workspace {self.name} is used by hand and cannot be forked")
+        return await self._forked(name, of or self.name)
+
+    async def discard(self, other: str) -> None:
+        """See Workspace."""
+        if self._sibling is not None:
+            with contextlib.suppress(SandboxFailure):
+                workspace = self._sibling(other)
+                await workspace.fence()
+                await workspace.release()
 
     async def run(
         self,
@@ -271,10 +289,22 @@ class ExecutorWorkspace:
         """See Workspace. A connection that breaks ends it with SandboxFailure: the stream cannot be read again."""
         await self._file("PUT", "tar", path, key, body=data)
 
-    async def snapshot(self) -> AsyncIterator[bytes]:
+    async def layers(self) -> Sequence[str]:
         """See Workspace."""
-        async for chunk in self._client.stream(f"{self._path}/snapshot"):
-            yield chunk
+        names: list[str] = (await self._read(self._path)).json()["layers"]
+        return names
+
+    async def snapshot(self, layer: str | None = None) -> AsyncIterator[bytes]:
+        """See Workspace."""
+        path = self._path if layer is None else f"/workspaces/{layer}"
+        query = [("path", kept) for kept in self._spec.snapshot_paths]
+        try:
+            async for chunk in self._client.stream(f"{path}/snapshot", query):
+                yield chunk
+        except ExecutorRefusal as refusal:
+            if refusal.reason in REQUEST_REFUSALS:
+                raise FileError(self.working_dir, refusal.message) from refusal
+            raise
 
     async def restore(self, data: AsyncIterator[bytes], *, key: str) -> None:
         """See Workspace."""

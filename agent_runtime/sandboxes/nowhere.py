@@ -64,13 +64,28 @@ class Nowhere:
         """Refused."""
         raise _none()
 
-    def snapshot(self) -> AsyncIterator[bytes]:
+    async def layers(self) -> Sequence[str]:
+        """There are none."""
+        return ()
+
+    def snapshot(self, layer: str | None = None) -> AsyncIterator[bytes]:
         """Refused."""
         raise _none()
 
     async def restore(self, data: AsyncIterator[bytes], *, key: str) -> None:
         """Refused."""
         raise _none()
+
+    async def freeze(self) -> None:
+        """Refused."""
+        raise _none()
+
+    async def fork(self, name: str, *, of: str | None = None) -> "Nowhere":
+        """Refused."""
+        raise _none()
+
+    async def discard(self, other: str) -> None:
+        """Nothing is held."""
 
     def secret(self, purpose: str) -> bytes:
         """Refused."""

@@ -44,13 +44,20 @@ def prepared_id(spec: WorkspaceSpec) -> str:
         "network": spec.network.get("setup", "None"),
         "files": [file.wire() for file in spec.files],
         "setup": list(spec.setup),
+        "start": None if spec.start is None else spec.start.name,
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
     return f"prepared-{digest[:32]}"
 
 
 async def prepare(workspace: Workspace, spec: WorkspaceSpec) -> None:
-    """Make the working folder, put the files in and run the setup, with the network of its phase. Raises SetupFailed."""
+    """Make the working folder, put the files in and run the setup, with the network of its phase. Raises SetupFailed.
+
+    Where the spec has a state to start with, bring that instead.
+    """
+    if spec.start is not None:
+        await spec.start.bring(workspace, spec)
+        return
     try:
         async with asyncio.timeout(spec.setup_seconds + SETUP_GRACE_SECONDS):
             # An empty archive makes the folder, without a program of the image.

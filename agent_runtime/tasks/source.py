@@ -27,6 +27,14 @@ def load_tasks(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> Load
         return LoadedTasks(tasks.inline)
     if tasks.environments is not None:
         return LoadedTasks(environment_tasks(tasks.environments))
+    if tasks.branch is not None:
+        raise TaskSourceError(
+            [
+                TaskProblem(
+                    "tasks.branch", None, "has no tasks of its own; they are those of the rollouts that it branches"
+                )
+            ]
+        )
     if tasks.from_ is None:
         raise TaskSourceError(
             [TaskProblem("tasks.stream", None, "has no tasks to read; they are submitted to the job")]

@@ -2,7 +2,9 @@
 
 Names in a tar are untrusted and so is the tree it meets. Unpacking walks from the target folder one name at a time and
 never through a link, so nothing leaves the target. A layer's tar uses the marks of OCI image layers: `.wh.NAME` says that
-NAME of the parent is deleted, `.wh..wh..opq` that a folder hides what the parent has in it.
+NAME of the parent is deleted, `.wh..wh..opq` that a folder hides what the parent has in it; a file that has such a name
+itself says so in a PAX header of our own. Times are kept to the
+nanosecond, as decimals of PAX headers.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import stat
 import tarfile
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import IO
 
 from agent_runtime.executor.workspaces.channel import Message
@@ -24,6 +27,8 @@ COPY_BYTES = 1024 * 1024
 _DELETED = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _OPAQUE_XATTR = "user.overlay.opaque"
+_OWN_NAME = "ROLLOUT.ownName"
+_SECOND = 1_000_000_000  # in nanoseconds
 
 
 def copy(source: int, target: int, limit: int | None) -> int:
@@ -38,6 +43,27 @@ def copy(source: int, target: int, limit: int | None) -> int:
         while view:
             view = view[os.write(target, view) :]
     return copied
+
+
+def _set_time(member: tarfile.TarInfo, nanoseconds: int) -> None:
+    """Give a member a time. tarfile itself writes a time with a fraction as a float, which has no room for nanoseconds."""
+    seconds, rest = divmod(abs(nanoseconds), _SECOND)
+    if rest:
+        sign = "-" if nanoseconds < 0 else ""
+        member.pax_headers = {**member.pax_headers, "mtime": f"{sign}{seconds}.{rest:09}"}
+    else:
+        member.mtime = nanoseconds // _SECOND
+
+
+def _time_of(member: tarfile.TarInfo) -> int:
+    """The time of a member in nanoseconds."""
+    written = member.pax_headers.get("mtime")
+    if written is None:
+        return int(member.mtime) * _SECOND
+    try:
+        return int((Decimal(written) * _SECOND).to_integral_value())
+    except (ArithmeticError, ValueError):
+        raise Refused(errno.EINVAL, member.name, f"tar member {member.name!r}: {written!r} is no time") from None
 
 
 class _Exactly:
@@ -71,8 +97,10 @@ class _Writer:
     def add(self, folder: int, name: str, stored: str, info: os.stat_result) -> None:
         """Store the entry `name` of `folder` as `stored`; sockets and devices have no content and are left out."""
         member = tarfile.TarInfo(stored)
-        member.mode, member.mtime = stat.S_IMODE(info.st_mode), info.st_mtime
-        member.uid, member.gid = info.st_uid, info.st_gid
+        if name.startswith(_DELETED):
+            member.pax_headers = {_OWN_NAME: "1"}
+        member.mode, member.uid, member.gid = stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid
+        _set_time(member, info.st_mtime_ns)
         if stat.S_ISDIR(info.st_mode):
             member.type = tarfile.DIRTYPE
         elif stat.S_ISLNK(info.st_mode):
@@ -174,20 +202,42 @@ def snapshot(parts: tuple[tuple[str, int], ...], stream: int) -> Message:
     `usr/`, …) and a descriptor."""
     writer = _Writer(stream)
     for prefix, upper in parts:
-        for parent, name, stored, info in _walk(os.dup(upper), prefix):
-            if name.startswith(_DELETED):
-                raise Refused(
-                    errno.EINVAL,
-                    f"/{stored}",
-                    f"{'/' + stored!r}: names that begin with {_DELETED!r} are marks of deletion in a layer; rename it",
-                )
-            if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
-                writer.mark(f"{stored[: len(stored) - len(name)]}{_DELETED}{name}")
-                continue
-            writer.add(parent, name, stored, info)
-            if stat.S_ISDIR(info.st_mode) and _is_opaque(parent, name):
-                writer.mark(f"{stored}/{_OPAQUE}")
+        folder = os.dup(upper)
+        writer.add(folder, ".", prefix.rstrip("/") or ".", os.fstat(folder))
+        _add_below(writer, folder, prefix, of_layer=True)
     return writer.close()
+
+
+def snapshot_folders(root: str, paths: tuple[str, ...], stream: int) -> Message:
+    """Write whole folders as a layer's tar, names relative to `root`: each hides what stands in its place elsewhere.
+
+    `paths` are absolute, below `root`; one that is not there, or lies in another one, adds nothing.
+    """
+    writer = _Writer(stream)
+    done: list[str] = []
+    for path in sorted({os.path.normpath(path) for path in paths}):
+        stored = os.path.relpath(path, root)
+        if any(path.startswith(f"{above}/") for above in done) or not os.path.isdir(path):
+            continue
+        done.append(path)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        writer.add(folder, ".", stored, os.fstat(folder))
+        prefix = "" if stored == "." else f"{stored}/"
+        writer.mark(f"{prefix}{_OPAQUE}")
+        _add_below(writer, folder, prefix, of_layer=False)
+    return writer.close()
+
+
+def _add_below(writer: _Writer, folder: int, prefix: str, *, of_layer: bool) -> None:
+    """Add all below a folder; of a layer's own folder its marks too."""
+    for parent, name, stored, info in _walk(folder, prefix):
+        if of_layer and stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
+            writer.mark(f"{stored[: len(stored) - len(name)]}{_DELETED}{name}")
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            writer.add(parent, name, stored, info)
+            if of_layer and stat.S_ISDIR(info.st_mode) and _is_opaque(parent, name):
+                writer.mark(f"{stored}/{_OPAQUE}")
 
 
 def _is_opaque(parent: int, name: str) -> bool:
@@ -230,7 +280,7 @@ class _Target:
 
     def __init__(self, root: int, *, owners: bool) -> None:
         self.root, self._owners = root, owners
-        self._folders: list[tuple[list[str], int, float]] = []
+        self._folders: list[tuple[list[str], int, int]] = []
 
     def parent(self, parts: list[str]) -> int:
         """A descriptor of the folder that `parts` lie in; missing folders are made, links are refused."""
@@ -256,6 +306,9 @@ class _Target:
 
     def put(self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None) -> None:
         if not parts:
+            if self._owners and member.isdir():
+                self._folders.append((parts, member.mode & 0o7777, _time_of(member)))
+                self._own(self.root, ".", member)
             return
         parent, name = self.parent(parts), parts[-1]
         try:
@@ -274,7 +327,7 @@ class _Target:
                 remove_entry(parent, name, missing_ok=True)
                 os.mkdir(name, dir_fd=parent)
             # Modes and times of folders last: both would stand in the way of what comes into them.
-            self._folders.append((parts, mode, member.mtime))
+            self._folders.append((parts, mode, _time_of(member)))
             self._own(parent, name, member)
             return
         if member.islnk():
@@ -297,7 +350,7 @@ class _Target:
                 member.name,
                 f"tar member {member.name!r}: only files, folders, links and FIFOs can be unpacked",
             )
-        os.utime(name, (member.mtime, member.mtime), dir_fd=parent, follow_symlinks=False)
+        os.utime(name, ns=(_time_of(member),) * 2, dir_fd=parent, follow_symlinks=False)
 
     def _file(self, parent: int, name: str, member: tarfile.TarInfo, content: IO[bytes]) -> None:
         target = os.open(
@@ -308,10 +361,9 @@ class _Target:
                 view = memoryview(block)
                 while view:
                     view = view[os.write(target, view) :]
-            if self._owners:
-                os.fchown(target, member.uid, member.gid)
+            self._own(parent, name, member)
             os.fchmod(target, member.mode & 0o7777)
-            os.utime(target, (member.mtime, member.mtime))
+            os.utime(target, ns=(_time_of(member),) * 2)
         finally:
             os.close(target)
 
@@ -331,23 +383,42 @@ class _Target:
             os.close(source)
 
     def _own(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
-        if self._owners:
+        if not self._owners:
+            return
+        standing = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if (standing.st_uid, standing.st_gid) == (member.uid, member.gid):
+            return  # who has no right to give a file away may keep its own
+        try:
             os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+        except PermissionError:
+            raise Refused(
+                errno.EPERM,
+                member.name,
+                f"{member.name!r} belongs to {member.uid}:{member.gid}, and uid {os.geteuid()} of this workspace may not "
+                "give it to them; restore it where commands run as root, or as that user",
+            ) from None
 
     def finish(self) -> None:
         """Give folders their modes and times, deepest first."""
         for parts, mode, modified in reversed(self._folders):
             try:
-                parent = self.parent(parts)
+                parent = self.parent(parts) if parts else os.dup(self.root)
                 try:
-                    folder = open_folder(parent, parts[-1])
+                    folder = open_folder(parent, parts[-1] if parts else ".")
                 finally:
                     os.close(parent)
             except (OSError, Refused):
                 continue  # a later member replaced it
-            os.fchmod(folder, mode)
-            os.utime(folder, (modified, modified))
-            os.close(folder)
+            try:
+                if stat.S_IMODE(os.fstat(folder).st_mode) != mode:
+                    os.fchmod(folder, mode)
+                os.utime(folder, ns=(modified, modified))
+            except PermissionError:
+                if os.fstat(folder).st_uid == os.geteuid():
+                    raise
+                # Somebody else's, such as /tmp: those who may write into it cannot set its times.
+            finally:
+                os.close(folder)
 
 
 def unpack(location: str, stream: int) -> Message:
@@ -367,13 +438,14 @@ def restore(location: str, stream: int) -> Message:
     entries = 0
     for member, parts, content in _members(stream):
         entries += 1
-        if parts and parts[-1] == _OPAQUE:
+        is_mark = bool(parts) and parts[-1].startswith(_DELETED) and _OWN_NAME not in member.pax_headers
+        if is_mark and parts[-1] == _OPAQUE:
             # Our own snapshots put this mark before anything of the folder, so all that is there is the parent's.
             folder = target.parent(parts)
             for name in os.listdir(folder):
                 remove_entry(folder, name, missing_ok=True)
             os.close(folder)
-        elif parts and parts[-1].startswith(_DELETED):
+        elif is_mark:
             folder = target.parent(parts)
             remove_entry(folder, parts[-1].removeprefix(_DELETED), missing_ok=True)
             os.close(folder)

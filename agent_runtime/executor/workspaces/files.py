@@ -45,7 +45,7 @@ def run(channel: Channel, number: int, request: Message, descriptors: list[int],
             os.set_blocking(stream, True)
         where.bound()
         os.umask(0o022)
-        if request["operation"] not in _WHOLE_LAYER:
+        if not (where.layer and request["operation"] in _WHOLE_LAYER):
             become(Accounts().look_up(where.user))
         reply = _OPERATIONS[request["operation"]](where, arguments, stream)
     except Refused as refusal:
@@ -177,19 +177,17 @@ def _untar(where: Surroundings, arguments: Message, stream: int) -> Message:
 
 
 def _snapshot(where: Surroundings, arguments: Message, stream: int) -> Message:
-    if not where.layer:
-        return archives.pack(where.locate("."), stream, ())
-    return archives.snapshot(where.layer, stream)
+    if where.layer:
+        return archives.snapshot(where.layer, stream)
+    paths = tuple(where.locate(path) for path in (".", *(arguments.get("paths") or ())))
+    return archives.snapshot_folders(where.locate("/"), paths, stream)
 
 
 def _restore(where: Surroundings, arguments: Message, stream: int) -> Message:
-    if not where.layer:
-        location = where.locate(".")
-        os.makedirs(location, exist_ok=True)
-        return archives.unpack(location, stream)
-    return archives.restore("/", stream)
+    return archives.restore("/" if where.layer else where.locate("/"), stream)
 
 
+# A layer is its workspace's alone, so its root may see to it whole; what `Plain` writes is the machine's.
 _WHOLE_LAYER = frozenset({"snapshot", "restore"})
 _OPERATIONS: dict[str, Callable[[Surroundings, Message, int], Message]] = {
     "read": _read,

@@ -1,0 +1,266 @@
+"""Rollouts that go on from a turn of another one (`tasks.branch`): what they go on from, fixed once for the whole run.
+
+Task, records up to the turn and the nearest snapshot are read from the source when a branching run starts, and written to
+`branches/<group>.json.zst` of that run. From then on the source may go on, or go: all processes of the run, and those that
+resume it, read the same.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from agent_runtime.recording.job_record import JobRecord, task_list
+from agent_runtime.recording.layers import Layers
+from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
+from agent_runtime.recording.segments import RecordCorrupt, compress, decompress, json_bytes
+from agent_runtime.recording.store import StorageError, Store
+from agent_runtime.recording.stream import StreamRecord
+from agent_runtime.tasks import LoadedTasks, TaskProblem, TaskSourceError, load_tasks
+from rollout_api.base import ApiModel
+from rollout_api.model import ModelSpec
+from rollout_api.records import (
+    CheckpointRecord,
+    IntentRecord,
+    ObservationsRecord,
+    PolicySpan,
+    Record,
+    ResponseRecord,
+    SnapshotRecord,
+)
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.sandbox import SandboxOverrides
+from rollout_api.tasks import Task, TaskBranch
+
+
+class Origin(ApiModel):
+    """What a group goes on from."""
+
+    job: str
+    """URI of the source's run."""
+    index: int
+    attempt: int
+    turn: int
+    strict: bool
+    task: Task
+    """As the source worked on it, with its sandbox."""
+    snapshot: SnapshotRecord | None
+    """The latest one at or before the turn."""
+    layers_uri: str
+    """Output that has the snapshot's layers."""
+    prefix: list[Record]
+    """Copies of the source's model calls and tool results up to the turn."""
+
+
+class _Source:
+    """One entry of `tasks.branch`, opened."""
+
+    def __init__(self, entry: TaskBranch, output: Store, reader: RunReader) -> None:
+        self.entry, self.output, self.reader = entry, output, reader
+
+    @property
+    def uri(self) -> str:
+        return self.reader.store.uri
+
+    async def task(self, base_dir: Path, environ: Mapping[str, str]) -> Task:
+        """The source's task, its sandbox filled in from the source's job. Raises ValueError."""
+        spec, group = self.reader.job.spec, self.entry.index // self.reader.job.spec.group_size
+        if spec.agent.is_command:
+            raise ValueError(
+                "its agent is of type Command: the program's processes are not restored, so it cannot be branched; use an "
+                "agent that calls the model through its context"
+            )
+        task = await self._task(group, base_dir, environ)
+        sandbox = task.sandbox.apply(spec.sandbox)
+        own = {name: getattr(sandbox, name) for name in SandboxOverrides.model_fields}
+        return task.model_copy(
+            update={
+                "sandbox": SandboxOverrides(**own),
+                "name": f"{task.name[:150]}@{self.entry.index}.{self.entry.turn}",
+            }
+        )
+
+    async def _task(self, group: int, base_dir: Path, environ: Mapping[str, str]) -> Task:
+        tasks, job_file = self.reader.job.spec.tasks, self.reader.job_file
+        if tasks.branch is not None:
+            origin = await read_origin(self.reader.store, group)
+            if origin is None:
+                raise ValueError(f"group {group} of it, a branch itself, was never begun")
+            return origin.task
+        if tasks.stream is not None:
+            submitted = await StreamRecord(self.reader.store).entry(group)
+            if submitted is None:
+                raise ValueError(f"group {group} was never submitted to it")
+            return submitted.task
+        loaded = await asyncio.to_thread(load_tasks, tasks, base_dir, environ)
+        if task_list(loaded.tasks) != job_file.tasks:
+            raise ValueError("its tasks cannot be read any more as they were: their source has changed since it began")
+        if group >= len(loaded.tasks):
+            raise ValueError(f"it has {len(loaded.tasks) * self.reader.job.spec.group_size} rollouts; lower index")
+        return loaded.tasks[group]
+
+    async def origin(self, task: Task, *, keeps_ids: bool) -> Origin:
+        """What its branches go on from, as it is recorded at this moment. Raises ValueError."""
+        entry, seal = self.entry, self.reader.seals.get(self.entry.index)
+        attempts = await self.reader.attempts(entry.index)
+        attempt = seal.result.attempt if seal is not None else max(attempts, default=0)
+        records = await self.reader.records(entry.index, attempt)
+        last = last_turn(records)
+        if any(isinstance(record, CheckpointRecord) and record.turn <= entry.turn for record in records):
+            raise ValueError(
+                f"its agent kept checkpoints of its workspace up to turn {entry.turn}: which of them it worked in cannot be "
+                "brought back; branch it at an earlier turn"
+            )
+        if entry.turn > last:
+            known = "no turn with its tool results yet" if last < 0 else f"turns 0 to {last} to branch from"
+            raise ValueError(f"turn {entry.turn} is not recorded: it has {known}")
+        taken = [r for r in records if isinstance(r, SnapshotRecord) and r.layers and r.turn <= entry.turn]
+        return Origin(
+            job=self.uri,
+            index=entry.index,
+            attempt=attempt,
+            turn=entry.turn,
+            strict=entry.strict,
+            task=task,
+            snapshot=max(taken, key=lambda record: record.turn, default=None),
+            layers_uri=self.output.uri,
+            prefix=copied(records, entry.turn, keeps_ids=keeps_ids),
+        )
+
+
+async def branch_tasks(job: RolloutJob, base_dir: Path, environ: Mapping[str, str]) -> LoadedTasks:
+    """The tasks of a job with `tasks.branch`, one a group. Raises TaskSourceError with all that is wrong."""
+    problems: list[TaskProblem] = []
+    tasks: list[Task] = []
+    for number, entry in enumerate(job.spec.tasks.branch or []):
+        try:
+            source = await _open(entry, base_dir, environ)
+            _refuse_other_agent(source.reader.job, job)
+            task = await source.task(base_dir, environ)
+            if any(other.name == task.name for other in tasks):
+                task = task.model_copy(update={"name": f"{task.name}-{number}"})
+            tasks.append(task)
+            await source.origin(task, keeps_ids=True)
+        except (ValueError, NoSuchRun, RecordCorrupt, StorageError) as error:
+            where = f"tasks.branch[{number}]: rollout {entry.index} of {entry.job}"
+            problems.append(TaskProblem(where, None, str(error)))
+    if problems:
+        raise TaskSourceError(problems)
+    return LoadedTasks(tasks)
+
+
+async def fixed_origins(
+    record: JobRecord, tasks: Sequence[Task], base_dir: Path, environ: Mapping[str, str]
+) -> dict[int, Origin]:
+    """What each group of a run goes on from, by its number: as the first process of the run found it.
+
+    Raises TaskSourceError.
+    """
+    origins = {}
+    for group, entry in enumerate(record.job.spec.tasks.branch or []):
+        origin = await read_origin(record.store, group)
+        if origin is None:
+            source = await _open(entry, base_dir, environ)
+            keeps_ids = same_tokens(source.reader.job.spec.model, record.job.spec.model)
+            try:
+                found = await source.origin(tasks[group], keeps_ids=keeps_ids)
+            except ValueError as error:
+                raise TaskSourceError([TaskProblem(f"tasks.branch[{group}]", None, str(error))]) from error
+            await record.store.create(_key(group), compress(json_bytes(found)))
+            origin = await read_origin(record.store, group)
+            assert origin is not None, "it was just written"
+        if origin.snapshot is not None and origin.layers_uri == record.output.uri:
+            layers = Layers(record.output, record.store)
+            for layer in origin.snapshot.layers:
+                await layers.name(layer)
+        origins[group] = origin
+    return origins
+
+
+async def read_origin(run: Store, group: int) -> Origin | None:
+    """What a group of a branching run goes on from; None before that is fixed. Raises RecordCorrupt."""
+    key = _key(group)
+    data = await run.get(key)
+    if data is None:
+        return None
+    try:
+        return Origin.model_validate_json(decompress(key, data))
+    except ValidationError as error:
+        raise RecordCorrupt(key, f"{error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from error
+
+
+def last_turn(records: Sequence[Record]) -> int:
+    """The last turn from which an agent can go on: its tool results are recorded, and none of them ended the rollout."""
+    ended = {record.turn for record in records if isinstance(record, ObservationsRecord) and not _stops(record)}
+    # A turn without tool calls has no results; that another one followed says that it is over.
+    begun = [record.turn for record in records if isinstance(record, IntentRecord)]
+    return max((*ended, max(begun, default=0) - 1))
+
+
+def _stops(record: ObservationsRecord) -> bool:
+    return any(result.stop for result in record.results)
+
+
+def copied(records: Sequence[Record], turn: int, *, keeps_ids: bool) -> list[Record]:
+    """The records of the turns up to and including `turn`, as another rollout takes them over.
+
+    Their tokens were sampled by somebody else: no version is said to have made them, so nothing trains on them. Their ids
+    are left out where another model goes on, to which they may mean something else.
+    """
+    found: list[Record] = []
+    for record in records:
+        if isinstance(record, IntentRecord | ObservationsRecord) and record.turn <= turn:
+            found.append(record)
+        elif isinstance(record, ResponseRecord) and record.turn <= turn:
+            ids = record.completion_token_ids
+            changes: dict[str, object] = {"policy_spans": [PolicySpan(tokens=len(ids), version=None)] if ids else []}
+            if not keeps_ids:
+                changes |= {
+                    "prompt_token_ids": None,
+                    "completion_token_ids": None,
+                    "prompt_keep": 0,
+                    "policy_spans": [],
+                }
+            found.append(record.model_copy(update=changes | {"logprobs": None}))
+    return found
+
+
+def same_tokens(source: ModelSpec | None, own: ModelSpec | None) -> bool:
+    """Whether a token id means the same to both models, as far as their names tell."""
+    return source is not None and own is not None and _model_name(source) == _model_name(own)
+
+
+def _model_name(spec: ModelSpec) -> str:
+    if spec.endpoint is not None:
+        return spec.endpoint.name
+    if spec.server is not None:
+        return spec.server.model.model_dump_json()
+    return spec.server_ref or spec.function or "scripted"
+
+
+def _refuse_other_agent(source: RolloutJob, own: RolloutJob) -> None:
+    """Raise ValueError unless the agent repeats the source's turns: it is brought to the turn by a replay."""
+    for field in ("type", "tools", "system_prompt"):
+        theirs, ours = getattr(source.spec.agent, field), getattr(own.spec.agent, field)
+        if theirs != ours:
+            name = "systemPrompt" if field == "system_prompt" else field
+            raise ValueError(
+                f"spec.agent.{name} is {ours!r} here and was {theirs!r} there; a branch goes on as its source began"
+            )
+
+
+async def _open(entry: TaskBranch, base_dir: Path, environ: Mapping[str, str]) -> _Source:
+    uri = entry.job.rstrip("/")
+    if "://" not in uri:
+        folder = (base_dir / uri).resolve()
+        if not folder.parent.is_dir():
+            raise ValueError(f"there is no folder {folder.parent}; give the folder or URI of a run")
+        uri = str(folder)
+    parent, _, name = uri.rpartition("/")
+    output = Store.open(parent, environ)
+    return _Source(entry, output, await open_run(output, name))
+
+
+def _key(group: int) -> str:
+    return f"branches/{group}.json.zst"

@@ -1,0 +1,86 @@
+"""Layers of workspaces in object storage: `layers/<digest>.tar.zst` beside the runs, each content once.
+
+A run names the layers that it needs by empty objects in its own folder, `<run>/layers/<digest>`, written before the layer
+itself: what a listing shows is what must be kept, and nobody has to read journals to know it.
+"""
+
+import hashlib
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from typing import IO, Final
+
+from agent_runtime.recording.artifacts import ArtifactsTooLarge, Packer, unpacked
+from agent_runtime.recording.segments import RecordCorrupt
+from agent_runtime.recording.store import Store
+from rollout_api.records import Layer
+
+FOLDER: Final = "layers"
+SUFFIX: Final = ".tar.zst"
+
+SPARED_SECONDS: Final = 24 * 3600.0
+"""A layer that was written within a day is not deleted: whoever wrote it may not have named it yet, or is about to."""
+
+_RENEWED_SECONDS: Final = SPARED_SECONDS / 2
+"""An equal layer that is older is written again, so that nobody deletes it meanwhile."""
+
+_SPOOL_BYTES: Final = 8 << 20
+"""Compressed layers up to here stay in memory until their digest is known, larger ones lie on the disk."""
+
+
+class LayerTooLarge(Exception):
+    """A layer has more bytes than it may."""
+
+
+class Layers:
+    """The layers of one output, and those of them that one run names."""
+
+    def __init__(self, output: Store, run: Store) -> None:
+        self._output, self._run = output, run
+
+    async def keep(self, chunks: AsyncIterator[bytes], limit: int) -> Layer:
+        """Store a tar. Raises LayerTooLarge over `limit` bytes, StorageError, and what `chunks` raises."""
+        digest = hashlib.sha256()
+
+        async def hashed() -> AsyncIterator[bytes]:
+            async for chunk in chunks:
+                digest.update(chunk)
+                yield chunk
+
+        packer = Packer(hashed(), limit)
+        with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as spool:
+            try:
+                async for piece in packer.packed():
+                    spool.write(piece)
+            except ArtifactsTooLarge:
+                raise LayerTooLarge(f"a layer takes more than sandbox.snapshotLimit, {limit} bytes") from None
+            layer = Layer(digest=digest.hexdigest(), bytes=packer.size)
+            await self._store(layer, spool)
+        return layer
+
+    async def name(self, layer: Layer) -> None:
+        """Have the run name a layer that is there already, so that it is kept as long as the run is."""
+        await self._run.put(f"{FOLDER}/{layer.digest}", b"")
+
+    async def load(self, layer: Layer) -> AsyncIterator[bytes]:
+        """The tar in pieces. Raises RecordCorrupt where it is damaged or gone, StorageError."""
+        key, digest = key_of(layer.digest), hashlib.sha256()
+        if await self._output.modified(key) is None:
+            raise RecordCorrupt(key, "it is missing, and a snapshot needs it")
+        async for piece in unpacked(key, self._output.stream(key), layer.bytes):
+            digest.update(piece)
+            yield piece
+        if digest.hexdigest() != layer.digest:
+            raise RecordCorrupt(key, "its content is not that of its name")
+
+    async def _store(self, layer: Layer, packed: IO[bytes]) -> None:
+        await self.name(layer)
+        key = key_of(layer.digest)
+        modified = await self._output.modified(key)
+        if modified is None or time.time() - modified > _RENEWED_SECONDS:
+            await self._output.put_file(key, packed)
+
+
+def key_of(digest: str) -> str:
+    """Key of a layer, relative to the output."""
+    return f"{FOLDER}/{digest}{SUFFIX}"

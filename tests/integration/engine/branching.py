@@ -1,0 +1,90 @@
+"""Jobs to branch, and agents that branch their own workspace; imported by the tests and by the runs that they start."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_runtime.agents.base import AgentContext
+from agent_runtime.models.base import ToolCall
+
+TURNS = 5
+
+
+def bash(command: str, delay: float = 0) -> dict[str, Any]:
+    """A turn that runs a command."""
+    return {"toolCalls": [{"name": "bash", "arguments": {"command": command}}], "delaySeconds": delay}
+
+
+FINISH: dict[str, Any] = {"toolCalls": [{"name": "finish", "arguments": {"message": "done"}}]}
+
+
+def job(name: str, tasks: Mapping[str, Any], scripts: Mapping[str, Sequence[Any]], **spec: Any) -> dict[str, Any]:
+    """A RolloutJob whose model follows a script for each task."""
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": name},
+        "spec": {
+            "mode": "Eval",
+            "tasks": dict(tasks),
+            "model": {
+                "scripted": {
+                    "tasks": [{"task": task, "members": [{"turns": list(turns)}]} for task, turns in scripts.items()]
+                }
+            },
+            "agent": {"tools": ["bash", "finish"]},
+            "output": {"uri": "./out"},
+            **spec,
+        },
+    }
+
+
+def counting(name: str = "source", *, commands: Sequence[str] | None = None, **spec: Any) -> dict[str, Any]:
+    """A rollout of five turns that each add a line and show all of them; its setup leaves what no second run would."""
+    commands = commands or [f"echo {turn} >> log.txt; cat log.txt" for turn in range(TURNS)]
+    task = {
+        "name": "count",
+        "prompt": "Count.",
+        "setup": ["date +%s.%N > when.txt"],
+        "verifier": {"commands": ["grep -q b log.txt"]},
+    }
+    return job(name, {"inline": [task]}, {"count": [*map(bash, commands), FINISH]}, **spec)
+
+
+def branching(
+    run: str,
+    *turns: int,
+    count: int = 2,
+    name: str = "branch",
+    then: str = "echo b >> log.txt; cat log.txt when.txt",
+    **more: Any,
+) -> dict[str, Any]:
+    """A job that branches rollout 0 of a run after those turns; each branch runs one command more."""
+    spec = {field: more.pop(field) for field in list(more) if field in ("sandbox", "agent", "attempts", "groupSize")}
+    entries = [{"job": run, "index": 0, "turn": turn, "count": count, **more} for turn in turns]
+    copied = [{"content": "never asked for"}]
+    scripts = {f"count@0.{turn}": [*copied * (turn + 1), bash(then), FINISH] for turn in turns}
+    return job(name, {"branch": entries}, scripts, **spec)
+
+
+class Searcher:
+    """Tries three ways from one checkpoint, each in the same state, and goes on in the second."""
+
+    async def run(self, context: AgentContext) -> str:
+        """See Agent."""
+        seen: list[str] = []
+
+        async def step(command: str) -> None:
+            await context.call_model([{"role": "user", "content": command}])
+            call = ToolCall(id=f"c{len(seen)}", name="bash", arguments=f'{{"command": "{command}"}}')
+            seen.append((await context.call_tools([call]))[0].content)
+
+        await step("mkdir -p ../else; echo start > log.txt; echo start > ../else/log")
+        start = await context.checkpoint()
+        ends = []
+        for way in ("one", "two", "three"):
+            await context.go_back(start)
+            await step(f"sleep 0.05; echo {way} >> log.txt; echo {way} >> ../else/log; cat log.txt ../else/log")
+            ends.append(await context.checkpoint())
+        await context.go_back(ends[1])
+        await step("cat log.txt")
+        return " | ".join(seen)
