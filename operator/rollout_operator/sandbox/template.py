@@ -188,7 +188,8 @@ def merge(base: Mapping[str, Json], over: Mapping[str, Json]) -> dict[str, Json]
 def _merge_lists(field: str, base: list[Json], over: list[Json]) -> list[Json]:
     if field == "tolerations":
         # Ours stay beside the user's unless they speak of the same taint.
-        spoken = {(t.get("key"), t.get("effect")) for t in over if isinstance(t, Mapping)}
+        # The API server judges what a user's entries are worth, so they may be anything here.
+        spoken = [(t.get("key"), t.get("effect")) for t in over if isinstance(t, Mapping)]
         return [t for t in base if isinstance(t, Mapping) and (t.get("key"), t.get("effect")) not in spoken] + over
     key = MERGE_KEYS.get(field)
     if key is None or not all(isinstance(entry, Mapping) for entry in over):

@@ -79,8 +79,8 @@ def test_counts_add_up_and_nothing_leaks_or_grows_while_everything_is_killed_aga
         print(f"\nsoak: {size.rollouts} rollouts, {Counter(kills)}; failed attempts a rollout {attempts}, why {lost}")
         for name, found in memory.items():
             print(f"soak: memory of the {name}, MiB: {', '.join(f'{mebibytes:.0f}' for mebibytes in found)}")
-    # Nothing but the kills themselves costs an attempt.
-    assert lost.keys() <= {"PodDeleted"}
+    # Nothing but the kills themselves costs an attempt: an engine that starts finds gone what was killed meanwhile.
+    assert lost.keys() <= {"PodDeleted", "Interrupted"}
     for name, found in memory.items():
         half = len(found) // 2
         assert max(found[half:]) <= 1.25 * max(found[:half]), f"the {name}'s memory grows: {found}"
