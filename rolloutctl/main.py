@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from rolloutctl import check, doctor, export, gc, init, proxy, report, results, run, sandbox, show, stream
+from rolloutctl import check, doctor, export, gc, init, proxy, report, results, run, sandbox, show, stream, submit
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
 
@@ -93,6 +93,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     check.validate,
     check.check,
     run.run,
+    submit.submit,
     results.results,
     show.show,
     report.report,
