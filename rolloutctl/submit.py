@@ -41,8 +41,7 @@ def submit(
     if dry_run:
         out.print(yaml.safe_dump(job.wire(), sort_keys=False, allow_unicode=True), soft_wrap=True, end="")
         return
-    applied = _apply(job, namespace)
-    say(f"rolloutjob/{applied['metadata']['name']} applied in namespace {applied['metadata']['namespace']}.")
+    say(f"rolloutjob/{job.metadata.name} applied in namespace {_apply(job, namespace)}.")
 
 
 def _moved(job: RolloutJob, source: LocalSource, *, dry_run: bool) -> RolloutJob:
@@ -61,8 +60,8 @@ def _moved(job: RolloutJob, source: LocalSource, *, dry_run: bool) -> RolloutJob
     return with_source(job, target)
 
 
-def _apply(job: RolloutJob, namespace: str | None) -> dict[str, Any]:
-    """Server-side apply, as `kubectl apply --server-side` does it. Raises CommandError."""
+def _apply(job: RolloutJob, namespace: str | None) -> str:
+    """Server-side apply, as `kubectl apply --server-side` does it; the namespace. Raises CommandError."""
     try:
         from kubernetes import client, config
     except ImportError as error:
@@ -78,7 +77,7 @@ def _apply(job: RolloutJob, namespace: str | None) -> dict[str, Any]:
     with client.ApiClient() as api:
         try:
             group, version = API_VERSION.split("/")
-            applied: dict[str, Any] = client.CustomObjectsApi(api).patch_namespaced_custom_object(
+            client.CustomObjectsApi(api).patch_namespaced_custom_object(
                 group,
                 version,
                 place,
@@ -96,7 +95,7 @@ def _apply(job: RolloutJob, namespace: str | None) -> dict[str, Any]:
                 else f"Is {API_GROUP} installed there, and may you create rolloutjobs? rolloutctl doctor",
                 code=Exit.FAILED,
             ) from error
-    return applied
+    return place
 
 
 def _message(error: Any) -> str:
