@@ -115,9 +115,12 @@ def judge_named(reported: Sequence[ReportedTest], named: Sequence[str]) -> list[
     """One verdict for each named test: passed when it was reported, and every time as passed."""
     by_key: dict[tuple[str | None, str], list[ReportedTest]] = {}
     for test in reported:
-        base = test.name.partition("[")[0]
-        for key in {(test.classname, test.name), (None, test.name), (test.classname, base)}:
-            by_key.setdefault(key, []).append(test)
+        owner = test.classname.rpartition(".")[2]
+        # SWE-bench's names end at their first blank, inside of parameters; R2E-Gym's have the class and no file.
+        for name in {test.name, test.name.partition(" ")[0]}:
+            for key in {(test.classname, name), (None, name), (None, f"{owner}.{name}")}:
+                by_key.setdefault(key, []).append(test)
+        by_key.setdefault((test.classname, test.name.partition("[")[0]), []).append(test)
     return [_verdict(name, _reports_of(name, by_key)) for name in named]
 
 

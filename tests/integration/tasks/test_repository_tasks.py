@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,9 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-async def run(folder: Path, instance: dict[str, Any], *commands: str, agent: str = "ToolCalling") -> list[Result]:
+async def run(
+    folder: Path, instance: dict[str, Any], *commands: str, agent: str = "ToolCalling", form: str = "SWEBench"
+) -> list[Result]:
     """The results of one rollout a command."""
     (folder / "instances.jsonl").write_text(json.dumps(instance) + "\n")
     members = [
@@ -60,7 +63,7 @@ async def run(folder: Path, instance: dict[str, Any], *commands: str, agent: str
             "mode": "Eval",
             "groupSize": len(commands) or 1,
             "agent": {"type": agent},
-            "tasks": {"from": {"uri": str(folder / "instances.jsonl"), "format": "SWEBench"}},
+            "tasks": {"from": {"uri": str(folder / "instances.jsonl"), "format": form}},
             "model": {"scripted": {"tasks": [{"task": instance["instance_id"], "members": members}]}}
             if members
             else None,
@@ -170,3 +173,54 @@ def test_a_repository_without_the_base_commit_is_refused_in_words(folder: Path) 
     assert refused.returncode == 1
     assert "has no commit 0000" in refused.stderr
     assert FIX in git(folder / "repository", "show", "later:calculator.py"), "a refused repository was changed"
+
+
+def make_r2e(folder: Path) -> dict[str, Any]:
+    """An instance of R2E-Gym: its tests lie in the repository's folder, and its Python in `.venv`."""
+    instance = make_repository(folder)
+    (folder / "r2e_tests").mkdir()
+    (folder / "r2e_tests" / "__init__.py").touch()
+    (folder / "r2e_tests" / "test_1.py").write_text(
+        "from calculator import add, double\n\nclass TestAll:\n    def test_add(self):\n        assert add(2, 3) == 5\n\n"
+        "    def test_flawed(self):\n        assert False\n\ndef test_double():\n    assert double(2) == 4  # KEPT-SECRET\n"
+    )
+    (folder / "run_tests.sh").write_text(".venv/bin/python -W ignore -m pytest -rA r2e_tests\n")
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (folder / ".venv" / "bin" / "python").chmod(0o755)
+    (folder / ".venv" / ".gitignore").write_text("*\n")
+    outcomes = {"\x1b[1mTestAll.test_add\x1b[0m": "PASSED", "test_double": "PASSED", "TestAll.test_flawed": "FAILED"}
+    return {
+        "instance_id": "calculator-1",
+        "repo_name": "calculator",
+        "commit_hash": "f" * 40,
+        "docker_image": "localhost/calculator:1",
+        "problem_statement": instance["problem_statement"],
+        "expected_output_json": json.dumps(outcomes),
+        "parsed_commit_content": json.dumps({"old_commit_hash": instance["base_commit"]}),
+        "working_dir": str(folder),
+    }
+
+
+async def test_an_image_with_its_tests_in_it_grades_by_them_and_shows_them_to_nobody(folder: Path) -> None:
+    instance = make_r2e(folder / "repository")
+    looks = "{ grep -rac KEPT-SECRET . ; ls -d run_tests.sh r2e_tests; git log --all --format=%s; } 2>/dev/null"
+    attempts = {
+        FIXES: 1,
+        f"{looks} | grep -v ':0$' > seen.txt": 0,
+        "mkdir r2e_tests && echo 'class TestAll: test_add = id' > r2e_tests/test_1.py; echo true > run_tests.sh": 0,
+    }
+    results = await run(folder, instance, *attempts, form="R2E")
+    assert [(result.outcome.value, result.reward) for result in results] == [
+        ("Completed", reward) for reward in attempts.values()
+    ]
+    seen = (await exported(folder))[1]["model_patch"]
+    assert [line for line in seen.splitlines() if line.startswith("+") and line[1:2] != "+"] == ["+base", "+first"]
+
+
+async def test_an_image_of_another_kind_is_an_infrastructure_failure_and_no_reward(folder: Path) -> None:
+    instance = make_r2e(folder / "repository")
+    (folder / "repository" / "run_tests.sh").unlink()
+    (result,) = await run(folder, instance, "true", form="R2E")
+    assert (result.outcome.value, result.reason, result.reward) == ("InfraFailed", "SetupFailed", None)
+    assert "has no run_tests.sh; expected an image of R2E-Gym" in result.message
