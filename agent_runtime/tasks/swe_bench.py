@@ -7,13 +7,14 @@ repository in /testbed. Resolved means that all of FAIL_TO_PASS and PASS_TO_PASS
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any, Final
 
 from agent_runtime.tasks import repository
 from agent_runtime.tasks.instance import Checked, read_instances, valid
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks
-from rollout_api.tasks import Task, Timeouts
+from rollout_api.tasks import Task, TaskFile, Timeouts
 
 REQUIRED: Final = (
     "instance_id",
@@ -24,7 +25,7 @@ REQUIRED: Final = (
     "FAIL_TO_PASS",
     "PASS_TO_PASS",
 )
-OPTIONAL: Final = ("patch", "image", "image_name", "docker_image", "test_cmd", "working_dir")
+OPTIONAL: Final = ("patch", "image", "image_name", "docker_image", "test_cmd", "version", "working_dir")
 
 WORKING_DIR: Final = "/testbed"
 IMAGE: Final = "swebench/sweb.eval.x86_64.{name}:latest"
@@ -38,6 +39,14 @@ TEST_COMMAND: Final = "pytest -rA -p no:cacheprovider"
 
 TIMEOUTS: Final = Timeouts(agent_seconds=3600, setup_seconds=1800, verifier_seconds=1800)
 """The verifier's is the harness's own default for one run of tests."""
+
+REPORT: Final = f"{repository.TESTS_FOLDER}/report.xml"
+_REPORT_TESTS: Final = TaskFile(
+    path=f"{repository.TESTS_FOLDER}/report_tests.py",
+    content=resources.files("agent_runtime.tasks.in_sandbox").joinpath("report_tests.py").read_text(),
+)
+_WITHOUT_PARALLEL: Final = frozenset({"1.7", "1.8", "1.9"})
+"""Versions of Django for which SWE-bench's harness passes neither settings nor `--parallel`."""
 
 _COMMIT: Final = re.compile("[0-9a-f]{7,64}")
 
@@ -64,10 +73,10 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
     repo, issue = checked.text("repo"), checked.text("problem_statement")
     if not test_patch:
         checked.wrong("test_patch", "is missing or empty: it has the tests that judge")
+    command, version, folder = (checked.optional(field) for field in ("test_cmd", "version", "working_dir"))
     checked.refuse()
     tests = [*to_pass, *to_keep]
-    files = files_of(tests)
-    command = checked.optional("test_cmd") or TEST_COMMAND
+    verifier = runner_of(repo, command, tests, repository.patched_paths(test_patch), version)
     return valid(
         {
             "name": name,
@@ -75,10 +84,12 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
             "setup": [repository.scrub_history(base)],
             "solution": repository.solution(patch),
             "verifier": {
-                "kind": "pytest",
-                "commands": [f"{repository.APPLY_PATCH} && {command} {' '.join(map(shlex.quote, files))}"],
+                **verifier,
                 "tests": tests,
-                "files": repository.hidden_files(base, test_patch, files, repository.patched_paths(patch)),
+                "files": [
+                    *repository.hidden_files(base, test_patch, files_of(tests), repository.patched_paths(patch)),
+                    *([_REPORT_TESTS] if verifier["kind"] == "junit" else []),
+                ],
                 "collect": [repository.COLLECT_PATCH],
                 "artifactsFolder": repository.PATCH_FOLDER,
                 "reward": "AllOrNothing",
@@ -86,12 +97,36 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
             "timeouts": TIMEOUTS,
             "sandbox": {
                 "image": image_of(instance, name, image_template),
-                "workingDir": checked.optional("working_dir") or WORKING_DIR,
+                "workingDir": folder or WORKING_DIR,
                 "env": SHELL,
             },
             "tags": [repo],
         }
     )
+
+
+def runner_of(repo: str, command: str, tests: Sequence[str], patched: Sequence[str], version: str) -> dict[str, Any]:
+    """How the tests of a repository are run, and how their results are read: the first fields of its verifier.
+
+    `command`, if there is one, is pytest's with the repository's own options. Django and SymPy have runners of their own,
+    called as SWE-bench's harness calls them, on the files that the test patch touches; all others use pytest.
+    """
+    scripts = [path for path in dict.fromkeys(patched) if path.endswith(".py")]
+    if repo == "django/django" and not command:
+        labels = [path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in scripts]
+        options = (
+            "--verbosity 2" if version in _WITHOUT_PARALLEL else "--verbosity 2 --settings=test_sqlite --parallel 1"
+        )
+        return _reported("LANG=C.UTF-8 PYTHONIOENCODING=utf8", f"unittest tests/runtests.py {options}", labels)
+    if repo == "sympy/sympy" and not command:
+        return _reported("PYTHONHASHSEED=0", "sympy", scripts)
+    command = " ".join([command or TEST_COMMAND, *map(shlex.quote, files_of(tests))])
+    return {"kind": "pytest", "commands": [f"{repository.APPLY_PATCH} && {command}"]}
+
+
+def _reported(environment: str, runner: str, targets: Sequence[str]) -> dict[str, Any]:
+    command = " ".join([f"{environment} python {_REPORT_TESTS.path} {REPORT} {runner}", *map(shlex.quote, targets)])
+    return {"kind": "junit", "report": REPORT, "commands": [f"{repository.APPLY_PATCH} && {command}"]}
 
 
 def files_of(tests: Sequence[str]) -> list[str]:

@@ -131,7 +131,7 @@ def _reports_of(name: str, by_key: dict[tuple[str | None, str], list[ReportedTes
     for key in (_address(path, rest), (_reportable(path), _reportable(rest))):
         if found := [test for test in by_key.get(key, []) if not _of_another_file(test, path)]:
             return found
-    return []
+    return by_key.get((None, _reportable(name)), [])
 
 
 def _address(path: str, rest: str) -> tuple[str, str]:

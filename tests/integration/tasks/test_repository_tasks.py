@@ -19,7 +19,7 @@ from agent_runtime.tasks.repository import scrub_history
 from rollout_api.records import Result
 from rollout_api.rollout_job import RolloutJob
 from rolloutctl.client import Client
-from tests.support.repository import FIX, git, make_repository
+from tests.support.repository import FIX, commit, git, make_repository
 
 FIXES = "sed -i 's/a - b/a + b/' calculator.py"
 CHEATING_TESTS = (
@@ -70,7 +70,7 @@ async def run(
             "output": {"uri": str(folder / "out")},
         },
     }
-    (group,) = [group async for group in Client().run(RolloutJob.model_validate(job))]
+    (group,) = [group async for group in Client().run(RolloutJob.model_validate(job), new=True)]
     return list(group.results)
 
 
@@ -224,3 +224,53 @@ async def test_an_image_of_another_kind_is_an_infrastructure_failure_and_no_rewa
     (result,) = await run(folder, instance, "true", form="R2E")
     assert (result.outcome.value, result.reason, result.reward) == ("InfraFailed", "SetupFailed", None)
     assert "has no run_tests.sh; expected an image of R2E-Gym" in result.message
+
+
+UNITTEST = """
+import unittest
+from calculator import add
+
+class Case(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(2, 3), 5)
+
+    def test_described(self):
+        \"\"\"Zero: adding it changes nothing.\"\"\"
+        self.assertEqual(add(2, 0), 2)
+
+    def test_parts(self):
+        for number in (0, 1):
+            with self.subTest(number=number):
+                self.assertEqual(add(number, number), 2 * number)
+
+    @unittest.skip("not here")
+    def test_skipped(self): ...
+"""
+RUNTESTS = """
+import os, sys, unittest
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+labels = [argument for argument in sys.argv[1:] if argument.endswith("_tests")]
+suite = unittest.defaultTestLoader.loadTestsFromNames(labels)
+sys.exit(not unittest.TextTestRunner(verbosity=2).run(suite).wasSuccessful())
+"""
+
+
+async def test_a_repository_with_unittests_own_runner_is_graded_test_by_test(folder: Path) -> None:
+    repository = folder / "repository"
+    instance = make_repository(repository)
+    base = commit(repository, "runner", {"tests/runtests.py": RUNTESTS})
+    tested = commit(repository, "tests", {"tests/sum_tests.py": UNITTEST})
+    name = f"test_add (sum_tests.Case{'.test_add' if sys.version_info >= (3, 11) else ''})"
+    parts = name.replace("test_add", "test_parts")
+    instance |= {
+        "repo": "django/django",
+        "base_commit": base,
+        "test_patch": git(repository, "diff", base, tested),
+        "FAIL_TO_PASS": [name, parts],
+        "PASS_TO_PASS": ["Zero: adding it changes nothing."],
+    }
+    git(repository, "checkout", "-q", base)
+    right, wrong = await run(folder, instance, FIXES, "true")
+    assert (right.reward, wrong.reward) == (1.0, 0.0)
+    (skipped,) = await run(folder, {**instance, "instance_id": "x-2", "PASS_TO_PASS": ["test_skipped"]}, FIXES)
+    assert skipped.reward == 0.0, "a skipped test counts as a passed one"
