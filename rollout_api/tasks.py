@@ -92,7 +92,7 @@ class TaskVerifier(ApiModel):
     collect: Annotated[list[Command], Field(max_length=64)] = []
     """Run in the agent's workspace when it is done, before its artifacts are taken; for mode Separate."""
     artifacts_folder: Path | None = None
-    """The folder, relative to the working directory, that alone is carried to the grading, over `spec.verifier.artifacts`."""
+    """The folder, relative to the working directory, that alone goes to the grading, over `spec.verifier.artifacts`."""
     reward: RewardRule | None = None
     """How the verdicts become a reward, instead of `spec.verifier.reward`."""
 

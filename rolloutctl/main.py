@@ -25,6 +25,7 @@ from rolloutctl import (
     sandbox,
     show,
     stream,
+    submit,
 )
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
@@ -108,6 +109,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     check.validate,
     check.check,
     run.run,
+    submit.submit,
     results.results,
     show.show,
     report.report,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from agent_runtime.tasks import rows, swe_bench
+from agent_runtime.tasks import r2e, rows, swe_bench
 from agent_runtime.tasks.environments import environment_tasks
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
@@ -13,6 +13,7 @@ from rollout_api.tasks import TaskFormat, Tasks
 READERS: Final[Mapping[TaskFormat, Callable[[SourcePlace], LoadedTasks]]] = {
     TaskFormat.ROWS: rows.read,
     TaskFormat.SWE_BENCH: swe_bench.read,
+    TaskFormat.R2E: r2e.read,
 }
 """A reader gives tasks of which each is valid, or raises TaskSourceError with every problem there is."""
 

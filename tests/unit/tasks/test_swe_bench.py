@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agent_runtime.tasks import LoadedTasks, TaskSourceError, load_tasks
 from agent_runtime.tasks.repository import patched_paths, solution
-from agent_runtime.tasks.swe_bench import files_of, task_of
+from agent_runtime.tasks.swe_bench import files_of, runner_of, task_of
 from agent_runtime.tasks.table import RowError
 from rollout_api.tasks import Tasks
 
@@ -38,10 +38,10 @@ def load(folder: Path, rows: list[dict[str, Any]], image_template: str | None = 
 
 
 def test_an_instance_is_graded_by_all_its_tests_and_carries_its_patch_alone(tmp_path: Path) -> None:
-    (task,) = load(tmp_path, [INSTANCE]).tasks
+    (task,) = load(tmp_path, [{**INSTANCE, "repo": "psf/requests"}]).tasks
     verifier = task.verifier
     assert verifier is not None
-    assert (task.name, task.tags) == ("django__django-11099", ["django/django"])
+    assert (task.name, task.tags) == ("django__django-11099", ["psf/requests"])
     assert verifier.tests == ["tests/test_m.py::test_a", "tests/test_m.py::test_b[x::y]", "tests/other.py::T::test_c"]
     assert verifier.reward == "AllOrNothing"
     assert verifier.artifacts_folder == ".rollout-patch"
@@ -95,6 +95,19 @@ def test_a_broken_instance_is_told_with_its_line_beside_all_others(
     first, last = str(caught.value).splitlines()
     assert first.startswith(f"i.jsonl:2: {message}")
     assert last.startswith("i.jsonl:3: name: a task named 'django__django-11099' stands in line 1 already")
+
+
+def test_repositories_with_a_runner_of_their_own_are_run_by_it() -> None:
+    patched = ["tests/auth_tests/test_forms.py", "tests/auth_tests/test_forms.py", "docs/a.txt"]
+    verifier = runner_of("django/django", "", ["test_a (auth_tests.test_forms.Case)"], patched, "4.2")
+    assert verifier["kind"] == "junit"
+    assert verifier["commands"][0].endswith(
+        " unittest tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 auth_tests.test_forms"
+    )
+    assert "--parallel" not in runner_of("django/django", "", [], patched, "1.9")["commands"][0]
+    assert runner_of("sympy/sympy", "", ["test_a"], ["sympy/x.py"], "")["commands"][0].endswith(" sympy sympy/x.py")
+    own = runner_of("sympy/sympy", "tox -e py --", ["tests/a b.py::t"], [], "")
+    assert (own["kind"], own["commands"][0].partition(" && ")[2]) == ("pytest", "tox -e py -- 'tests/a b.py'")
 
 
 def test_a_file_in_another_form_is_told_once_and_not_for_every_row(tmp_path: Path) -> None:
