@@ -77,7 +77,8 @@ class Keys:
     def __post_init__(self) -> None:
         if not isinstance(self.values, Mapping):
             raise UnusableInput(f"{self.path or 'the file'}: is {self.values!r}, expected a mapping")
-        self._left = set(self.values)
+        # An empty key says what leaving it out says.
+        self._left = {name for name, value in self.values.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
         """The value of a key that is carried over, of the default's type; the default where it is absent or null.
