@@ -163,15 +163,17 @@ class Attempt:
         self._work = None
         return stop, artifacts
 
-    def _begun(self, workspace: Workspace) -> list[Record]:
-        attempt = AttemptRecord(
+    def _begun(self, workspace: Workspace) -> AttemptRecord:
+        return AttemptRecord(
             time=time.time(),
             runner=self._context.runner,
             workspace=dict(workspace.handle),
             sandbox=dict(workspace.description),
             task=self._changed_task,
         )
-        return [attempt, *self._plugins.take_record()]
+
+    def _first_records(self, workspace: Workspace) -> list[Record]:
+        return [self._begun(workspace), *self._plugins.take_record()]
 
     def _make_program(self, workspace: Workspace, recorded: Sequence[Record]) -> Program:
         rollout, spec, current = self._rollout, self._context.job.spec, self._context.current_model
@@ -193,7 +195,7 @@ class Attempt:
             workspace=workspace,
             journal=self._journal,
             recorded=recorded,
-            unwritten=[] if any(isinstance(r, AttemptRecord) for r in recorded) else self._begun(workspace),
+            unwritten=[] if any(isinstance(r, AttemptRecord) for r in recorded) else self._first_records(workspace),
             drain=self._context.drain,
             newest_policy=self._context.newest_policy,
             max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
@@ -218,7 +220,7 @@ class Attempt:
             journal=self._journal,
             replay=replay,
             recorded=[*resumed, *(record for record in replay if isinstance(record, PluginsRecord))],
-            unwritten=[] if resumed else self._begun(workspace),
+            unwritten=[] if resumed else self._first_records(workspace),
             drain=self._context.drain,
             newest_policy=self._context.newest_policy,
             max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,

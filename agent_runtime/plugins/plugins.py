@@ -90,7 +90,7 @@ class Plugins:
             yield await self._call(method, hook, {**arguments, "key": key})
 
     async def ask_on(self, hook: str, key: str, argument: str, value: Any, **arguments: Any) -> AsyncIterator[Answer]:
-        """As `ask`, but what a plugin returns takes the place of `argument` for those after it; until one refuses."""
+        """As `ask`, but what one returns takes the place of `argument` for the next. Ends with a refusal or a failure."""
         for method in self._methods.get(hook, ()):
             answer = await self._call(method, hook, {**arguments, argument: value, "key": key})
             yield answer
