@@ -348,6 +348,8 @@ async def test_a_group_that_does_well_is_ended_by_its_first_three_members_and_th
     assert ran.outcomes == [("Completed", 1.0)] * 3 + [("Cancelled", None)] * 7
     assert {result.reason for result in ran.results[3:]} == {"StoppedByPlugin"}
     assert ran.results[3].message == "PerformanceStop: the last 3 rewards reach 0.8"
+    counted = ran.stats["plugins"]["PerformanceStop"]
+    assert (counted["calls"], counted["stopped"], counted["failed"]) == (3, 1, 0)
 
 
 async def test_fast_late_members_do_not_decide_for_slow_first_ones(tmp_path: Path) -> None:
