@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, Seconds, ShortText
 from rollout_api.conditions import Condition, Metadata
@@ -205,6 +205,14 @@ class RolloutJobSpec(ApiModel):
             return {name: field for name, field in value.items() if name != "group_size"} | {"groupSize": count}
         return value
 
+    @field_validator("plugins")
+    @classmethod
+    def _plugin_names_differ(cls, plugins: list[PluginUse]) -> list[PluginUse]:
+        names = [plugin.name for plugin in plugins]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{twice} is given twice; results are kept by name, keep one of them")
+        return plugins
+
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if self.tasks.branch is not None:
@@ -214,9 +222,6 @@ class RolloutJobSpec(ApiModel):
             raise ValueError(
                 f"completion.minCompletedPerGroup is {minimum}, more than groupSize {self.group_size}; lower it"
             )
-        names = [plugin.name for plugin in self.plugins]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"plugins: {twice} is given twice; results are kept by name, keep one of them")
         if self.model is None and self.agent.type not in AGENTS_WITHOUT_MODEL:
             raise ValueError(f"model is needed for agent {self.agent.type}; only Oracle and Nop do without")
         if self.agent.is_command and self.tasks.environments:

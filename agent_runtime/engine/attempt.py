@@ -160,7 +160,11 @@ class Attempt:
                 self._rollout.task, self._context.environments, workspace, recorded, epoch=self._fence.epoch
             )
         if self._branching is not None and not any(isinstance(record, AttemptRecord) for record in recorded):
-            recorded = [*self._begun(workspace), self._branching.record(workspace), *self._branching.origin.prefix]
+            recorded = [
+                *self._first_records(workspace),
+                self._branching.record(workspace),
+                *self._branching.origin.prefix,
+            ]
             await self._journal.append(recorded)
         self._records = []
         work: Turns | Program
@@ -186,10 +190,7 @@ class Attempt:
         self._work = None
         return stop, artifacts
 
-    def _begun(self, workspace: Workspace) -> list[Record]:
-        return [self._runs_in(workspace), *self._plugins.take_record()]
-
-    def _runs_in(self, workspace: Workspace) -> AttemptRecord:
+    def _begun(self, workspace: Workspace) -> AttemptRecord:
         return AttemptRecord(
             time=time.time(),
             runner=self._context.runner,
@@ -197,6 +198,9 @@ class Attempt:
             sandbox=dict(workspace.description),
             task=self._changed_task,
         )
+
+    def _first_records(self, workspace: Workspace) -> list[Record]:
+        return [self._begun(workspace), *self._plugins.take_record()]
 
     def _make_program(self, workspace: Workspace, recorded: Sequence[Record]) -> Program:
         rollout, spec, current = self._rollout, self._context.job.spec, self._context.current_model
@@ -218,7 +222,7 @@ class Attempt:
             workspace=workspace,
             journal=self._journal,
             recorded=recorded,
-            unwritten=[] if any(isinstance(r, AttemptRecord) for r in recorded) else self._begun(workspace),
+            unwritten=[] if any(isinstance(r, AttemptRecord) for r in recorded) else self._first_records(workspace),
             drain=self._context.drain,
             newest_policy=self._context.newest_policy,
             max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
@@ -244,7 +248,7 @@ class Attempt:
             journal=self._journal,
             replay=replay,
             recorded=[*resumed, *(record for record in replay if isinstance(record, PluginsRecord))],
-            unwritten=[] if resumed else self._begun(workspace),
+            unwritten=[] if resumed else self._first_records(workspace),
             drain=self._context.drain,
             newest_policy=self._context.newest_policy,
             max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
@@ -268,7 +272,7 @@ class Attempt:
     def _moved(self, workspace: Workspace) -> AttemptRecord:
         """The agent goes on in another workspace of the attempt."""
         self._workspace = workspace
-        return self._runs_in(workspace)
+        return self._begun(workspace)
 
     def _snapshots(self, recorded: Sequence[Record]) -> Snapshots | None:
         every = self._context.job.spec.sandbox.snapshot_every_turns

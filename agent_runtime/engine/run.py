@@ -147,7 +147,8 @@ async def _summary(
     completed = len(results) == total
     stats: Mapping[str, object] = {}
     if completed or aborted is not None:
-        await record.finish_shard(shard.index, {"sealed": len(results), "aborted": aborted})
+        verdict = {"sealed": len(results), "aborted": aborted, "plugins": context.plugins.of_job}
+        await record.finish_shard(shard.index, verdict)
         if await record.finish(shard.count):
             stats = await record.stats()
     rewards = [result.reward for result in results.values() if result.reward is not None]

@@ -44,6 +44,7 @@ class GroupPlugins:
                 first = [self._copy(member, results[member]) for member in range(self._asked)]
                 key = f"{self._key}:after-{self._asked}"
                 async for answer in self._plugins.ask("should_stop_group", key, group=self._group, results=first):
+                    self._plugins.count_for_job(answer.call)
                     if answer.value and self.stopped is None:
                         self.stopped = f"{answer.call.plugin}: {answer.value}"
 
@@ -53,5 +54,5 @@ class GroupPlugins:
         return self._copies[member]
 
     async def _tell(self, hook: str, **arguments: object) -> None:
-        async for _ in self._plugins.ask(hook, self._key, group=self._group, **arguments):
-            pass
+        async for answer in self._plugins.ask(hook, self._key, group=self._group, **arguments):
+            self._plugins.count_for_job(answer.call)

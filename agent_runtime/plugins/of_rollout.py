@@ -45,7 +45,6 @@ class RolloutPlugins:
         self._plugins = plugins
         self._key = f"{run}/rollout-{info.index}-{info.attempt}"
         self._calls: list[PluginCall] = []
-        self._graded = 0
         self._info = info
         self.use_task(info.task)
 
@@ -61,12 +60,13 @@ class RolloutPlugins:
     async def begin(self, task: Task) -> Task | None:
         """Before the sandbox is asked for: the task as plugins change it, None where none does. Raises PluginFailed."""
         await self._tell("before_rollout")
-        changed = None
+        changed = failed = None
         async for answer in self._plugins.ask_on("modify_task", f"{self._key}:task", "task", task, rollout=self._info):
             self._calls.append(answer.call)
-            if answer.failed:
-                raise PluginFailed(f"plugin {answer.call.plugin} could not change the task: {answer.call.message}")
             changed = answer.value or changed
+            failed = answer.call if answer.failed else None
+        if failed is not None:
+            raise PluginFailed(f"plugin {failed.plugin} could not change the task: {failed.message}")
         return changed
 
     async def admit(self, turn: int, calls: Sequence[ToolCall]) -> list[ToolCall | Observation]:
@@ -137,12 +137,15 @@ class RolloutPlugins:
         return with_reports()
 
     async def _admit(self, occasion: str, call: ToolCall) -> ToolCall | Observation:
-        made, key = call, self._key + occasion
+        made, refused, key = call, None, self._key + occasion
         async for answer in self._plugins.ask_on("filter_tool_call", key, "call", call, rollout=self._info):
             self._calls.append(answer.call)
             if answer.failed or isinstance(answer.value, Refuse):
-                return _refusal(call, answer.call)
-            made = answer.value or made
+                refused = answer.call
+            else:
+                made = answer.value or made
+        if refused is not None:
+            return _refusal(call, refused)
         await self._tell("before_tool_call", occasion, call=made)
         return made
 

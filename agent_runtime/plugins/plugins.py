@@ -24,6 +24,8 @@ from rollout_api.tasks import Task
 ANALYSIS_BYTES = 64 * 1024
 """Most bytes of what one plugin has to say of a rollout: seals are read by the thousand."""
 
+_JOB_SUMS = ("calls", "seconds", "stopped", "failed")
+
 OnFailure = Callable[[PluginCall, str], None]
 """Gets each failed call and its key."""
 
@@ -59,6 +61,8 @@ class Plugins:
         warnings: Sequence[str] = (),
     ) -> None:
         self._methods, self._on_failure, self.warnings = methods or {}, on_failure, warnings
+        self.of_job: dict[str, dict[str, float]] = {}
+        """By plugin, what calls that belong to no rollout add up to: calls, seconds, stopped (groups), failed."""
 
     @classmethod
     def open(
@@ -90,13 +94,19 @@ class Plugins:
             yield await self._call(method, hook, {**arguments, "key": key})
 
     async def ask_on(self, hook: str, key: str, argument: str, value: Any, **arguments: Any) -> AsyncIterator[Answer]:
-        """As `ask`, but what a plugin returns takes the place of `argument` for those after it; until one refuses."""
+        """As `ask`, but what one returns takes the place of `argument` for the next. Ends with a refusal or a failure."""
         for method in self._methods.get(hook, ()):
             answer = await self._call(method, hook, {**arguments, argument: value, "key": key})
             yield answer
             if answer.failed or isinstance(answer.value, Refuse):
                 return
             value = answer.value or value
+
+    def count_for_job(self, call: PluginCall) -> None:
+        """Add a call that belongs to no rollout to `of_job`."""
+        sums = self.of_job.setdefault(call.plugin, dict.fromkeys(_JOB_SUMS, 0))
+        for name, more in zip(_JOB_SUMS, (1, call.seconds, call.did == "Stopped", call.did == "Failed"), strict=True):
+            sums[name] = round(sums[name] + more, 6)
 
     def close(self) -> None:
         """End their threads."""

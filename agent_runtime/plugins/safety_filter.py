@@ -37,10 +37,10 @@ class SafetyFilter(ActionFilter):
             list[str], Field(description="Regular expressions; a command in which one is found is refused.")
         ] = [],  # noqa: B006
         arguments: Annotated[
-            list[str], Field(description="Arguments of tools that are shell commands, whatever the tool.")
-        ] = ["command"],  # noqa: B006
+            list[str], Field(description="Arguments that are shell commands: of any tool, or of one (`tool.argument`).")
+        ] = ["command", "terminal.text"],  # noqa: B006
     ) -> None:
-        self.blocked_programs, self.arguments = list(blocked_programs), list(arguments)
+        self.blocked_programs, self.arguments = list(blocked_programs), set(arguments)
         self.blocked_patterns = [re.compile(pattern) for pattern in blocked_patterns]
 
     async def filter_tool_call(self, rollout: RolloutInfo, call: ToolCall) -> Refuse | ToolCall | None:
@@ -49,10 +49,8 @@ class SafetyFilter(ActionFilter):
             arguments = decoded_arguments(call.arguments)
         except ValueError:
             return None  # the model is told when the call is made
-        for name in self.arguments:
-            if reason := self.reason(_text(arguments.get(name))):
-                return Refuse(reason)
-        return None
+        commands = (value for name, value in arguments.items() if {name, f"{call.name}.{name}"} & self.arguments)
+        return next((Refuse(reason) for command in commands if (reason := self.reason(_text(command)))), None)
 
     def reason(self, command: str) -> str | None:
         """Why a shell command is refused, or None."""

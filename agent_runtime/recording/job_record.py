@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from agent_runtime.recording.manifest_diff import differences
-from agent_runtime.recording.results import results_jsonl, statistics_of, stats_json
+from agent_runtime.recording.results import results_jsonl, statistics_of, stats_json, with_groups
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from agent_runtime.rewards.normalize import with_advantages
@@ -130,7 +130,9 @@ class JobRecord:
         sealed = [seal.result for seal in (await self.seals()).values()]
         results = with_advantages(sealed, self.job.spec.reward)
         await self.store.put("results.jsonl", results_jsonl(results))
-        await self.store.put("stats.json", stats_json(statistics_of(results)))
+        verdicts = await self.store.get_all([f"shards/{shard}.json" for shard in range(shards)])
+        for_groups = [_parsed_json("shards", data or b"{}").get("plugins") or {} for data in verdicts]
+        await self.store.put("stats.json", stats_json(with_groups(statistics_of(results), for_groups)))
         return True
 
     async def stats(self) -> dict[str, Any]:

@@ -55,6 +55,16 @@ def statistics_of(results: Iterable[Result]) -> dict[str, Any]:
     } | ({"plugins": plugins} if (plugins := _plugins(ordered)) else {})
 
 
+def with_groups(stats: Mapping[str, Any], shards: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """The statistics with what plugins did for whole groups, as the shards' verdicts tell it: summed up by plugin."""
+    plugins: dict[str, dict[str, Any]] = dict(stats.get("plugins", {}))
+    for shard in shards:
+        for name, sums in shard.items():
+            known = plugins.get(name, {})
+            plugins[name] = known | {key: round(known.get(key, 0) + value, 6) for key, value in sums.items()}
+    return {**stats, **({"plugins": plugins} if plugins else {})}
+
+
 def stats_json(stats: Mapping[str, Any]) -> bytes:
     """`stats.json` as bytes."""
     return json.dumps(stats, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"

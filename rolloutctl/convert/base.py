@@ -55,6 +55,16 @@ class Converter:
     """Raises UnusableInput."""
 
 
+_WORDS: dict[type[Any], str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a mapping",
+}
+
+
 @dataclass
 class Keys:
     """A mapping of the input. Keys are ticked off as they are used, so that none is passed over in silence."""
@@ -67,18 +77,31 @@ class Keys:
     def __post_init__(self) -> None:
         if not isinstance(self.values, Mapping):
             raise UnusableInput(f"{self.path or 'the file'}: is {self.values!r}, expected a mapping")
-        self._left = set(self.values)
+        # An empty key says what leaving it out says.
+        self._left = {name for name, value in self.values.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
-        """The value of a key that is carried over; `default` where it is absent or null."""
+        """The value of a key that is carried over, of the default's type; the default where it is absent or null.
+
+        Raises UnusableInput for a value of another type.
+        """
         self._left.discard(name)
         value = self.values.get(name)
-        return default if value is None else value
+        return default if value is None else self._checked(name, value, type(default))
 
-    def need(self, name: str) -> Any:
+    def need(self, name: str, kind: type[Any]) -> Any:
         """The value of a key that has to be there. Raises UnusableInput."""
-        if (value := self.take(name)) is None:
+        self._left.discard(name)
+        if (value := self.values.get(name)) is None:
             raise UnusableInput(f"{self.where(name)}: is missing")
+        return self._checked(name, value, kind)
+
+    def _checked(self, name: str, value: Any, kind: type[Any]) -> Any:
+        fits = isinstance(value, int | float if kind is float else kind) and (
+            kind is bool or not isinstance(value, bool)
+        )
+        if kind is not type(None) and not fits:
+            raise UnusableInput(f"{self.where(name)}: is {value!r:.60}, expected {_WORDS[kind]}")
         return value
 
     def below(self, name: str) -> "Keys":

@@ -54,7 +54,7 @@ def convert(source: Source) -> Conversion:
     keys = Keys(source.values, "", notes)
     rollouts = keys.below("rollout_config")
     timeouts = keys.take("timeout_config", {})
-    environments = keys.need("environments")
+    environments = keys.need("environments", list)
     tasks = [_task(Keys(e, f"environments[{n}]", notes), timeouts, source) for n, e in enumerate(environments)]
     model, sampling = _model(keys)
     group_size, stops = _episodes(keys.below("episode_control_config"))
@@ -70,11 +70,11 @@ def convert(source: Source) -> Conversion:
         "runners": {"concurrency": rollouts.take("max_parallel_rollouts", 4)},
         "output": {"uri": rollouts.take("trajectory_output_path", "trajectories")},
     }
-    if template := keys.take("template_prompt"):
+    if template := keys.take("template_prompt", ""):
         spec["agent"]["systemPrompt"] = template
     if plugins:
         spec["plugins"] = plugins
-    if keys.take("plugins"):
+    if keys.take("plugins", []):
         keys.note("plugins", "are written for their classes; write them anew, a hook is three lines (docs/plugins.md)")
     rollouts.report_rest(_ROLLOUT_REASONS)
     keys.report_rest({})
@@ -96,16 +96,16 @@ _DIFFERENCES = (
 
 def _task(keys: Keys, common: Mapping[str, Any], source: Source) -> dict[str, Any]:
     setup: list[str] = keys.take("init_commands", [])
-    tests: list[str] = keys.need("unit_tests")
+    tests: list[str] = keys.need("unit_tests", list)
     # Theirs reads an environment's own limits whole, with the defaults for those that it leaves out.
     own = Keys(keys.take("timeout_config", common), keys.where("timeout_config"), keys.notes)
-    limits = {name: int(own.take(name, default)) for name, default in TIMEOUTS.items()}
+    limits = {name: own.take(name, default) for name, default in TIMEOUTS.items()}
     own.report_rest({})
-    name = str(keys.need("id"))
+    name = keys.need("id", str)
     task: dict[str, Any] = {"name": re.sub(r"[^A-Za-z0-9._@+=-]+", "-", name).strip("-._@+=") or "task"}
     if task["name"] != name:
         keys.note("id", f"is {task['name']} here: names have letters, digits and ._@+=- only")
-    task["prompt"] = keys.need("prompt")
+    task["prompt"] = keys.need("prompt", str)
     if files := _files(keys, source):
         task["files"] = files
     if setup:
@@ -119,7 +119,7 @@ def _task(keys: Keys, common: Mapping[str, Any], source: Source) -> dict[str, An
     }
     variables: Mapping[str, Any] = keys.take("environment_variables", {})
     task["sandbox"] = {
-        "image": keys.need("docker_image"),
+        "image": keys.need("docker_image", str),
         "workingDir": keys.take("working_directory", "/workspace"),
         "env": [{"name": name, "value": str(value)} for name, value in variables.items()],
     }
@@ -132,7 +132,7 @@ def _files(keys: Keys, source: Source) -> list[dict[str, Any]]:
     folders: Sequence[str] = keys.take("copy_folders", [])
     files = []
     for folder in folders:
-        root = _found(folder, keys.where("copy_folders"), source)
+        root = _found(str(folder), keys.where("copy_folders"), source)
         for path in sorted(root.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 files.append({"path": f"{root.name}/{path.relative_to(root)}", **_content(path)})
@@ -148,7 +148,7 @@ def _files(keys: Keys, source: Source) -> list[dict[str, Any]]:
 def _found(folder: str, where: str, source: Source) -> Path:
     """Their paths start where main.py is started, which is most often some folder above the configuration."""
     for above in (*source.path.resolve().parents, Path.cwd()):
-        if (above / folder).is_dir():
+        if folder.strip("./") and (above / folder).is_dir():
             return (above / folder).resolve()
     raise UnusableInput(
         f"{where}: no folder {folder} below any folder above the configuration, nor below {Path.cwd()}; "
@@ -174,7 +174,7 @@ def _model(keys: Keys) -> tuple[dict[str, Any], dict[str, Any]]:
     name = llm.take("model", "gpt-4" if given else CLI_MODEL["model"])
     url = llm.take("base_url", "https://api.openai.com/v1" if given else CLI_MODEL["base_url"])
     variable = "OPENROUTER_API_KEY" if "openrouter.ai" in url else "OPENAI_API_KEY"
-    if llm.take("api_key"):
+    if llm.take("api_key", ""):
         llm.note("api_key", f"a manifest holds no key: put it into the environment as {variable}")
     endpoint = {
         "baseURL": url,

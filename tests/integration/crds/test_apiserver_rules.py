@@ -137,6 +137,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda spec: spec["tasks"]["inline"].append(spec["tasks"]["inline"][0]),
         "Duplicate value",
     ),
+    "two plugins of one name": (
+        lambda spec: spec.update(plugins=[{"name": "SafetyFilter"}, {"name": "SafetyFilter", "config": {"x": 1}}]),
+        "Duplicate value",
+    ),
     "two contents": (
         lambda spec: spec["tasks"]["inline"][0]["files"][0].update(contentBase64="eA=="),
         "must validate one and only one schema",

@@ -6,14 +6,13 @@ Over an in-memory provider, recorded in a real folder.
 import asyncio
 import itertools
 import json
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_runtime.engine.events import Event, PluginFailed
+from agent_runtime.engine.events import Event, PluginFailed, RolloutSealed
 from agent_runtime.engine.run import run_job
 from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
 from agent_runtime.models.extensions import ExtensionError
@@ -342,63 +341,65 @@ async def test_a_group_that_does_well_is_ended_by_its_first_three_members_and_th
     tmp_path: Path, concurrency: int
 ) -> None:
     async def later_members_think_longer(request: ModelRequest) -> None:
-        await asyncio.sleep(0.01 if request.member < 3 else 5)
+        await asyncio.sleep(0 if request.member < 3 else 60)
 
     job = a_job(tmp_path, 10, [{"name": "PerformanceStop"}], runners={"concurrency": concurrency})
     ran = await run(tmp_path, job=job, model=OneCall(before=later_members_think_longer))
     assert ran.outcomes == [("Completed", 1.0)] * 3 + [("Cancelled", None)] * 7
     assert {result.reason for result in ran.results[3:]} == {"StoppedByPlugin"}
     assert ran.results[3].message == "PerformanceStop: the last 3 rewards reach 0.8"
+    counted = ran.stats["plugins"]["PerformanceStop"]
+    assert (counted["calls"], counted["stopped"], counted["failed"]) == (3, 1, 0)
 
 
 async def test_fast_late_members_do_not_decide_for_slow_first_ones(tmp_path: Path) -> None:
-    """Members 1 to 9 succeed at once; member 0 fails, slowly. Only when it has ended can anything be decided."""
+    """Members 1 to 9 succeed while member 0 still thinks: only when it has ended can anything be decided."""
+    sealed: list[int] = []
+    others_are_sealed = asyncio.Event()
 
-    async def the_first_is_slow(request: ModelRequest) -> None:
-        if request.member == 0 and request.turn == 0:
-            await asyncio.sleep(0.3)
+    def observe(event: Event) -> None:
+        if isinstance(event, RolloutSealed):
+            sealed.append(event.result.member)
+            if len(sealed) == 9:
+                others_are_sealed.set()
 
-    ran = await run(
-        tmp_path, job=a_job(tmp_path, 10, [{"name": "PerformanceStop"}]), model=OneCall(before=the_first_is_slow)
-    )
-    assert Counter(result.outcome.value for result in ran.results) == {"Completed": 10}
+    async def the_first_is_last(request: ModelRequest) -> None:
+        if request.member == 0:
+            await others_are_sealed.wait()
+
+    summary = await run_job(
+        a_job(tmp_path, 10, [{"name": "PerformanceStop"}]), base_dir=tmp_path, environ={},
+        provider=DummyProvider(f"plugged-{next(worlds)}"), model=OneCall(before=the_first_is_last), observer=observe,
+    )  # fmt: skip
+    assert sealed[-1] == 0
+    assert summary.outcomes["Completed"] == 10
 
 
-async def test_a_stop_that_was_decided_holds_for_the_next_process(tmp_path: Path) -> None:
-    world, asked = f"plugged-{next(worlds)}", asyncio.Event()
-    stop = asyncio.Event()
+async def test_a_group_is_judged_again_by_the_next_process_from_what_is_sealed(tmp_path: Path) -> None:
+    """Two members are sealed when the first process is stopped; the plugin needs no more, so the next one runs none."""
+    world, stop = f"plugged-{next(worlds)}", asyncio.Event()
 
     class Stops:
         async def should_stop_group(self, group: GroupInfo, results: Sequence[Result]) -> str | None:
             return "enough" if len(results) == 2 else None
 
-        def after_rollout(self, result: Result) -> None:
-            if result.member == 2:
-                asked.set()
-
     async def stall(request: ModelRequest) -> None:
-        if request.member >= 1 and not stop.is_set():
+        if request.member == 2:
             stop.set()
             await asyncio.sleep(60)
 
-    job = a_job(tmp_path, 4, runners={"concurrency": 2})
-    model = OneCall(before=stall)
+    job = a_job(tmp_path, 4, runners={"concurrency": 1})
 
-    async def go_on(signal: asyncio.Event | None) -> Any:
+    async def go_on(model: OneCall, *plugins: object) -> Any:
         return await run_job(
-            job,
-            base_dir=tmp_path,
-            environ={},
-            provider=DummyProvider(world),
-            model=model,
-            plugins=[Stops()],
-            stop=signal,
+            job, base_dir=tmp_path, environ={}, provider=DummyProvider(world), model=model, plugins=plugins, stop=stop
         )
 
-    assert (await go_on(stop)).resumable
-    summary = await go_on(None)
+    assert (await go_on(OneCall(before=stall))).resumable
+    stop, again = asyncio.Event(), OneCall()
+    summary = await go_on(again, Stops())
     assert summary.outcomes == {"Completed": 2, "Cancelled": 2, "InfraFailed": 0, "VerifierFailed": 0}
-    assert asked.is_set()
+    assert again.sent == {}
 
 
 async def test_a_slow_plugin_uses_up_none_of_the_agents_time(tmp_path: Path) -> None:

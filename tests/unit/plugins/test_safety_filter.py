@@ -84,3 +84,5 @@ async def test_a_job_can_say_what_else_is_refused_and_where_commands_stand() -> 
     assert isinstance(await asked({"command": "nc -l 1"}, blocked_programs=["nc"]), Refuse)
     assert await asked({"command": "reboot"}, blocked_programs=["nc"]) is None
     assert isinstance(await asked({"keys": "reboot"}, arguments=["keys"]), Refuse)
+    assert isinstance(await asked({"keys": "reboot"}, arguments=["bash.keys"]), Refuse)
+    assert await asked({"keys": "reboot"}, arguments=["terminal.keys"]) is None
