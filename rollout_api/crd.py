@@ -178,6 +178,7 @@ LIST_KEYS: dict[tuple[str, str], str] = {
     ("SandboxOverrides", "env"): "name",
     ("Tasks", "inline"): "name",
     ("Task", "files"): "path",
+    ("RolloutJobSpec", "plugins"): "name",
 }
 """Lists of named objects by model and field: the field of their entries that must differ. All other lists are atomic."""
 

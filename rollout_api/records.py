@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rollout_api.base import ApiModel
+from rollout_api.tasks import Task
 
 RECORD_VERSION = 1
 """Version of the forms in this file; readers refuse a newer one."""
@@ -65,6 +66,8 @@ class AttemptRecord(ApiModel):
     """The provider's handle, by which another process reattaches."""
     sandbox: dict[str, Any] = {}
     """What the sandbox really was: provider, mode, root or image."""
+    task: Task | None = None
+    """The task as plugins changed it, used to the end of the rollout; None where none did."""
 
 
 class PolicySpan(ApiModel):
@@ -159,6 +162,26 @@ class ObservationsRecord(ApiModel):
     results: list[Observation]
 
 
+class PluginCall(ApiModel):
+    """One call of one plugin."""
+
+    plugin: str
+    hook: str
+    seconds: float
+    did: Literal["Refused", "Changed", "Stopped", "Failed"] | None = None
+    """A tool call refused, a tool call or task changed, a group ended early; or it failed."""
+    message: str = ""
+    """Why."""
+
+
+class PluginsRecord(ApiModel):
+    """Calls of plugins since the last such record."""
+
+    type: Literal["plugins"] = "plugins"
+    time: float
+    calls: list[PluginCall]
+
+
 class StopRecord(ApiModel):
     """The agent is done; what follows is grading."""
 
@@ -236,6 +259,7 @@ Record = Annotated[
     | ResponseRecord
     | DeliveryRecord
     | ObservationsRecord
+    | PluginsRecord
     | StopRecord
     | ArtifactsRecord
     | FailedRecord,
@@ -257,6 +281,26 @@ class AttemptSummary(ApiModel):
     attempt: int
     reason: str
     message: str = ""
+
+
+class PluginReport(ApiModel):
+    """What one plugin did in a rollout, and what it has to say of it."""
+
+    calls: int = 0
+    """Times that a hook of it was called in the sealed attempt."""
+    seconds: float = 0
+    refused: int = 0
+    """Tool calls."""
+    changed: int = 0
+    """Tool calls, and the task."""
+    failed: int = 0
+    """Calls in which it raised, took too long, or returned what it may not."""
+    error: str | None = None
+    """Of the first failure."""
+    scores: dict[str, float] = {}
+    """Of an EpisodeEvaluator; the reward is the verifier's alone."""
+    analysis: dict[str, Any] = {}
+    """Of a TrajectoryAnalyzer."""
 
 
 class Result(ApiModel):
@@ -311,6 +355,8 @@ class Result(ApiModel):
     """Label that its group was submitted with."""
     advantage: float | None = None
     """The reward as `spec.reward` normalises it. In results and exports, never in a seal: it needs the other rollouts."""
+    plugins: dict[str, PluginReport] = {}
+    """Of each plugin that was called, by name."""
 
 
 class Seal(ApiModel):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, ShortText
+from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, Seconds, ShortText
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.model import ModelSpec, Sampling
 from rollout_api.rewards import RewardNormalization
@@ -131,6 +131,17 @@ class Runners(ApiModel):
     """Pull secrets of the runner pods."""
 
 
+class PluginUse(ApiModel):
+    """A plugin of the job."""
+
+    name: ExtensionName
+    """`PerformanceStop`, `TrajectoryAnalysis`, `SafetyFilter`, an entry point, or module:Class."""
+    config: dict[str, Any] = {}
+    """Its options; `rolloutctl plugins NAME` lists them."""
+    timeout_seconds: Seconds = 60
+    """Time that one call of one of its hooks may take; over it the plugin has failed."""
+
+
 class Output(ApiModel):
     """Where results and trajectories go."""
 
@@ -181,6 +192,8 @@ class RolloutJobSpec(ApiModel):
     """Delete the job so long after its end; results stay in storage. Kept when left out. In a cluster only."""
     reward: RewardNormalization | None = None
     """How rewards become advantages in results and exports; none are computed when left out."""
+    plugins: Annotated[list[PluginUse], Field(max_length=32)] = []
+    """Code of yours that is called around groups, rollouts, tool calls and verifier commands, in this order."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -189,6 +202,9 @@ class RolloutJobSpec(ApiModel):
             raise ValueError(
                 f"completion.minCompletedPerGroup is {minimum}, more than groupSize {self.group_size}; lower it"
             )
+        names = [plugin.name for plugin in self.plugins]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"plugins: {twice} is given twice; results are kept by name, keep one of them")
         if self.model is None and self.agent.type not in AGENTS_WITHOUT_MODEL:
             raise ValueError(f"model is needed for agent {self.agent.type}; only Oracle and Nop do without")
         if self.agent.is_command and self.tasks.environments:

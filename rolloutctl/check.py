@@ -12,6 +12,7 @@ from rich.text import Text
 from agent_runtime.engine.check import check_job
 from agent_runtime.engine.opening import Surroundings
 from agent_runtime.engine.preflight import missing_programs
+from agent_runtime.plugins.registry import load_plugins, unheard
 from agent_runtime.tasks import TaskSourceError, load_tasks
 from rollout_api.manifest import ManifestError, load_manifest
 from rollout_api.sandbox import Provider
@@ -43,13 +44,19 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
             raise
         answer_json({"valid": False, "problems": [asdict(problem) for problem in error.problems]})
         raise typer.Exit(Exit.BAD_INPUT) from None
+    loaded = load_plugins(job.spec.plugins)
+    warnings = unheard(loaded) if job.spec.agent.is_command else []
     missing = asyncio.run(missing_programs(job, tasks, Surroundings(base_dir, os.environ, provider)))
     valid = all(found.has_setup for found in missing)
     size, count = job.spec.group_size, len(tasks)
     if form is Form.JSON:
         problems = [asdict(found) | {"message": str(found)} for found in missing]
-        answer_json({"valid": valid, "problems": problems, "tasks": count, "rollouts": count * size})
+        answer_json(
+            {"valid": valid, "problems": problems, "warnings": warnings, "tasks": count, "rollouts": count * size}
+        )
     else:
+        for warning in warnings:
+            say(f"{manifest}: {warning}", "yellow")
         for found in missing:
             say(f"{manifest}: {found}", "yellow" if found.has_setup else "bold red")
         amount = "a stream of tasks" if stream else f"{count} tasks × groupSize {size} = {count * size} rollouts"

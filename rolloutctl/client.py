@@ -13,7 +13,7 @@ and where tasks come as training goes on, with sandboxes and connections that li
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
 from agent_runtime.engine.events import Event, GroupFinished
@@ -37,7 +37,7 @@ class Client:
 
     A job is a RolloutJob or the path of its manifest. Relative paths in it start at the manifest's folder, or at the
     working directory for a RolloutJob. `provider` and `model` take the place of what the manifest names; `environ` is
-    where API keys and storage credentials are looked up.
+    where API keys and storage credentials are looked up. `plugins` (objects, or classes) are called after the manifest's.
     """
 
     def __init__(
@@ -46,8 +46,9 @@ class Client:
         provider: Provider | SandboxProvider | None = None,
         model: Model | None = None,
         environ: Mapping[str, str] = os.environ,
+        plugins: Sequence[object] = (),
     ) -> None:
-        self._provider, self._model, self._environ = provider, model, environ
+        self._provider, self._model, self._environ, self._plugins = provider, model, environ, plugins
 
     async def run(self, job: RolloutJob | str | Path, *, new: bool = False) -> AsyncGenerator[GroupFinished, None]:
         """The groups of a job, each as soon as all its members have a result; earlier ones of a resumed run first.
@@ -73,6 +74,7 @@ class Client:
                 new=new,
                 observer=observe,
                 stop=stop,
+                plugins=self._plugins,
             )
         )
         work.add_done_callback(lambda _: finished.put_nowait(None))
@@ -100,6 +102,7 @@ class Client:
             provider=self._provider,
             model=self._model,
             new=new,
+            plugins=self._plugins,
         )
 
 

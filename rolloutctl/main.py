@@ -10,7 +10,22 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from rolloutctl import check, doctor, export, gc, init, proxy, report, results, run, sandbox, show, stream
+from rolloutctl import (
+    check,
+    convert,
+    doctor,
+    export,
+    gc,
+    init,
+    plugins,
+    proxy,
+    report,
+    results,
+    run,
+    sandbox,
+    show,
+    stream,
+)
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
 
@@ -97,6 +112,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     show.show,
     report.report,
     export.export,
+    convert.convert,
+    plugins.plugins,
     gc.gc,
     proxy.proxy,
     proxy.proxy_worker,

@@ -55,6 +55,16 @@ def notes(results: Sequence[Result], verdicts: Mapping[int, Verdict]) -> list[st
             f"{sum(result.token_forks for result in forked)} times: what was sampled before each is a training sample of "
             f"its own (docs/token-exact.md). {_look(forked)}"
         )
+    failed = Counter[str]()
+    for result in results:
+        failed.update({name: report.failed for name, report in result.plugins.items()})
+    for name, times in failed.items():
+        if times:
+            members = [result for result in results if name in result.plugins and result.plugins[name].failed]
+            said.append(
+                f"Plugin {name} failed {times} times, first with {members[0].plugins[name].error}. Rewards are the "
+                f"verifier's all the same; what the plugin should have done there is not done. {_look(members)}"
+            )
     forgeable = [result for result in results if result.forgeable]
     if forgeable:
         said.append(

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from agent_runtime.engine.events import AttemptFailed, Event, JobStarted, RolloutSealed, RolloutStarted
+from agent_runtime.engine.events import AttemptFailed, Event, JobStarted, PluginFailed, RolloutSealed, RolloutStarted
 from rollout_api.records import Outcome
 from rolloutctl.console import duration, number
 from rolloutctl.transcript import harmless
@@ -106,6 +106,8 @@ def _lines(event: Event) -> list[tuple[str, str]]:
     if isinstance(event, AttemptFailed):
         then = "trying again" if event.retry else "no attempts are left: the rollout is masked"
         return [(f"Rollout {event.index}, attempt {event.attempt}: {event.reason}: {event.message} ({then})", "yellow")]
+    if isinstance(event, PluginFailed):
+        return [(f"Plugin {event.plugin} failed, {event.hook} of {event.key}: {event.message}", "yellow")]
     return []
 
 
@@ -124,6 +126,12 @@ class _Say:
             if self._failures[event.reason] == self.SAME_FAILURE + 1:
                 self._console.print(Text(f"Further attempts lost to {event.reason} are not shown.", "yellow"))
             if self._failures[event.reason] > self.SAME_FAILURE:
+                return
+        if isinstance(event, PluginFailed):
+            self._failures[event.plugin] += 1
+            if self._failures[event.plugin] == self.SAME_FAILURE + 1:
+                self._console.print(Text(f"Further failures of plugin {event.plugin} are not shown.", "yellow"))
+            if self._failures[event.plugin] > self.SAME_FAILURE:
                 return
         for line, style in _lines(event):
             self._console.print(Text(harmless(line), style), soft_wrap=True)

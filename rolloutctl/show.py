@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
+import yaml
 from rich.text import Text
 
 from agent_runtime.recording.reader import RunReader
-from rollout_api.records import Outcome, Result, Verdict
+from rollout_api.records import Outcome, PluginReport, Result, Verdict
 from rolloutctl.console import Form, FormOption, answer_json, duration, number, out
 from rolloutctl.errors import CommandError
 from rolloutctl.figures import how_it_ended
@@ -47,6 +49,8 @@ async def _show(reference: str, index: int, full: bool, form: Form) -> None:
         _line(Text("Not finished: this is what is recorded so far.", "bold yellow"))
     elif seal.verdict is not None:
         _print_verdict(seal.verdict, full)
+    if seal is not None:
+        _print_plugins(seal.result.plugins, full)
 
 
 def _print_head(run: RunReader, index: int, result: Result | None) -> None:
@@ -135,6 +139,24 @@ def _print_verdict(verdict: Verdict, full: bool) -> None:
         _line(line)
         if command.output:
             _print_block(command.output, "", full)
+
+
+def _print_plugins(plugins: Mapping[str, PluginReport], full: bool) -> None:
+    for name, report in plugins.items():
+        did = [f"{count} {what}" for what, count in (("refused", report.refused), ("changed", report.changed)) if count]
+        calls = f"{report.calls} calls, {duration(report.seconds)}"
+        _line(
+            Text("\n── ", "dim")
+            .append(f"plugin {harmless(name)}", "bold")
+            .append(f"  {', '.join([calls, *did])}", "dim")
+        )
+        if report.failed:
+            _line(Text(harmless(f"failed {report.failed} times; the first: {report.error}"), "red"))
+        for score, value in report.scores.items():
+            _line(Text(harmless(f"{score}: {number(value, 3)}")))
+        if report.analysis:
+            text = yaml.safe_dump(report.analysis, sort_keys=False, allow_unicode=True, width=120)
+            _print_block(text, "", full)
 
 
 def _line(text: Text) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agent_runtime.engine.attempts_policy import INTERRUPTED, UNCOUNTED
 from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
@@ -14,6 +15,7 @@ from agent_runtime.engine.turns import NotReplayable, Turns
 from agent_runtime.environments.open import OpenEnvironment, open_environment
 from agent_runtime.environments.verdict import episode_verdict
 from agent_runtime.models.base import Model, ModelError
+from agent_runtime.plugins.of_rollout import PluginFailed
 from agent_runtime.recording.journal import ArtifactsTooLarge, Journal
 from agent_runtime.recording.message_tree import linear
 from agent_runtime.sandboxes.base import Fence, FileError, SandboxFailure, Workspace, WorkspaceLimit
@@ -25,6 +27,7 @@ from rollout_api.records import (
     AttemptRecord,
     FailedRecord,
     Outcome,
+    PluginsRecord,
     Record,
     Result,
     StopReason,
@@ -32,6 +35,7 @@ from rollout_api.records import (
     Verdict,
 )
 from rollout_api.rollout_job import VerifierMode
+from rollout_api.tasks import Task
 
 Failures = Sequence[tuple[int, FailedRecord]]
 """The failed attempts of a rollout by number, oldest first."""
@@ -48,9 +52,12 @@ class Attempt:
         self._fence = Fence(journal.epoch, journal.holder)
         self._spec = workspace_spec(context.job, rollout)
         self._provider = context.provider_for(rollout.task)
+        self._plugins = context.plugins_of_attempt(rollout, number)
         model = context.job.spec.model
         self._max_policy_lag = None if model is None else model.max_policy_lag
         self._on_stale = OnStale.DROP if model is None else model.on_stale
+        self._changed_task: Task | None = None
+        """As plugins left it."""
         self._workspace: Workspace | None = None
         self._environment: OpenEnvironment | None = None
         self._work: Turns | Program | None = None
@@ -78,7 +85,7 @@ class Attempt:
             return await self._grade_and_seal(stop, artifacts)
         except StalePolicy as stale:
             return await self.seal(Outcome.CANCELLED, reason="StalePolicy", message=str(stale))
-        except (SandboxFailure, ModelError, NotReplayable) as error:
+        except (SandboxFailure, ModelError, NotReplayable, PluginFailed) as error:
             return await self._fail(error)
 
     async def seal(self, outcome: Outcome, *, reason: str, message: str) -> Result:
@@ -122,6 +129,8 @@ class Attempt:
     async def _reattach(self, records: Sequence[Record]) -> Workspace | None:
         """The live workspace of an attempt that still needs one."""
         attempt = next((record for record in reversed(records) if isinstance(record, AttemptRecord)), None)
+        if attempt is not None and attempt.task is not None:
+            self._use_task(attempt.task)
         if attempt is None or any(isinstance(record, FailedRecord | ArtifactsRecord) for record in records):
             return None
         try:
@@ -136,6 +145,8 @@ class Attempt:
         if stop is not None and artifacts is not None:
             return stop, artifacts
         recorded = self._records
+        if self._workspace is None:
+            await self._change_task()
         workspace = self._workspace or await self._acquire()
         if self._rollout.task.environment is not None:
             self._environment = await open_environment(
@@ -165,13 +176,15 @@ class Attempt:
         self._work = None
         return stop, artifacts
 
-    def _begun(self, workspace: Workspace) -> AttemptRecord:
-        return AttemptRecord(
+    def _begun(self, workspace: Workspace) -> list[Record]:
+        attempt = AttemptRecord(
             time=time.time(),
             runner=self._context.runner,
             workspace=dict(workspace.handle),
             sandbox=dict(workspace.description),
+            task=self._changed_task,
         )
+        return [attempt, *self._plugins.take_record()]
 
     def _make_program(self, workspace: Workspace, recorded: Sequence[Record]) -> Program:
         rollout, spec, current = self._rollout, self._context.job.spec, self._context.current_model
@@ -193,10 +206,11 @@ class Attempt:
             workspace=workspace,
             journal=self._journal,
             recorded=recorded,
-            unwritten=[] if any(isinstance(r, AttemptRecord) for r in recorded) else [self._begun(workspace)],
+            unwritten=[] if any(isinstance(r, AttemptRecord) for r in recorded) else self._begun(workspace),
             drain=self._context.drain,
             newest_policy=self._context.newest_policy,
             max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
+            plugins=self._plugins,
             observer=self._context.observer,
         )
 
@@ -217,13 +231,25 @@ class Attempt:
             workspace=workspace,
             journal=self._journal,
             replay=replay,
-            recorded=resumed,
-            unwritten=[] if resumed else [self._begun(workspace)],
+            recorded=[*resumed, *(record for record in replay if isinstance(record, PluginsRecord))],
+            unwritten=[] if resumed else self._begun(workspace),
             drain=self._context.drain,
             newest_policy=self._context.newest_policy,
             max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
+            plugins=self._plugins,
             observer=self._context.observer,
         )
+
+    async def _change_task(self) -> None:
+        """Let the plugins change the task before its sandbox is asked for. Raises PluginFailed."""
+        if (changed := await self._plugins.begin(self._rollout.task)) is not None:
+            self._use_task(changed)
+
+    def _use_task(self, changed: Task) -> None:
+        self._changed_task, self._rollout = changed, replace(self._rollout, task=changed)
+        self._plugins.use_task(changed)
+        self._spec = workspace_spec(self._context.job, self._rollout)
+        self._provider = self._context.provider_for(changed)
 
     async def _acquire(self) -> Workspace:
         started = time.perf_counter()
@@ -275,7 +301,7 @@ class Attempt:
             return None
         if verifier.mode is VerifierMode.SHARED:
             workspace = self._workspace or await self._reattach_for_grading()
-            return await grade_in_place(task, verifier, workspace, epoch=self._fence.epoch)
+            return await grade_in_place(task, verifier, workspace, epoch=self._fence.epoch, watch=self._plugins)
         await self.release()
         if artifacts.key is None:
             return failed_verdict(f"nothing was left to grade: {stop.message}")
@@ -288,6 +314,7 @@ class Attempt:
             fence=self._fence,
             artifacts=lambda: self._journal.load_artifacts(artifacts),
             tries=self._context.job.spec.attempts.limit,
+            watch=self._plugins,
         )
 
     async def _reattach_for_grading(self) -> Workspace:
@@ -318,11 +345,12 @@ class Attempt:
             stale=self._is_stale(records),
             seconds=self._seconds,
         )
+        result = await self._plugins.finished(result, verdict, linear(records))
         sealed = await self._journal.seal(result, verdict, records)
         await self.release()
         return sealed
 
-    async def _fail(self, error: SandboxFailure | ModelError | NotReplayable) -> FailedRecord:
+    async def _fail(self, error: SandboxFailure | ModelError | NotReplayable | PluginFailed) -> FailedRecord:
         reason = "AgentNotReplayable" if isinstance(error, NotReplayable) else error.reason
         failure = FailedRecord(
             time=time.time(),
@@ -334,8 +362,9 @@ class Attempt:
             and not (isinstance(error, SandboxFailure) and error.from_outside),
         )
         unwritten = self._work.take_unwritten() if self._work is not None else []
-        await self._journal.append([*unwritten, failure])
-        self._records = [*self._all_records(), failure]
+        called = self._plugins.take_record()
+        await self._journal.append([*unwritten, *called, failure])
+        self._records = [*self._all_records(), *called, failure]
         self._work = None
         await self.release()
         return failure

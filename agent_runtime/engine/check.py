@@ -76,6 +76,7 @@ async def _run_agent(
         spec = job.spec.model_copy(
             update={
                 "group_size": 1,
+                "plugins": [],
                 "tasks": Tasks.model_construct(inline=tasks, from_=None, stream=None),
                 "agent": job.spec.agent.model_copy(update={"type": agent, "command": [], "install": []}),
                 "completion": job.spec.completion.model_copy(

@@ -13,6 +13,10 @@ from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.staleness_policy import NewestPolicy
 from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.models.base import Model
+from agent_runtime.plugins.base import GroupInfo, RolloutInfo
+from agent_runtime.plugins.of_group import GroupPlugins
+from agent_runtime.plugins.of_rollout import RolloutPlugins
+from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.sandboxes.base import SandboxProvider, WorkspaceSpec
 from agent_runtime.sandboxes.nowhere import NoSandboxes
@@ -46,6 +50,7 @@ class RunContext:
     batches: dict[int, str | None] = field(default_factory=dict)
     """Labels of submitted groups, by number."""
     environments: EnvironmentPool = field(default_factory=EnvironmentPool)
+    plugins: Plugins = field(default_factory=Plugins)
     finished: bool = False
     """Nothing is left to be gone on with: live sandboxes need not wait for another process."""
 
@@ -65,6 +70,15 @@ class RunContext:
     def provider_for(self, task: Task) -> SandboxProvider:
         """Where the workspaces of that task's rollouts come from."""
         return self.provider if task.needs_sandbox else NoSandboxes()
+
+    def plugins_of_group(self, number: int, task: Task) -> GroupPlugins:
+        """What the plugins have to do with a group."""
+        return GroupPlugins(self.plugins, GroupInfo(number, task, self.job.spec.group_size), self.record.folder)
+
+    def plugins_of_attempt(self, rollout: "Rollout", attempt: int) -> RolloutPlugins:
+        """What the plugins have to do with an attempt."""
+        info = RolloutInfo(rollout.index, rollout.group, rollout.member, attempt, rollout.seed, rollout.task)
+        return RolloutPlugins(self.plugins, info, self.record.folder)
 
 
 @dataclass(frozen=True)

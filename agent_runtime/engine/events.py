@@ -55,6 +55,16 @@ class AttemptFailed:
 
 
 @dataclass(frozen=True)
+class PluginFailed:
+    """A plugin raised, took too long, or returned what its hook does not allow; `key` names the occasion."""
+
+    plugin: str
+    hook: str
+    key: str
+    message: str
+
+
+@dataclass(frozen=True)
 class RolloutSealed:
     """A rollout has its result."""
 
@@ -128,6 +138,7 @@ Event = (
     | TurnEnded
     | ToolEnded
     | AttemptFailed
+    | PluginFailed
     | RolloutSealed
     | GroupFinished
     | StorageRequested

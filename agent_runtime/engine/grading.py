@@ -13,7 +13,7 @@ from agent_runtime.sandboxes.base import (
 )
 from agent_runtime.verification.artifacts import carry_rule, dropped_names, listing
 from agent_runtime.verification.deletions import deleted_paths
-from agent_runtime.verification.grade import VerifierUnavailable, grade
+from agent_runtime.verification.grade import CommandWatch, VerifierUnavailable, grade
 from agent_runtime.verification.tar_filter import BrokenTar, Dropped, Member, filter_tar
 from rollout_api.records import Verdict
 from rollout_api.rollout_job import Verifier
@@ -48,6 +48,7 @@ async def grade_artifacts(
     fence: Fence,
     artifacts: Callable[[], AsyncIterator[bytes]],
     tries: int,
+    watch: CommandWatch | None = None,
 ) -> Verdict:
     """`Separate`: a new workspace in the task's prepared state, with the artifacts in it. Done again when it is lost.
 
@@ -64,7 +65,7 @@ async def grade_artifacts(
             dropped = await _carry_over(task, verifier, workspace, artifacts, turn)
             if spec.network["verifier"] != "None":
                 await workspace.enter("verifier", key=f"{turn}:enter")
-            return await grade(task, verifier, workspace, key_turn=turn, dropped=dropped)
+            return await grade(task, verifier, workspace, key_turn=turn, dropped=dropped, watch=watch)
         except (WorkspaceLimit, FileError, BrokenTar) as error:
             # The agent made what cannot be unpacked: too large, or names that lead out of the folder.
             return failed_verdict(f"the artifacts cannot be brought into the grading workspace: {error}")
@@ -78,13 +79,15 @@ async def grade_artifacts(
     raise GradingLost(reason, message)
 
 
-async def grade_in_place(task: Task, verifier: Verifier, workspace: Workspace, *, epoch: int) -> Verdict:
+async def grade_in_place(
+    task: Task, verifier: Verifier, workspace: Workspace, *, epoch: int, watch: CommandWatch | None = None
+) -> Verdict:
     """`Shared`: in the agent's own workspace, its processes ended first. The agent may own the interpreter: forgeable."""
     turn = GRADING_TURN + epoch * TURNS_PER_EPOCH
     try:
         await workspace.kill_all(key=f"{turn}:end-agent")
         await workspace.enter("verifier", key=f"{turn}:enter")
-        return await grade(task, verifier, workspace, key_turn=turn)
+        return await grade(task, verifier, workspace, key_turn=turn, watch=watch)
     except WorkspaceLimit as error:
         return failed_verdict(str(error)).model_copy(update={"forgeable": True})
     except VerifierUnavailable as error:

@@ -11,6 +11,7 @@ from agent_runtime.engine.completion_policy import GroupState, plan_group
 from agent_runtime.engine.context import Rollout, RunContext
 from agent_runtime.engine.events import GroupFinished, RolloutSealed
 from agent_runtime.engine.rollout import RolloutRun
+from agent_runtime.plugins.of_group import STOPPED, GroupPlugins
 from agent_runtime.rewards.normalize import with_group_advantages
 from rollout_api.records import Outcome, Result
 from rollout_api.tasks import Task
@@ -28,8 +29,10 @@ class _Group:
     task: Task
     results: dict[int, Result]
     """By member."""
+    plugins: GroupPlugins
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     unwanted: set[int] = field(default_factory=set)
+    finished: bool = False
 
 
 class Groups:
@@ -49,10 +52,12 @@ class Groups:
     async def start(self, number: int, task: Task) -> None:
         """Start a group's unsealed members, each as soon as it has a place. Raises what ended an earlier rollout."""
         first = number * self._size
-        group = _Group(
-            number, task, {m: self.results[first + m] for m in range(self._size) if first + m in self.results}
-        )
+        sealed = {m: self.results[first + m] for m in range(self._size) if first + m in self.results}
+        group = _Group(number, task, sealed, self._context.plugins_of_group(number, task))
         waiting = [member for member in range(self._size) if member not in group.results]
+        if waiting:
+            await group.plugins.begin()
+            await group.plugins.judge(group.results)
         if self._apply_plan(group):
             await self._finish(group)
         for member in waiting:
@@ -89,22 +94,27 @@ class Groups:
     async def _run_member(self, group: _Group, member: int, run: RolloutRun) -> None:
         try:
             result = await self._result_of(group, member, run)
+            group.results[member] = self.results[result.index] = result
+            self._context.observer(RolloutSealed(result))
+            # Before its place is free: whoever is next may not be needed any more.
+            await group.plugins.judge(group.results)
         finally:
             self._places.release()
             group.running.pop(member, None)
-        group.results[member] = self.results[result.index] = result
-        self._context.observer(RolloutSealed(result))
         limit = self._context.job.spec.completion.max_infra_failure_fraction
         self._outcomes[result.outcome] += 1
         if (reason := abort_reason(self._outcomes, limit)) is not None:
             raise JobAborted(reason)
         if self._apply_plan(group):
             await self._context.provider.forget_group(f"g{group.number}")
+            await group.plugins.end(self._results_of(group))
             await self._finish(group)
 
+    def _results_of(self, group: _Group) -> tuple[Result, ...]:
+        return tuple(group.results[member] for member in range(self._size))
+
     async def _finish(self, group: _Group) -> None:
-        members = [group.results[member] for member in range(self._size)]
-        results = tuple(with_group_advantages(members, self._context.job.spec.reward))
+        results = tuple(with_group_advantages(self._results_of(group), self._context.job.spec.reward))
         await self._on_finished(group.number, group.task, results)
         self._context.observer(GroupFinished(group.number, group.task.name, results))
 
@@ -115,23 +125,27 @@ class Groups:
             except asyncio.CancelledError:
                 if member not in group.unwanted:
                     raise
+        if group.plugins.stopped is not None:
+            return await run.cancel(STOPPED, group.plugins.stopped)
         return await run.cancel("GroupComplete", "enough members of its group are Completed")
 
     def _apply_plan(self, group: _Group) -> bool:
-        """Cancel whom the plan cancels; True when the group is done."""
+        """Cancel whom the plan cancels; True when the group is done, once."""
         state = GroupState(self._size, {member: result.outcome for member, result in group.results.items()})
         completion = self._context.job.spec.completion
         plan = plan_group(
             state,
             min_completed=self._context.job.spec.min_completed,
             cancel_stragglers=completion.cancel_stragglers,
+            stopped=group.plugins.stopped is not None,
         )
         for member in plan.cancel:
             if member not in group.unwanted:
                 group.unwanted.add(member)
                 if (running := group.running.get(member)) is not None:
                     running.cancel()
-        return plan.finished
+        is_new, group.finished = plan.finished and not group.finished, plan.finished
+        return is_new
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

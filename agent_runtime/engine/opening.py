@@ -9,13 +9,14 @@ from pathlib import Path
 from agent_runtime.agents.registry import find_agent
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.drain import Drain
-from agent_runtime.engine.events import Observer, StorageRequested
+from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
 from agent_runtime.engine.run_folder import run_folder
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.environments.open import check_environments
 from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.models.base import Model, ModelConfigError
 from agent_runtime.models.factory import open_model
+from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxProvider
@@ -39,6 +40,8 @@ class Surroundings:
     model: Model | None = None
     shard: Shard = WHOLE_JOB
     drain: Drain = field(default_factory=Drain)
+    plugins: Sequence[object] = ()
+    """Called after those of the manifest."""
 
 
 def output_uri(job: RolloutJob, base_dir: Path) -> str:
@@ -66,12 +69,19 @@ async def open_run(
     is_command = job.spec.agent.is_command
     make_agent = None if is_command else find_agent(job.spec.agent.type)
     tools = open_tools([] if is_command else job.spec.agent.tools)
+    plugins = Plugins.open(
+        job.spec.plugins,
+        surroundings.plugins,
+        lambda call, key: observer(PluginFailed(call.plugin, call.hook, key, call.message)),
+        is_command=is_command,
+    )
     uri = output_uri(job, surroundings.base_dir)
     store = replace(
         Store.open(uri, surroundings.environ), on_request=lambda *request: observer(StorageRequested(*request))
     )
     await store.probe()
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(plugins.close)
         environments = EnvironmentPool()
         stack.push_async_callback(environments.close)
         await check_environments(tasks, job.spec.agent, environments)
@@ -113,6 +123,7 @@ async def open_run(
             shard=shard,
             drain=surroundings.drain,
             environments=environments,
+            plugins=plugins,
         )
         try:
             yield context

@@ -17,6 +17,7 @@ from agent_runtime.engine.program_policy import CALLS_A_TURN, PROMPT_FILE, Ended
 from agent_runtime.engine.staleness_policy import NewestPolicy, StalePolicy, numbers, stale_message, versions_of
 from agent_runtime.engine.workspace_model import WorkspaceModel, serve_model
 from agent_runtime.models.base import Model
+from agent_runtime.plugins.of_rollout import RolloutPlugins
 from agent_runtime.proxy.limits import Exhausted, Limits
 from agent_runtime.proxy.session import Session, SessionJournal
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure, Workspace, WorkspaceLimit
@@ -59,6 +60,7 @@ class Program:
         newest_policy: NewestPolicy,
         max_policy_lag: int | None,
         observer: Observer,
+        plugins: RolloutPlugins,
     ) -> None:
         self.records: list[Record] = [*recorded, *unwritten]
         """The attempt's records so far, journaled or about to be."""
@@ -68,7 +70,7 @@ class Program:
         self._task, self._spec, self._sampling, self._seed = task, spec, sampling, seed
         self._index, self._member, self._session = index, member, session
         self._workspace, self._journal, self._observer = workspace, journal, observer
-        self._unwritten = list(unwritten)
+        self._unwritten, self._plugins = list(unwritten), plugins
         self._drain, self._newest_policy, self._max_policy_lag = drain, newest_policy, max_policy_lag
         self._doubtful_turn = doubtful_turn(recorded)
         used = (r.agent_seconds for r in reversed(recorded) if isinstance(r, IntentRecord) and r.agent_seconds)
@@ -96,6 +98,7 @@ class Program:
         self._clock.wait(wait, now())
         try:
             await self._journal.append(timed)
+            await self._tell_plugins(timed)
         except Exception as error:
             self._fail(error)
             raise
@@ -104,6 +107,14 @@ class Program:
         for record in timed:
             if isinstance(record, ResponseRecord):
                 self._answered(record)
+
+    async def _tell_plugins(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if isinstance(record, ResponseRecord):
+                await self._plugins.saw(record)
+        called = self._plugins.take_record()
+        self.records += called
+        self._unwritten += called
 
     async def run(self) -> tuple[StopReason, str]:
         """Start the program, or find it again, and stay with it to its end. Raises what took the attempt away from it."""

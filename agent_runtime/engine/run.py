@@ -33,16 +33,17 @@ async def run_job(
     stop: asyncio.Event | None = None,
     shard: Shard = WHOLE_JOB,
     drain: Drain | None = None,
+    plugins: Sequence[object] = (),
 ) -> JobSummary:
     """Run a job, or one shard of it, to its end, or go on with it where an earlier process left it.
 
     Relative paths of the manifest start at `base_dir`. `model`, and a SandboxProvider as `provider`, take the place of what
-    the manifest names. Everything that can be found out before the first rollout is: tasks, tools, agent, model, storage.
-    Raises the errors of those parts. Setting `stop` ends it at once, a requested `drain` after the turns that run; both
-    leave the rest resumable.
+    the manifest names; `plugins` are called after its own. Everything that can be found out before the first rollout is:
+    tasks, tools, agent, plugins, model, storage. Raises the errors of those parts. Setting `stop` ends it at once, a
+    requested `drain` after the turns that run; both leave the rest resumable.
     """
     tasks = [] if job.spec.tasks.stream is not None else load_tasks(job.spec.tasks, base_dir, environ)
-    surroundings = Surroundings(base_dir, environ, provider, model, shard, drain or Drain())
+    surroundings = Surroundings(base_dir, environ, provider, model, shard, drain or Drain(), plugins)
     async with open_run(job, tasks, surroundings, new=new, observer=observer) as context:
         return await _run(context, tasks, stop or asyncio.Event())
 
@@ -59,7 +60,7 @@ async def _run(context: RunContext, tasks: Sequence[Task], stop: asyncio.Event) 
             total=total,
             sealed=len(context.sealed),
             resumed=bool(context.begun or context.sealed),
-            warnings=tuple(context.provider.warnings),
+            warnings=(*context.provider.warnings, *context.plugins.warnings),
             results=tuple(context.sealed.values()),
         )
     )

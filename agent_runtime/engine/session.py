@@ -52,12 +52,14 @@ class RolloutSession:
         model: Model | None = None,
         new: bool = False,
         observer: Observer = lambda event: None,
+        plugins: Sequence[object] = (),
     ) -> None:
         if job.spec.tasks.stream is None:
             raise ValueError(
                 "a session needs a job with tasks: {stream: {}}; a job with a list of tasks is run as a whole"
             )
-        self._run = open_run(job, [], Surroundings(base_dir, environ, provider, model), new=new, observer=observer)
+        surroundings = Surroundings(base_dir, environ, provider, model, plugins=plugins)
+        self._run = open_run(job, [], surroundings, new=new, observer=observer)
         self._environ = environ
         self._in_flight = asyncio.Semaphore(job.spec.tasks.stream.max_in_flight)
         self._finished: asyncio.Queue[FinishedGroup | None] = asyncio.Queue()

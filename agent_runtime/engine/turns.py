@@ -28,6 +28,7 @@ from agent_runtime.models.base import (
     TokenPrefix,
     ToolCall,
 )
+from agent_runtime.plugins.of_rollout import RolloutPlugins
 from agent_runtime.recording.answers import answer_record, recorded_answer
 from agent_runtime.recording.token_history import TokenHistory, common_length
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure, Workspace, WorkspaceLimit
@@ -88,6 +89,7 @@ class Turns:
         drain: Drain | None = None,
         newest_policy: NewestPolicy | None = None,
         max_policy_lag: int | None = None,
+        plugins: RolloutPlugins | None = None,
         observer: Observer = lambda event: None,
     ) -> None:
         self.task, self.spec, self.tools = task, spec, tools
@@ -103,7 +105,7 @@ class Turns:
         self._sampling, self._seed, self._index, self._member = sampling, seed, index, member
         self._definitions = definitions
         self._model, self._workspace, self._journal, self._observer = model, workspace, journal, observer
-        self._drain = drain or Drain()
+        self._drain, self._plugins = drain or Drain(), plugins
         self._newest_policy, self._max_policy_lag = newest_policy or NewestPolicy(), max_policy_lag
         self._first_policy: int | None = None
         """Version of the first token whose version is known."""
@@ -292,7 +294,7 @@ class Turns:
     async def _call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
         record = self._next_replayed(ObservationsRecord)
         if record is None:
-            observations = await self._dispatch_all(calls)
+            observations = await self._run_tools(calls)
             record = ObservationsRecord(turn=self.turn, time=time.time(), results=observations)
             self._unwritten.append(record)
         else:
@@ -304,7 +306,19 @@ class Turns:
                 raise Stop(StopReason.FINISHED, observation.content)
         return record.results
 
-    async def _dispatch_all(self, calls: Sequence[ToolCall]) -> list[Observation]:
+    async def _run_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
+        """Run the calls, with what the plugins make of them; their time is not the agent's."""
+        if (plugins := self._plugins) is None:
+            return await self._dispatch_all(calls)
+        admitted = await self._untimed(plugins.admit(self.turn, calls))
+        results = await self._dispatch_all(admitted)
+        observations = await self._untimed(plugins.ran(self.turn, calls, admitted, results))
+        called = plugins.take_record()
+        self.records += called
+        self._unwritten += called
+        return observations
+
+    async def _dispatch_all(self, calls: Sequence[ToolCall | Observation]) -> list[Observation]:
         """Run the calls and wait for all of them, also when one takes the attempt down.
 
         Those in the workspace run in the order in which the model wrote them: one may need what another made.
@@ -322,7 +336,9 @@ class Turns:
             observations.append(result)
         return observations
 
-    async def _dispatch(self, position: int, call: ToolCall) -> Observation:
+    async def _dispatch(self, position: int, call: ToolCall | Observation) -> Observation:
+        if isinstance(call, Observation):
+            return call  # a plugin refused it
         tool = self.tools.get(call.name)
         if tool is not None and self._tools_may_have_run and tool.runs_in == "Runner" and not tool.idempotent:
             return Observation(
@@ -380,11 +396,11 @@ class Turns:
         if self._deadline is not None and (when := self._deadline.when()) is not None:
             self._deadline.reschedule(when + seconds)
 
-    async def _untimed(self, waiting: Awaitable[None]) -> None:
-        """Wait for storage without using up the agent's time."""
+    async def _untimed(self, waiting: Awaitable[T]) -> T:
+        """Wait for storage, or for plugins, without using up the agent's time."""
         self._hold(True)
         try:
-            await waiting
+            return await waiting
         finally:
             self._hold(False)
 

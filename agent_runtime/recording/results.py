@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rollout_api.records import Outcome, Result
+from rollout_api.records import Outcome, PluginReport, Result
 
 
 def pass_at_k(graded: int, passed: int, k: int) -> float:
@@ -52,7 +52,7 @@ def statistics_of(results: Iterable[Result]) -> dict[str, Any]:
         "policyVersions": in_order(version for result in ordered for version in result.policy_versions),
         "tokenForks": sum(result.token_forks for result in ordered),
         "seconds": _seconds(ordered),
-    }
+    } | ({"plugins": plugins} if (plugins := _plugins(ordered)) else {})
 
 
 def stats_json(stats: Mapping[str, Any]) -> bytes:
@@ -84,6 +84,28 @@ def _pass_at_k(graded: Sequence[Result]) -> dict[str, float]:
     ks = [2**power for power in range(most.bit_length())]
     return {
         str(k): statistics.fmean(pass_at_k(len(members), sum(members), k) for members in groups.values()) for k in ks
+    }
+
+
+def _plugins(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
+    """What each plugin did over all rollouts; its scores are over those that have them."""
+    reports: dict[str, list[PluginReport]] = defaultdict(list)
+    scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for result in results:
+        for name, report in result.plugins.items():
+            reports[name].append(report)
+            for score, value in report.scores.items():
+                scores[name][score].append(value)
+    return {
+        name: {
+            "calls": sum(report.calls for report in own),
+            "seconds": math.fsum(report.seconds for report in own),
+            "refused": sum(report.refused for report in own),
+            "changed": sum(report.changed for report in own),
+            "failed": sum(report.failed for report in own),
+            "scores": {score: _spread(values) for score, values in sorted(scores[name].items())},
+        }
+        for name, own in sorted(reports.items())
     }
 
 

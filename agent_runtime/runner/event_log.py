@@ -4,7 +4,15 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobEnded, JobStarted, RolloutSealed
+from agent_runtime.engine.events import (
+    AttemptFailed,
+    Event,
+    GroupFinished,
+    JobEnded,
+    JobStarted,
+    PluginFailed,
+    RolloutSealed,
+)
 from agent_runtime.runner.log import log
 
 Line = tuple[int, str, dict[str, Any]]
@@ -59,6 +67,12 @@ def lines_of(event: Event) -> Iterator[Line]:
                 logging.WARNING,
                 f"rollout {event.index}: attempt {event.attempt} was lost to infrastructure, {follows}",
                 {"rollout": event.index, "reason": event.reason, "why": event.message},
+            )
+        case PluginFailed():
+            yield (
+                logging.WARNING,
+                f"plugin {event.plugin} failed in {event.hook}",
+                {"plugin": event.plugin, "key": event.key, "why": event.message},
             )
         case JobEnded(summary=summary):
             fields: dict[str, Any] = {"outcomes": dict(summary.outcomes), "meanReward": summary.mean_reward}

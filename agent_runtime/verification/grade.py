@@ -3,6 +3,7 @@
 import posixpath
 from collections.abc import Sequence
 from pathlib import PurePosixPath
+from typing import Protocol
 
 from agent_runtime.sandboxes.base import CommandResult, FileError, Workspace, WorkspaceLimit
 from agent_runtime.verification import reward_file
@@ -30,12 +31,28 @@ _USED_UP = frozenset({"Memory", "Disk", "Processes", "Deadline"})
 """Causes that code under test can bring about, even before the command's own process has started."""
 
 
+class CommandWatch(Protocol):
+    """Looks on while the verifier's commands run."""
+
+    async def before_verifier_command(self, number: int, command: str) -> None:
+        """That command, from 0, is about to run. Raises nothing."""
+
+    async def after_verifier_command(self, number: int, result: CommandVerdict) -> None:
+        """It has ended. Raises nothing."""
+
+
 class VerifierUnavailable(Exception):
     """The verifier could not start, for a reason that the policy cannot bring about. The grading may be tried again."""
 
 
 async def grade(
-    task: Task, verifier: Verifier, workspace: Workspace, *, key_turn: int, dropped: Sequence[str] = ()
+    task: Task,
+    verifier: Verifier,
+    workspace: Workspace,
+    *,
+    key_turn: int,
+    dropped: Sequence[str] = (),
+    watch: CommandWatch | None = None,
 ) -> Verdict:
     """Grade what is in a workspace; `key_turn` is the turn of all idempotency keys, `dropped` goes into the verdict.
 
@@ -45,7 +62,7 @@ async def grade(
     """
     if task.verifier is None:
         raise ValueError(f"task {task.name} has no verifier; there is nothing to grade")
-    grading = _Grading(task, task.verifier, verifier, workspace, key_turn)
+    grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch)
     try:
         verdict = await grading.run()
     except WorkspaceLimit as limit:
@@ -60,8 +77,17 @@ class _Failed(Exception):
 class _Grading:
     """One grading, step by step."""
 
-    def __init__(self, task: Task, spec: TaskVerifier, rules: Verifier, workspace: Workspace, turn: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        spec: TaskVerifier,
+        rules: Verifier,
+        workspace: Workspace,
+        turn: int,
+        watch: CommandWatch | None,
+    ) -> None:
         self.task, self.spec, self.rules, self.workspace, self.turn = task, spec, rules, workspace, turn
+        self.watch = watch
         self.commands: list[CommandVerdict] = []
 
     def key(self, name: str) -> str:
@@ -147,6 +173,8 @@ class _Grading:
                     CommandVerdict(command=command, exit_code=None, seconds=0, output=output, cause="Deadline")
                 )
                 continue
+            if self.watch is not None:
+                await self.watch.before_verifier_command(number, command)
             result = await self.workspace.run(
                 self.wrapped(command, number),
                 key=self.key(f"command-{number}"),
@@ -160,6 +188,8 @@ class _Grading:
                 )
             left -= result.seconds
             self.commands.append(_command_verdict(command, result))
+            if self.watch is not None:
+                await self.watch.after_verifier_command(number, self.commands[-1])
 
     def wrapped(self, command: str, number: int) -> str:
         """The command; for pytest with a report of its own, added to what the environment has in PYTEST_ADDOPTS."""

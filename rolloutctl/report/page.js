@@ -363,6 +363,15 @@ function drawVerdict(rollout, verdict) {
       drawText(command.output || "(no output)", "result"))));
 }
 
+function drawPlugin(plugin) {
+  const did = [`${count(plugin.calls)} calls`, seconds(plugin.seconds), plugin.refused ? `${count(plugin.refused)} refused` : "", plugin.changed ? `${count(plugin.changed)} changed` : ""];
+  return make("section", { className: "step plugin" },
+    make("h3", {}, make("span", {}, `plugin ${plugin.name}`), make("span", {}, did.filter(Boolean).join(", "))),
+    plugin.failed ? make("p", { className: "result wrong" }, `Failed ${count(plugin.failed)} times; the first: ${plugin.error}`) : null,
+    Object.keys(plugin.scores).length ? facts(Object.entries(plugin.scores).map(([name, value]) => [name, number(value, 3)])) : null,
+    Object.keys(plugin.analysis).length ? drawText(JSON.stringify(plugin.analysis, null, 2)) : null);
+}
+
 let opener = null;
 
 async function openRollout(index) {
@@ -396,6 +405,7 @@ async function openRollout(index) {
     ...(shown.steps || []).map(drawStep),
     !trouble && !(shown.steps || []).length ? make("p", { className: "note" }, "No transcript was recorded.") : null,
     drawVerdict(rollout, shown.verdict),
+    ...(shown.plugins || []).map(drawPlugin),
   ]);
   $("transcript").scrollTop = 0;
   $("transcript").focus({ preventScroll: true });

@@ -146,7 +146,7 @@ def summary(job: JobFacts, results: Sequence[Result]) -> dict[str, Any]:
             for group in groups
         ],
         "rollouts": [
-            result.wire() | {"tokens": result.usage.prompt_tokens + result.usage.completion_tokens}
+            _without_plugins(result) | {"tokens": result.usage.prompt_tokens + result.usage.completion_tokens}
             for result in sorted(results, key=lambda result: result.index)
         ],
     }
@@ -157,7 +157,13 @@ def transcript(rollout: Rollout) -> dict[str, Any]:
     return {
         "steps": [_step(step) for step in steps(rollout.records)],
         "verdict": _cleaned(rollout.verdict.wire()) if rollout.verdict else None,
+        "plugins": _cleaned([{"name": name, **report.wire()} for name, report in rollout.result.plugins.items()]),
     }
+
+
+def _without_plugins(result: Result) -> dict[str, Any]:
+    """An analysis may be long, and is read with the transcript."""
+    return result.model_copy(update={"plugins": {}}).wire()
 
 
 def _step(step: Step) -> dict[str, Any]:

@@ -40,3 +40,11 @@ def test_a_group_is_finished_exactly_when_every_member_has_an_outcome(
 def test_a_lost_member_does_not_count_towards_k_of_g() -> None:
     state = GroupState(4, {0: Outcome.COMPLETED, 1: Outcome.INFRA_FAILED, 2: Outcome.VERIFIER_FAILED})
     assert plan_group(state, min_completed=2, cancel_stragglers=True).cancel == ()
+
+
+@given(states(), st.integers(1, 8), st.booleans())
+def test_of_a_stopped_group_everybody_who_has_not_ended_is_cancelled(
+    state: GroupState, needed: int, cancel: bool
+) -> None:
+    plan = plan_group(state, min_completed=needed, cancel_stragglers=cancel, stopped=True)
+    assert set(plan.cancel) == set(range(state.size)) - set(state.ended)

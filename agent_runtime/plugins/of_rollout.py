@@ -1,0 +1,166 @@
+"""The plugins of one attempt at a rollout: what they are asked, when, and what their answers do."""
+
+import copy
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from agent_runtime.models.base import ToolCall
+from agent_runtime.plugins.base import FinishedRollout, Refuse, RolloutInfo
+from agent_runtime.plugins.plugins import Answer, Plugins
+from agent_runtime.plugins.reports import calls_of, reports_of
+from rollout_api.records import (
+    CommandVerdict,
+    Observation,
+    Outcome,
+    PluginCall,
+    PluginsRecord,
+    Record,
+    ResponseRecord,
+    Result,
+    Verdict,
+)
+from rollout_api.tasks import Task
+
+REFUSED = "refused"
+"""Key in `Observation.data` of a tool call that a plugin did not let run: the plugin's name, and why."""
+CHANGED = "changed"
+"""Key in `Observation.data` of a tool call that ran as plugins changed it: name and arguments of what ran."""
+
+
+class PluginFailed(Exception):
+    """A plugin that had to change the task could not: infrastructure, for the policy has not been asked anything yet."""
+
+    reason = "PluginFailed"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class RolloutPlugins:
+    """Calls are kept until `take_record` hands them to the journal, or `finished` to the result."""
+
+    def __init__(self, plugins: Plugins, info: RolloutInfo, run: str) -> None:
+        self._plugins = plugins
+        self._key = f"{run}/rollout-{info.index}-{info.attempt}"
+        self._calls: list[PluginCall] = []
+        self._graded = 0
+        self._info = info
+        self.use_task(info.task)
+
+    def use_task(self, task: Task) -> None:
+        """Show the plugins this task from now on: a copy of their own, which nothing that they do to it changes."""
+        self._info = replace(self._info, task=task.model_copy(deep=True) if self._plugins.any else task)
+
+    def take_record(self) -> list[PluginsRecord]:
+        """The calls since the last time, for the journal; empty where there were none."""
+        calls, self._calls = self._calls, []
+        return [PluginsRecord(time=time.time(), calls=calls)] if calls else []
+
+    async def begin(self, task: Task) -> Task | None:
+        """Before the sandbox is asked for: the task as plugins change it, None where none does. Raises PluginFailed."""
+        await self._tell("before_rollout")
+        changed = None
+        async for answer in self._plugins.ask_on("modify_task", f"{self._key}:task", "task", task, rollout=self._info):
+            self._calls.append(answer.call)
+            if answer.failed:
+                raise PluginFailed(f"plugin {answer.call.plugin} could not change the task: {answer.call.message}")
+            changed = answer.value or changed
+        return changed
+
+    async def admit(self, turn: int, calls: Sequence[ToolCall]) -> list[ToolCall | Observation]:
+        """What is to run for each call of a turn, or its result where it was refused; before the first of them runs."""
+        if not self._plugins.have("filter_tool_call", "before_tool_call"):
+            return list(calls)
+        return [await self._admit(f":turn-{turn}:call-{number}", call) for number, call in enumerate(calls)]
+
+    async def ran(
+        self,
+        turn: int,
+        calls: Sequence[ToolCall],
+        admitted: Sequence[ToolCall | Observation],
+        results: Sequence[Observation],
+    ) -> list[Observation]:
+        """The results as they are recorded: where another call ran than the model wrote, that is said."""
+        said = []
+        for number, (call, made, result) in enumerate(zip(calls, admitted, results, strict=True)):
+            if isinstance(made, ToolCall):
+                if self._plugins.have("after_tool_call"):
+                    shown = {"call": made, "result": result.model_copy(deep=True)}
+                    await self._tell("after_tool_call", f":turn-{turn}:call-{number}", **shown)
+                if made != call:
+                    ran = {"name": made.name, "arguments": made.arguments}
+                    result = result.model_copy(update={"data": {**result.data, CHANGED: ran}})
+            said.append(result)
+        return said
+
+    async def saw(self, response: ResponseRecord) -> None:
+        """Tell of the tool calls in an answer to a program in the sandbox, which runs them by itself."""
+        if self._plugins.have("before_tool_call"):
+            for number, call in enumerate(response.message.get("tool_calls") or []):
+                function = call.get("function") or {}
+                seen = ToolCall(str(call.get("id")), str(function.get("name")), str(function.get("arguments")))
+                await self._tell("before_tool_call", f":turn-{response.turn}:call-{number}", call=seen)
+
+    async def before_verifier_command(self, number: int, command: str) -> None:
+        """See verification.grade.CommandWatch."""
+        await self._tell("before_verifier_command", f":verifier-{number}", command=command)
+
+    async def after_verifier_command(self, number: int, result: CommandVerdict) -> None:
+        """See verification.grade.CommandWatch."""
+        shown = {"command": result.command, "result": result}
+        await self._tell("after_verifier_command", f":verifier-{number}", **shown)
+
+    async def finished(self, result: Result, verdict: Verdict | None, records: Sequence[Record]) -> Result:
+        """The result with what the plugins have to say of it; whatever they do, nothing else of it changes."""
+        if not self._plugins.any:
+            return result
+        scores: dict[str, dict[str, float]] = {}
+        analyses: dict[str, dict[str, object]] = {}
+        if result.outcome is Outcome.COMPLETED and self._plugins.have("evaluate_rollout", "analyze_trajectory"):
+            finished = copy.deepcopy(FinishedRollout(self._info, result, verdict, records))
+            async for answer in self._ask("evaluate_rollout", finished=finished):
+                scores[answer.call.plugin] = answer.value or {}
+            async for answer in self._ask("analyze_trajectory", finished=finished):
+                analyses[answer.call.plugin] = answer.value or {}
+
+        def with_reports() -> Result:
+            reports = {
+                name: report.model_copy(update={"scores": scores.get(name, {}), "analysis": analyses.get(name, {})})
+                for name, report in reports_of([*calls_of(records), *self._calls]).items()
+            }
+            return result.model_copy(update={"plugins": reports})
+
+        if self._plugins.have("after_rollout"):
+            await self._tell("after_rollout", result=with_reports().model_copy(deep=True))
+        return with_reports()
+
+    async def _admit(self, occasion: str, call: ToolCall) -> ToolCall | Observation:
+        made, key = call, self._key + occasion
+        async for answer in self._plugins.ask_on("filter_tool_call", key, "call", call, rollout=self._info):
+            self._calls.append(answer.call)
+            if answer.failed or isinstance(answer.value, Refuse):
+                return _refusal(call, answer.call)
+            made = answer.value or made
+        await self._tell("before_tool_call", occasion, call=made)
+        return made
+
+    async def _tell(self, hook: str, occasion: str = "", **arguments: object) -> None:
+        async for _ in self._ask(hook, occasion, **arguments):
+            pass
+
+    async def _ask(self, hook: str, occasion: str = "", **arguments: object) -> AsyncIterator[Answer]:
+        async for answer in self._plugins.ask(hook, self._key + occasion, rollout=self._info, **arguments):
+            self._calls.append(answer.call)
+            yield answer
+
+
+def _refusal(call: ToolCall, by: PluginCall) -> Observation:
+    if by.did == "Failed":
+        # Never the other way round: a call that makes a filter fail must not get past it, nor end the rollout as masked.
+        content = f"Not run: {by.plugin}, which looks at every call first, failed on this one. Write it in another way."
+    else:
+        content = f"Refused by {by.plugin}, not run: {by.message}"
+    refused = {"plugin": by.plugin, "reason": by.message}
+    return Observation(call_id=call.id, tool=call.name, content=content, error=True, data={REFUSED: refused})

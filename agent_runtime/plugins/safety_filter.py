@@ -1,0 +1,109 @@
+"""The built-in plugin SafetyFilter."""
+
+import posixpath
+import re
+import shlex
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from agent_runtime.models.base import ToolCall
+from agent_runtime.plugins.base import ActionFilter, Refuse, RolloutInfo
+from agent_runtime.plugins.shell import program, simple_commands
+from agent_runtime.tools.dispatch import decoded_arguments
+
+BLOCKED_PROGRAMS = ("shutdown", "reboot", "halt", "poweroff", "mkfs", "mkfs.*", "format")
+
+_SYSTEM = re.compile(r"/(?:bin|boot|dev|etc|home|lib|lib64|opt|proc|root|run|sbin|srv|sys|usr|var)?")
+_DISK = re.compile(r"/dev/(?:sd|hd|vd|xvd|nvme|mmcblk|mapper/)\w*")
+_FORK_BOMB = re.compile(r"(\S+)\s*\(\)\s*\{\s*\1\s*\|\s*\1\s*&\s*\}")
+
+
+class SafetyFilter(ActionFilter):
+    """Refuses commands that would destroy the machine they run on, and tells the model why.
+
+    It looks at the programs that a command starts and at what they are told to do, not at words in it. It spares rollouts
+    that a slip would ruin; what keeps a sandbox from doing harm is the sandbox.
+    """
+
+    def __init__(
+        self,
+        blocked_programs: Annotated[
+            list[str], Field(description="Programs that are not to be started; * stands for anything.")
+        ] = list(BLOCKED_PROGRAMS),  # noqa: B006 it is copied
+        blocked_patterns: Annotated[
+            list[str], Field(description="Regular expressions; a command in which one is found is refused.")
+        ] = [],  # noqa: B006
+        arguments: Annotated[
+            list[str], Field(description="Arguments of tools that are shell commands, whatever the tool.")
+        ] = ["command"],  # noqa: B006
+    ) -> None:
+        self.blocked_programs, self.arguments = list(blocked_programs), list(arguments)
+        self.blocked_patterns = [re.compile(pattern) for pattern in blocked_patterns]
+
+    async def filter_tool_call(self, rollout: RolloutInfo, call: ToolCall) -> Refuse | ToolCall | None:
+        """See ActionFilter."""
+        try:
+            arguments = decoded_arguments(call.arguments)
+        except ValueError:
+            return None  # the model is told when the call is made
+        for name in self.arguments:
+            if reason := self.reason(_text(arguments.get(name))):
+                return Refuse(reason)
+        return None
+
+    def reason(self, command: str) -> str | None:
+        """Why a shell command is refused, or None."""
+        for pattern in self.blocked_patterns:
+            if pattern.search(command):
+                return f"the command matches {pattern.pattern!r}, which this job does not allow. Find another way."
+        if _FORK_BOMB.search(command):
+            return "it starts processes without end. Start as many as the task needs."
+        for words in simple_commands(command):
+            name = program(words)
+            if any(fnmatch(name, blocked) for blocked in self.blocked_programs):
+                return f"{name} is not allowed here. The task can be done without it."
+            if reason := _harm(name, words[1:]):
+                return f"{shlex.join(words)[:200]} {reason}"
+        return None
+
+
+def _harm(name: str, arguments: Sequence[str]) -> str | None:
+    """What a command would destroy, or None."""
+    options = [word for word in arguments if word.startswith("-")]
+    recursive = any(
+        word in ("--recursive", "--no-preserve-root") or re.fullmatch(r"-\w*[rR]\w*", word) for word in options
+    )
+    system = next((word for word in arguments if _is_system(word)), None)
+    if name in ("rm", "chmod", "chown", "chgrp") and recursive and system is not None:
+        deed = "removes" if name == "rm" else "changes"
+        return (
+            f"{deed} {system} with all below it, on which everything here depends. Name the files of the task instead."
+        )
+    if name == "find" and "-delete" in arguments and arguments and _is_system(arguments[0]):
+        return f"removes {arguments[0]} with all below it. Name the files of the task instead."
+    if name in ("dd", "tee", "cp", "shred", "wipefs") and any(_DISK.search(word) for word in arguments):
+        return "writes over a disk. Write to a file instead."
+    if name == "kill" and arguments and arguments[-1] == "-1" and len(arguments) > 1:
+        return "ends every process. Name the one that is meant."
+    if name in ("systemctl", "init", "telinit") and {"poweroff", "reboot", "halt", "0", "6"} & set(arguments):
+        return "ends the machine. The task can be done without it."
+    return None
+
+
+def _is_system(path: str) -> bool:
+    """A folder on which the system depends, or all of them."""
+    if path in ("~", "$HOME", "${HOME}", "~/", "~/*", "$HOME/*"):
+        return True
+    if not path.startswith("/"):
+        return False
+    bare = "/" + posixpath.normpath(path.removesuffix("*")).strip("/")
+    return _SYSTEM.fullmatch(bare) is not None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return shlex.join(str(word) for word in value)
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,100 @@
+"""The built-in plugin TrajectoryAnalysis."""
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from agent_runtime.plugins.base import FinishedRollout, ToolUse, TrajectoryAnalyzer
+
+LAST_ERRORS = 5
+ERROR_CHARACTERS = 200
+"""Of one error that is kept: enough to know it again."""
+
+_CATEGORIES = (
+    ("refused", ("refused by",)),
+    ("timeout", ("timed out", "timeout", "deadline")),
+    ("permission", ("permission denied", "operation not permitted", "not allowed")),
+    ("notFound", ("not found", "no such file", "does not exist")),
+    ("import", ("importerror", "modulenotfounderror", "no module named")),
+    ("syntax", ("syntaxerror", "syntax error")),
+)
+"""A kind of error, and words that show it; the first that fits counts."""
+
+
+class TrajectoryAnalysis(TrajectoryAnalyzer):
+    """Says of each rollout which tools it used, what went wrong, where its time went, and what could be better."""
+
+    def __init__(
+        self,
+        error_rate: Annotated[
+            float, Field(ge=0, le=1, description="Share of failed calls that is worth a word.")
+        ] = 0.3,
+        many_calls: Annotated[int, Field(ge=1, description="Tool calls that are worth a word.")] = 50,
+        slow_seconds: Annotated[float, Field(gt=0, description="Mean time of a call that is worth a word.")] = 10,
+    ) -> None:
+        self.error_rate, self.many_calls, self.slow_seconds = error_rate, many_calls, slow_seconds
+
+    async def analyze_trajectory(self, finished: FinishedRollout) -> Mapping[str, Any]:
+        """See TrajectoryAnalyzer."""
+        uses = finished.tool_uses
+        analysis = analysis_of(uses)
+        verdict = finished.verdict
+        checks = (
+            [test.passed for test in verdict.tests] or [c.exit_code == 0 for c in verdict.commands] if verdict else []
+        )
+        return {
+            **analysis,
+            "turns": finished.result.turns,
+            "checks": {"passed": sum(checks), "failed": len(checks) - sum(checks)},
+            "suggestions": self.suggestions(analysis, len(checks) - sum(checks)),
+        }
+
+    def suggestions(self, analysis: Mapping[str, Any], failed_checks: int) -> list[str]:
+        """What stands out, in words."""
+        said = []
+        if analysis["errorRate"] > self.error_rate:
+            said.append(f"{analysis['errorRate']:.0%} of the tool calls failed: see errors")
+        if analysis["toolCalls"] > self.many_calls:
+            said.append(f"{analysis['toolCalls']} tool calls: the task may want to be broken down")
+        if analysis["seconds"]["mean"] > self.slow_seconds:
+            said.append(f"a tool call takes {analysis['seconds']['mean']:.1f} s: see slowest")
+        if failed_checks:
+            said.append(f"{failed_checks} of the verifier's checks failed")
+        return said
+
+
+def analysis_of(uses: Sequence[ToolUse]) -> dict[str, Any]:
+    """What the tool calls of a rollout have in common: pure."""
+    results = [use.result for use in uses if use.result is not None]
+    failed = [use.result for use in uses if use.result is not None and _went_wrong(use)]
+    seconds = [result.seconds for result in results]
+    slowest = sorted(results, key=lambda result: -result.seconds)[:3]
+    return {
+        "toolCalls": len(uses),
+        "byTool": dict(Counter(use.call.name for use in uses).most_common()),
+        "errorRate": round(len(failed) / len(uses), 4) if uses else 0.0,
+        "errorKinds": dict(Counter(category(result.content) for result in failed).most_common()),
+        "errors": [
+            {"tool": result.tool, "error": result.content[:ERROR_CHARACTERS]} for result in failed[-LAST_ERRORS:]
+        ],
+        "seconds": {
+            "total": round(sum(seconds), 3),
+            "mean": round(statistics.fmean(seconds), 3) if seconds else 0.0,
+            "max": round(max(seconds, default=0.0), 3),
+        },
+        "slowest": [{"tool": result.tool, "seconds": round(result.seconds, 3)} for result in slowest],
+    }
+
+
+def category(error: str) -> str:
+    """The kind of an error by its words."""
+    text = error.lower()
+    return next((kind for kind, words in _CATEGORIES if any(word in text for word in words)), "other")
+
+
+def _went_wrong(use: ToolUse) -> bool:
+    """The call itself failed, or the command that it ran."""
+    return use.result is not None and (use.result.error or use.result.data.get("exitCode") not in (None, 0))

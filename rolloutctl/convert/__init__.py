@@ -1,0 +1,89 @@
+"""`rolloutctl convert`: another system's configuration becomes a manifest. One module a system, put together here."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from rollout_api.manifest import ManifestError, load_manifest
+from rolloutctl.console import out, say
+from rolloutctl.convert.base import Conversion, Converter, Source, UnusableInput
+from rolloutctl.convert.real_work import REAL_WORK
+from rolloutctl.errors import CommandError
+
+CONVERTERS: tuple[Converter, ...] = (REAL_WORK,)
+"""Asked in this order whose file it is."""
+
+
+def convert(
+    config: Annotated[Path, typer.Argument(help="The other system's configuration, JSON or YAML.")],
+    file: Annotated[Path | None, typer.Option("-o", help="Manifest to write; standard output when left out.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Make a manifest of another system's configuration, and report every key that has no counterpart."""
+    if file is not None and file.exists() and not force:
+        raise CommandError(f"{file} exists already", hint="Name another file, or replace it with --force.")
+    converter, conversion = convert_file(config)
+    text = written(conversion.manifest)
+    problem = _problem(text)
+    for note in conversion.notes:
+        say(f"{config}: {note}", "yellow")
+    if file is None:
+        out.file.write(text)
+    else:
+        file.write_text(text, encoding="utf-8")
+        say(f"Wrote {file} from a configuration of {converter.system}, with {len(conversion.notes)} notes above.")
+    if problem is not None:
+        raise CommandError(f"The manifest is not valid yet:\n{problem}", hint="Mend it there; docs/manifest.md helps.")
+    if file is not None:
+        say(f"  rolloutctl validate {file}")
+
+
+def convert_file(path: Path) -> tuple[Converter, Conversion]:
+    """Whose configuration a file is, and the manifest for it. Raises CommandError."""
+    values = _read(path)
+    converter = next((known for known in CONVERTERS if known.recognises(values)), None)
+    if converter is None:
+        known = " and ".join(known.system for known in CONVERTERS)
+        raise CommandError(f"{path}: is no configuration that can be converted; those of {known} are")
+    try:
+        return converter, converter.convert(Source(path, values))
+    except UnusableInput as error:
+        raise CommandError(f"{path}: {error}", hint=f"It was read as a configuration of {converter.system}.") from error
+
+
+def written(manifest: dict[str, Any]) -> str:
+    """A manifest as YAML, its keys in the order in which they were made, long texts as blocks."""
+    return yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeError) as error:
+        raise CommandError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise CommandError(f"{path}: is neither JSON nor YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise CommandError(f"{path}: is no mapping; a configuration is one")
+    return values
+
+
+def _problem(text: str) -> str | None:
+    try:
+        load_manifest(text)
+    except ManifestError as error:
+        return str(error)
+    return None
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts of several lines stand as blocks, as a person would write them."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)

@@ -1,0 +1,132 @@
+"""What a converter is: it reads another system's configuration and says what became of every key of it."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollout_api.base import API_VERSION
+from rollout_api.manifest import KIND
+
+NO_COUNTERPART = "has no counterpart here and is left out"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a person should know of one key of the input: it was left out, or it means something else here."""
+
+    key: str
+    """As one would look for it, `environments[0].max_retries`; empty for what no key says."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}" if self.key else self.message
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A manifest, as a document to be written, and all that it does not carry over."""
+
+    manifest: dict[str, Any]
+    notes: list[Note]
+
+
+class UnusableInput(ValueError):
+    """The input cannot be converted; the message names the key, what is wrong with it and what to do."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A configuration file that was read."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Converter:
+    """One system whose configuration is understood."""
+
+    system: str
+    recognises: Callable[[Mapping[str, Any]], bool]
+    """Whether the file's top level is that system's."""
+    convert: Callable[[Source], Conversion]
+    """Raises UnusableInput."""
+
+
+_WORDS: dict[type[Any], str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a mapping",
+}
+
+
+@dataclass
+class Keys:
+    """A mapping of the input. Keys are ticked off as they are used, so that none is passed over in silence."""
+
+    values: Mapping[str, Any]
+    path: str
+    notes: list[Note]
+    _left: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, Mapping):
+            raise UnusableInput(f"{self.path or 'the file'}: is {self.values!r}, expected a mapping")
+        self._left = set(self.values)
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """The value of a key that is carried over, of the default's type; the default where it is absent or null.
+
+        Raises UnusableInput for a value of another type.
+        """
+        self._left.discard(name)
+        value = self.values.get(name)
+        return default if value is None else self._checked(name, value, type(default))
+
+    def need(self, name: str, kind: type[Any]) -> Any:
+        """The value of a key that has to be there. Raises UnusableInput."""
+        self._left.discard(name)
+        if (value := self.values.get(name)) is None:
+            raise UnusableInput(f"{self.where(name)}: is missing")
+        return self._checked(name, value, kind)
+
+    def _checked(self, name: str, value: Any, kind: type[Any]) -> Any:
+        fits = isinstance(value, int | float if kind is float else kind) and (
+            kind is bool or not isinstance(value, bool)
+        )
+        if kind is not type(None) and not fits:
+            raise UnusableInput(f"{self.where(name)}: is {value!r:.60}, expected {_WORDS[kind]}")
+        return value
+
+    def below(self, name: str) -> "Keys":
+        """A mapping inside of this one; empty where it is absent."""
+        return Keys(self.take(name, {}), self.where(name), self.notes)
+
+    def note(self, name: str, message: str) -> None:
+        """Say what became of a key."""
+        self._left.discard(name)
+        self.notes.append(Note(self.where(name), message))
+
+    def report_rest(self, reasons: Mapping[str, str]) -> None:
+        """Report every key that was not used: with the reason given for it, else as one that is not known."""
+        for name in sorted(self._left):
+            self.note(name, f"{NO_COUNTERPART}{f': {reasons[name]}' if name in reasons else ''}")
+
+    def where(self, name: str) -> str:
+        """A key as one would look for it in the file."""
+        return f"{self.path}.{name}" if self.path else name
+
+
+def manifest(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A RolloutJob as a document."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": object_name(name)}, "spec": dict(spec)}
+
+
+def object_name(text: str) -> str:
+    """The nearest name that Kubernetes allows for an object."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:52].strip("-") or "job"

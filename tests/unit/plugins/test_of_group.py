@@ -1,0 +1,60 @@
+"""Whoever ends first, a group is judged by its first members: what is kept must not depend on who is fast."""
+
+from collections.abc import Callable, Sequence
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent_runtime.plugins import GroupInfo
+from agent_runtime.plugins.of_group import GroupPlugins
+from agent_runtime.plugins.performance_stop import PerformanceStop, stop_reason
+from agent_runtime.plugins.plugins import Plugins
+from rollout_api.records import Result
+from rollout_api.tasks import Task
+
+INFO = GroupInfo(0, Task(name="t", prompt="p"), 10)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(st.lists(st.sampled_from([None, 0.0, 1.0]), min_size=10, max_size=10), st.permutations(range(10)))
+async def test_the_decision_is_the_same_in_whatever_order_the_members_end(
+    make_result: Callable[..., Result], rewards: list[float | None], order: Sequence[int]
+) -> None:
+    plugins = Plugins.open([], [PerformanceStop])
+    group = GroupPlugins(plugins, INFO, "run")
+    ended: dict[int, Result] = {}
+    decided_at = None
+    for member in order:
+        ended[member] = make_result(member, rewards[member])
+        await group.judge(ended)
+        if group.stopped and decided_at is None:
+            decided_at = next(n for n in range(11) if n not in ended)
+    plugins.close()
+
+    def graded(first: int) -> list[float]:
+        return [reward for reward in rewards[:first] if reward is not None]
+
+    expected = next((first for first in range(1, 10) if stop_reason(graded(first), 0.8, 3, 10)), None)
+    assert (group.stopped is not None) == (expected is not None)
+    if expected is not None and decided_at is not None:
+        assert decided_at >= expected, "not before all of the first members had ended"
+
+
+async def test_a_manager_is_asked_once_for_each_number_of_first_members_and_never_about_the_whole_group(
+    make_result: Callable[..., Result],
+) -> None:
+    asked: list[tuple[int, str]] = []
+
+    class Asked:
+        def should_stop_group(self, results: Sequence[Result], key: str) -> None:
+            asked.append((len(results), key))
+
+    plugins = Plugins.open([], [Asked()])
+    group = GroupPlugins(plugins, GroupInfo(3, INFO.task, 3), "run")
+    results = {2: make_result(2, 1.0)}
+    await group.judge(results)
+    assert asked == []
+    await group.judge(results | {0: make_result(0, 1.0), 1: make_result(1, 1.0)})
+    await group.judge(results | {0: make_result(0, 1.0), 1: make_result(1, 1.0)})
+    assert asked == [(1, "run/group-3:after-1"), (2, "run/group-3:after-2")]
+    plugins.close()

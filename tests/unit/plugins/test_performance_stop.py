@@ -1,0 +1,18 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.plugins.performance_stop import stop_reason
+
+REWARDS = st.lists(st.sampled_from([0.0, 0.5, 0.79, 0.8, 1.0]), max_size=12)
+
+
+@given(REWARDS)
+def test_no_group_ends_before_three_successes_in_a_row_nor_goes_on_after_ten(rewards: list[float]) -> None:
+    stops = stop_reason(rewards, 0.8, 3, 10) is not None
+    in_a_row = len(rewards) >= 3 and min(rewards[-3:]) >= 0.8
+    assert stops == (in_a_row or len(rewards) >= 10)
+
+
+def test_the_reason_says_which_of_the_two_it_was() -> None:
+    assert stop_reason([0, 1, 1, 1], 0.8, 3, 10) == "the last 3 rewards reach 0.8"
+    assert stop_reason([0] * 10, 0.8, 3, 10) == "10 members are graded, which is maxEpisodes"

@@ -1,0 +1,150 @@
+"""A plugin that cannot be used is an error before the first rollout, in words that say what to mend."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
+
+from agent_runtime.models.extensions import ExtensionError
+from agent_runtime.plugins import ActionFilter, EpisodeEvaluator
+from agent_runtime.plugins.plugins import Plugins
+from agent_runtime.plugins.registry import describe_plugin, load_plugins, registry, unheard
+from rollout_api.rollout_job import PluginUse
+
+MODULE = """
+class Shouts:
+    def after_rollout(self, result):
+        print(result.outcome)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package with a plugin of three lines, by entry point."""
+    (tmp_path / "shouting_kit.py").write_text(MODULE)
+    metadata = tmp_path / "shouting_kit-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: shouting-kit\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[agent_rollouts.plugins]\nshouts = shouting_kit:Shouts\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("shouting_kit", None)
+
+
+@pytest.mark.parametrize("name", ["shouts", "shouting_kit:Shouts"])
+def test_three_lines_are_a_plugin_by_entry_point_and_by_module_and_class(package: None, name: str) -> None:
+    (loaded,) = load_plugins([PluginUse(name=name)])
+    assert loaded.name == name
+    assert describe_plugin(name).hooks == ["after_rollout"]
+    assert "shouts" in registry.names()
+
+
+def test_the_three_built_ins_are_there_with_their_kinds_and_defaults() -> None:
+    kinds = {name: describe_plugin(name).kinds for name in ("PerformanceStop", "SafetyFilter", "TrajectoryAnalysis")}
+    assert kinds == {
+        "PerformanceStop": ["RolloutManager"],
+        "SafetyFilter": ["ActionFilter"],
+        "TrajectoryAnalysis": ["TrajectoryAnalyzer"],
+    }
+    options = describe_plugin("PerformanceStop").options["properties"]
+    assert {name: option["default"] for name, option in options.items()} == {
+        "threshold": 0.8,
+        "minEpisodes": 3,
+        "maxEpisodes": 10,
+    }
+    assert all(option["description"] for option in options.values())
+
+
+class Configured:
+    def __init__(self, most_words: Annotated[int, Field(ge=1)], label: str = "x") -> None:
+        self.most_words, self.label = most_words, label
+
+    def before_tool_call(self) -> None: ...
+
+
+def used(plugin: type[Any], config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setitem(registry._registered, plugin.__name__, plugin)
+    return load_plugins([PluginUse(name=plugin.__name__, config=config)])[0].plugin
+
+
+def test_options_are_the_parameters_of_the_class_in_camel_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = used(Configured, {"mostWords": 7}, monkeypatch)
+    assert (made.most_words, made.label) == (7, "x")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, "config.mostWords: is missing"),
+        ({"mostWords": 0}, "config.mostWords: is 0, expected at least 1"),
+        ({"mostWords": 1, "lable": "y"}, "config.lable: is not a known field; did you mean label?"),
+        ({"most_words": 1}, "config.mostWords: is missing"),
+    ],
+)
+def test_an_option_that_is_wrong_is_named_with_what_was_expected(
+    config: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ExtensionError, match=words.replace("?", r"\?")):
+        used(Configured, config, monkeypatch)
+
+
+def test_a_misspelt_hook_is_told_and_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Misspelt:
+        def after_rollout(self) -> None: ...
+        def before_tol_call(self) -> None: ...
+
+    with pytest.raises(ExtensionError, match=r"no hook before_tol_call; did you mean before_tool_call\?"):
+        used(Misspelt, {}, monkeypatch)
+
+
+def test_an_argument_that_a_hook_does_not_have_is_told() -> None:
+    class Greedy:
+        def before_tool_call(self, workspace: object) -> None: ...
+
+    with pytest.raises(ExtensionError, match="workspace"):
+        Plugins.open([], [Greedy()])
+
+
+def test_a_class_without_hooks_and_one_that_lacks_its_kinds_method_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Empty:
+        def work(self) -> None: ...
+
+    class Unfinished(EpisodeEvaluator):
+        """The method that makes it one is missing."""
+
+    class Broken:
+        def __init__(self) -> None:
+            raise OSError("no licence")
+
+        def after_rollout(self) -> None: ...
+
+    with pytest.raises(ExtensionError, match="has no hook; expected methods named like before_group"):
+        used(Empty, {}, monkeypatch)
+    with pytest.raises(ExtensionError, match="lacks evaluate_rollout"):
+        used(Unfinished, {}, monkeypatch)
+    with pytest.raises(ExtensionError, match="could not be made: OSError: no licence"):
+        used(Broken, {}, monkeypatch)
+
+
+def test_two_plugins_of_one_name_are_refused() -> None:
+    with pytest.raises(ExtensionError, match="two plugins are named 'Configured'"):
+        load_plugins([], [Configured(1), Configured(2)])
+
+
+def test_what_a_command_agent_hides_from_a_plugin_is_said() -> None:
+    class Filters(ActionFilter):
+        async def filter_tool_call(self, rollout: Any, call: Any) -> None: ...
+        def before_tool_call(self) -> None: ...
+
+    (said,) = unheard(load_plugins([], [Filters(), Configured(1)]))
+    assert "plugin Filters: filter_tool_call of it will not be called" in said
+
+
+def test_without_pluggy_the_error_says_which_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "agent_runtime.plugins.hooks", raising=False)
+    monkeypatch.setitem(sys.modules, "pluggy", None)
+    with pytest.raises(ExtensionError, match=r"agent-rollouts\[plugins\]"):
+        load_plugins([], [Configured(1)])

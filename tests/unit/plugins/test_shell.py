@@ -1,0 +1,42 @@
+import shlex
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.plugins.shell import program, simple_commands
+
+NAME = st.sampled_from(["ls", "make", "git", "python3", "true"])
+
+
+@given(st.text(max_size=200))
+def test_no_text_that_a_model_can_write_makes_it_fail(text: str) -> None:
+    assert all(words for words in simple_commands(text))
+
+
+@given(
+    NAME, st.lists(st.text("abc xyz.-_/=", max_size=12), max_size=4), st.sampled_from([";", "&&", "||", "|", "\n", "&"])
+)
+def test_quoted_words_stay_arguments_and_each_command_is_seen(name: str, words: list[str], separator: str) -> None:
+    line = shlex.join([name, *words])
+    assert list(simple_commands(f"{line} {separator} {line}")) == [[name, *words]] * 2
+
+
+@given(NAME, st.sampled_from(["sudo {}", "sudo -u root {}", "env A=1 {}", "timeout 5 {}", "nice -n 3 {}", "xargs -n 1 {}",
+    "X=1 {}", "if true; then {}; fi", "bash -c '{}'", "sh -ec '{}'", "eval '{}'", "$({})", 'echo "$({})"', "echo `{}`",
+    "find . -exec {} \\;", "({})", "{{ {}; }}", "sudo env X=1 nohup {}", "echo hi\n{}", "true &&\\\n {}"]))  # fmt: skip
+def test_a_program_is_found_behind_whatever_runs_it(name: str, form: str) -> None:
+    found = [program(words) for words in simple_commands(form.format(f"{name} --now"))]
+    assert name in found
+
+
+@given(NAME)
+def test_a_name_that_is_only_spoken_of_is_no_program(name: str) -> None:
+    spoken = (f"echo {name}", f"grep -r '{name} now' .", f"git log --format={name}", f"# {name}", f"cat <<EOF\n{name}\nEOF",
+              f"echo 'first\n{name}'", f"sudo grep {name} log")  # fmt: skip
+    for text in spoken:
+        assert name not in [program(words) for words in simple_commands(text) if words[0] not in ("git", "cat")], text
+
+
+def test_a_script_of_the_tasks_own_is_not_taken_for_the_systems_program() -> None:
+    assert program(["./reboot"]) == "" == program(["/workspace/bin/reboot"])
+    assert program(["/usr/sbin/reboot", "now"]) == "reboot"
