@@ -15,6 +15,7 @@ from benchmarks.report import Row, print_table, write_json
 COMPARED = (
     "tool_call",
     "engine_turns",
+    "environments",
     "journal_overhead",
     "resume",
     "prefix_affinity",

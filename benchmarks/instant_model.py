@@ -68,6 +68,23 @@ def _stream(write: Callable[[bytes], None]) -> None:
     loop.call_later(WORDS * WORD_SECONDS, write, _STREAM_END)
 
 
+def _said(text: str) -> tuple[bytes, bytes]:
+    """The whole answer of that text, and the whole stream of it."""
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18}
+    completion = {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 0,
+        "model": NAME,
+        "choices": [choice],
+        "usage": usage,
+    }
+    stream = _STREAM_HEAD + _event({"role": "assistant", "content": text}) + _STREAM_END
+    return _http(json.dumps(completion, separators=(",", ":")).encode()), stream
+
+
 class _Connection(asyncio.Protocol):
     def __init__(self, server: "_Server") -> None:
         self._server = server
@@ -102,7 +119,8 @@ class _Connection(asyncio.Protocol):
 
 
 class _Server:
-    def __init__(self, turns: int, delay_seconds: float, together: int) -> None:
+    def __init__(self, turns: int, delay_seconds: float, together: int, text: str | None = None) -> None:
+        self._said = None if text is None else _said(text)
         self._answers = [_http(answer_body(turn, turns)) for turn in range(turns)]
         self._models = _http(json.dumps({"object": "list", "data": [{"id": NAME, "object": "model"}]}).encode())
         self._delay, self._together = delay_seconds, together
@@ -112,6 +130,9 @@ class _Server:
         """Write the answer, now or when it is time."""
         if not request.startswith(b"POST"):
             write(self._models)
+            return
+        if self._said is not None:
+            write(self._said[b'"stream":true' in request or b'"stream": true' in request])
             return
         if b'"stream":true' in request or b'"stream": true' in request:
             _stream(write)
@@ -134,12 +155,15 @@ class _Server:
 
 
 @contextmanager
-def instant_model(turns: int, *, delay_seconds: float = 0.0, together: int = 0) -> Iterator[str]:
+def instant_model(
+    turns: int, *, delay_seconds: float = 0.0, together: int = 0, text: str | None = None
+) -> Iterator[str]:
     """The base URL of such a server, in a process of its own on another core.
 
-    `together`: hold the first answers until so many conversations wait for theirs.
+    `together`: hold the first answers until so many conversations wait for theirs. `text`: say that at once, always.
     """
     options = ["--turns", str(turns), "--delay", str(delay_seconds), "--together", str(together)]
+    options += [] if text is None else ["--text", text]
     command = [sys.executable, "-m", "benchmarks.instant_model", *options]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -149,8 +173,8 @@ def instant_model(turns: int, *, delay_seconds: float = 0.0, together: int = 0) 
             server.terminate()
 
 
-async def _serve(turns: int, delay_seconds: float, together: int) -> None:
-    server = _Server(turns, delay_seconds, together)
+async def _serve(turns: int, delay_seconds: float, together: int, text: str | None) -> None:
+    server = _Server(turns, delay_seconds, together, text)
     loop = asyncio.get_running_loop()
     listening = await loop.create_server(lambda: _Connection(server), "127.0.0.1", 0, backlog=4096)
     print(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1", flush=True)
@@ -162,6 +186,7 @@ if __name__ == "__main__":
     parser.add_argument("--turns", type=int, required=True)
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--together", type=int, default=0)
+    parser.add_argument("--text")
     options = parser.parse_args()
     pin_to_core(MODEL_CORE)
-    asyncio.run(_serve(options.turns, options.delay, options.together))
+    asyncio.run(_serve(options.turns, options.delay, options.together, options.text))

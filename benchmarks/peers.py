@@ -34,11 +34,13 @@ class Peer:
 # The newest verifiers whose rollouts run in the trainer's own process, as ours do: from 0.4.0 on it starts a program for
 # each rollout and intercepts its calls, so that there is no turn to compare.
 VERIFIERS = Peer("verifiers", "0.1.14")
+# Its conversations with an environment, by the program that it starts for each rollout, which uv runs.
+VERIFIERS_PROGRAMS = Peer("verifiers", "0.4.0", also=("uv", "gymnasium"))
 # Its client imports aiohttp, which it does not declare.
 SWE_REX = Peer("swe-rex", "1.4.0", also=("aiohttp",))
 # The newest that installs beside Python 3.11 without a compiler.
 LITELLM = Peer("litellm", "1.106.2", extra="proxy")
-ALL = (VERIFIERS, SWE_REX, LITELLM)
+ALL = (VERIFIERS, VERIFIERS_PROGRAMS, SWE_REX, LITELLM)
 
 
 def installed(peer: Peer) -> Path:

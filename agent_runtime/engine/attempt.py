@@ -268,6 +268,7 @@ class Attempt:
         self._changed_task, self._rollout = changed, replace(self._rollout, task=changed)
         self._plugins.use_task(changed)
         self._spec = workspace_spec(self._context.job, self._rollout)
+        self._provider = self._context.provider_for(changed)
 
     def _moved(self, workspace: Workspace) -> AttemptRecord:
         """The agent goes on in another workspace of the attempt."""

@@ -10,9 +10,10 @@ from rollout_api.manifest import ManifestError, load_manifest
 from rolloutctl.console import out, say
 from rolloutctl.convert.base import Conversion, Converter, Source, UnusableInput
 from rolloutctl.convert.real_work import REAL_WORK
+from rolloutctl.convert.roll import ROLL
 from rolloutctl.errors import CommandError
 
-CONVERTERS: tuple[Converter, ...] = (REAL_WORK,)
+CONVERTERS: tuple[Converter, ...] = (REAL_WORK, ROLL)
 """Asked in this order whose file it is."""
 
 

@@ -8,16 +8,19 @@ from typing import Any
 
 
 class Game:
-    """Counts its steps. `hang`, `die` and `raise` are actions that do so; `drift` tells processes apart."""
+    """Counts its steps. `hang`, `die` and `raise` are actions that do so; `drift` tells processes apart.
 
-    def __init__(self, slow_reset: bool = False, drift: bool = False) -> None:
-        self._slow_reset, self._drift = slow_reset, drift
+    From seed `limit` on there is nothing.
+    """
 
-    def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
+    def __init__(self, slow_reset: bool = False, drift: bool = False, limit: int = 1000) -> None:
+        self._slow_reset, self._drift, self._limit = slow_reset, drift, limit
+
+    def reset(self, seed: int) -> tuple[str | None, dict[str, Any]]:
         if self._slow_reset:
             time.sleep(3600)
         self.steps = 0
-        return f"seed {seed}", {}
+        return f"seed {seed}" if seed < self._limit else None, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if action == "hang":

@@ -1,0 +1,247 @@
+"""ROLL's agentic YAML (alibaba/ROLL, `roll/pipeline/agentic/agentic_config.py`) as a manifest.
+
+Its words: an environment group is a task here, an episode is a rollout. A file with `train_env_manager` becomes its
+training job; taken out, what is left becomes the evaluation of `val_env_manager`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent_runtime.environments.answers import ANSWER, AnswerForm
+from rolloutctl.convert.base import Conversion, Converter, Keys, Note, Source, UnusableInput, manifest
+from rolloutctl.convert.roll_file import composed
+
+ENVIRONMENTS = {"frozen_lake": "FrozenLake", "sokoban": "Sokoban"}
+CONFIG = ("grid_lookup", "grid_vocab", "action_lookup", "env_instruction")
+OWN_CONFIG = {"FrozenLake": ("size", "p", "is_slippery"), "Sokoban": ("dim_room", "num_boxes", "search_depth")}
+WHOLE_CONVERSATION = "traj_env_manager.TrajEnvManager"
+GROUPING = {"batch": "Batch", "tags": "Tag", "traj_group_id": "Group"}
+METHODS = {"identity": "Identity", "mean": "Mean", "mean_std": "MeanStd", "asym_clip": "AsymClip"}
+MOST_AT_ONCE = 100_000
+# Names of the template's fields here; a longest answer is a number that does not change.
+FIELDS = {"observation": "{observation}", "turn_idx": "{turn}", "actions_left": "{actionsLeft}", "suffix": ""}
+
+_MANAGER_REASONS = {
+    "max_env_num_per_worker": "environments share a few processes; runners.concurrency says how many run at once",
+    "max_traj_per_env": "a job is one pass over its groups; a trainer submits further ones to tasks.stream",
+    "format_penalty": "theirs does not read it either; that of an environment's env_config counts",
+    "llm_proxy": "spec.model says what answers",
+    "group_filter_cls": "what comes out of a group is the trainer's to choose from",
+}
+_ENVIRONMENT_REASONS = {
+    "use_thread_lock": "environments run in processes of their own",
+    "max_env_step_concurrent": "steps of one process run one after another",
+    "agent_runner_cls": "agent.type is who acts",
+}
+_CONFIG_REASONS = {
+    "render_mode": "observations are text",
+    "map_seed": "theirs draws the map from the group's seed too",
+    "special_token_list": "an answer is the message's text, which has no special tokens",
+    "map_lookup": "grid_lookup alone says what is shown",
+}
+_REASONS = {
+    "sequence_length": "the model's server bounds the conversation; an episode ends there with ContextExceeded",
+    "rollout_batch_size": "a job has num_env_groups × group_size rollouts",
+    "val_batch_size": "a job has num_env_groups × group_size rollouts",
+    "track_with": "rolloutctl run --tensorboard or --wandb writes scalars",
+    "tracker_kwargs": "rolloutctl run --tensorboard or --wandb writes scalars",
+    "render_save_dir": "every observation is recorded, and rolloutctl report shows it",
+    "env_monitor": "an environment that hangs is InfraFailed when timeouts.commandSeconds is over",
+    "val_env_manager": "is a job of its own: take train_env_manager out of the file, and convert it again",
+}
+
+
+def recognises(values: Mapping[str, Any]) -> bool:
+    """It has environments of its own and a manager of them."""
+    return "custom_envs" in values and bool({"train_env_manager", "val_env_manager"} & set(values))
+
+
+@dataclass(frozen=True)
+class Group:
+    """An entry of `tasks.environments`, and what one job has only once."""
+
+    tag: str
+    entry: dict[str, Any]
+    system_prompt: str
+    answer_pattern: str
+    tokens: int
+
+
+def convert(source: Source) -> Conversion:
+    """The manifest of an agentic YAML. Raises UnusableInput."""
+    notes: list[Note] = []
+    keys = Keys(composed(source, notes), "", notes)
+    trains = "train_env_manager" in keys.values
+    manager = keys.below("train_env_manager" if trains else "val_env_manager")
+    kept = _groups(manager, keys.below("custom_envs"), keys.take("seed", 42))
+    size, redundant = manager.take("group_size", 1), manager.take("group_size_redundancy", 0)
+    rollouts = sum(group.entry["groups"] for group in kept) * (size + redundant)
+    spec: dict[str, Any] = {
+        "mode": "Train" if trains else "Eval",
+        "groupSize": size + redundant,
+        "tasks": {"environments": [group.entry for group in kept]},
+        "model": _model(keys),
+        "sampling": _sampling(keys, manager, min(group.tokens for group in kept)),
+        "agent": _agent(kept, notes),
+        "runners": {"concurrency": min(rollouts, MOST_AT_ONCE)},
+        "output": {"uri": keys.take("output_dir", "output")},
+    }
+    if redundant:
+        spec["completion"] = {"minCompletedPerGroup": size, "cancelStragglers": True}
+    if reward := _reward(keys.below("reward_normalization"), keys.take("reward_clip", 0.0)):
+        spec["reward"] = reward
+    name = keys.take("exp_name", source.path.stem)
+    manager.report_rest(_MANAGER_REASONS)
+    keys.report_rest(dict.fromkeys(keys.values, "it is the trainer's") | _REASONS)
+    return Conversion(manifest(name, spec), [*notes, *_DIFFERENCES])
+
+
+_DIFFERENCES = (
+    Note("", "group g of an environment is reset with seed + g; theirs draws a seed for each group, and counts it up with "
+         "every further episode"),
+    Note("", "rules, symbols and actions are told in words of this project, unless env_instruction and grid_vocab say them"),
+)  # fmt: skip
+
+
+def _groups(manager: Keys, environments: Keys, seed: int) -> list[Group]:
+    tags = manager.take("tags", ["SimpleSokoban"])
+    total = manager.take("num_env_groups", 128)
+    partition = manager.take("num_groups_partition", [total])
+    if len(partition) < len(tags):
+        raise UnusableInput(f"{manager.where('num_groups_partition')}: {partition} has no number for each of {tags}")
+    found = []
+    for tag, groups in zip(tags, partition, strict=False):
+        keys = environments.below(tag)
+        if not keys.values:
+            raise UnusableInput(f"{manager.where('tags')}: {tag!r} is not in custom_envs")
+        kind = keys.need("env_type", str)
+        if kind in ENVIRONMENTS:
+            found.append(_group(tag, groups, seed, ENVIRONMENTS[kind], keys))
+        else:
+            environments.note(tag, f"env_type {kind} is not known here: write a class with Gymnasium's reset and step, and "
+                              "add {id: module:Class} to tasks.environments")  # fmt: skip
+    if not found:
+        raise UnusableInput(f"{manager.where('tags')}: none of {tags} has an env_type of {', '.join(ENVIRONMENTS)}")
+    environments.report_rest(dict.fromkeys(environments.values, "no tag of the manager that is converted names it"))
+    return found
+
+
+def _group(tag: str, groups: int, seed: int, environment: str, keys: Keys) -> Group:
+    given = keys.below("env_config")
+    config = {
+        name: _texts(value) for name in (*OWN_CONFIG[environment], *CONFIG) if (value := given.take(name)) is not None
+    }
+    tokens = keys.take("max_tokens_per_step", 128)
+    entry = {
+        "id": environment,
+        "tag": re.sub(r"[^A-Za-z0-9._@+=-]+", "-", tag).strip("-._@+="),
+        "groups": groups,
+        "seed": seed,
+        "maxSteps": min(keys.take("max_steps", 20), given.take("max_steps", 20)),
+        "formatPenalty": given.take("format_penalty", 0.0),
+        "config": config,
+        "prompt": _prompt(keys.take("agent_template", "{observation}"), tokens, keys),
+    }
+    if not str(manager_class := keys.take("env_manager_cls", WHOLE_CONVERSATION)).endswith(WHOLE_CONVERSATION):
+        keys.note(
+            "env_manager_cls",
+            f"{str(manager_class).rpartition('.')[2]} is not followed: one conversation has all turns, as TrajEnvManager's",
+        )
+    pattern = given.take("action_pattern", ANSWER)
+    try:
+        AnswerForm.of(pattern)
+    except ValueError as error:
+        raise UnusableInput(f"{given.where('action_pattern')}: {error}") from error
+    system = keys.take("agent_system_template", "")
+    given.report_rest(_CONFIG_REASONS)
+    keys.report_rest(_ENVIRONMENT_REASONS)
+    return Group(tag, entry, system, pattern, tokens)
+
+
+def _texts(value: Any) -> Any:
+    """Tables with text as keys, as JSON has them."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _prompt(template: str, tokens: int, keys: Keys) -> str:
+    """Their template, which Python's `format` fills in, with the names that are filled in here."""
+
+    def field(found: re.Match[str]) -> str:
+        if found[0] in ("{{", "}}"):
+            return found[0][0]
+        if found[1] == "max_response_length":
+            return str(tokens)
+        if found[1] not in FIELDS:
+            raise UnusableInput(
+                f"{keys.where('agent_template')}: {found[0]} is no field of TrajEnvManager's template, the only one that is "
+                f"converted; its fields are {', '.join(FIELDS)} and max_response_length"
+            )
+        return FIELDS[found[1]]
+
+    return re.sub(r"\{\{|\}\}|\{(\w+)\}", field, template)
+
+
+def _agent(groups: list[Group], notes: list[Note]) -> dict[str, Any]:
+    """One agent acts in all environments of a job: where they differ, the first one's counts."""
+    first = groups[0]
+    for group in groups:
+        if (group.system_prompt, group.answer_pattern) != (first.system_prompt, first.answer_pattern):
+            notes.append(
+                Note(
+                    f"custom_envs.{group.tag}",
+                    f"its agent_system_template or action_pattern is not that of {first.tag}, and one job has one: the "
+                    "first counts. Convert them apart, a tag a file, where that matters",
+                )
+            )
+    agent: dict[str, Any] = {
+        "type": "Environment",
+        "tools": [],
+        "systemPrompt": first.system_prompt,
+        "maxTurns": max(group.entry["maxSteps"] for group in groups),
+    }
+    return agent if first.answer_pattern == ANSWER else {**agent, "config": {"answerPattern": first.answer_pattern}}
+
+
+def _model(keys: Keys) -> dict[str, Any]:
+    name = keys.need("pretrain", str)
+    keys.note("pretrain", f"serve {name} with vLLM at model.endpoint.baseURL, or name a ModelServer instead")
+    return {"endpoint": {"baseURL": "http://127.0.0.1:8000/v1", "name": name}}
+
+
+def _sampling(keys: Keys, manager: Keys, tokens: int) -> dict[str, Any]:
+    """Theirs takes the arguments of `actor_infer` for both managers, where it has any."""
+    actor = keys.below("actor_infer")
+    own = manager.below("generating_args")
+    arguments = actor.below("generating_args") if actor.values.get("generating_args") else own
+    limit = arguments.take("max_new_tokens", tokens)
+    sampling: dict[str, Any] = {"maxTokens": min(limit, tokens)}
+    for theirs, ours in (("temperature", "temperature"), ("top_p", "topP")):
+        if (value := arguments.take(theirs)) is not None:
+            sampling[ours] = value
+    if (top_k := arguments.take("top_k")) is not None:
+        sampling["extra"] = {"top_k": top_k}
+    arguments.report_rest({"num_return_sequences": "groupSize says how many rollouts a task has"})
+    actor.report_rest(dict.fromkeys(actor.values, "a ModelServer has what serves the model"))
+    return sampling
+
+
+def _reward(keys: Keys, clip: float) -> dict[str, Any]:
+    grouping, method = keys.take("grouping", "batch"), keys.take("method", "identity")
+    mean, std = keys.take("norm_mean_type", ""), keys.take("norm_std_type", "")
+    if grouping not in GROUPING or method not in METHODS or mean or std:
+        keys.note(
+            "grouping",
+            f"{grouping}, {method}, {mean or '-'} and {std or '-'} are left to the trainer: a job groups by "
+            f"{', '.join(GROUPING)} with one of {', '.join(METHODS)}",
+        )
+        return {}
+    if method == "asym_clip":
+        keys.note("method", "asym_clip keeps advantages between -1 and 3, as theirs did before it became mean_std")
+    keys.report_rest({})
+    reward: dict[str, Any] = {"groupBy": GROUPING[grouping], "method": METHODS[method]}
+    return reward | ({"clip": clip} if clip else {})
+
+
+ROLL = Converter("ROLL", recognises, convert)

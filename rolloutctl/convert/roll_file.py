@@ -1,0 +1,79 @@
+"""A ROLL configuration as one mapping: the files of its `defaults` below it, `${...}` filled in, as Hydra does both."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rolloutctl.convert.base import Note, Source, UnusableInput
+
+DEEPEST = 20
+"""References inside of references; those that lead to themselves have no end."""
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+KEYS = ("exp_name", "seed", "pretrain", "output_dir", "sequence_length", "custom_envs")
+"""Values that are read, although others may refer to them too."""
+
+
+def composed(source: Source, notes: list[Note]) -> dict[str, Any]:
+    """The file's values over those of its defaults. Raises UnusableInput."""
+    values: dict[str, Any] = {}
+    for number, entry in enumerate(source.values.get("defaults", [])):
+        where = f"defaults[{number}]"
+        name, _, package = str(entry).partition("@")
+        if entry == "_self_":
+            continue
+        if not isinstance(entry, str) or package not in ("", "_here_", "_global_"):
+            notes.append(Note(where, f"{entry!r} is not read: only files that are put at the top are"))
+            continue
+        values = _over(values, _file(source.path.parent / f"{name}.yaml", where))
+    own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
+    whole = _over(values, own)
+    filled = {key: _filled(value, whole, key, 0) for key, value in whole.items()}
+    # What only stands there to be referred to is in the places that refer to it.
+    referred = {name.partition(".")[0] for name in _REFERENCE.findall(str(whole))}
+    return {key: value for key, value in filled.items() if key not in referred or key in KEYS}
+
+
+def _file(path: Path, where: str) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise UnusableInput(f"{where}: {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UnusableInput(f"{where}: {path} is no mapping")
+    return values
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = _over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _filled(value: Any, whole: Mapping[str, Any], where: str, depth: int) -> Any:
+    if depth > DEEPEST:
+        raise UnusableInput(f"{where}: its references lead to one another more than {DEEPEST} deep")
+    if isinstance(value, dict):
+        return {key: _filled(item, whole, f"{where}.{key}", depth) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, whole, f"{where}[{number}]", depth) for number, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+    if alone := _REFERENCE.fullmatch(value):
+        return _filled(_referred(alone[1], whole, where), whole, where, depth + 1)
+    return _REFERENCE.sub(lambda found: str(_filled(found[0], whole, where, depth + 1)), value)
+
+
+def _referred(name: str, whole: Mapping[str, Any], where: str) -> Any:
+    found: Any = whole
+    for part in name.split("."):
+        if not isinstance(found, dict) or part not in found:
+            raise UnusableInput(f"{where}: refers to ${{{name}}}, which is nowhere")
+        found = found[part]
+    return found

@@ -1,0 +1,52 @@
+"""Episodes as ROLL's env managers ask for them."""
+
+from pathlib import Path
+from typing import Any
+
+from agent_runtime.engine.episodes import AgentRunner, EpisodeStatus
+from agent_runtime.models.function import FunctionModel
+
+GAME = "tests.support.games:Game"
+
+
+def says(*answers: str) -> FunctionModel:
+    """A model that gives these answers, by turn; the last one for ever."""
+
+    async def answer(messages: list[dict[str, Any]], turn: int) -> str:
+        return f"<answer>{answers[min(turn, len(answers) - 1)]}</answer>"
+
+    return FunctionModel(answer, "test")
+
+
+def test_each_seed_is_an_episode_with_its_steps_and_its_score() -> None:
+    with AgentRunner({"id": GAME, "maxSteps": 5}, model=says("a", "b", "end")) as runner:
+        first, second = runner.run_job(3), runner.run_job(4)
+    assert (first.status, first.score, first.step_scores) == (EpisodeStatus.FINISHED, 3.0, [1.0, 1.0, 1.0])
+    assert first.to_dict() == {
+        "status": "Finished",
+        "score": 3.0,
+        "step_scores": [1.0, 1.0, 1.0],
+        "agent_exit_reason": "Finished",
+        "success": 1.0,
+        "action_is_valid": 1.0,
+    }
+    assert second == first
+
+
+def test_what_is_no_doing_of_the_policy_is_told_by_the_status_and_not_as_a_score() -> None:
+    short = {"timeouts": {"commandSeconds": 1}}
+    once = {"attempts": {"limit": 1, "backoffSeconds": 0}}
+    with AgentRunner({"id": GAME, **short}, model=says("a", "hang"), **once) as runner:
+        hung = runner.run_job(1)
+    assert (hung.status, hung.score, hung.agent_exit_reason) == (EpisodeStatus.TIMEOUT, 0.0, "EnvironmentHung")
+    with AgentRunner({"id": GAME}, model=says("die"), **once) as runner:
+        died = runner.run_job(1)
+    assert (died.status, died.agent_exit_reason) == (EpisodeStatus.FAILED, "EnvironmentDied")
+    with AgentRunner({"id": GAME, "config": {"limit": 2}}, model=says("end"), **once) as runner:
+        assert [runner.run_job(seed).status for seed in (1, 2)] == [EpisodeStatus.FINISHED, EpisodeStatus.NO_DATA]
+
+
+def test_episodes_are_recorded_where_one_wants_them(tmp_path: Path) -> None:
+    with AgentRunner({"id": GAME}, model=says("end"), output={"uri": str(tmp_path)}) as runner:
+        runner.run_job(1)
+    assert list(tmp_path.glob("episodes-*/seals/0.json"))

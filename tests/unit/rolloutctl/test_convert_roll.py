@@ -1,0 +1,148 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent_runtime.engine.run import run_job
+from agent_runtime.models.function import FunctionModel
+from agent_runtime.recording.reader import open_run
+from agent_runtime.recording.store import Store
+from rollout_api.manifest import load_manifest
+from rolloutctl.convert import convert_file, written
+from rolloutctl.errors import CommandError
+
+# In the form of ROLL's examples/config/traj_envs.yaml and of the files that name it.
+SHARED = r"""
+action_pattern: <answer>(.*?)</answer>
+think_pattern: <think>(.*?)</think>\s*<answer>(.*?)</answer>
+longest: 128
+steps: 6
+manager: roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager
+system: You play.
+template: |
+  Turn {turn_idx}: {observation} ({actions_left} left, {max_response_length} tokens) {{x}}
+custom_env:
+  Lake:
+    env_type: frozen_lake
+    max_steps: ${steps}
+    max_tokens_per_step: ${longest}
+    env_manager_cls: ${manager}
+    use_thread_lock: true
+    agent_system_template: ${system}
+    agent_template: ${template}
+    env_config: {action_pattern: "${action_pattern}", max_steps: "${steps}", format_penalty: -0.25, is_slippery: false}
+  Boxes:
+    env_type: sokoban
+    max_steps: 4
+    agent_system_template: ${system}
+    agent_template: ${template}
+    env_config: {dim_room: [6, 6], num_boxes: 1, grid_lookup: {0: "W", 1: ".", 2: "G", 3: "C", 4: "B", 5: "A", 6: "@"}}
+  Shop: {env_type: webshop, max_steps: 3, agent_system_template: "", agent_template: "{observation}"}
+"""
+OWN: dict[str, Any] = {
+    "defaults": ["shared@_here_"],
+    "hydra": {"run": {"dir": "."}},
+    "exp_name": "My Run",
+    "seed": 7,
+    "longest": 64,
+    "pretrain": "some/model",
+    "ppo_epochs": 1,
+    "actor_infer": {"strategy_args": {"strategy_name": "vllm"}},
+    "reward_normalization": {"grouping": "tags", "method": "mean_std"},
+    "reward_clip": 5,
+    "train_env_manager": {
+        "num_env_groups": 3,
+        "group_size": 2,
+        "group_size_redundancy": 1,
+        "tags": ["Lake", "Boxes", "Shop"],
+        "num_groups_partition": [1, 1, 1],
+        "generating_args": {"max_new_tokens": 100, "temperature": 0.9, "top_p": 0.8, "top_k": 50},
+    },
+    "val_env_manager": {"num_env_groups": 1, "tags": ["Lake"], "num_groups_partition": [1]},
+    "custom_envs": {name: f"${{custom_env.{name}}}" for name in ("Lake", "Boxes", "Shop")},
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "shared.yaml").write_text(SHARED)
+    return tmp_path / "roll.yaml"
+
+
+def converted(path: Path, **changes: Any) -> tuple[dict[str, Any], str]:
+    path.write_text(yaml.safe_dump({key: value for key, value in (OWN | changes).items() if value is not None}))
+    converter, conversion = convert_file(path)
+    assert converter.system == "ROLL"
+    return conversion.manifest["spec"], "\n".join(map(str, conversion.notes))
+
+
+def test_groups_sizes_tags_and_templates_are_carried_over(path: Path) -> None:
+    spec, _ = converted(path)
+    assert (spec["mode"], spec["groupSize"]) == ("Train", 3)
+    assert spec["completion"] == {"minCompletedPerGroup": 2, "cancelStragglers": True}
+    lake, boxes = spec["tasks"]["environments"]
+    assert lake == {
+        "id": "FrozenLake",
+        "tag": "Lake",
+        "groups": 1,
+        "seed": 7,
+        "maxSteps": 6,
+        "formatPenalty": -0.25,
+        "config": {"is_slippery": False},
+        "prompt": "Turn {turn}: {observation} ({actionsLeft} left, 64 tokens) {x}\n",
+    }
+    assert (boxes["id"], boxes["maxSteps"], boxes["config"]["grid_lookup"]["6"]) == ("Sokoban", 4, "@")
+    assert spec["reward"] == {"groupBy": "Tag", "method": "MeanStd", "clip": 5}
+    assert spec["sampling"] == {"maxTokens": 64, "temperature": 0.9, "topP": 0.8, "extra": {"top_k": 50}}
+    assert (spec["agent"]["systemPrompt"], spec["agent"]["maxTurns"]) == ("You play.", 6)
+
+
+def test_no_key_without_a_counterpart_is_passed_over_in_silence(path: Path) -> None:
+    _, notes = converted(path)
+    for key in ("ppo_epochs", "actor_infer.strategy_args", "val_env_manager", "custom_envs.Lake.use_thread_lock"):
+        assert f"{key}: " in notes
+    assert "custom_envs.Shop: env_type webshop is not known here" in notes
+
+
+def test_the_evaluation_of_a_file_is_a_job_of_its_own(path: Path) -> None:
+    spec, _ = converted(path, train_env_manager=None)
+    assert (spec["mode"], spec["groupSize"], len(spec["tasks"]["environments"])) == ("Eval", 1, 1)
+
+
+async def test_what_comes_out_runs(path: Path) -> None:
+    spec, _ = converted(path, output_dir=str(path.parent / "out"), train_env_manager=None)
+    _, conversion = convert_file(path)
+    job = load_manifest(written(conversion.manifest))
+    seen: list[str] = []
+
+    async def answer(messages: list[dict[str, Any]]) -> str:
+        seen.extend(message["content"] for message in messages)
+        return "<answer>nowhere</answer>"
+
+    await run_job(job, base_dir=path.parent, environ={}, model=FunctionModel(answer, "test"))
+    run = await open_run(Store.open(spec["output"]["uri"], {}), "my-run")
+    [result] = run.results()
+    assert (result.turns, result.reward) == (6, -1.5)
+    assert seen[0] == "You play."
+    assert any(text.endswith("(5 left, 64 tokens) {x}\n") for text in seen)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"defaults": ["missing@_here_"]}, r"defaults\[0\]: .*missing.yaml cannot be read"),
+        (
+            {"custom_envs": {"Lake": "${nowhere.Lake}"}},
+            r"custom_envs.Lake: refers to \$\{nowhere.Lake\}, which is nowhere",
+        ),
+        ({"steps": "${steps}"}, "lead to one another more than 20 deep"),
+        ({"template": "{history}"}, r"agent_template: \{history\} is no field of TrajEnvManager's template"),
+        ({"action_pattern": "(a+)+(.*?)b"}, "action_pattern: .* is no form of an answer"),
+        ({"custom_envs": {}}, "'Lake' is not in custom_envs"),
+        ({"pretrain": None}, "pretrain: is missing"),
+    ],
+)
+def test_what_cannot_be_converted_names_the_key(path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CommandError, match=message):
+        converted(path, **changes)
