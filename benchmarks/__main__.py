@@ -20,6 +20,7 @@ COMPARED = (
     "prefix_affinity",
     "session_proxy",
     "cancelling",
+    "branching",
 )
 ON_CLUSTER = ("cluster_tool_call", "cluster_workspaces", "cluster_cold_start", "cluster_jobs", "cluster_scale")
 """These need the test cluster."""
