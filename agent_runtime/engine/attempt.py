@@ -220,7 +220,7 @@ class Attempt:
             newest_policy=self._context.newest_policy,
             max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
             observer=self._context.observer,
-            snapshots=self._snapshots(replay),
+            snapshots=Snapshots(self._context.snapshots, self._context.job.spec.sandbox.snapshot_every_turns, replay),
             checkpoints=self._checkpoints,
             moved=self._moved,
         )
@@ -229,10 +229,6 @@ class Attempt:
         """The agent goes on in another workspace of the attempt."""
         self._workspace = workspace
         return self._begun(workspace)
-
-    def _snapshots(self, recorded: Sequence[Record]) -> Snapshots | None:
-        every = self._context.job.spec.sandbox.snapshot_every_turns
-        return None if every is None else Snapshots(self._context.snapshots, every, recorded)
 
     async def _acquire(self) -> Workspace:
         started = time.perf_counter()

@@ -187,6 +187,8 @@ async def test_an_agent_goes_back_to_its_checkpoints(tmp_path: Path, workspaces:
     assert shown[1:4] == [f"start\n{way}\nstart\n{way}\n[exit code 0]" for way in ("one", "two", "three")]
     assert shown[4] == "start\ntwo\n[exit code 0]"
     assert result.branches == 5
+    (snapshot,) = [record for record in await reader.records(0) if isinstance(record, SnapshotRecord)]
+    assert (snapshot.turn, bool(snapshot.layers)) == (0, True)
 
 
 def searching(sandbox: Mapping[str, Any]) -> dict[str, Any]:
