@@ -22,6 +22,7 @@ COMPARED = (
     "session_proxy",
     "cancelling",
     "task_loading",
+    "branching",
 )
 ON_CLUSTER = ("cluster_tool_call", "cluster_workspaces", "cluster_cold_start", "cluster_jobs", "cluster_scale")
 """These need the test cluster."""

@@ -45,6 +45,9 @@ class AgentContext(Protocol):
     async def run_command(self, command: str) -> CommandResult:
         """Run a shell command in the workspace outside of any model turn (what the Oracle does)."""
 
+    async def snapshot(self) -> None:
+        """Store the workspace's state in object storage now, for `tasks.branch` of other jobs; call it between turns."""
+
     async def checkpoint(self) -> str:
         """Keep the workspace as it is now, and return its name; what still runs in it ends.
 

@@ -254,7 +254,7 @@ class Attempt:
             max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
             plugins=self._plugins,
             observer=self._context.observer,
-            snapshots=self._snapshots(replay),
+            snapshots=Snapshots(self._context.snapshots, self._context.job.spec.sandbox.snapshot_every_turns, replay),
             checkpoints=self._checkpoints,
             moved=self._moved,
         )
@@ -274,10 +274,6 @@ class Attempt:
         """The agent goes on in another workspace of the attempt."""
         self._workspace = workspace
         return self._begun(workspace)
-
-    def _snapshots(self, recorded: Sequence[Record]) -> Snapshots | None:
-        every = self._context.job.spec.sandbox.snapshot_every_turns
-        return None if every is None else Snapshots(self._context.snapshots, every, recorded)
 
     async def _acquire(self) -> Workspace:
         started = time.perf_counter()

@@ -53,59 +53,88 @@ class Origin(ApiModel):
     """Copies of the source's model calls and tool results up to the turn."""
 
 
+class _Run:
+    """A run that is branched, opened once for all entries that name it."""
+
+    def __init__(self, output: Store, reader: RunReader, base_dir: Path, environ: Mapping[str, str]) -> None:
+        self.output, self.reader = output, reader
+        self._base_dir, self._environ = base_dir, environ
+        self._listed: Sequence[Task] | None = None
+
+    async def task(self, group: int) -> Task:
+        """The task of a group. Raises ValueError."""
+        tasks, store = self.reader.job.spec.tasks, self.reader.store
+        if tasks.branch is not None:
+            origin = await read_origin(store, group)
+            if origin is None:
+                raise ValueError(f"group {group} of it, a branch itself, was never begun")
+            return origin.task
+        if tasks.stream is not None:
+            submitted = await StreamRecord(store).entry(group)
+            if submitted is None:
+                raise ValueError(f"group {group} was never submitted to it")
+            return submitted.task
+        if self._listed is None:
+            loaded = await asyncio.to_thread(load_tasks, tasks, self._base_dir, self._environ)
+            if task_list(loaded.tasks) != self.reader.job_file.tasks:
+                raise ValueError(
+                    "its tasks cannot be read any more as they were: their source has changed since it began"
+                )
+            self._listed = loaded.tasks
+        if group >= len(self._listed):
+            raise ValueError(f"it has {len(self._listed) * self.reader.job.spec.group_size} rollouts; lower index")
+        return self._listed[group]
+
+
+class _Runs:
+    """The runs that the entries of one job name."""
+
+    def __init__(self, base_dir: Path, environ: Mapping[str, str]) -> None:
+        self._base_dir, self._environ = base_dir, environ
+        self._opened: dict[str, _Run] = {}
+
+    async def source(self, entry: TaskBranch) -> "_Source":
+        """What an entry names. Raises ValueError, NoSuchRun, RecordCorrupt, StorageError."""
+        uri = entry.job.rstrip("/")
+        if "://" not in uri:
+            folder = (self._base_dir / uri).resolve()
+            if not folder.parent.is_dir():
+                raise ValueError(f"there is no folder {folder.parent}; give the folder or URI of a run")
+            uri = str(folder)
+        if uri not in self._opened:
+            parent, _, name = uri.rpartition("/")
+            output = Store.open(parent, self._environ)
+            self._opened[uri] = _Run(output, await open_run(output, name), self._base_dir, self._environ)
+        return _Source(entry, self._opened[uri])
+
+
 class _Source:
-    """One entry of `tasks.branch`, opened."""
+    """One entry of `tasks.branch` and the run that it names."""
 
-    def __init__(self, entry: TaskBranch, output: Store, reader: RunReader) -> None:
-        self.entry, self.output, self.reader = entry, output, reader
+    def __init__(self, entry: TaskBranch, run: _Run) -> None:
+        self.entry, self.run = entry, run
 
-    @property
-    def uri(self) -> str:
-        return self.reader.store.uri
-
-    async def task(self, base_dir: Path, environ: Mapping[str, str]) -> Task:
+    async def task(self) -> Task:
         """The source's task, its sandbox filled in from the source's job. Raises ValueError."""
-        spec, group = self.reader.job.spec, self.entry.index // self.reader.job.spec.group_size
+        spec = self.run.reader.job.spec
         if spec.agent.is_command:
             raise ValueError(
                 "its agent is of type Command: the program's processes are not restored, so it cannot be branched; use an "
                 "agent that calls the model through its context"
             )
-        task = await self._task(group, base_dir, environ)
+        task = await self.run.task(self.entry.index // spec.group_size)
         sandbox = task.sandbox.apply(spec.sandbox)
         own = {name: getattr(sandbox, name) for name in SandboxOverrides.model_fields}
-        return task.model_copy(
-            update={
-                "sandbox": SandboxOverrides(**own),
-                "name": f"{task.name[:150]}@{self.entry.index}.{self.entry.turn}",
-            }
-        )
-
-    async def _task(self, group: int, base_dir: Path, environ: Mapping[str, str]) -> Task:
-        tasks, job_file = self.reader.job.spec.tasks, self.reader.job_file
-        if tasks.branch is not None:
-            origin = await read_origin(self.reader.store, group)
-            if origin is None:
-                raise ValueError(f"group {group} of it, a branch itself, was never begun")
-            return origin.task
-        if tasks.stream is not None:
-            submitted = await StreamRecord(self.reader.store).entry(group)
-            if submitted is None:
-                raise ValueError(f"group {group} was never submitted to it")
-            return submitted.task
-        loaded = await asyncio.to_thread(load_tasks, tasks, base_dir, environ)
-        if task_list(loaded.tasks) != job_file.tasks:
-            raise ValueError("its tasks cannot be read any more as they were: their source has changed since it began")
-        if group >= len(loaded.tasks):
-            raise ValueError(f"it has {len(loaded.tasks) * self.reader.job.spec.group_size} rollouts; lower index")
-        return loaded.tasks[group]
+        name = f"{task.name[:150]}@{self.entry.index}.{self.entry.turn}"
+        return task.model_copy(update={"sandbox": SandboxOverrides(**own), "name": name})
 
     async def origin(self, task: Task, *, keeps_ids: bool) -> Origin:
         """What its branches go on from, as it is recorded at this moment. Raises ValueError."""
-        entry, seal = self.entry, self.reader.seals.get(self.entry.index)
-        attempts = await self.reader.attempts(entry.index)
+        entry, reader = self.entry, self.run.reader
+        seal = reader.seals.get(entry.index)
+        attempts = await reader.attempts(entry.index)
         attempt = seal.result.attempt if seal is not None else max(attempts, default=0)
-        records = await self.reader.records(entry.index, attempt)
+        records = await reader.records(entry.index, attempt)
         last = last_turn(records)
         if any(isinstance(record, CheckpointRecord) and record.turn <= entry.turn for record in records):
             raise ValueError(
@@ -117,14 +146,14 @@ class _Source:
             raise ValueError(f"turn {entry.turn} is not recorded: it has {known}")
         taken = [r for r in records if isinstance(r, SnapshotRecord) and r.layers and r.turn <= entry.turn]
         return Origin(
-            job=self.uri,
+            job=reader.store.uri,
             index=entry.index,
             attempt=attempt,
             turn=entry.turn,
             strict=entry.strict,
             task=task,
             snapshot=max(taken, key=lambda record: record.turn, default=None),
-            layers_uri=self.output.uri,
+            layers_uri=self.run.output.uri,
             prefix=copied(records, entry.turn, keeps_ids=keeps_ids),
         )
 
@@ -133,11 +162,12 @@ async def branch_tasks(job: RolloutJob, base_dir: Path, environ: Mapping[str, st
     """The tasks of a job with `tasks.branch`, one a group. Raises TaskSourceError with all that is wrong."""
     problems: list[TaskProblem] = []
     tasks: list[Task] = []
+    runs = _Runs(base_dir, environ)
     for number, entry in enumerate(job.spec.tasks.branch or []):
         try:
-            source = await _open(entry, base_dir, environ)
-            _refuse_other_agent(source.reader.job, job)
-            task = await source.task(base_dir, environ)
+            source = await runs.source(entry)
+            _refuse_other_agent(source.run.reader.job, job)
+            task = await source.task()
             if any(other.name == task.name for other in tasks):
                 task = task.model_copy(update={"name": f"{task.name}-{number}"})
             tasks.append(task)
@@ -158,11 +188,12 @@ async def fixed_origins(
     Raises TaskSourceError.
     """
     origins = {}
+    runs = _Runs(base_dir, environ)
     for group, entry in enumerate(record.job.spec.tasks.branch or []):
         origin = await read_origin(record.store, group)
         if origin is None:
-            source = await _open(entry, base_dir, environ)
-            keeps_ids = same_tokens(source.reader.job.spec.model, record.job.spec.model)
+            source = await runs.source(entry)
+            keeps_ids = same_tokens(source.run.reader.job.spec.model, record.job.spec.model)
             try:
                 found = await source.origin(tasks[group], keeps_ids=keeps_ids)
             except ValueError as error:
@@ -248,18 +279,6 @@ def _refuse_other_agent(source: RolloutJob, own: RolloutJob) -> None:
             raise ValueError(
                 f"spec.agent.{name} is {ours!r} here and was {theirs!r} there; a branch goes on as its source began"
             )
-
-
-async def _open(entry: TaskBranch, base_dir: Path, environ: Mapping[str, str]) -> _Source:
-    uri = entry.job.rstrip("/")
-    if "://" not in uri:
-        folder = (base_dir / uri).resolve()
-        if not folder.parent.is_dir():
-            raise ValueError(f"there is no folder {folder.parent}; give the folder or URI of a run")
-        uri = str(folder)
-    parent, _, name = uri.rpartition("/")
-    output = Store.open(parent, environ)
-    return _Source(entry, output, await open_run(output, name))
 
 
 def _key(group: int) -> str:

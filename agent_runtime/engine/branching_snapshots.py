@@ -42,15 +42,22 @@ class SnapshotStore:
 
 
 class Snapshots:
-    """When a rollout's snapshots are due, and taking them. `recorded` tells of those that are taken already."""
+    """When a rollout's snapshots are due, and taking them.
 
-    def __init__(self, store: SnapshotStore, every_turns: int, recorded: Sequence[Record]) -> None:
+    `every_turns` is None where only the agent asks for them; `recorded` tells of those that are taken already.
+    """
+
+    def __init__(self, store: SnapshotStore, every_turns: int | None, recorded: Sequence[Record]) -> None:
         self._store, self._every = store, every_turns
         self._taken = {record.turn for record in recorded if isinstance(record, SnapshotRecord)}
 
     def due(self, turn: int) -> bool:
         """Whether the state after that turn is to be kept."""
-        return (turn + 1) % self._every == 0 and turn >= 0 and turn not in self._taken
+        return self._every is not None and (turn + 1) % self._every == 0 and self.lacks(turn)
+
+    def lacks(self, turn: int) -> bool:
+        """Whether there is a state after that turn, and it was not kept yet."""
+        return turn >= 0 and turn not in self._taken
 
     async def take(self, workspace: Workspace, turn: int) -> SnapshotRecord:
         """Keep the state after that turn. What the policy can cause costs it nothing but the snapshot.

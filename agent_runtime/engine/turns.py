@@ -128,6 +128,8 @@ class Turns:
         self._tools_may_have_run = False
         self._workspace_lock = asyncio.Lock()
         self._health = CallHealth()
+        self._observed_turn = -1
+        """The latest turn that has results of tool calls."""
         self._branch = 0
         self._commands = 0
         self._budget = Budget(spec.max_turns, spec.token_budget, task.timeouts.agent_seconds)
@@ -212,6 +214,13 @@ class Turns:
             )
         )
 
+    async def snapshot(self) -> None:
+        """Store the workspace's state for other jobs to start from (see AgentContext)."""
+        # Before the turn's own tool calls, the state is still the one after the turn before.
+        turn = self.turn if self._observed_turn == self.turn else self.turn - 1
+        if self._snapshots is not None and not self._replay and self._snapshots.lacks(turn):
+            await self._guarded(self._untimed(self._take_snapshot(self._snapshots, turn)))
+
     async def checkpoint(self) -> str:
         """Keep the workspace as it is, to go back to (see AgentContext)."""
         return await self._guarded(self._checkpoint(self._checkpoints_or_refusal()))
@@ -238,7 +247,7 @@ class Turns:
         if self._drain.requested and not self._replay:
             await self._untimed(self._come_to_a_stop())
         if self._snapshots is not None and not self._replay and self._snapshots.due(self.turn):
-            await self._untimed(self._take_snapshot(self._snapshots))
+            await self._untimed(self._take_snapshot(self._snapshots, self.turn))
         self.turn += 1
         intent = self._intent(messages, tools)
         replayed = self._next_replayed(IntentRecord)
@@ -307,8 +316,8 @@ class Turns:
             )
         return self._checkpoints
 
-    async def _take_snapshot(self, snapshots: Snapshots) -> None:
-        snapshot = await snapshots.take(self._workspace, self.turn)
+    async def _take_snapshot(self, snapshots: Snapshots, turn: int) -> None:
+        snapshot = await snapshots.take(self._workspace, turn)
         self.records.append(snapshot)
         self._unwritten.append(snapshot)
 
@@ -360,6 +369,7 @@ class Turns:
         else:
             self._shift_deadline(-max((result.seconds for result in record.results), default=0.0))
         self.records.append(record)
+        self._observed_turn = self.turn
         self.tool_calls += len(calls)
         for observation in record.results:
             if observation.stop:

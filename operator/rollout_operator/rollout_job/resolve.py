@@ -110,6 +110,8 @@ def _problems(spec: RolloutJobSpec, namespace: str, config: OperatorConfig) -> l
     if spec.tasks.from_ is not None:
         remedy = "or put the tasks into the manifest as tasks.inline"
         problems += _storage_problems("spec.tasks.from.uri", spec.tasks.from_.uri, remedy)
+    for number, entry in enumerate(spec.tasks.branch or ()):
+        problems += _storage_problems(f"spec.tasks.branch[{number}].job", entry.job, "that runners can read")
     if spec.security is Security.PRIVILEGED and namespace not in config.privileged_namespaces:
         message = (
             f"is Privileged, which is not allowed in namespace {namespace}; leave it out, or have the namespace added to "

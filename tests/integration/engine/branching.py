@@ -79,6 +79,7 @@ class Searcher:
             seen.append((await context.call_tools([call]))[0].content)
 
         await step("mkdir -p ../else; echo start > log.txt; echo start > ../else/log")
+        await context.snapshot()
         start = await context.checkpoint()
         ends = []
         for way in ("one", "two", "three"):

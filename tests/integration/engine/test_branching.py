@@ -144,7 +144,7 @@ async def test_a_rollout_that_still_runs_is_branched_from_what_is_recorded(tmp_p
     manifest["spec"]["model"]["scripted"]["tasks"][0]["members"][0]["turns"] = turns
     running = asyncio.create_task(done(tmp_path, manifest))
     store = Store.open(str(tmp_path / "out"), {})
-    while not running.done() and not (folder := await snapshot_of_turn(store, 2)):
+    while not running.done() and not (folder := await snapshot_of_turn(store, 2)):  # noqa: ASYNC110 another process would look so
         await asyncio.sleep(0.05)
     branched = await done(tmp_path, branching(f"out/{folder}", 2))
     assert [result.reward for result in branched.results()] == [1.0, 1.0]
@@ -187,6 +187,8 @@ async def test_an_agent_goes_back_to_its_checkpoints(tmp_path: Path, workspaces:
     assert shown[1:4] == [f"start\n{way}\nstart\n{way}\n[exit code 0]" for way in ("one", "two", "three")]
     assert shown[4] == "start\ntwo\n[exit code 0]"
     assert result.branches == 5
+    (snapshot,) = [record for record in await reader.records(0) if isinstance(record, SnapshotRecord)]
+    assert (snapshot.turn, bool(snapshot.layers)) == (0, True)
 
 
 def searching(sandbox: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,11 @@ def endpoint(**changes: Any) -> dict[str, Any]:
         ({"output": {"uri": "ftp://host/out"}}, "spec.output.uri", "'ftp'"),
         ({"output": {"uri": "s3:///prefix"}}, "spec.output.uri", "names no bucket"),
         ({"tasks": {"from": {"uri": "tasks.jsonl"}}}, "spec.tasks.from.uri", "tasks.inline"),
+        (
+            {"tasks": {"branch": [{"job": "out/run", "index": 0, "turn": 0, "count": 1}]}},
+            "spec.tasks.branch[0].job",
+            "that runners can read",
+        ),
         (endpoint(baseURL="http://localhost:8000/v1"), "spec.model.endpoint.baseURL", "defaults.model"),
         (endpoint(baseURL="http://127.0.0.7/v1"), "spec.model.endpoint.baseURL", "defaults.model"),
         (endpoint(baseURL="http://[::1]:8000/v1"), "spec.model.endpoint.baseURL", "defaults.model"),

@@ -1,0 +1,211 @@
+"""What a branch takes over of its source: all that the model saw, and nothing that would be trained twice."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from agent_runtime.engine.branching import copied, last_turn, same_tokens
+from agent_runtime.engine.branching_state import differences
+from agent_runtime.engine.results import summarise
+from agent_runtime.engine.staleness_policy import versions_of
+from agent_runtime.recording import atif
+from agent_runtime.recording.branches import token_branches
+from agent_runtime.recording.token_history import TokenHistory
+from rollout_api.model import ModelSpec
+from rollout_api.records import (
+    BranchRecord,
+    IntentRecord,
+    Observation,
+    ObservationsRecord,
+    PolicySpan,
+    Record,
+    ResponseRecord,
+    Usage,
+)
+from rollout_api.rollout_job import RolloutJob
+
+token_ids = st.lists(st.integers(0, 9), max_size=4)
+
+
+@st.composite
+def journals(draw: st.DrawFn) -> list[Record]:
+    """Turns whose prompts extend what came before or do not, each with a tool call's result."""
+    records: list[Record] = []
+    history = TokenHistory()
+    for turn in range(draw(st.integers(1, 5))):
+        cut = draw(st.booleans())
+        prompt = (history.ids[: draw(st.integers(0, len(history.ids)))] if cut else history.ids) + draw(token_ids)
+        keep, new = history.split(prompt)
+        sampled = draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+        response = ResponseRecord(
+            turn=turn,
+            time=turn,
+            seconds=1,
+            message={"role": "assistant", "content": f"answer {turn}", "tool_calls": [call]},
+            finish_reason="tool_calls",
+            usage=Usage(prompt_tokens=10, completion_tokens=1),
+            prompt_keep=keep,
+            prompt_token_ids=new,
+            completion_token_ids=sampled,
+            logprobs=[-1.0] * len(sampled),
+            policy_spans=[PolicySpan(tokens=len(sampled), version=str(turn))],
+        )
+        history.add(response, 2)
+        result = Observation(call_id=f"c{turn}", tool="bash", content=f"result {turn}", seconds=1)
+        intent = IntentRecord(turn=turn, time=turn, keep=0, messages=[{"role": "user", "content": f"ask {turn}"}])
+        records += [intent, response, ObservationsRecord(turn=turn, time=turn, results=[result])]
+    return records
+
+
+def branched(records: Sequence[Record], turn: int) -> list[Record]:
+    """The journal of a branch that does after that turn what its source did."""
+    own = [record for record in records if record.turn > turn]  # type: ignore[union-attr]
+    where = BranchRecord(time=0, job="s3://bucket/run", index=0, attempt=0, turn=turn)
+    return [where, *copied(records, turn, keeps_ids=True), *own]
+
+
+@given(journals(), st.integers(0, 4))
+def test_a_branch_trains_on_its_own_tokens_and_sees_all_that_came_before(records: list[Record], turn: int) -> None:
+    whole = token_branches(records)
+    found = token_branches(branched(records, turn))
+    expected = []
+    for sample in whole:
+        own = [version is not None and int(version) > turn for version in sample.policy_versions]
+        if any(own):
+            expected.append((sample.token_ids, [int(mine) for mine in own]))
+    assert [(sample.token_ids, sample.mask) for sample in found] == expected
+    assert all(sample.logprobs is not None for sample in found)
+
+
+@given(journals(), st.integers(0, 4))
+def test_what_was_copied_is_counted_to_its_source_alone(records: list[Record], turn: int) -> None:
+    own = [record for record in records if isinstance(record, ResponseRecord) and record.turn > turn]
+    fields = summarise(branched(records, turn), "Tokens")
+    assert (fields["turns"], fields["tool_calls"]) == (len(own), len(own))
+    assert fields["usage"].prompt_tokens == 10 * len(own)
+    assert fields["branched_from"].turn == turn
+    # A policy that made only copied tokens makes no rollout stale.
+    assert versions_of(branched(records, turn)) == [record.turn for record in own]
+
+
+@given(journals(), st.integers(0, 4))
+def test_an_atif_trajectory_says_which_steps_were_copied(records: list[Record], turn: int) -> None:
+    job = RolloutJob.model_validate(
+        {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "RolloutJob",
+            "metadata": {"name": "fix"},
+            "spec": {
+                "tasks": {"inline": [{"name": "a", "prompt": "b"}]},
+                "agent": {"type": "Nop"},
+                "output": {"uri": "out"},
+            },
+        }
+    )
+    written = atif.trajectory(job, "run/0", branched(records, turn))
+    assert written is not None
+    answers = [step for step in written["steps"] if step["source"] == "agent"]
+    for number, step in enumerate(answers):
+        assert step.get("is_copied_context", False) is (number <= turn)
+        assert ("metrics" in step) is (number > turn)
+    total = sum(step["metrics"]["prompt_tokens"] for step in answers if "metrics" in step)
+    assert written["final_metrics"]["total_prompt_tokens"] == total
+
+
+def test_another_model_is_given_no_ids_that_may_mean_something_else_to_it() -> None:
+    response = ResponseRecord(
+        turn=0,
+        time=0,
+        seconds=0,
+        message={},
+        finish_reason="stop",
+        prompt_token_ids=[1],
+        completion_token_ids=[2],
+        logprobs=[-1.0],
+    )
+    (record,) = copied([response], 0, keeps_ids=False)
+    assert isinstance(record, ResponseRecord)
+    assert (record.prompt_token_ids, record.completion_token_ids, record.logprobs) == (None, None, None)
+    one, two = (ModelSpec.model_validate({"endpoint": {"baseURL": "http://a/v1", "name": name}}) for name in ("a", "b"))
+    assert same_tokens(one, one)
+    assert not same_tokens(one, two)
+    assert not same_tokens(None, one)
+
+
+def observations(turn: int, **fields: Any) -> ObservationsRecord:
+    return ObservationsRecord(
+        turn=turn, time=0, results=[Observation(call_id=f"c{turn}", tool="t", content="", **fields)]
+    )
+
+
+def intent(turn: int) -> IntentRecord:
+    return IntentRecord(turn=turn, time=0, keep=0, messages=[])
+
+
+@pytest.mark.parametrize(
+    ("records", "last"),
+    [
+        ([], -1),
+        ([intent(0)], -1),
+        ([intent(0), observations(0)], 0),
+        ([intent(0), observations(0), intent(1)], 0),
+        ([intent(0), intent(1)], 0),  # turn 0 called no tool
+        ([intent(0), observations(0), intent(1), observations(1, stop=True)], 0),
+    ],
+)
+def test_a_turn_can_be_branched_once_its_results_are_recorded_and_it_ended_nothing(
+    records: list[Record], last: int
+) -> None:
+    assert last_turn(records) == last
+
+
+def test_a_difference_names_turn_and_call_and_shows_both_sides() -> None:
+    before = [Observation(call_id="a", tool="bash", content="1"), Observation(call_id="b", tool="bash", content="2")]
+    after = {
+        "a": Observation(call_id="a", tool="bash", content="1"),
+        "b": Observation(call_id="b", tool="bash", content="x" * 999),
+    }
+    (line,) = differences(4, before, after)
+    assert line == f"turn 4, bash (b): recorded '2', now '{'x' * 200}…'"
+
+
+def manifest(branch: list[dict[str, Any]], **spec: Any) -> dict[str, Any]:
+    body = {
+        "tasks": {"branch": branch},
+        "model": {"endpoint": {"baseURL": "http://a/v1", "name": "m"}},
+        "output": {"uri": "out"},
+    }
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": "fix"},
+        "spec": body | spec,
+    }
+
+
+ENTRY = {"job": "s3://bucket/run-01234567", "index": 0, "turn": 1, "count": 4}
+
+
+def test_the_count_of_a_branch_is_the_size_of_its_group() -> None:
+    assert RolloutJob.model_validate(manifest([ENTRY])).spec.group_size == 4
+    # What an API server makes of a manifest without groupSize.
+    assert RolloutJob.model_validate(manifest([ENTRY], groupSize=1)).spec.group_size == 4
+
+
+@pytest.mark.parametrize(
+    ("branch", "spec", "message"),
+    [
+        ([ENTRY], {"groupSize": 3}, "groupSize is 3, and tasks.branch asks for 4; leave groupSize out"),
+        ([ENTRY, ENTRY], {}, "is branched twice; raise its count"),
+        ([ENTRY, ENTRY | {"turn": 2, "count": 2}], {}, "count is 2 and 4; all groups of a job have one size"),
+        ([ENTRY], {"agent": {"type": "Command", "command": ["a"]}}, "agent.type Command cannot branch"),
+    ],
+)
+def test_branches_that_do_not_fit_are_refused(branch: list[dict[str, Any]], spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RolloutJob.model_validate(manifest(branch, **spec))

@@ -1,0 +1,86 @@
+"""Layers are shared by content, checked when they are read, and kept as long as a run names them."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from obstore.store import MemoryStore
+
+from agent_runtime.recording.gc import collect
+from agent_runtime.recording.job_record import JobRecord
+from agent_runtime.recording.layers import SPARED_SECONDS, Layers, LayerTooLarge, key_of
+from agent_runtime.recording.segments import RecordCorrupt
+from agent_runtime.recording.store import Store
+from rollout_api.records import Layer
+
+
+async def pieces(*data: bytes) -> AsyncIterator[bytes]:
+    for piece in data:
+        yield piece
+
+
+async def joined(stream: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in stream])
+
+
+@given(st.lists(st.binary(max_size=2000), max_size=5))
+async def test_a_layer_comes_back_whole_and_equal_ones_are_one(data: list[bytes]) -> None:
+    output = Store("memory:", MemoryStore())
+    one, other = (Layers(output, output.below(run)) for run in ("one-00000000", "other-00000000"))
+    layer = await one.keep(pieces(*data), 10**6)
+    assert await other.keep(pieces(b"".join(data)), 10**6) == layer
+    assert await joined(other.load(layer)) == b"".join(data)
+    assert [meta.key for meta in await output.list("layers")] == [key_of(layer.digest)]
+
+
+async def test_a_layer_over_the_limit_is_not_stored(memory: Store) -> None:
+    with pytest.raises(LayerTooLarge, match=r"sandbox\.snapshotLimit, 3 bytes"):
+        await Layers(memory, memory.below("run")).keep(pieces(b"1234"), 3)
+    assert await memory.list("") == []
+
+
+async def test_a_layer_of_many_megabytes_goes_through_the_disk(folder: Store) -> None:
+    content = os.urandom(20_000_000)
+    layers = Layers(folder, folder.below("run"))
+    layer = await layers.keep(pieces(content[:7], content[7:]), 10**8)
+    assert await joined(layers.load(layer)) == content
+
+
+async def test_a_damaged_layer_and_a_missing_one_are_told(memory: Store) -> None:
+    layers = Layers(memory, memory.below("run"))
+    one, other = [await layers.keep(pieces(data), 100) for data in (b"one", b"two")]
+    await memory.put(key_of(one.digest), await memory.get(key_of(other.digest)) or b"")
+    with pytest.raises(RecordCorrupt, match="its content is not that of its name"):
+        await joined(layers.load(one))
+    with pytest.raises(RecordCorrupt, match="it is missing, and a snapshot needs it"):
+        await joined(layers.load(Layer(digest="0" * 64, bytes=1)))
+
+
+async def test_a_layer_goes_when_no_run_names_it_and_it_is_old(
+    folder: Store, record: JobRecord, tmp_path: Path
+) -> None:
+    named = await Layers(folder, record.store).keep(pieces(b"named"), 100)
+    unnamed = await Layers(folder, folder.below("gone-00000000")).keep(pieces(b"unnamed"), 100)
+    fresh = await Layers(folder, folder.below("gone-00000000")).keep(pieces(b"fresh"), 100)
+    for layer in (named, unnamed):
+        path = tmp_path / "out" / key_of(layer.digest)
+        old = path.stat().st_mtime - SPARED_SECONDS - 60
+        os.utime(path, (old, old))
+    await folder.delete([f"gone-00000000/layers/{layer.digest}" for layer in (unnamed, fresh)])
+    for dry_run in (True, False):
+        plan = await collect(folder, keep_newest=1, dry_run=dry_run)
+        assert [meta.key for meta in plan.layers] == [key_of(unnamed.digest)]
+    assert {meta.key for meta in await folder.list("layers")} == {key_of(named.digest), key_of(fresh.digest)}
+
+
+async def test_an_old_layer_that_is_kept_again_is_new_again(folder: Store, tmp_path: Path) -> None:
+    layers = Layers(folder, folder.below("run"))
+    layer = await layers.keep(pieces(b"x"), 100)
+    path = tmp_path / "out" / key_of(layer.digest)
+    old = path.stat().st_mtime - SPARED_SECONDS
+    os.utime(path, (old, old))
+    await layers.keep(pieces(b"x"), 100)
+    assert path.stat().st_mtime > old + 60
