@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agent_runtime.engine.attempts_policy import INTERRUPTED, UNCOUNTED
 from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
@@ -10,6 +11,7 @@ from agent_runtime.engine.grading import GradingLost, collect, failed_verdict, g
 from agent_runtime.engine.program import Program
 from agent_runtime.engine.results import build_result
 from agent_runtime.engine.staleness_policy import StalePolicy, stale_message, versions_of
+from agent_runtime.engine.steps import GOES_ON, InSteps, verdict_of_steps
 from agent_runtime.engine.turns import NotReplayable, Turns
 from agent_runtime.models.base import Model, ModelError
 from agent_runtime.recording.journal import ArtifactsTooLarge, Journal
@@ -71,6 +73,8 @@ class Attempt:
                 return failed
             stop, artifacts = await self._agent_part()
             return await self._grade_and_seal(stop, artifacts)
+        except GradingLost as lost:
+            return await self.seal(Outcome.VERIFIER_FAILED, reason=lost.reason, message=lost.message)
         except StalePolicy as stale:
             return await self.seal(Outcome.CANCELLED, reason="StalePolicy", message=str(stale))
         except (SandboxFailure, ModelError, NotReplayable) as error:
@@ -88,7 +92,7 @@ class Attempt:
         """End a rollout that keeps killing its sandboxes: the policy's doing, with a failed verdict."""
         stop = StopRecord(time=time.time(), stop_reason=StopReason.RESOURCE_LIMIT, message=message)
         await self._journal.append([stop])
-        verdict = failed_verdict(message) if self._rollout.task.verifier else None
+        verdict = failed_verdict(message) if self._rollout.task.is_graded else None
         return await self._seal([*self._all_records(), stop], Outcome.COMPLETED, verdict, message=message)
 
     async def release(self) -> None:
@@ -135,7 +139,10 @@ class Attempt:
             running = program.run()
         else:
             work = turns = self._make_turns(workspace, recorded)
-            running = turns.run_agent(make_agent())
+            agent = make_agent()
+            if self._rollout.task.steps:
+                agent = InSteps(make_agent, self._context.job.spec, workspace, epoch=self._fence.epoch)
+            running = turns.run_agent(agent)
         self._work = work
         self._context.observer(
             RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
@@ -259,6 +266,8 @@ class Attempt:
 
     async def _grade(self, stop: StopRecord, artifacts: ArtifactsRecord) -> Verdict | None:
         task, verifier = self._rollout.task, self._context.job.spec.verifier_of(self._rollout.task)
+        if task.steps:
+            return verdict_of_steps(task, self._records, cut_short=stop.stop_reason not in GOES_ON)
         if task.verifier is None:
             return None
         if verifier.mode is VerifierMode.SHARED:
@@ -267,11 +276,12 @@ class Attempt:
         await self.release()
         if artifacts.key is None:
             return failed_verdict(f"nothing was left to grade: {stop.message}")
+        spec = self._spec if task.verifier.image is None else replace(self._spec, image=task.verifier.image)
         return await grade_artifacts(
             task,
             verifier,
             self._context.provider,
-            self._spec,
+            spec,
             attempt=f"{self._rollout.index}-{self._number}",
             fence=self._fence,
             artifacts=lambda: self._journal.load_artifacts(artifacts),

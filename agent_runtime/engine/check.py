@@ -45,7 +45,7 @@ async def check_job(
     }
     rows = list(broken.values())
     tasks = [task for task in tasks if task.name not in broken]
-    solvable = [task for task in tasks if task.solution]
+    solvable = [task for task in tasks if task.has_solution]
     oracle = await _run_agent(job, "Oracle", solvable, base_dir, environ, provider, observer)
     nop = await _run_agent(job, "Nop", tasks, base_dir, environ, provider, observer)
     for task in tasks:
@@ -91,7 +91,7 @@ async def _run_agent(
 def _row(task: Task, agent: str, result: Result | None) -> CheckRow:
     if result is None:
         return CheckRow(task.name, agent, None, "-", False, "has no solution to prove it with; add one")
-    if task.verifier is None:
+    if not task.is_graded:
         return CheckRow(
             task.name, agent, None, result.outcome.value, False, "has no verifier, so it can have no reward"
         )

@@ -96,9 +96,9 @@ async def grade_artifacts(
     raise GradingLost(reason, message)
 
 
-async def grade_in_place(task: Task, verifier: Verifier, workspace: Workspace, *, epoch: int) -> Verdict:
+async def grade_in_place(task: Task, verifier: Verifier, workspace: Workspace, *, epoch: int, step: int = 0) -> Verdict:
     """`Shared`: in the agent's own workspace, its processes ended first. The agent may own the interpreter: forgeable."""
-    turn = GRADING_TURN + epoch * TURNS_PER_EPOCH
+    turn = GRADING_TURN + epoch * TURNS_PER_EPOCH + step
     try:
         await workspace.kill_all(key=f"{turn}:end-agent")
         await workspace.enter("verifier", key=f"{turn}:enter")

@@ -41,17 +41,18 @@ from rollout_api.records import (
     ObservationsRecord,
     Record,
     ResponseRecord,
+    StepRecord,
     StopReason,
 )
 from rollout_api.rollout_job import Agent as AgentSpec
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, TaskFile
 
 ACKNOWLEDGE_EVERY = 8
 """Turns between two watermarks: each is a request, and the executor remembers a few keys cheaply."""
 
 
 T = TypeVar("T")
-R = TypeVar("R", IntentRecord, ResponseRecord, ObservationsRecord)
+R = TypeVar("R", IntentRecord, ResponseRecord, ObservationsRecord, StepRecord)
 
 
 class NotReplayable(Exception):
@@ -107,7 +108,9 @@ class Turns:
         self._newest_policy, self._max_policy_lag = newest_policy or NewestPolicy(), max_policy_lag
         self._first_policy: int | None = None
         """Version of the first token whose version is known."""
-        self._replay = [r for r in replay if isinstance(r, IntentRecord | ResponseRecord | ObservationsRecord)]
+        self._replay = [
+            r for r in replay if isinstance(r, IntentRecord | ResponseRecord | ObservationsRecord | StepRecord)
+        ]
         self._replay.reverse()
         self._unwritten: list[Record] = list(unwritten)
         self._messages: list[Message] = []
@@ -196,9 +199,38 @@ class Turns:
             self._workspace.run(
                 command,
                 key=f"{max(self.turn, 0) + 1}:command.{self._commands}",
-                deadline_seconds=self._budget.child(seconds=self.task.timeouts.command_seconds).seconds,
+                deadline_seconds=self._budget.seconds,
             )
         )
+
+    async def put_files(self, files: Sequence[TaskFile]) -> None:
+        """Put files in outside of any turn (see AgentContext)."""
+        self._commands += 1
+        key = f"{max(self.turn, 0) + 1}:files.{self._commands}"
+        for number, file in enumerate(files):
+            writing = self._workspace.write(file.path, file.data(), key=f"{key}.{number}", mode=file.mode, replace=True)
+            await self._guarded(writing)
+
+    async def beside_turns(self, work: Coroutine[Any, Any, T]) -> T:
+        """Something of the engine's own between two turns: it counts for nobody, and its failures end the attempt."""
+        return await self._guarded(self._untimed(work))
+
+    async def recorded_once(self, make: Callable[[], Awaitable[StepRecord]]) -> StepRecord:
+        """The step's record that the journal has next; else the one that `make` gives, durable when this returns."""
+        record = self._next_replayed(StepRecord)
+        if record is None:
+            record = await make()
+            self._unwritten.append(record)
+            self.records.append(record)
+            await self._journal.append(self.take_unwritten())
+        else:
+            self.records.append(record)
+        return record
+
+    def go_on_after(self, stop: Stop) -> None:
+        """Let the agent of the next step work, although a tool ended this one."""
+        if self.fault is stop:
+            self.fault = None
 
     async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
         if self.fault is not None:
@@ -380,11 +412,11 @@ class Turns:
         if self._deadline is not None and (when := self._deadline.when()) is not None:
             self._deadline.reschedule(when + seconds)
 
-    async def _untimed(self, waiting: Awaitable[None]) -> None:
-        """Wait for storage without using up the agent's time."""
+    async def _untimed(self, waiting: Awaitable[T]) -> T:
+        """Wait for storage, or for the engine's own work, without using up the agent's time."""
         self._hold(True)
         try:
-            await waiting
+            return await waiting
         finally:
             self._hold(False)
 

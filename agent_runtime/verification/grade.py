@@ -151,6 +151,8 @@ class _Grading:
                 self.wrapped(command, number),
                 key=self.key(f"command-{number}"),
                 deadline_seconds=left,
+                env={variable.name: variable.value for variable in self.spec.env},
+                user=self.spec.user,
                 head_bytes=OUTPUT_BYTES,
                 tail_bytes=OUTPUT_BYTES,
             )
