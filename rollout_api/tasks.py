@@ -104,7 +104,7 @@ class TaskVerifier(ApiModel):
     collect: Annotated[list[Command], Field(max_length=64)] = []
     """Run in the agent's workspace when it is done, before its artifacts are taken; for mode Separate."""
     artifacts_folder: Path | None = None
-    """The folder, relative to the working directory, that alone is carried to the grading, over `spec.verifier.artifacts`."""
+    """The folder, relative to the working directory, that alone is carried to the grading, for `spec.verifier.artifacts`."""
     reward: RewardRule | None = None
     """How the verdicts become a reward, instead of `spec.verifier.reward`."""
     mode: VerifierMode | None = None
@@ -288,7 +288,8 @@ class Tasks(ApiModel):
     stream: TaskStream | None = None
     """The job stays open: groups are submitted while it runs, until the stream is closed."""
     image_template: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
-    """Image of the tasks that `from` gives without one; `{name}` becomes the task's name in lower case."""
+    """Image of the tasks that `from` gives without one; `{name}` becomes the task's name in lower case, `{digest}` that of
+    what a task's Dockerfile is built from."""
 
     @model_validator(mode="before")
     @classmethod

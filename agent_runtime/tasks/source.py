@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from agent_runtime.tasks import rows, swe_bench
+from agent_runtime.tasks import harbor, rows, swe_bench
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
 from rollout_api.tasks import TaskFormat, Tasks
 
 READERS: Final[Mapping[TaskFormat, Callable[[SourcePlace], LoadedTasks]]] = {
     TaskFormat.ROWS: rows.read,
+    TaskFormat.HARBOR: harbor.read,
     TaskFormat.SWE_BENCH: swe_bench.read,
 }
 """A reader gives tasks of which each is valid, or raises TaskSourceError with every problem there is."""
