@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from rolloutctl import check, doctor, export, gc, init, proxy, report, results, run, sandbox, show, stream
+from rolloutctl import check, doctor, export, gc, images, init, proxy, report, results, run, sandbox, show, stream
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
 
@@ -92,6 +92,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     init.init,
     check.validate,
     check.check,
+    images.images,
     run.run,
     results.results,
     show.show,

@@ -30,7 +30,7 @@ from rollout_api.records import (
     StopRecord,
     Verdict,
 )
-from rollout_api.rollout_job import VerifierMode
+from rollout_api.tasks import VerifierMode
 
 Failures = Sequence[tuple[int, FailedRecord]]
 """The failed attempts of a rollout by number, oldest first."""

@@ -52,8 +52,8 @@ class Folder:
         return path in self.executable or path.endswith(".sh") or self.read(path).startswith(b"#!")
 
     def below(self, folder: str) -> list[str]:
-        """Paths of the files below one of its folders."""
-        return [path for path in self.files if path.startswith(f"{folder}/")]
+        """Paths of the files below one of its folders; "" is the whole."""
+        return [path for path in self.files if not folder or path.startswith(f"{folder}/")]
 
     def as_files(self, folder: str, target: str) -> list[TaskFile]:
         """What is below one of its folders, as files of a task below `target`. Raises ValidationError."""
@@ -67,11 +67,24 @@ class Folder:
         return TaskFile(path=target, content_base64=b64encode(self.read(path)).decode(), mode=mode)
 
 
+@dataclass(frozen=True)
+class Build:
+    """An image that a task needs, to be made from one of its folders."""
+
+    image: str
+    folder: Folder
+    context: str
+    """Path in the folder of what is sent along; the Dockerfile is in it."""
+    seconds: float
+    """Most time that it may take."""
+
+
 @dataclass
 class Notes:
-    """What is wrong with one folder, and what in it is not honoured."""
+    """What is wrong with one folder, what in it is not honoured, and the images that it needs."""
 
     where: str
+    builds: list[Build] = field(default_factory=list)
     problems: list[TaskProblem] = field(default_factory=list)
     warnings: list[tuple[str, int | None, str]] = field(default_factory=list)
     """File, line, message."""
@@ -97,8 +110,11 @@ class FolderFormat:
     """The task, or None with at least one problem in the notes."""
 
 
-def read_folders(place: SourcePlace, form: FolderFormat) -> LoadedTasks:
-    """The tasks of a folder, or of the folders below one, by name. Raises TaskSourceError with every problem there is."""
+def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, list[Build]]:
+    """The tasks of a folder, or of the folders below one, by name, and the images that they need.
+
+    Raises TaskSourceError with every problem there is.
+    """
     if place.source.columns:
         message = "tasks.from.columns is for files with columns; leave it out for folders"
         raise TaskSourceError([TaskProblem(place.uri, None, message)])
@@ -124,7 +140,8 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> LoadedTasks:
             names[task.name] = folders[p].where
     if problems:
         raise TaskSourceError(problems)
-    return LoadedTasks([task for task in tasks if task is not None], _together([notes[p] for p in chosen]))
+    builds = [build for p in chosen for build in notes[p].builds]
+    return LoadedTasks([task for task in tasks if task is not None], _together([notes[p] for p in chosen])), builds
 
 
 def find_folders(place: SourcePlace, marker: str) -> list[Folder]:
@@ -166,11 +183,11 @@ def _local_folder(root: Path) -> Folder:
             if path.stat().st_size > FILE_BYTES:
                 raise TaskSourceError([TaskProblem(str(path), None, _too_large(path.stat().st_size))])
             paths[path.relative_to(real).as_posix()] = path
-    files = {name: paths[name].read_bytes for name in sorted(paths)}
+    readers = {name: paths[name].read_bytes for name in sorted(paths)}
     executable = frozenset(
         name for name, path in paths.items() if os.access(path, os.X_OK) and path.stat().st_mode & 0o111
     )
-    return Folder(real.name, str(root), files, executable)
+    return Folder(real.name, str(root), readers, executable)
 
 
 def _stored(place: SourcePlace, marker: str) -> list[Folder]:

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agent_runtime.tasks.folders import Folder, FolderFormat, Notes, read_folders
+from agent_runtime.tasks.folders import Build, Folder, FolderFormat, Notes, read_folders
 from agent_runtime.tasks.harbor_keys import fate, leaves, line_of
 from agent_runtime.tasks.images import content_digest, dockerfile_facts, image_name
 from agent_runtime.tasks.place import SourcePlace
@@ -41,7 +41,7 @@ Config = Mapping[str, Any]
 
 def read(place: SourcePlace) -> LoadedTasks:
     """The tasks of a folder, or of all task folders below one. Raises TaskSourceError with every problem there is."""
-    return read_folders(place, FORMAT)
+    return read_folders(place, FORMAT)[0]
 
 
 def parse_config(folder: Folder, notes: Notes) -> Config | None:
@@ -171,7 +171,7 @@ class _Reader:
         if not 0 < value <= 604_800:
             self.refuse(path, f"is {value}, expected seconds from 1 to 604800")
             return None
-        return math.ceil(value)
+        return math.ceil(float(value))
 
     def env(self, path: str) -> list[EnvVar]:
         """Variables, with `${NAME}` and `${NAME:-default}` filled in from this process's environment."""
@@ -230,15 +230,20 @@ class _Reader:
         return text
 
     def image(self) -> str | None:
-        given = self.value("environment.docker_image", str)
-        if given is not None or not self.folder.below("environment"):
+        given: str | None = self.value("environment.docker_image", str)
+        if given is not None or "environment/Dockerfile" not in self.folder.files:
             return given
         if self.place.image_template is None:
             message = "is not built: the job's sandbox.image is used; set tasks.imageTemplate and run rolloutctl images"
-            if "environment/Dockerfile" in self.folder.files:
-                self.notes.report("environment/Dockerfile", message)
+            self.notes.report("environment/Dockerfile", message)
             return None
-        return image_name(self.place.image_template, self.folder.name, content_digest(self.folder, "environment"))
+        return self.built("environment", self.folder.name, "environment.build_timeout_sec")
+
+    def built(self, context: str, name: str, timeout: str) -> str:
+        """The image that is made from a folder of the task."""
+        image = image_name(self.place.image_template or "", name, content_digest(self.folder, context))
+        self.notes.builds.append(Build(image, self.folder, context, self.value(timeout, int, float) or BUILD_SECONDS))
+        return image
 
     def sandbox(self) -> SandboxOverrides:
         if self.working_dir is None:
@@ -358,7 +363,7 @@ class _Reader:
         )
 
     def grading_image(self) -> str | None:
-        given = self.value("verifier.environment.docker_image", str)
+        given: str | None = self.value("verifier.environment.docker_image", str)
         if given is not None or "tests/Dockerfile" not in self.folder.files:
             return given
         if self.place.image_template is None:
@@ -367,7 +372,7 @@ class _Reader:
             )
             self.notes.report("tests/Dockerfile", message)
             return None
-        return image_name(self.place.image_template, f"{self.folder.name}-tests", content_digest(self.folder, "tests"))
+        return self.built("tests", f"{self.folder.name}-tests", "verifier.environment.build_timeout_sec")
 
     def carried(self) -> tuple[str, str]:
         """Shell scripts that gather the declared artifacts, and that put them back where they were.

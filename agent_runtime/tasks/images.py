@@ -3,24 +3,12 @@
 import hashlib
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent_runtime.tasks.folders import Folder
 
 DIGEST_CHARACTERS = 16
-
-
-@dataclass(frozen=True)
-class Build:
-    """An image that a task needs and that is made from one of its folders."""
-
-    task: str
-    image: str
-    folder: Folder
-    context: str
-    """The folder's path in the task: it has the Dockerfile, and is what is sent along."""
-    seconds: float
-    """Most time that the build may take."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +32,28 @@ def image_name(template: str, name: str, digest: str) -> str:
     """The template with `{name}` and `{digest}` filled in; what a name may not have becomes `-`."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")
     return template.replace("{name}", plain).replace("{digest}", digest)
+
+
+def with_other_bases(dockerfile: str, bases: Mapping[str, str]) -> str:
+    """A Dockerfile in which the images of FROM and of COPY --from are taken from elsewhere.
+
+    A base is named in full (`ubuntu:24.04`) or by a beginning that ends with `/` or `:` and is replaced there.
+    """
+
+    def other(match: re.Match[str]) -> str:
+        return match[1] + rewritten(match[2], bases)
+
+    pattern = r"^(\s*FROM\s+(?:--\S+\s+)*|\s*COPY\s+(?:--\S+\s+)*?--from=)(\S+)"
+    return re.sub(pattern, other, dockerfile, flags=re.IGNORECASE | re.MULTILINE)
+
+
+def rewritten(image: str, bases: Mapping[str, str]) -> str:
+    """An image by the table of bases: its own entry, else that of the longest beginning."""
+    if image in bases:
+        return bases[image]
+    beginnings = [key for key in bases if key.endswith(("/", ":")) and image.startswith(key)]
+    longest = max(beginnings, key=len, default="")
+    return bases[longest] + image[len(longest) :] if longest else image
 
 
 def dockerfile_facts(text: str) -> DockerfileFacts:

@@ -16,8 +16,8 @@ from agent_runtime.verification.junit import (
 )
 from agent_runtime.verification.programs import missing_program
 from rollout_api.records import CommandVerdict, TestVerdict, Verdict
-from rollout_api.rollout_job import Verifier, VerifierMode
-from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, VerifierKind
+from rollout_api.rollout_job import Verifier
+from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, VerifierKind, VerifierMode
 
 OUTPUT_BYTES = 8192
 """What a verdict keeps of a command's standard output and of its error output, from the head and from the tail each."""

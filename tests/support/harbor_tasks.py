@@ -60,3 +60,30 @@ def in_two_steps(folder: Path, gate: float = 0.5, strategy: str = "mean") -> Pat
             "steps/double/solution/solve.sh": "test -s prepared.txt && cat a.txt a.txt > b.txt\n",
         },
     )
+
+
+def terminal_bench(folder: Path, config: str = "", **files: str | bytes) -> Path:
+    """Write "Hello, world!" into hello.txt, in the older form. `config` stands at the end of its task.yaml."""
+    return write_folder(
+        folder,
+        {
+            "task.yaml": (
+                'instruction: |-\n  Write "Hello, world!" into hello.txt.\nauthor_name: A\ndifficulty: easy\n'
+                f"tags: [file]\nparser_name: pytest\nmax_agent_timeout_sec: 60.0\nmax_test_timeout_sec: 120.0\n{config}"
+            ),
+            "Dockerfile": "FROM debian:bookworm-slim\nWORKDIR /app\n",
+            "docker-compose.yaml": (
+                "services:\n  client:\n    build:\n      dockerfile: Dockerfile\n"
+                '    command: ["sh", "-c", "sleep infinity"]\n'
+                "    environment:\n      - TEST_DIR=${T_BENCH_TEST_DIR}\n      - GREETING=hi\n"
+            ),
+            "run-tests.sh": "#!/bin/bash\npython3 -m pytest $TEST_DIR/test_outputs.py -rA\n",
+            "tests/test_outputs.py": (
+                "import os\nfrom pathlib import Path\n\n\n"
+                'def test_content():\n    assert Path("/app/hello.txt").read_text().strip() == "Hello, world!"\n\n\n'
+                'def test_environment():\n    assert os.environ["GREETING"] == "hi"\n'
+            ),
+            "solution.sh": '#!/bin/bash\necho "Hello, world!" > hello.txt\n',
+            **files,
+        },
+    )

@@ -13,7 +13,7 @@ from agent_runtime.engine.run import run_job
 from rollout_api.manifest import validate
 from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RolloutJob
-from tests.support.harbor_tasks import hello_world, in_two_steps
+from tests.support.harbor_tasks import hello_world, in_two_steps, terminal_bench
 from tests.support.s3 import BUCKET, serve_s3
 
 Turn = dict[str, Any]
@@ -147,3 +147,9 @@ async def test_folders_in_object_storage_are_tasks_too(tmp_path: Path) -> None:
 
 def _config(environ: dict[str, str]) -> Any:
     return {key.lower(): value for key, value in environ.items()}
+
+
+async def test_a_terminal_bench_task_is_judged_by_its_own_tests(tmp_path: Path) -> None:
+    terminal_bench(tmp_path / "tasks" / "hello")
+    assert await rewards(tmp_path / "tasks", "Oracle", form="TerminalBench") == [1]
+    assert await rewards(tmp_path / "tasks", "Nop", form="TerminalBench") == [0]
