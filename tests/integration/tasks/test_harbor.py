@@ -8,8 +8,10 @@ from typing import Any
 import obstore
 from obstore.store import S3Store
 
+from agent_runtime.engine.check import check_job
 from agent_runtime.engine.events import Event, RolloutSealed
 from agent_runtime.engine.run import run_job
+from agent_runtime.tasks import load_tasks
 from rollout_api.manifest import validate
 from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RolloutJob
@@ -153,3 +155,33 @@ async def test_a_terminal_bench_task_is_judged_by_its_own_tests(tmp_path: Path) 
     terminal_bench(tmp_path / "tasks" / "hello")
     assert await rewards(tmp_path / "tasks", "Oracle", form="TerminalBench") == [1]
     assert await rewards(tmp_path / "tasks", "Nop", form="TerminalBench") == [0]
+
+
+async def test_check_finds_the_tasks_that_only_shared_can_grade(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "inside")
+    outside: dict[str, str | bytes] = {
+        "solution/solve.sh": "echo x > /outside\n",
+        "tests/test.sh": "[ -e /outside ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n",
+    }
+    hello_world(tmp_path / "tasks" / "outside", **outside)
+    in_two_steps(tmp_path / "tasks" / "steps", strategy="mean")
+    source = {"from": {"uri": "tasks", "format": "Harbor"}}
+    job = validate(
+        RolloutJob,
+        {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "RolloutJob",
+            "metadata": {"name": "check"},
+            "spec": {"tasks": source, "agent": {"type": "Oracle"}, "output": {"uri": "out"}},
+        },
+    )
+    tasks = load_tasks(job.spec.tasks, tmp_path, os.environ).tasks
+    rows = await check_job(job, tasks, base_dir=tmp_path, environ=os.environ)
+    assert {(row.task, row.agent): (row.ok, row.only_shared) for row in rows} == {
+        ("inside", "Oracle"): (True, False),
+        ("inside", "Nop"): (True, False),
+        ("outside", "Oracle"): (True, True),
+        ("outside", "Nop"): (True, False),
+        ("steps", "Oracle"): (False, False),  # its steps are worth 1 and 0.5
+        ("steps", "Nop"): (True, False),
+    }
