@@ -316,6 +316,18 @@ class Verdict(ApiModel):
     message: str = ""
 
 
+class StepRecord(ApiModel):
+    """A task's step: first that its workspace is ready for it, then, in another record, its verdict."""
+
+    type: Literal["step"] = "step"
+    time: float
+    step: str
+    """Name of the step."""
+    verdict: Verdict | None = None
+    """None: it has begun, or it has no verifier."""
+    ended: bool = False
+
+
 Record = Annotated[
     AttemptRecord
     | IntentRecord
@@ -329,7 +341,8 @@ Record = Annotated[
     | BranchRecord
     | StopRecord
     | ArtifactsRecord
-    | FailedRecord,
+    | FailedRecord
+    | StepRecord,
     Field(discriminator="type"),
 ]
 

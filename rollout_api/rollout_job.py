@@ -10,7 +10,7 @@ from rollout_api.conditions import Condition, Metadata
 from rollout_api.model import ModelSpec, Sampling
 from rollout_api.rewards import RewardNormalization
 from rollout_api.sandbox import SandboxTemplate, Security
-from rollout_api.tasks import RewardRule, Task, Tasks
+from rollout_api.tasks import RewardRule, Task, Tasks, VerifierMode
 
 
 class Mode(StrEnum):
@@ -69,18 +69,11 @@ class Agent(ApiModel):
         return self
 
 
-class VerifierMode(StrEnum):
-    """`Separate`: graded in a new workspace that gets only the artifacts. `Shared`: in the agent's own, forgeable."""
-
-    SEPARATE = "Separate"
-    SHARED = "Shared"
-
-
 class Verifier(ApiModel):
     """How all tasks are graded."""
 
-    mode: VerifierMode = VerifierMode.SEPARATE
-    """Where the grading runs."""
+    mode: VerifierMode | None = None
+    """Where the grading runs, whatever a task says; left out: where the task says, else `Separate`."""
     artifacts: Annotated[list[Path], Field(min_length=1, max_length=64)] = ["."]
     """What is carried from the agent's workspace to the grading one, relative to the working directory."""
     artifacts_limit: Quantity = "1Gi"
@@ -231,7 +224,7 @@ class RolloutJobSpec(ApiModel):
             )
         if self.agent.type == "Oracle" and self.tasks.inline:
             for index, task in enumerate(self.tasks.inline):
-                if not task.solution:
+                if not task.has_solution:
                     raise ValueError(f"tasks.inline[{index}] ({task.name}) has no solution for the Oracle agent to run")
         return self
 
@@ -248,7 +241,11 @@ class RolloutJobSpec(ApiModel):
     def verifier_of(self, task: Task) -> Verifier:
         """How one task is graded: the job's rules, with what the task itself says in their place."""
         own = task.verifier
-        changes = {} if own is None or own.reward is None else {"reward": own.reward}
+        mode = self.verifier.mode or (own and own.mode) or VerifierMode.SEPARATE
+        # What a step leaves behind is where the next one begins, so it is graded there.
+        changes: dict[str, Any] = {"mode": VerifierMode.SHARED if task.steps else mode}
+        if own is not None and own.reward is not None:
+            changes["reward"] = own.reward
         return self.verifier.model_copy(update=changes)
 
     @property

@@ -27,6 +27,7 @@ class WorkspaceMode(StrEnum):
 
 
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)]
+UserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$", max_length=256)]
 
 
 class EnvVar(ApiModel):
@@ -98,9 +99,7 @@ class SandboxBase(ApiModel):
     """Container image of the task's own root file system. The `Local` provider uses this machine's root instead."""
     working_dir: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)] = "/workspace"
     """Folder in which commands start and files are placed; made when missing."""
-    user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$", max_length=256)] | None = (
-        None
-    )
+    user: UserName | None = None
     """User of all commands: a name, a uid or uid:gid. The image's own user when left out."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
     """Environment of all commands."""
@@ -153,9 +152,7 @@ class SandboxOverrides(ApiModel):
     """Container image."""
     working_dir: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)] | None = None
     """Folder in which commands start."""
-    user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$", max_length=256)] | None = (
-        None
-    )
+    user: UserName | None = None
     """User of all commands."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
     """Added to the job's; the same name replaces it."""

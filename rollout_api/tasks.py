@@ -8,10 +8,16 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from rollout_api.base import ApiModel, Command, LongText, Path, Seconds, ShortText, TaskName
 from rollout_api.environments import ENVIRONMENT_PROMPT, RunIn, TaskEnvironment
-from rollout_api.sandbox import SandboxOverrides
+from rollout_api.sandbox import EnvVar, SandboxOverrides, UserName
 
 INLINE_TASKS_BYTES = 200 * 1024
 """Most bytes that inline tasks may take: etcd refuses objects over 1.5 MiB, and status and managed fields need room."""
+
+FILE_CHARACTERS = 90_000_000
+"""Longest base64 of one file: 64 MiB. Files of a task folder are held in memory, and are sent in one request."""
+
+TASK_FILES = 1024
+"""Most files of one kind that a task brings: each is a request. What needs more belongs into the image."""
 
 
 def _without_parents(path: str) -> str:
@@ -27,7 +33,7 @@ class TaskFile(ApiModel):
     """Where, relative to the working directory, or absolute."""
     content: LongText | None = None
     """Its text."""
-    content_base64: LongText | None = None
+    content_base64: Annotated[str, StringConstraints(max_length=FILE_CHARACTERS)] | None = None
     """Its bytes, base64. Exactly one of `content` and `contentBase64`."""
     mode: Annotated[str, StringConstraints(pattern=r"^0?[0-7]{3}$", max_length=4)] = "644"
     """Permission bits, octal."""
@@ -69,6 +75,13 @@ class VerifierKind(StrEnum):
     REWARD_FILE = "rewardFile"
 
 
+class VerifierMode(StrEnum):
+    """`Separate`: graded in a new workspace that gets only the artifacts. `Shared`: in the agent's own, forgeable."""
+
+    SEPARATE = "Separate"
+    SHARED = "Shared"
+
+
 class RewardRule(StrEnum):
     """`Fraction` of the commands or tests that passed; `AllOrNothing`: 1 when all did, else 0."""
 
@@ -81,7 +94,7 @@ class TaskVerifier(ApiModel):
 
     kind: VerifierKind = VerifierKind.COMMANDS
     """How a verdict is read: by exit codes, by reported tests, or from a reward file."""
-    files: Annotated[list[TaskFile], Field(max_length=256)] = []
+    files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
     """Hidden files, brought in only to grade; they replace what stands at their path."""
     commands: Annotated[list[Command], Field(min_length=1, max_length=256)]
     """Run one after another in the working directory."""
@@ -95,6 +108,14 @@ class TaskVerifier(ApiModel):
     """The folder, relative to the working directory, that alone goes to the grading, over `spec.verifier.artifacts`."""
     reward: RewardRule | None = None
     """How the verdicts become a reward, instead of `spec.verifier.reward`."""
+    mode: VerifierMode | None = None
+    """Where this task is graded when `spec.verifier.mode` is left out; `Separate` when both are."""
+    env: Annotated[list[EnvVar], Field(max_length=256)] = []
+    """Added to the environment of the verifier's commands alone."""
+    user: UserName | None = None
+    """User of the verifier's commands; that of all others when left out."""
+    image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    """Image of the workspace that grades, for mode Separate; the task's own when left out."""
 
     @field_validator("artifacts_folder")
     @classmethod
@@ -125,14 +146,47 @@ class Timeouts(ApiModel):
     """All verifier commands; over it the verdict is a failed one."""
 
 
+Prompt = Annotated[str, StringConstraints(min_length=1, max_length=204_800, pattern=r"\S")]
+
+
+class TaskStep(ApiModel):
+    """One step of a task: a prompt of its own, in the workspace as the step before left it, and graded by itself."""
+
+    name: TaskName
+    """Unique in its task."""
+    prompt: Prompt
+    """What the agent is asked to do in this step; it does not see what was said in the steps before."""
+    files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
+    """Files put in before the step."""
+    setup: Annotated[list[Command], Field(max_length=256)] = []
+    """Commands run before the step, without any network."""
+    solution: Annotated[list[Command], Field(max_length=256)] = []
+    """What the Oracle agent runs in this step."""
+    solution_files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
+    """Files that this solution needs."""
+    verifier: TaskVerifier | None = None
+    """How the step is graded."""
+    min_rewards: Annotated[dict[str, float], Field(max_length=64)] = {}
+    """The rollout ends after this step unless each of these rewards is at least so high; `reward` is the one that counts."""
+    verifier_seconds: Seconds | None = None
+    """Time of this step's verifier; `timeouts.verifierSeconds` when left out."""
+
+
+class StepReward(StrEnum):
+    """`Mean` over the steps that were taken; `Final`: that of the last one taken."""
+
+    MEAN = "Mean"
+    FINAL = "Final"
+
+
 class Task(ApiModel):
     """One problem: prompt, files, setup and verifier."""
 
     name: TaskName
     """Unique in its job."""
-    prompt: Annotated[str, StringConstraints(min_length=1, max_length=204_800, pattern=r"\S")]
+    prompt: Prompt
     """What the agent is asked to do."""
-    files: Annotated[list[TaskFile], Field(max_length=1024)] = []
+    files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
     """Files in the workspace from the start."""
     setup: Annotated[list[Command], Field(max_length=256)] = []
     """Commands that prepare the workspace, once for a group."""
@@ -148,16 +202,45 @@ class Task(ApiModel):
     """Labels for statistics."""
     environment: TaskEnvironment | None = None
     """The task is to act in it: its steps give the reward, and `prompt` is told as that of `tasks.environments` is."""
+    solution_files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
+    """Files that the solution needs, put in only for the Oracle agent."""
+    steps: Annotated[list[TaskStep], Field(max_length=32)] = []
+    """Steps taken one after another in one workspace, in place of `prompt`, `solution` and `verifier`. Each is graded where
+    it was worked (mode Shared)."""
+    step_reward: StepReward = StepReward.MEAN
+    """How the steps' rewards become the rollout's."""
 
     @property
     def needs_sandbox(self) -> bool:
         """Whether a workspace has anything to do."""
         return self.environment is None or self.environment.run_in is RunIn.SANDBOX
 
+    @property
+    def is_graded(self) -> bool:
+        """It has a verifier, one of its steps has, or it is an environment."""
+        return any((self.verifier, self.environment, *(step.verifier for step in self.steps)))
+
+    @property
+    def has_solution(self) -> bool:
+        """The Oracle agent can solve it, every step of it."""
+        return all(step.solution for step in self.steps) if self.steps else bool(self.solution)
+
+    @field_validator("steps")
+    @classmethod
+    def _step_names_differ(cls, steps: list[TaskStep]) -> list[TaskStep]:
+        seen: set[str] = set()
+        for step in steps:
+            if step.name in seen:
+                raise ValueError(f"two steps are named {step.name!r}; names must differ")
+            seen.add(step.name)
+        return steps
+
     @model_validator(mode="after")
     def _environments_grade_themselves(self) -> Self:
-        if self.environment is not None and self.verifier is not None:
-            raise ValueError("the reward of an environment is the sum of its steps; leave verifier or environment out")
+        if self.environment is not None and (self.verifier is not None or self.steps):
+            raise ValueError(
+                "the reward of an environment is the sum of its steps; leave verifier and steps out, or it"
+            )
         return self
 
     @field_validator("files")
@@ -255,7 +338,8 @@ class Tasks(ApiModel):
     stream: TaskStream | None = None
     """The job stays open: groups are submitted while it runs, until the stream is closed."""
     image_template: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
-    """Image of the tasks that `from` gives without one; `{name}` becomes the task's name in lower case."""
+    """Image of the tasks that `from` gives without one; `{name}` becomes the task's name in lower case, `{digest}` that of
+    what a task's Dockerfile is built from."""
     environments: Annotated[list[EnvironmentGroups], Field(min_length=1, max_length=1024)] | None = None
     """Environments to act in: a list of kinds, each with a number of groups."""
     branch: Annotated[list[TaskBranch], Field(min_length=1, max_length=4096)] | None = None

@@ -98,6 +98,8 @@ def check(manifest: ManifestArgument, provider: ProviderOption = None, form: For
             right=["reward"],
         )
         say(f"{len(rows) - len(wrong)} of {len(rows)} checks are right.")
+        if shared := [row.task for row in rows if row.only_shared]:
+            say(f"Only Shared can grade {', '.join(shared)}: an agent there could forge its reward.", "yellow")
     raise typer.Exit(Exit.FAILED if wrong else Exit.OK)
 
 

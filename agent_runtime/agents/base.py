@@ -13,7 +13,7 @@ from agent_runtime.sandboxes.base import CommandResult
 from agent_runtime.tools.base import Tool
 from rollout_api.records import Message, Observation, StopReason
 from rollout_api.rollout_job import Agent as AgentSpec
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, TaskFile
 
 
 class AgentContext(Protocol):
@@ -43,7 +43,13 @@ class AgentContext(Protocol):
         """
 
     async def run_command(self, command: str) -> CommandResult:
-        """Run a shell command in the workspace outside of any model turn (what the Oracle does)."""
+        """Run a shell command in the workspace outside of any model turn (what the Oracle does).
+
+        It may take all that is left of the agent's time.
+        """
+
+    async def put_files(self, files: Sequence[TaskFile]) -> None:
+        """Put files into the workspace outside of any model turn (what the Oracle does). Raises FileError."""
 
     async def snapshot(self) -> None:
         """Store the workspace's state in object storage now, for `tasks.branch` of other jobs; call it between turns."""

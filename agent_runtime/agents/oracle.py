@@ -7,12 +7,13 @@ SHOWN_OUTPUT = 2000  # characters of a failed command's output: its end is where
 
 
 class Oracle:
-    """Runs `task.solution`, one command after another."""
+    """Puts the solution's files in and runs `task.solution`, one command after another."""
 
     async def run(self, context: AgentContext) -> str | None:
         """Run the commands. Raises Stop with AgentError at the first that fails, and where there is none."""
         if not context.task.solution:
             raise Stop(StopReason.AGENT_ERROR, f"task {context.task.name} has no solution; give it task.solution")
+        await context.put_files(context.task.solution_files)
         for position, command in enumerate(context.task.solution):
             result = await context.run_command(command)
             if not result.ok:

@@ -13,6 +13,7 @@ from agent_runtime.engine.grading import GradingLost, collect, failed_verdict, g
 from agent_runtime.engine.program import Program
 from agent_runtime.engine.results import build_result
 from agent_runtime.engine.staleness_policy import StalePolicy, stale_message, versions_of
+from agent_runtime.engine.steps import GOES_ON, InSteps, verdict_of_steps
 from agent_runtime.engine.turns import NotReplayable, Turns
 from agent_runtime.environments.open import OpenEnvironment, open_environment
 from agent_runtime.environments.verdict import episode_verdict
@@ -38,8 +39,7 @@ from rollout_api.records import (
     StopRecord,
     Verdict,
 )
-from rollout_api.rollout_job import VerifierMode
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, VerifierMode
 
 Failures = Sequence[tuple[int, FailedRecord]]
 """The failed attempts of a rollout by number, oldest first."""
@@ -89,6 +89,8 @@ class Attempt:
                 return failed
             stop, artifacts = await self._agent_part()
             return await self._grade_and_seal(stop, artifacts)
+        except GradingLost as lost:
+            return await self.seal(Outcome.VERIFIER_FAILED, reason=lost.reason, message=lost.message)
         except StalePolicy as stale:
             return await self.seal(Outcome.CANCELLED, reason="StalePolicy", message=str(stale))
         except (SandboxFailure, ModelError, NotReplayable, PluginFailed) as error:
@@ -106,8 +108,7 @@ class Attempt:
         """End a rollout that keeps killing its sandboxes: the policy's doing, with a failed verdict."""
         stop = StopRecord(time=time.time(), stop_reason=StopReason.RESOURCE_LIMIT, message=message)
         await self._journal.append([stop])
-        task = self._rollout.task
-        verdict = failed_verdict(message) if task.verifier or task.environment else None
+        verdict = failed_verdict(message) if self._rollout.task.is_graded else None
         return await self._seal([*self._all_records(), stop], Outcome.COMPLETED, verdict, message=message)
 
     async def release(self) -> None:
@@ -173,7 +174,10 @@ class Attempt:
             running = program.run()
         else:
             work = turns = self._make_turns(workspace, recorded)
-            running = turns.run_agent(make_agent())
+            agent = make_agent()
+            if self._rollout.task.steps:
+                agent = InSteps(make_agent, self._context.job.spec, workspace, epoch=self._fence.epoch)
+            running = turns.run_agent(agent)
         self._work = work
         self._context.observer(
             RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
@@ -326,6 +330,8 @@ class Attempt:
         task, verifier = self._rollout.task, self._context.job.spec.verifier_of(self._rollout.task)
         if task.environment is not None:
             return episode_verdict(self._records)
+        if task.steps:
+            return verdict_of_steps(task, self._records, cut_short=stop.stop_reason not in GOES_ON)
         if task.verifier is None:
             return None
         if verifier.mode is VerifierMode.SHARED:
@@ -334,11 +340,12 @@ class Attempt:
         await self.release()
         if artifacts.key is None:
             return failed_verdict(f"nothing was left to grade: {stop.message}")
+        spec = self._spec if task.verifier.image is None else replace(self._spec, image=task.verifier.image)
         return await grade_artifacts(
             task,
             verifier,
             self._provider,
-            self._spec,
+            spec,
             attempt=f"{self._rollout.index}-{self._number}",
             fence=self._fence,
             artifacts=lambda: self._journal.load_artifacts(artifacts),

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent_runtime.engine.events import Event, Observer, RolloutSealed
@@ -12,8 +12,10 @@ from agent_runtime.engine.run import run_job
 from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
-from rollout_api.tasks import Task, Tasks
+from rollout_api.tasks import Task, Tasks, VerifierMode
 
+ONLY_SHARED = "can be graded in the agent's own workspace alone (Shared, forgeable)"
+SEPARATE_TOO = "can be graded in a workspace of its own too: give the job verifier.mode Separate"
 EXPECTED = {"Oracle": "reward 1", "Nop": "reward below 1"}
 
 
@@ -27,6 +29,8 @@ class CheckRow:
     outcome: str
     ok: bool
     message: str
+    only_shared: bool = False
+    """It is right in the agent's own workspace alone (mode Shared), where an agent can forge its reward."""
 
 
 async def check_job(
@@ -45,12 +49,38 @@ async def check_job(
     }
     rows = list(broken.values())
     tasks = [task for task in tasks if task.name not in broken]
-    solvable = [task for task in tasks if task.solution]
-    oracle = await _run_agent(job, "Oracle", solvable, base_dir, environ, provider, observer)
-    nop = await _run_agent(job, "Nop", tasks, base_dir, environ, provider, observer)
+    solvable = [task for task in tasks if task.has_solution]
+
+    async def run(agent: str, tasks: Sequence[Task]) -> dict[str, Result]:
+        return await _run_agent(job, agent, tasks, base_dir, environ, provider, observer)
+
+    # What a task may be graded by in Shared alone is a matter of trying: Separate first, which no agent can forge.
+    oracle = await run("Oracle", [_in_separate(job, task) for task in solvable])
+    only_shared = {
+        task.name
+        for task in solvable
+        if _asks_for_shared(job, task) and not _row(task, "Oracle", oracle.get(task.name)).ok
+    }
+    oracle |= await run("Oracle", [task for task in solvable if task.name in only_shared])
+    nop = await run("Nop", tasks)
     for task in tasks:
-        rows += [_row(task, "Oracle", oracle.get(task.name)), _row(task, "Nop", nop.get(task.name))]
+        row = _row(task, "Oracle", oracle.get(task.name))
+        if row.ok and _asks_for_shared(job, task):
+            message = ONLY_SHARED if task.name in only_shared else SEPARATE_TOO
+            row = replace(row, only_shared=task.name in only_shared, message=message)
+        rows += [row, _row(task, "Nop", nop.get(task.name))]
     return rows
+
+
+def _asks_for_shared(job: RolloutJob, task: Task) -> bool:
+    """The task itself, and not the job, says that it is graded where the agent worked."""
+    return job.spec.verifier.mode is None and not task.steps and job.spec.verifier_of(task).mode is VerifierMode.SHARED
+
+
+def _in_separate(job: RolloutJob, task: Task) -> Task:
+    if task.verifier is None or not _asks_for_shared(job, task):
+        return task
+    return task.model_copy(update={"verifier": task.verifier.model_copy(update={"mode": VerifierMode.SEPARATE})})
 
 
 async def _run_agent(
@@ -92,7 +122,7 @@ async def _run_agent(
 def _row(task: Task, agent: str, result: Result | None) -> CheckRow:
     if result is None:
         return CheckRow(task.name, agent, None, "-", False, "has no solution to prove it with; add one")
-    if task.verifier is None:
+    if not task.is_graded:
         return CheckRow(
             task.name, agent, None, result.outcome.value, False, "has no verifier, so it can have no reward"
         )

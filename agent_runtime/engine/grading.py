@@ -98,10 +98,16 @@ async def grade_artifacts(
 
 
 async def grade_in_place(
-    task: Task, verifier: Verifier, workspace: Workspace, *, epoch: int, watch: CommandWatch | None = None
+    task: Task,
+    verifier: Verifier,
+    workspace: Workspace,
+    *,
+    epoch: int,
+    step: int = 0,
+    watch: CommandWatch | None = None,
 ) -> Verdict:
     """`Shared`: in the agent's own workspace, its processes ended first. The agent may own the interpreter: forgeable."""
-    turn = GRADING_TURN + epoch * TURNS_PER_EPOCH
+    turn = GRADING_TURN + epoch * TURNS_PER_EPOCH + step
     try:
         await workspace.kill_all(key=f"{turn}:end-agent")
         await workspace.enter("verifier", key=f"{turn}:enter")

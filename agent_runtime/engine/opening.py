@@ -26,6 +26,7 @@ from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.sandboxes.factory import open_provider
 from agent_runtime.sandboxes.nowhere import NoSandboxes
+from agent_runtime.tasks import TaskProblem, TaskSourceError
 from agent_runtime.tools.registry import open_tools
 from rollout_api.records import Result
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
@@ -71,6 +72,14 @@ async def open_run(
 ) -> AsyncIterator[RunContext]:
     """A run that is ready to start, closed at the end. Raises what is wrong with any part of it."""
     is_command = job.spec.agent.is_command
+    if is_command and (stepped := next((task.name for task in tasks if task.steps), None)) is not None:
+        raise TaskSourceError(
+            [
+                TaskProblem(
+                    f"task {stepped}", None, "has steps, and a program (agent Command) cannot take them one by one"
+                )
+            ]
+        )
     make_agent = None if is_command else find_agent(job.spec.agent.type)
     tools = open_tools([] if is_command else job.spec.agent.tools)
     plugins = Plugins.open(

@@ -47,18 +47,19 @@ from rollout_api.records import (
     Record,
     ResponseRecord,
     ReturnRecord,
+    StepRecord,
     StopReason,
 )
 from rollout_api.rollout_job import Agent as AgentSpec
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, TaskFile
 
 ACKNOWLEDGE_EVERY = 8
 """Turns between two watermarks: each is a request, and the executor remembers a few keys cheaply."""
 
 
 T = TypeVar("T")
-REPLAYED = IntentRecord | ResponseRecord | ObservationsRecord | CheckpointRecord | ReturnRecord
-R = TypeVar("R", IntentRecord, ResponseRecord, ObservationsRecord, CheckpointRecord, ReturnRecord)
+REPLAYED = IntentRecord | ResponseRecord | ObservationsRecord | StepRecord | CheckpointRecord | ReturnRecord
+R = TypeVar("R", IntentRecord, ResponseRecord, ObservationsRecord, StepRecord, CheckpointRecord, ReturnRecord)
 
 
 class NotReplayable(Exception):
@@ -210,7 +211,7 @@ class Turns:
             self._workspace.run(
                 command,
                 key=f"{max(self.turn, 0) + 1}:command.{self._commands}",
-                deadline_seconds=self._budget.child(seconds=self.task.timeouts.command_seconds).seconds,
+                deadline_seconds=self._budget.seconds,
             )
         )
 
@@ -228,6 +229,35 @@ class Turns:
     async def go_back(self, checkpoint: str) -> None:
         """Go on in the state of a checkpoint (see AgentContext)."""
         await self._guarded(self._go_back(self._checkpoints_or_refusal(), checkpoint))
+
+    async def put_files(self, files: Sequence[TaskFile]) -> None:
+        """Put files in outside of any turn (see AgentContext)."""
+        self._commands += 1
+        key = f"{max(self.turn, 0) + 1}:files.{self._commands}"
+        for number, file in enumerate(files):
+            writing = self._workspace.write(file.path, file.data(), key=f"{key}.{number}", mode=file.mode, replace=True)
+            await self._guarded(writing)
+
+    async def beside_turns(self, work: Coroutine[Any, Any, T]) -> T:
+        """Something of the engine's own between two turns: it counts for nobody, and its failures end the attempt."""
+        return await self._guarded(self._untimed(work))
+
+    async def recorded_once(self, make: Callable[[], Awaitable[StepRecord]]) -> StepRecord:
+        """The step's record that the journal has next; else the one that `make` gives, durable when this returns."""
+        record = self._next_replayed(StepRecord)
+        if record is None:
+            record = await make()
+            self._unwritten.append(record)
+            self.records.append(record)
+            await self._journal.append(self.take_unwritten())
+        else:
+            self.records.append(record)
+        return record
+
+    def go_on_after(self, stop: Stop) -> None:
+        """Let the agent of the next step work, although a tool ended this one."""
+        if self.fault is stop:
+            self.fault = None
 
     async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
         if self.fault is not None:
@@ -467,7 +497,7 @@ class Turns:
             self._deadline.reschedule(when + seconds)
 
     async def _untimed(self, waiting: Awaitable[T]) -> T:
-        """Wait for storage, or for plugins, without using up the agent's time."""
+        """Wait for storage, for plugins or for the engine's own work, without using up the agent's time."""
         self._hold(True)
         try:
             return await waiting

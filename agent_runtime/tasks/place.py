@@ -101,16 +101,23 @@ class SourcePlace:
         """The source as a whole cannot be used."""
         return TaskSourceError([TaskProblem(self.uri, None, f"cannot be read: {reason}; see tasks.from.uri")])
 
+    def store_below(self) -> Any:
+        """Object storage below the `uri`, which is a folder there."""
+        return self._open_store(self.uri.rstrip("/"))
+
     def _store(self) -> tuple[Any, str]:
+        folder, _, name = self.uri.rpartition("/")
+        return self._open_store(folder), name
+
+    def _open_store(self, folder: str) -> Any:
         scheme = self.uri.partition("://")[0]
         variables = _STORE_VARIABLES.get(scheme)
         if variables is None:
             raise ValueError(f"scheme {scheme!r} is not known, expected {', '.join(_STORE_VARIABLES)}, file or a path")
-        folder, _, name = self.uri.rpartition("/")
         environ = self.environ
         options: Any = {key.lower(): environ[key] for key in variables.split() if key in environ}
         plain = environ.get("AWS_ENDPOINT_URL", environ.get("AWS_ENDPOINT", "")).startswith("http://")
-        return from_url(folder, config=options, client_options={"allow_http": plain}), name
+        return from_url(folder, config=options, client_options={"allow_http": plain})
 
 
 class _Remote(io.RawIOBase):

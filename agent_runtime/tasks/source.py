@@ -4,18 +4,37 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from agent_runtime.tasks import r2e, rows, swe_bench
+from agent_runtime.tasks import harbor, r2e, rows, swe_bench, terminal_bench
 from agent_runtime.tasks.environments import environment_tasks
+from agent_runtime.tasks.folders import Build, FolderFormat, read_folders
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
 from rollout_api.tasks import TaskFormat, Tasks
 
 READERS: Final[Mapping[TaskFormat, Callable[[SourcePlace], LoadedTasks]]] = {
     TaskFormat.ROWS: rows.read,
+    TaskFormat.HARBOR: harbor.read,
+    TaskFormat.TERMINAL_BENCH: terminal_bench.read,
     TaskFormat.SWE_BENCH: swe_bench.read,
     TaskFormat.R2E: r2e.read,
 }
 """A reader gives tasks of which each is valid, or raises TaskSourceError with every problem there is."""
+
+FOLDERS: Final[Mapping[TaskFormat, FolderFormat]] = {
+    TaskFormat.HARBOR: harbor.FORMAT,
+    TaskFormat.TERMINAL_BENCH: terminal_bench.FORMAT,
+}
+"""Those whose tasks are folders, which may have a Dockerfile."""
+
+
+def needed_images(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> list[Build]:
+    """The images that the tasks' Dockerfiles stand for, each once. Raises TaskSourceError as `load_tasks` does."""
+    source = tasks.from_
+    if source is None or source.format not in FOLDERS:
+        return []
+    place = SourcePlace(source, base_dir, environ, tasks.image_template)
+    _, builds = read_folders(place, FOLDERS[source.format])
+    return list({build.image: build for build in builds}.values())
 
 
 def load_tasks(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> LoadedTasks:

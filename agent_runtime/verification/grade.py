@@ -17,8 +17,8 @@ from agent_runtime.verification.junit import (
 )
 from agent_runtime.verification.programs import missing_program
 from rollout_api.records import CommandVerdict, TestVerdict, Verdict
-from rollout_api.rollout_job import Verifier, VerifierMode
-from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, VerifierKind
+from rollout_api.rollout_job import Verifier
+from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, VerifierKind, VerifierMode
 
 OUTPUT_BYTES = 8192
 """What a verdict keeps of a command's standard output and of its error output, from the head and from the tail each."""
@@ -179,6 +179,8 @@ class _Grading:
                 self.wrapped(command, number),
                 key=self.key(f"command-{number}"),
                 deadline_seconds=left,
+                env={variable.name: variable.value for variable in self.spec.env},
+                user=self.spec.user,
                 head_bytes=OUTPUT_BYTES,
                 tail_bytes=OUTPUT_BYTES,
             )

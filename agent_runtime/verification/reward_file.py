@@ -4,6 +4,8 @@ import json
 import math
 
 FOLDER = "/logs/verifier"
+TESTS_FOLDER = "/tests"
+"""Where such a task's hidden tests are put."""
 JSON_PATH = f"{FOLDER}/reward.json"
 TEXT_PATH = f"{FOLDER}/reward.txt"
 

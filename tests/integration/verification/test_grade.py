@@ -8,8 +8,8 @@ import pytest
 from agent_runtime.sandboxes.base import FileError, WorkspaceLimit
 from agent_runtime.verification import VerifierUnavailable, carry_rule, filter_tar, grade
 from rollout_api.records import Verdict
-from rollout_api.rollout_job import RewardRule, Verifier, VerifierMode
-from rollout_api.tasks import Task
+from rollout_api.rollout_job import Verifier
+from rollout_api.tasks import RewardRule, Task, VerifierMode
 
 SEPARATE = Verifier()
 SHARED = Verifier(mode=VerifierMode.SHARED)

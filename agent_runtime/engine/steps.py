@@ -1,0 +1,160 @@
+"""Tasks in steps: each with a prompt and a verdict of its own, one after another in the same workspace.
+
+The agent starts anew for each step; to the journal, its conversations are branches of one rollout. A step's begin and its
+verdict are records, so a runner that takes over neither prepares nor grades a step again.
+"""
+
+import posixpath
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from agent_runtime.agents.base import Agent, AgentContext, Stop
+from agent_runtime.engine.grading import grade_in_place
+from agent_runtime.engine.turns import Turns
+from agent_runtime.sandboxes.base import SetupFailed, Workspace
+from agent_runtime.verification.reward_file import FOLDER, TESTS_FOLDER
+from rollout_api.records import Record, StepRecord, StopReason, TestVerdict, Verdict
+from rollout_api.rollout_job import RolloutJobSpec
+from rollout_api.tasks import StepReward, Task, TaskStep
+
+GOES_ON = frozenset({StopReason.FINISHED, StopReason.AGENT_ERROR})
+"""Ends of an agent after which the next step begins; the others are limits of the whole rollout."""
+
+
+class InSteps:
+    """Implements Agent: the job's own agent, made anew for each step of the task, each step graded where it was worked."""
+
+    def __init__(self, make: Callable[[], Agent], spec: RolloutJobSpec, workspace: Workspace, *, epoch: int) -> None:
+        self._make, self._spec, self._workspace, self._epoch = make, spec, workspace, epoch
+
+    async def run(self, context: AgentContext) -> str:
+        """Take the steps, until one is the last, misses its `minRewards`, or uses up what the rollout has."""
+        assert isinstance(context, Turns)
+        task = context.task
+        for number, step in enumerate(task.steps):
+            step_task = context.task = task_of_step(task, step)
+            await self._begin(context, number, step)
+            stop: Stop | None = None
+            try:
+                await self._make().run(context)
+            except Stop as ended:
+                stop = ended
+                context.go_on_after(ended)
+            verdict = await self._grade(context, number, step, step_task)
+            if stop is not None and stop.reason not in GOES_ON:
+                raise stop
+            if (missed := missed_gate(step, verdict)) is not None:
+                return f"step {step.name}: {missed}; the steps after it were not taken"
+        return f"took {len(task.steps)} steps"
+
+    async def _begin(self, context: Turns, number: int, step: TaskStep) -> None:
+        async def prepare() -> StepRecord:
+            await context.beside_turns(self._prepare(f"{max(context.turn, 0) + 1}:step-{number}", step))
+            return StepRecord(time=time.time(), step=step.name)
+
+        await context.recorded_once(prepare)
+
+    async def _prepare(self, key: str, step: TaskStep) -> None:
+        for number, file in enumerate(step.files):
+            await self._workspace.write(
+                file.path, file.data(), key=f"{key}.file-{number}", mode=file.mode, replace=True
+            )
+        for number, command in enumerate(step.setup):
+            seconds = Task.model_fields["timeouts"].default.setup_seconds
+            result = await self._workspace.run(command, key=f"{key}.setup-{number}", deadline_seconds=seconds)
+            if not result.ok:
+                output = (result.stdout + result.stderr).decode(errors="replace").strip()[-2000:]
+                raise SetupFailed(f"step {step.name}: setup[{number}] ended with {result.exit_code}: {output}")
+
+    async def _grade(self, context: Turns, number: int, step: TaskStep, task: Task) -> Verdict | None:
+        async def grade() -> StepRecord:
+            verdict = None
+            if step.verifier is not None:
+                verdict = await context.beside_turns(self._grade_and_clear(number, task))
+            return StepRecord(time=time.time(), step=step.name, verdict=verdict, ended=True)
+
+        return (await context.recorded_once(grade)).verdict
+
+    async def _grade_and_clear(self, number: int, task: Task) -> Verdict:
+        rules = self._spec.verifier_of(task)
+        verdict = await grade_in_place(task, rules, self._workspace, epoch=self._epoch, step=number)
+        key = f"{1_000_000 + self._epoch * 1000 + number}:clear"
+        for place, path in enumerate(traces(task)):
+            await self._workspace.remove(path, key=f"{key}-{place}")
+        await self._workspace.enter("agent", key=f"{key}-enter")
+        return verdict
+
+
+def task_of_step(task: Task, step: TaskStep) -> Task:
+    """The task as the agent and the verifier of one step see it."""
+    timeouts = task.timeouts
+    if step.verifier_seconds is not None:
+        timeouts = timeouts.model_copy(update={"verifier_seconds": step.verifier_seconds})
+    return task.model_copy(
+        update={
+            "prompt": step.prompt,
+            "solution": step.solution,
+            "solution_files": step.solution_files,
+            "verifier": step.verifier,
+            "timeouts": timeouts,
+        }
+    )
+
+
+def traces(task: Task) -> list[str]:
+    """What a grading leaves behind and the next step's agent must not find: hidden files, and what was made beside them."""
+    files = [file.path for file in task.verifier.files] if task.verifier else []
+    outside = [
+        path for path in files if posixpath.commonpath([TESTS_FOLDER, posixpath.join("/.", path)]) != TESTS_FOLDER
+    ]
+    return [TESTS_FOLDER, FOLDER, *outside] if len(outside) < len(files) else [FOLDER, *outside]
+
+
+def missed_gate(step: TaskStep, verdict: Verdict | None) -> str | None:
+    """Which of `minRewards` the step misses; None when it may go on. A reward that was not given is missed."""
+    got = rewards_of(verdict) if verdict is not None else {}
+    for name, least in step.min_rewards.items():
+        if name not in got or got[name] < least:
+            return f"{name} is {got.get(name, 'not given')}, below minRewards {least:g}"
+    return None
+
+
+def rewards_of(verdict: Verdict) -> dict[str, float]:
+    """All rewards of a verdict by name; `reward` is the one that counts."""
+    return {**verdict.rewards, "reward": verdict.reward}
+
+
+def verdict_of_steps(task: Task, records: Sequence[Record], *, cut_short: bool) -> Verdict | None:
+    """The rollout's verdict from those of its steps; None where no step has a verifier.
+
+    A missed gate ends the task, and the steps behind it count for nothing, as in Harbor. Steps that were not taken because
+    a limit ended the rollout (`cut_short`) count as 0: to stop early must never pay.
+    """
+    graded = [step for step in task.steps if step.verifier is not None]
+    verdicts: Mapping[str, Verdict] = {
+        record.step: record.verdict
+        for record in records
+        if isinstance(record, StepRecord) and record.ended and record.verdict is not None
+    }
+    taken = [(step.name, verdicts[step.name]) for step in graded if step.name in verdicts]
+    if not graded:
+        return None
+    missing = len(graded) - len(taken) if cut_short else 0
+    all_rewards = [rewards_of(verdict) for _, verdict in taken]
+    names = dict.fromkeys(name for rewards in all_rewards for name in rewards)
+    if task.step_reward is StepReward.FINAL:
+        rewards = {name: all_rewards[-1].get(name, 0.0) if not missing else 0.0 for name in names}
+    else:
+        count = len(taken) + missing
+        rewards = {name: sum(given.get(name, 0.0) for given in all_rewards) / count for name in names}
+    return Verdict(
+        reward=rewards.pop("reward", 0.0),
+        rewards=rewards,
+        passed=len(taken) == len(graded) and all(verdict.passed for _, verdict in taken),
+        commands=[command for _, verdict in taken for command in verdict.commands],
+        tests=[
+            TestVerdict(name=name, passed=verdict.passed, message=verdict.message or f"reward {verdict.reward:g}")
+            for name, verdict in taken
+        ],
+        forgeable=True,
+    )

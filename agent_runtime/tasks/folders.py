@@ -1,0 +1,255 @@
+"""Tasks that are folders: one folder, or many below one, on this machine or in object storage."""
+
+import os
+import posixpath
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import obstore
+from pydantic import ValidationError
+
+from agent_runtime.tasks.place import SourcePlace
+from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
+from agent_runtime.tasks.selection import ordered, row_filter
+from rollout_api.tasks import Task, TaskFile
+
+FILE_BYTES = 64 << 20
+"""Largest file of a task folder: what base64 of `TaskFile` takes."""
+
+READERS = 16
+"""Requests to object storage at once."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A task's folder."""
+
+    name: str
+    where: str
+    """Its path or URI, for messages."""
+    files: Mapping[str, Callable[[], bytes]]
+    """By path relative to the folder, sorted; called, they read."""
+    executable: frozenset[str] = frozenset()
+    """Those with the x bit, which object storage does not keep."""
+    _read: dict[str, bytes] = field(default_factory=dict, compare=False)
+
+    def read(self, path: str) -> bytes:
+        """A file's bytes, read once."""
+        if path not in self._read:
+            self._read[path] = self.files[path]()
+        return self._read[path]
+
+    def text(self, path: str) -> str:
+        """A file's text. Raises UnicodeDecodeError."""
+        return self.read(path).decode("utf-8-sig")
+
+    def is_executable(self, path: str) -> bool:
+        """Scripts are, whatever the place that they were kept in remembers of them."""
+        return path in self.executable or path.endswith(".sh") or self.read(path).startswith(b"#!")
+
+    def below(self, folder: str) -> list[str]:
+        """Paths of the files below one of its folders; "" is the whole."""
+        return [path for path in self.files if not folder or path.startswith(f"{folder}/")]
+
+    def as_files(self, folder: str, target: str) -> list[TaskFile]:
+        """What is below one of its folders, as files of a task below `target`. Raises ValidationError."""
+        return [
+            self.as_file(path, posixpath.join(target, path.removeprefix(f"{folder}/"))) for path in self.below(folder)
+        ]
+
+    def as_file(self, path: str, target: str) -> TaskFile:
+        """One of its files, as a file of a task."""
+        mode = "755" if self.is_executable(path) else "644"
+        return TaskFile(path=target, content_base64=b64encode(self.read(path)).decode(), mode=mode)
+
+
+@dataclass(frozen=True)
+class Build:
+    """An image that a task needs, to be made from one of its folders."""
+
+    image: str
+    folder: Folder
+    context: str
+    """Path in the folder of what is sent along; the Dockerfile is in it."""
+    seconds: float
+    """Most time that it may take."""
+
+
+@dataclass
+class Notes:
+    """What is wrong with one folder, what in it is not honoured, and the images that it needs."""
+
+    where: str
+    builds: list[Build] = field(default_factory=list)
+    problems: list[TaskProblem] = field(default_factory=list)
+    warnings: list[tuple[str, int | None, str]] = field(default_factory=list)
+    """File, line, message."""
+
+    def refuse(self, file: str, message: str, line: int | None = None) -> None:
+        """The task cannot be used."""
+        self.problems.append(TaskProblem(f"{self.where}/{file}", line, message))
+
+    def report(self, file: str, message: str, line: int | None = None) -> None:
+        """Something is there that does not count."""
+        self.warnings.append((file, line, message))
+
+
+@dataclass(frozen=True)
+class FolderFormat:
+    """How the folders of one kind are told and read."""
+
+    marker: str
+    """The file that makes a folder a task."""
+    columns: Callable[[Folder, Notes], Mapping[str, Any]]
+    """What `tasks.from.filter` looks at."""
+    task: Callable[[Folder, Notes, SourcePlace], Task | None]
+    """The task, or None with at least one problem in the notes."""
+
+
+def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, list[Build]]:
+    """The tasks of a folder, or of the folders below one, by name, and the images that they need.
+
+    Raises TaskSourceError with every problem there is.
+    """
+    if place.source.columns:
+        message = "tasks.from.columns is for files with columns; leave it out for folders"
+        raise TaskSourceError([TaskProblem(place.uri, None, message)])
+    folders = find_folders(place, form.marker)
+    notes = [Notes(folder.where) for folder in folders]
+    passes = row_filter(place.source.filter)
+    positions: list[int] = list(range(len(folders)))
+    with place.readable():
+        if place.source.filter:
+            positions = [p for p in positions if passes(form.columns(folders[p], notes[p]))]
+            if not positions:
+                message = f"none of its {len(folders)} tasks passes tasks.from.filter; look at its values"
+                raise TaskSourceError([TaskProblem(place.uri, None, message)])
+        chosen = ordered(positions, place.source)
+        tasks = [_checked(form, folders[p], notes[p], place) for p in chosen]
+    problems = [problem for p in chosen for problem in notes[p].problems]
+    names: dict[str, str] = {}
+    for p, task in zip(chosen, tasks, strict=True):
+        if task is not None and task.name in names:
+            message = f"a task named {task.name!r} stands in {names[task.name]} already; rename one of the folders"
+            problems.append(TaskProblem(folders[p].where, None, message))
+        elif task is not None:
+            names[task.name] = folders[p].where
+    if problems:
+        raise TaskSourceError(problems)
+    builds = [build for p in chosen for build in notes[p].builds]
+    return LoadedTasks([task for task in tasks if task is not None], _together([notes[p] for p in chosen])), builds
+
+
+def find_folders(place: SourcePlace, marker: str) -> list[Folder]:
+    """Every folder with a file of that name; nothing below one is another. Raises TaskSourceError."""
+    with place.readable():
+        path = place.local_path
+        folders = _stored(place, marker) if path is None else _local(path, place, marker)
+    if not folders:
+        raise TaskSourceError([TaskProblem(place.uri, None, f"has no folder with a {marker}; see tasks.from.uri")])
+    return sorted(folders, key=lambda folder: folder.where)
+
+
+def _local(root: Path, place: SourcePlace, marker: str) -> list[Folder]:
+    if not root.is_dir():
+        raise place.unreadable("there is no such folder")
+    found = []
+    for folder, names, files in os.walk(root):
+        if marker in files:
+            names.clear()
+            found.append(_local_folder(Path(folder)))
+        names[:] = sorted(name for name in names if name != ".git")
+    return found
+
+
+def _local_folder(root: Path) -> Folder:
+    paths: dict[str, Path] = {}
+    real = root.resolve()
+    for folder, names, files in os.walk(real):
+        for name in [*files, *(name for name in names if os.path.islink(f"{folder}/{name}"))]:
+            path = Path(folder) / name
+            if path.is_symlink() and not path.resolve().is_relative_to(real):
+                message = (
+                    f"is a link that leads out of the task's folder, to {path.resolve()}; put the file itself there"
+                )
+                raise TaskSourceError([TaskProblem(str(path), None, message)])
+            if path.is_symlink() and path.is_dir():
+                message = "is a link to a folder; put the folder itself there"
+                raise TaskSourceError([TaskProblem(str(path), None, message)])
+            if path.stat().st_size > FILE_BYTES:
+                raise TaskSourceError([TaskProblem(str(path), None, _too_large(path.stat().st_size))])
+            paths[path.relative_to(real).as_posix()] = path
+    readers = {name: paths[name].read_bytes for name in sorted(paths)}
+    executable = frozenset(
+        name for name, path in paths.items() if os.access(path, os.X_OK) and path.stat().st_mode & 0o111
+    )
+    return Folder(real.name, str(root), readers, executable)
+
+
+def _stored(place: SourcePlace, marker: str) -> list[Folder]:
+    store, sizes = place.store_below(), {}
+    for batch in obstore.list(store):
+        sizes.update({meta["path"]: meta["size"] for meta in batch})
+    roots = sorted(posixpath.dirname(key) for key in sizes if posixpath.basename(key) == marker)
+    roots = [root for root in roots if not any(_is_below(root, other) for other in roots if other != root)]
+    base = place.uri.rstrip("/")
+    folders = []
+    for root in roots:
+        keys = {key.removeprefix(f"{root}/" if root else ""): key for key in sizes if not root or _is_below(key, root)}
+        where = f"{base}/{root}" if root else base
+        for path, key in keys.items():
+            if sizes[key] > FILE_BYTES:
+                raise TaskSourceError([TaskProblem(f"{where}/{path}", None, _too_large(sizes[key]))])
+        files = {path: _getter(store, keys[path]) for path in sorted(keys)}
+        folders.append(Folder(posixpath.basename(where), where, files))
+    return folders
+
+
+def prefetch(folder: Folder) -> None:
+    """Read all files of a folder side by side: in object storage each is a request."""
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(folder.read, folder.files))
+
+
+def _getter(store: Any, key: str) -> Callable[[], bytes]:
+    return lambda: bytes(obstore.get(store, key).bytes())
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return not folder or path.startswith(f"{folder}/")
+
+
+def _too_large(size: int) -> str:
+    return f"has {size} bytes, at most {FILE_BYTES} fit; put it into the task's image"
+
+
+def _checked(form: FolderFormat, folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
+    if place.local_path is None:
+        prefetch(folder)
+    try:
+        return form.task(folder, notes, place)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            field_path = ".".join(str(part) for part in problem["loc"])
+            notes.refuse(form.marker, f"does not make a task: {field_path}: {problem['msg']}")
+    except UnicodeDecodeError as error:
+        notes.refuse(form.marker, f"a text of the task is not UTF-8: {error.reason}")
+    return None
+
+
+def _together(notes: Sequence[Notes]) -> list[TaskProblem]:
+    """Each warning once, with the first task that it is about and the number of the others."""
+    found: dict[tuple[str, str], list[TaskProblem]] = {}
+    for note in notes:
+        for file, line, message in note.warnings:
+            found.setdefault((file, message), []).append(TaskProblem(f"{note.where}/{file}", line, message))
+    return [
+        same[0]
+        if len(same) == 1
+        else TaskProblem(same[0].source, same[0].line, f"{same[0].message} (and in {len(same) - 1} more tasks)")
+        for same in found.values()
+    ]

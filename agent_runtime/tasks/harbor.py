@@ -1,0 +1,446 @@
+"""`Harbor`: task folders of Harbor, schema 1.x, as they are.
+
+task.toml, instruction.md, environment/, tests/test.sh, solution/solve.sh, steps/. The verifier writes
+/logs/verifier/reward.json or reward.txt; tests lie in /tests, the solution in /solution.
+"""
+
+import math
+import posixpath
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from agent_runtime.tasks.folders import Build, Folder, FolderFormat, Notes, read_folders
+from agent_runtime.tasks.harbor_keys import fate, leaves, line_of
+from agent_runtime.tasks.images import content_digest, dockerfile_facts, image_name
+from agent_runtime.tasks.place import SourcePlace
+from agent_runtime.tasks.problems import LoadedTasks
+from rollout_api.sandbox import EnvVar, Network, NetworkAccess, Resources, SandboxOverrides
+from rollout_api.tasks import StepReward, Task, TaskFile, TaskStep, TaskVerifier, Timeouts, VerifierKind, VerifierMode
+
+CONFIG: Final = "task.toml"
+TESTS, SOLUTION, CONVENTION = "/tests", "/solution", "/logs/artifacts"
+COLLECTED: Final = ".rollout-artifacts"
+"""Where artifacts wait in the working directory to be carried to the grading."""
+
+NO_AGENT_LIMIT: Final = 86_400
+"""Seconds of an agent without `timeout_sec`: Harbor has no limit, a sandbox's life is a day."""
+VERIFIER_SECONDS: Final = 600.0
+BUILD_SECONDS: Final = 600.0
+PORTS: Final = (443, 80)
+"""What of an allowed host can be reached: Harbor names hosts, an executor's rules name host and port."""
+
+_CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_SIZES = {"K": 1 / 1024, "M": 1, "G": 1024}
+
+Config = Mapping[str, Any]
+
+
+def read(place: SourcePlace) -> LoadedTasks:
+    """The tasks of a folder, or of all task folders below one. Raises TaskSourceError with every problem there is."""
+    return read_folders(place, FORMAT)[0]
+
+
+def parse_config(folder: Folder, notes: Notes) -> Config | None:
+    """`task.toml`, every key of it judged; None where it cannot be used."""
+    try:
+        text = folder.text(CONFIG)
+        config = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        notes.refuse(CONFIG, f"is not TOML: {error}")
+        return None
+    version = str(config.get("schema_version", config.get("version", "1.0")))
+    if not re.fullmatch(r"1(\.\d+)?", version):
+        notes.refuse(CONFIG, f"schema_version {version!r} is not known, expected 1.x", line_of(text, "schema_version"))
+    for path in dict.fromkeys(leaves(config)):
+        kind, instead = fate(path)
+        if kind == "reported":
+            notes.report(CONFIG, f"{path} is not honoured: {instead}", line_of(text, path))
+        elif kind == "refused":
+            notes.refuse(CONFIG, f"{path}: {instead}", line_of(text, path))
+    return None if notes.problems else config
+
+
+def _columns(folder: Folder, notes: Notes) -> Mapping[str, Any]:
+    try:
+        metadata = tomllib.loads(folder.text(CONFIG)).get("metadata", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        metadata = {}  # a task that is chosen tells of it
+    return {**metadata, "name": folder.name}
+
+
+def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
+    config = parse_config(folder, notes)
+    return None if config is None else _Reader(folder, config, notes, place).task()
+
+
+FORMAT: Final = FolderFormat(CONFIG, _columns, _task)
+
+
+class _Reader:
+    """One folder, piece by piece. What is wrong goes into the notes, and reading goes on to find the rest."""
+
+    def __init__(self, folder: Folder, config: Config, notes: Notes, place: SourcePlace) -> None:
+        self.folder, self.config, self.notes, self.place = folder, config, notes, place
+        self.environment = self.table("environment")
+        self.verifier = self.table("verifier")
+        self.grading = self.table("verifier.environment")
+        docker = "environment/Dockerfile"
+        self.dockerfile = dockerfile_facts(folder.text(docker)) if docker in folder.files else None
+        self.working_dir = self.value("environment.workdir", str) or (self.dockerfile and self.dockerfile.working_dir)
+
+    def task(self) -> Task | None:
+        """The task, or None with problems in the notes."""
+        self.look_around()
+        steps = self.steps()
+        agent_seconds = self.seconds("agent.timeout_sec") or NO_AGENT_LIMIT
+        if steps:
+            own = [self.seconds(f"steps.{n}.agent.timeout_sec") or agent_seconds for n in range(len(steps))]
+            agent_seconds = min(sum(own), NO_AGENT_LIMIT)
+        metadata = self.table("metadata")
+        sandbox = self.sandbox()
+        solution, solution_files = self.solution("solution") if not steps else ([], [])
+        prompt = steps[0].prompt if steps else self.prompt("instruction.md")
+        verifier = None if steps else self.verifier_of("tests", "verifier")
+        if self.notes.problems or not prompt:
+            return None
+        return Task(
+            name=re.sub(r"[^A-Za-z0-9._@+=-]", "-", self.folder.name),
+            prompt=prompt,
+            setup=[
+                "mkdir -p /logs/agent /logs/artifacts && chmod 777 /logs/agent /logs/artifacts",
+                *self.healthcheck(),
+            ],
+            solution=solution,
+            solution_files=solution_files,
+            verifier=verifier,
+            timeouts=Timeouts(
+                agent_seconds=min(agent_seconds, NO_AGENT_LIMIT),
+                verifier_seconds=self.seconds("verifier.timeout_sec") or math.ceil(VERIFIER_SECONDS),
+            ),
+            sandbox=sandbox,
+            tags=[tag for tag in metadata.get("tags", []) if isinstance(tag, str)]
+            + [str(metadata[key]) for key in ("category", "difficulty") if isinstance(metadata.get(key), str)],
+            steps=steps,
+            step_reward=StepReward.FINAL
+            if self.config.get("multi_step_reward_strategy") == "final"
+            else StepReward.MEAN,
+        )
+
+    # Values of task.toml
+
+    def value(self, path: str, *kinds: type) -> Any:
+        """The value of a key, None where it is not there; another type than expected is a problem."""
+        value: Any = self.config
+        for part in path.split("."):
+            value = (
+                value[int(part)] if isinstance(value, list) else value.get(part) if isinstance(value, dict) else None
+            )
+            if value is None:
+                return None
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            names = {
+                str: "text",
+                int: "a whole number",
+                float: "a number",
+                dict: "a table",
+                list: "a list",
+                bool: "true or false",
+            }
+            self.refuse(path, f"is {value!r}, expected {' or '.join(names[kind] for kind in kinds)}")
+            return None
+        return value
+
+    def refuse(self, path: str, message: str) -> None:
+        plain = re.sub(r"\.\d+", "[]", path)
+        self.notes.refuse(CONFIG, f"{path}: {message}", line_of(self.folder.text(CONFIG), plain))
+
+    def report(self, path: str, message: str) -> None:
+        self.notes.report(CONFIG, f"{path}: {message}", line_of(self.folder.text(CONFIG), path))
+
+    def table(self, path: str) -> dict[str, Any]:
+        return self.value(path, dict) or {}
+
+    def seconds(self, path: str) -> int | None:
+        value = self.value(path, int, float)
+        if value is None:
+            return None
+        if not 0 < value <= 604_800:
+            self.refuse(path, f"is {value}, expected seconds from 1 to 604800")
+            return None
+        return math.ceil(float(value))
+
+    def env(self, path: str) -> list[EnvVar]:
+        """Variables, with `${NAME}` and `${NAME:-default}` filled in from this process's environment."""
+
+        def filled(match: re.Match[str]) -> str:
+            found = self.place.environ.get(match[1], match[2])
+            if found is None:
+                self.refuse(path, f"needs the environment variable {match[1]}, which is not set; set it")
+            return found or ""
+
+        return [EnvVar(name=name, value=_VARIABLE.sub(filled, str(value))) for name, value in self.table(path).items()]
+
+    def user(self, path: str) -> str | None:
+        value = self.value(path, str, int)
+        return None if value is None else str(value)
+
+    def megabytes(self, key: str, legacy: str) -> str | None:
+        amount = self.value(f"environment.{key}", int)
+        text = self.value(f"environment.{legacy}", str)
+        if amount is None and text is not None:
+            match = re.fullmatch(r"([0-9.]+)\s*([KMG])", text.strip().upper())
+            if match is None:
+                self.refuse(f"environment.{legacy}", f"is {text!r}, expected a size such as 512M or 2G")
+                return None
+            amount = int(float(match[1]) * _SIZES[match[2]])
+        return None if amount is None else f"{amount}Mi"
+
+    # Parts of the folder
+
+    def look_around(self) -> None:
+        """What stands in the folder and is no part of a task here."""
+        if str(self.value("environment.os", str) or "linux").lower() != "linux":
+            self.refuse("environment.os", "is not linux, and nothing else can be run here; leave the task out")
+        for name in ("environment/docker-compose.yaml", "tests/docker-compose.yaml"):
+            if name in self.folder.files:
+                self.notes.refuse(name, "needs more than one container, and a task has one here; leave the task out")
+        if "tests/Dockerfile" in self.folder.files and not self.is_separate():
+            self.notes.report("tests/Dockerfile", "is not built: the task is graded in the agent's own workspace")
+        for path in self.folder.files:
+            if posixpath.basename(path) == ".harborignore":
+                self.notes.report(path, "its patterns are not applied: all files are taken")
+            elif posixpath.basename(path) == "trajectory.json" and path.count("/") in (0, 2) and "tests" not in path:
+                self.notes.report(path, "the agent begins without this conversation")
+
+    def prompt(self, path: str) -> str:
+        """An instruction without the canary lines at its head, which are no part of it."""
+        if path not in self.folder.files:
+            self.notes.refuse(path, "is missing; it has what the agent is asked to do")
+            return ""
+        lines = self.folder.text(path).split("\n")
+        while lines and _CANARY.match(lines[0].strip()):
+            lines.pop(0)
+        text = "\n".join(lines).lstrip("\n")
+        if not text.strip():
+            self.notes.refuse(path, "is empty; it has what the agent is asked to do")
+        return text
+
+    def image(self) -> str | None:
+        given: str | None = self.value("environment.docker_image", str)
+        if given is not None or "environment/Dockerfile" not in self.folder.files:
+            return given
+        if self.place.image_template is None:
+            message = "is not built: the job's sandbox.image is used; set tasks.imageTemplate and run rolloutctl images"
+            self.notes.report("environment/Dockerfile", message)
+            return None
+        return self.built("environment", self.folder.name, "environment.build_timeout_sec")
+
+    def built(self, context: str, name: str, timeout: str) -> str:
+        """The image that is made from a folder of the task."""
+        image = image_name(self.place.image_template or "", name, content_digest(self.folder, context))
+        self.notes.builds.append(Build(image, self.folder, context, self.value(timeout, int, float) or BUILD_SECONDS))
+        return image
+
+    def sandbox(self) -> SandboxOverrides:
+        if self.working_dir is None:
+            message = "no workdir and no WORKDIR that can be read: commands start in the job's sandbox.workingDir"
+            self.notes.report(CONFIG, message)
+        cpus = self.value("environment.cpus", int, float)
+        resources = Resources(
+            cpu=None if cpus is None else f"{cpus:g}",
+            memory=self.megabytes("memory_mb", "memory"),
+            disk=self.megabytes("storage_mb", "storage"),
+        )
+        baseline = self.access("environment", "Public")
+        grading = self.access("verifier.environment", baseline) if self.is_separate() else baseline
+        return SandboxOverrides(
+            image=self.image(),
+            working_dir=self.working_dir,
+            user=self.user("agent.user"),
+            env=self.env("environment.env"),
+            resources=resources if resources != Resources() else None,
+            network=Network(
+                setup=baseline, agent=self.access("agent", baseline), verifier=self.access("verifier", grading)
+            ),
+        )
+
+    def access(self, path: str, default: NetworkAccess) -> NetworkAccess:
+        """What `network_mode` and `allowed_hosts` of a table come to."""
+        mode, hosts = self.value(f"{path}.network_mode", str), self.value(f"{path}.allowed_hosts", list) or []
+        internet = self.value(f"{path}.allow_internet", bool) if path.endswith("environment") else None
+        if mode is None and internet is not None:
+            mode = "public" if internet else "no-network"
+        if mode not in (None, "public", "no-network", "allowlist"):
+            self.refuse(f"{path}.network_mode", f"is {mode!r}, expected public, no-network or allowlist")
+        if mode != "allowlist":
+            if hosts:
+                self.refuse(f"{path}.allowed_hosts", "is for network_mode allowlist alone; leave it out")
+            return default if mode is None else "Public" if mode == "public" else "None"
+        found = []
+        for host in map(str, hosts):
+            if "*" in host or "/" in host:
+                self.report(
+                    f"{path}.allowed_hosts", f"{host} is not reachable: hosts are allowed by their full name here"
+                )
+                continue
+            address = f"[{host}]" if ":" in host else host.rstrip(".")
+            found += [f"{address}:{port}" for port in PORTS]
+        if found:
+            self.report(f"{path}.allowed_hosts", "the hosts are reachable at ports 443 and 80 alone")
+        return found or "None"
+
+    def healthcheck(self, path: str = "environment.healthcheck") -> list[str]:
+        """Its command, tried as Docker would, at the end of the setup: nothing of the image's own is started."""
+        command = self.value(f"{path}.command", str)
+        if command is None:
+            return []
+        defaults = {"interval_sec": 5, "timeout_sec": 30, "start_interval_sec": 5, "retries": 3, "start_period_sec": 0}
+        given = {name: self.value(f"{path}.{name}", int, float) for name in defaults}
+        value = {name: f"{default if given[name] is None else given[name]:g}" for name, default in defaults.items()}
+        return [
+            f"began=$(date +%s); failed=0\n"
+            f"until timeout {value['timeout_sec']} sh -c {shlex.quote(command)}; do\n"
+            f"  if [ $(($(date +%s) - began)) -lt {value['start_period_sec']} ]; then\n"
+            f"    sleep {value['start_interval_sec']}; continue\n  fi\n"
+            f'  failed=$((failed + 1)); [ "$failed" -lt {value["retries"]} ] || exit 1\n'
+            f"  sleep {value['interval_sec']}\ndone"
+        ]
+
+    def solution(self, folder: str) -> tuple[list[str], list[TaskFile]]:
+        if f"{folder}/solve.sh" not in self.folder.files:
+            return [], []
+        exports = "".join(f"export {v.name}={shlex.quote(v.value)}\n" for v in self.env("solution.env"))
+        command = f"{exports}export DEBIAN_FRONTEND=noninteractive\n{self.script(f'{folder}/solve.sh', SOLUTION)}"
+        return [command], self.folder.as_files(folder, SOLUTION)
+
+    def script(self, path: str, target: str) -> str:
+        """How a script is started: by the program that its first line names, since not every place keeps the x bit."""
+        first = self.folder.read(path).split(b"\n", 1)[0]
+        program = first[2:].decode(errors="replace").strip() if first.startswith(b"#!") else "/bin/sh"
+        return f"{program} {target}/{posixpath.basename(path)}"
+
+    # Grading
+
+    def is_separate(self) -> bool:
+        mode = self.value("verifier.environment_mode", str)
+        if mode not in (None, "shared", "separate"):
+            self.refuse("verifier.environment_mode", f"is {mode!r}, expected shared or separate")
+        if mode == "shared" and self.grading:
+            self.refuse("verifier.environment", "is for environment_mode separate alone; leave one of them out")
+        return mode == "separate" or bool(self.grading)
+
+    def verifier_of(self, folder: str, path: str, shared_folder: str | None = None) -> TaskVerifier | None:
+        folders = [name for name in (shared_folder, folder) if name and self.folder.below(name)]
+        scripts = [f"{name}/test.sh" for name in folders if f"{name}/test.sh" in self.folder.files]
+        if not scripts:
+            self.notes.refuse(f"{folder}/test.sh", "is missing; it grades the task")
+            return None
+        files = {file.path: file for name in folders for file in self.folder.as_files(name, TESTS)}
+        command = self.script(scripts[-1], TESTS)
+        user = self.user(f"{path}.user") or self.user("verifier.user")
+        if user is None and self.user("agent.user") is not None:
+            user = (self.dockerfile and self.dockerfile.user) or "root"
+        variables = {variable.name: variable for variable in self.env("verifier.env")}
+        variables |= {variable.name: variable for variable in self.env("verifier.environment.env")}
+        if path != "verifier":
+            variables |= {variable.name: variable for variable in self.env(f"{path}.env")}
+        carried = self.carried() if self.is_separate() and path == "verifier" else None
+        restore = "" if carried is None else carried[1]
+        return TaskVerifier(
+            kind=VerifierKind.REWARD_FILE,
+            files=list(files.values()),
+            commands=[f"{restore}{command}"],
+            env=list(variables.values()),
+            user=user,
+            mode=VerifierMode.SHARED if carried is None else VerifierMode.SEPARATE,
+            collect=[] if carried is None else [carried[0]],
+            artifacts_folder=None if carried is None else COLLECTED,
+            image=None if carried is None else self.grading_image(),
+        )
+
+    def grading_image(self) -> str | None:
+        given: str | None = self.value("verifier.environment.docker_image", str)
+        if given is not None or "tests/Dockerfile" not in self.folder.files:
+            return given
+        if self.place.image_template is None:
+            message = (
+                "is not built: the grading has the task's own image; set tasks.imageTemplate and run rolloutctl images"
+            )
+            self.notes.report("tests/Dockerfile", message)
+            return None
+        return self.built("tests", f"{self.folder.name}-tests", "verifier.environment.build_timeout_sec")
+
+    def carried(self) -> tuple[str, str]:
+        """Shell scripts that gather the declared artifacts, and that put them back where they were.
+
+        Links are followed both times: one that the agent made must not lead the grading to the grading's own files.
+        """
+        entries = [
+            entry if isinstance(entry, str) else entry.get("source", "")
+            for entry in self.value("artifacts", list) or []
+        ]
+        working_dir = self.working_dir or "."
+        sources = dict.fromkeys([CONVENTION, *(posixpath.normpath(str(entry)) for entry in entries)])
+        # Looked at only for their commands: the hooks of other services are reported.
+        hooks = "".join(f"{hook.get('command', ':')}\n" for hook in self.verifier.get("collect", []))
+        gather, restore = f"{hooks}rm -rf {COLLECTED}; mkdir -p {COLLECTED}\n", ""
+        for number, source in enumerate(sources):
+            full = posixpath.normpath(posixpath.join(working_dir, source))
+            kept, there = f"{COLLECTED}/{number}", shlex.quote(source)
+            if posixpath.commonpath(["/", full]) == "/" and f"{working_dir}/".startswith(f"{full.rstrip('/')}/"):
+                if full != posixpath.normpath(working_dir):
+                    self.refuse("artifacts", f"{source!r} holds the working directory; name what is in it")
+                gather += (
+                    f"mkdir -p {kept}; for entry in ./* ./.[!.]*; do\n"
+                    f'  [ "$entry" = ./{COLLECTED} ] || [ ! -e "$entry" ] || cp -rL "$entry" {kept}/\ndone\n'
+                )
+                restore += f"[ ! -d {kept} ] || cp -rL {kept}/. .\n"
+                continue
+            gather += f"[ ! -e {there} ] || cp -rL {there} {kept}\n"
+            parent = shlex.quote(posixpath.dirname(source) or ".")
+            restore += f"[ ! -e {kept} ] || {{ mkdir -p {parent}; rm -rf {there}; cp -rL {kept} {there}; }}\n"
+        return f"{gather}true", restore
+
+    # Steps
+
+    def steps(self) -> list[TaskStep]:
+        entries = self.value("steps", list) or []
+        return [step for number in range(len(entries)) if (step := self.step(number)) is not None]
+
+    def step(self, number: int) -> TaskStep | None:
+        path = f"steps.{number}"
+        name = self.value(f"{path}.name", str)
+        if not name or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@+=-]*", name):
+            self.refuse(
+                path, f"its name is {name!r}, expected letters, digits and ._@+=-, as its folder below steps/ is called"
+            )
+            return None
+        if self.value(f"{path}.verifier.environment_mode", str) == "separate" or self.is_separate():
+            self.report("verifier.environment_mode", "steps are graded in the agent's own workspace")
+        folder = f"steps/{name}"
+        prompt = self.prompt(f"{folder}/instruction.md")
+        files = self.folder.as_files(f"{folder}/workdir", ".")
+        files = [file.model_copy(update={"path": file.path.removeprefix("./")}) for file in files]
+        setup = ["bash ./setup.sh"] if f"{folder}/workdir/setup.sh" in self.folder.files else []
+        solution, solution_files = self.solution(f"{folder}/solution")
+        if not solution:
+            solution, solution_files = self.solution("solution")
+        least = self.value(f"{path}.min_reward", int, float, dict)
+        verifier = self.verifier_of(f"{folder}/tests", f"{path}.verifier", shared_folder="tests")
+        if verifier is None or not prompt:
+            return None
+        return TaskStep(
+            name=name,
+            prompt=prompt,
+            files=files,
+            setup=[*setup, *self.healthcheck(f"{path}.healthcheck")],
+            solution=solution,
+            solution_files=solution_files,
+            verifier=verifier,
+            min_rewards={} if least is None else least if isinstance(least, dict) else {"reward": float(least)},
+            verifier_seconds=self.seconds(f"{path}.verifier.timeout_sec"),
+        )

@@ -1,0 +1,98 @@
+"""Every key that a `task.toml` of Harbor may have (schema 1.0 to 1.4), and what becomes of it here.
+
+The keys are those of Harbor 0.25's own models. One that is in no table is told as unknown: Harbor itself would ignore it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+_NETWORK: Final = "network_mode allowed_hosts"
+_HEALTH: Final = "command interval_sec timeout_sec start_period_sec start_interval_sec retries"
+
+
+def _paths(prefix: str, names: str) -> dict[str, str]:
+    return {f"{prefix}{name}": "" for name in names.split()}
+
+
+HONOURED: Final[Mapping[str, str]] = {
+    **_paths("", "schema_version version source multi_step_reward_strategy artifacts[] artifacts[].source"),
+    **_paths("", "task.* metadata.* solution.env.*"),
+    **_paths("agent.", f"timeout_sec user {_NETWORK}"),
+    **_paths("verifier.", f"timeout_sec env.* user environment_mode {_NETWORK} collect[].command"),
+    **_paths("verifier.environment.", f"docker_image env.* allow_internet build_timeout_sec {_NETWORK}"),
+    **_paths("environment.", f"docker_image os cpus memory_mb storage_mb env.* workdir {_NETWORK} build_timeout_sec"),
+    **_paths("environment.", "memory storage allow_internet"),
+    **_paths("environment.healthcheck.", _HEALTH),
+    **_paths(
+        "steps[].", "name agent.timeout_sec verifier.timeout_sec verifier.env.* verifier.user min_reward min_reward.*"
+    ),
+    **_paths("steps[].healthcheck.", _HEALTH),
+}
+"""Those that do here what they do there; `[task]`, `[metadata]` and `source` are for people, there and here."""
+
+_ELSEWHERE: Final = "the grading has the bounds and the settings of the task's own environment"
+_WHOLE_TASK: Final = "all steps have what the task itself says"
+
+REPORTED: Final[Mapping[str, str]] = {
+    "artifacts[].destination": "`rolloutctl export --format harbor` keeps what was graded under its own path",
+    "artifacts[].exclude": "all of the folder is taken",
+    "artifacts[].service": "a task has one container here, and it is taken from that",
+    "verifier.collect[].service": "a task has one container here, and the command runs in that",
+    "verifier.collect[].timeout_sec": "verifier.timeout_sec bounds each of these commands",
+    "verifier.collect[].user": "the command runs as the agent's user",
+    "verifier.environment.": _ELSEWHERE,
+    "environment.gpus": "no GPU is asked for; give the job a sandbox.podTemplate that does",
+    "environment.gpu_types": "no GPU is asked for; give the job a sandbox.podTemplate that does",
+    "environment.mcp_servers": "the agent gets the tools that the job names; name the servers there",
+    "environment.skills_dir": "no agent here has skills; the folder is where the image has it",
+    "steps[].agent.": _WHOLE_TASK,
+    "steps[].verifier.": "a step is graded in the agent's workspace, and all steps have the network of the task",
+    "steps[].artifacts": "only what a step's reward says is kept of it",
+}
+"""Those that do nothing here, and what happens in their place. A name that ends with a dot stands for all below it."""
+
+REFUSED: Final[Mapping[str, str]] = {"environment.tpu": "no TPU can be asked for here; leave the task out"}
+"""Those without which the task would be another one."""
+
+
+def leaves(value: Any, path: str = "") -> Iterator[str]:
+    """Paths of all values of a document, `artifacts[].source`; the entries of a list are told apart by nothing."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from leaves(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+        for entry in value:
+            yield from leaves(entry, f"{path}[]")
+    else:
+        yield f"{path}[]" if path == "artifacts" else path
+
+
+def fate(path: str) -> tuple[str, str]:
+    """What becomes of a key: (`honoured` | `reported` | `refused`, what happens instead)."""
+    if any(path == key or (key.endswith(".*") and path.startswith(key[:-1])) for key in HONOURED):
+        return "honoured", ""
+    for table, name in ((REFUSED, "refused"), (REPORTED, "reported")):
+        for key, instead in table.items():
+            if path == key or path.startswith((f"{key}.", f"{key}[")) or (key.endswith(".") and path.startswith(key)):
+                return name, instead
+    return "reported", "is not a key of Harbor's schema, which ignores it too; look for a typing error"
+
+
+def line_of(text: str, path: str) -> int | None:
+    """Line of a key in a TOML text, as far as it stands there plainly."""
+    *sections, name = path.replace("[]", "").split(".")
+    current: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
+            current = [part.strip().strip("\"'") for part in header[1].split(".")]
+        elif current + _plain_key(line) == [*sections, name] or (
+            current == sections and _plain_key(line)[:1] == [name]
+        ):
+            return number
+    return None
+
+
+def _plain_key(line: str) -> list[str]:
+    key, equals, _ = line.partition("=")
+    return [part.strip().strip("\"'") for part in key.split(".")] if equals else []

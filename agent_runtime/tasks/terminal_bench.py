@@ -1,0 +1,180 @@
+"""`TerminalBench`: task folders of Terminal-bench 1, as they are.
+
+task.yaml, Dockerfile, docker-compose.yaml with one container, run-tests.sh, tests/, solution.sh. pytest's own
+report decides: every test of the hidden files must pass.
+"""
+
+import math
+import posixpath
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import yaml
+
+from agent_runtime.tasks.folders import Build, Folder, FolderFormat, Notes, read_folders
+from agent_runtime.tasks.images import content_digest, dockerfile_facts, image_name
+from agent_runtime.tasks.place import SourcePlace
+from agent_runtime.tasks.problems import LoadedTasks
+from rollout_api.sandbox import EnvVar, Network, SandboxOverrides
+from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, Timeouts, VerifierKind, VerifierMode
+
+CONFIG: Final = "task.yaml"
+COMPOSE: Final = "docker-compose.yaml"
+CLIENT: Final = "client"
+"""The compose service in which agent and tests work."""
+AGENT_SECONDS, TEST_SECONDS = 360.0, 60.0
+"""Terminal-bench's own defaults of `max_agent_timeout_sec` and `max_test_timeout_sec`."""
+BUILD_SECONDS: Final = 1800.0
+TESTS, ORACLE = "/tests", "/oracle"
+
+_PEOPLE: Final = {"author_name", "author_email", "difficulty", "category", "tags"}
+_ESTIMATES: Final = {"estimated_duration_sec", "expert_time_estimate_min", "junior_time_estimate_min"}
+_SETTINGS: Final = {"instruction", "parser_name", "max_agent_timeout_sec", "max_test_timeout_sec", "disable_asciinema"}
+HONOURED: Final = _PEOPLE | _ESTIMATES | _SETTINGS
+REPORTED: Final[Mapping[str, str]] = {
+    "run_tests_in_same_shell": "the tests have a shell of their own, without what the agent's shell knew",
+}
+COMPOSE_HONOURED: Final = frozenset({"build", "image", "container_name", "command", "environment", "volumes"})
+"""Keys of the one service that mean nothing here, or what happens here too."""
+
+
+def read(place: SourcePlace) -> LoadedTasks:
+    """The tasks of a folder, or of all task folders below one. Raises TaskSourceError with every problem there is."""
+    return read_folders(place, FORMAT)[0]
+
+
+def _config(folder: Folder, notes: Notes) -> Mapping[str, Any] | None:
+    try:
+        config = yaml.safe_load(folder.text(CONFIG))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark is not None else None
+        notes.refuse(CONFIG, f"is not YAML: {getattr(error, 'problem', None) or error}", line)
+        return None
+    if not isinstance(config, dict):
+        notes.refuse(CONFIG, "is no mapping; expected at least instruction and difficulty")
+        return None
+    return config
+
+
+def _columns(folder: Folder, notes: Notes) -> Mapping[str, Any]:
+    try:
+        config = yaml.safe_load(folder.text(CONFIG))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        config = None  # a task that is chosen tells of it
+    return {**(config if isinstance(config, dict) else {}), "name": folder.name}
+
+
+def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
+    config = _config(folder, notes)
+    if config is None:
+        return None
+    _judge_keys(folder, config, notes)
+    instruction = config.get("instruction")
+    if not isinstance(instruction, str) or not instruction.strip():
+        notes.refuse(CONFIG, "instruction: is missing; it has what the agent is asked to do")
+    if (parser := config.get("parser_name", "pytest")) != "pytest":
+        notes.refuse(CONFIG, f"parser_name: {parser!r} cannot be read here, expected pytest; leave the task out")
+    if "run-tests.sh" not in folder.files:
+        notes.refuse("run-tests.sh", "is missing; it grades the task")
+    env = _compose(folder, notes)
+    facts = dockerfile_facts(folder.text("Dockerfile")) if "Dockerfile" in folder.files else None
+    if facts is None or facts.working_dir is None:
+        notes.report("Dockerfile", "names no WORKDIR that can be read: commands start in the job's sandbox.workingDir")
+    agent, test = (
+        _seconds(config, key, default, notes)
+        for key, default in (("max_agent_timeout_sec", AGENT_SECONDS), ("max_test_timeout_sec", TEST_SECONDS))
+    )
+    if notes.problems:
+        return None
+    return Task(
+        name=re.sub(r"[^A-Za-z0-9._@+=-]", "-", folder.name),
+        prompt=str(instruction),
+        solution=[f"bash {ORACLE}/solution.sh"] if "solution.sh" in folder.files else [],
+        solution_files=[folder.as_file("solution.sh", f"{ORACLE}/solution.sh")]
+        if "solution.sh" in folder.files
+        else [],
+        verifier=TaskVerifier(
+            kind=VerifierKind.PYTEST,
+            files=_tests(folder),
+            commands=[f"bash {TESTS}/run-tests.sh"],
+            env=[EnvVar(name="TEST_DIR", value=TESTS)],
+            reward=RewardRule.ALL_OR_NOTHING,
+            mode=VerifierMode.SHARED,
+        ),
+        timeouts=Timeouts(agent_seconds=agent, verifier_seconds=test),
+        sandbox=SandboxOverrides(
+            image=_image(folder, notes, place),
+            working_dir=facts.working_dir if facts else None,
+            user=facts.user if facts else None,
+            env=env,
+            network=Network(setup="Public", agent="Public", verifier="Public"),
+        ),
+        tags=[
+            *map(str, config.get("tags") or []),
+            *(str(config[k]) for k in ("category", "difficulty") if k in config),
+        ],
+    )
+
+
+FORMAT: Final = FolderFormat(CONFIG, _columns, _task)
+
+
+def _tests(folder: Folder) -> list[TaskFile]:
+    return [folder.as_file("run-tests.sh", f"{TESTS}/run-tests.sh"), *folder.as_files("tests", TESTS)]
+
+
+def _judge_keys(folder: Folder, config: Mapping[str, Any], notes: Notes) -> None:
+    lines = folder.text(CONFIG).splitlines()
+    for key in config:
+        line = next((n for n, text in enumerate(lines, 1) if text.startswith(f"{key}:")), None)
+        if key in REPORTED and config[key]:
+            notes.report(CONFIG, f"{key} is not honoured: {REPORTED[key]}", line)
+        elif key not in HONOURED and key not in REPORTED:
+            notes.report(CONFIG, f"{key} is not honoured: it is no key of Terminal-bench 1, which ignores it too", line)
+    if "solution.sh" not in folder.files and "solution.yaml" in folder.files:
+        notes.report(
+            "solution.yaml", "is not honoured: it is typed into a terminal; the Oracle agent needs solution.sh"
+        )
+
+
+def _seconds(config: Mapping[str, Any], key: str, default: float, notes: Notes) -> int:
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 604_800:
+        notes.refuse(CONFIG, f"{key}: is {value!r}, expected seconds from 1 to 604800")
+        return 1
+    return math.ceil(value)
+
+
+def _compose(folder: Folder, notes: Notes) -> list[EnvVar]:
+    """What docker-compose.yaml says of the one container: its environment. More containers are refused."""
+    if COMPOSE not in folder.files:
+        return []
+    try:
+        services = (yaml.safe_load(folder.text(COMPOSE)) or {}).get("services", {})
+        client = services.get(CLIENT) or {}
+        others = sorted(set(services) - {CLIENT})
+    except (yaml.YAMLError, AttributeError):
+        notes.refuse(COMPOSE, "is no mapping with services")
+        return []
+    if others:
+        notes.refuse(COMPOSE, f"needs {', '.join(others)} beside the client, and a task has one container here")
+    for key in sorted(set(client) - COMPOSE_HONOURED):
+        notes.report(COMPOSE, f"services.client.{key} is not honoured: the sandbox is what the job says")
+    given = client.get("environment") or []
+    pairs = given.items() if isinstance(given, dict) else [str(entry).partition("=")[::2] for entry in given]
+    # What Terminal-bench's own variables stand for is known here without them.
+    return [EnvVar(name=str(name), value=str(value)) for name, value in pairs if "${T_BENCH_" not in str(value)]
+
+
+def _image(folder: Folder, notes: Notes, place: SourcePlace) -> str | None:
+    if "Dockerfile" not in folder.files:
+        return None
+    if place.image_template is None:
+        message = "is not built: the job's sandbox.image is used; set tasks.imageTemplate and run rolloutctl images"
+        notes.report("Dockerfile", message)
+        return None
+    image = image_name(place.image_template, posixpath.basename(folder.name), content_digest(folder, ""))
+    notes.builds.append(Build(image, folder, "", BUILD_SECONDS))
+    return image

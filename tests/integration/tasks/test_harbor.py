@@ -1,0 +1,187 @@
+"""Task folders of Harbor, run as they are on this machine."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.store import S3Store
+
+from agent_runtime.engine.check import check_job
+from agent_runtime.engine.events import Event, RolloutSealed
+from agent_runtime.engine.run import run_job
+from agent_runtime.tasks import load_tasks
+from rollout_api.manifest import validate
+from rollout_api.records import Outcome, Result
+from rollout_api.rollout_job import RolloutJob
+from tests.support.harbor_tasks import hello_world, in_two_steps, terminal_bench
+from tests.support.s3 import BUCKET, serve_s3
+
+Turn = dict[str, Any]
+
+
+def call(command: str) -> Turn:
+    return {"toolCalls": [{"name": "bash", "arguments": {"command": command}}]}
+
+
+async def run(
+    folder: Path,
+    agent: str | Sequence[Turn],
+    *,
+    environ: dict[str, str] | None = None,
+    uri: str | None = None,
+    form: str = "Harbor",
+    max_turns: int = 9,
+    **spec: Any,
+) -> list[Result]:
+    """Run all tasks below a folder, by an agent without a model, or by a model that takes these turns."""
+    results: list[Result] = []
+    scripted = {"tasks": [{"task": p.name, "members": [{"turns": list(agent)}]} for p in sorted(folder.iterdir())]}
+    job = {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": "harbor"},
+        "spec": {
+            "mode": "Eval",
+            "tasks": {"from": {"uri": uri or str(folder), "format": form}},
+            "agent": {"type": agent}
+            if isinstance(agent, str)
+            else {"tools": ["bash", "finish"], "maxTurns": max_turns},
+            "model": None if isinstance(agent, str) else {"scripted": scripted},
+            "output": {"uri": str(folder.parent / "out")},
+            **spec,
+        },
+    }
+
+    def observe(event: Event) -> None:
+        if isinstance(event, RolloutSealed):
+            results.append(event.result)
+
+    variables = environ or dict(os.environ)
+    await run_job(validate(RolloutJob, job), base_dir=folder, environ=variables, new=True, observer=observe)
+    return sorted(results, key=lambda result: result.index)
+
+
+async def rewards(folder: Path, agent: str | Sequence[Turn], **spec: Any) -> list[float | None]:
+    results = await run(folder, agent, **spec)
+    assert {result.outcome for result in results} == {Outcome.COMPLETED}, results
+    return [result.reward for result in results]
+
+
+async def test_the_solution_is_paid_and_doing_nothing_is_not(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello-world")
+    (solved,) = await run(tmp_path / "tasks", "Oracle")
+    assert (solved.reward, solved.forgeable, solved.tags) == (1, True, ["trivial", "easy"]), solved.message
+    assert await rewards(tmp_path / "tasks", "Nop") == [0]
+
+
+async def test_a_reward_that_the_agent_planted_does_not_count(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello-world")
+    planted = call(
+        "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.json; mkdir -p /tests; echo > /tests/test.sh"
+    )
+    for mode in ({}, {"mode": "Separate"}):
+        assert await rewards(tmp_path / "tasks", [planted, {"content": "done"}], verifier=mode) == [0]
+
+
+async def test_a_separate_verifier_gets_the_declared_artifacts_and_nothing_else(tmp_path: Path) -> None:
+    separate = '\n[verifier]\nenvironment_mode = "separate"\nenv = { WANTED = "${WANTED:-both}" }\n'
+    test = (
+        "#!/bin/sh\nif [ -e hello.txt ]; then echo 0\n"
+        "elif [ -s /logs/artifacts/a ] && [ -s /data/b ] && [ $WANTED = both ]\n"
+        "then echo 1; else echo 0.5; fi > /logs/verifier/reward.txt\n"
+    )
+    files: dict[str, str | bytes] = {"tests/test.sh": test}
+    folder = hello_world(tmp_path / "tasks" / "t", separate, **files)
+    config = (folder / "task.toml").read_text()
+    (folder / "task.toml").write_text(f'artifacts = ["/data/b"]\n{config}')
+    work = call("echo 1 > /logs/artifacts/a; mkdir -p /data; echo 2 > /data/b; echo 3 > hello.txt")
+    assert await rewards(tmp_path / "tasks", [work, {"content": "done"}]) == [1]
+    assert await rewards(tmp_path / "tasks", "Nop") == [0.5]
+
+
+async def test_an_artifact_that_links_to_the_tests_does_not_bring_them(tmp_path: Path) -> None:
+    separate = '\n[verifier]\nenvironment_mode = "separate"\n'
+    test = "cmp /tests/answer /logs/artifacts/a && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
+    files: dict[str, str | bytes] = {"tests/test.sh": test, "tests/answer": b"\x00\xff42"}
+    hello_world(tmp_path / "tasks" / "t", separate, **files)
+    assert await rewards(tmp_path / "tasks", [call("ln -s /tests/answer /logs/artifacts/a"), {"content": "x"}]) == [0]
+    told = call(r"printf '\000\37742' > /logs/artifacts/a")
+    assert await rewards(tmp_path / "tasks", [told, {"content": "x"}]) == [1]
+
+
+async def test_steps_are_taken_in_one_workspace_and_each_is_paid(tmp_path: Path) -> None:
+    in_two_steps(tmp_path / "tasks" / "t")
+    (solved,) = await run(tmp_path / "tasks", "Oracle")
+    assert (solved.reward, solved.rewards, solved.forgeable) == (0.75, {"style": 0.5}, True), solved.message
+    in_two_steps(tmp_path / "tasks" / "t", strategy="final")
+    assert await rewards(tmp_path / "tasks", "Oracle") == [0.5]
+
+
+async def test_a_step_below_its_least_reward_is_the_last(tmp_path: Path) -> None:
+    in_two_steps(tmp_path / "tasks" / "t")
+    (stopped,) = await run(tmp_path / "tasks", "Nop")
+    assert (stopped.reward, stopped.passed) == (0.25, False)
+    assert "step write: reward is 0.25, below minRewards 0.5" in stopped.message
+
+
+async def test_a_model_begins_each_step_anew_and_cannot_gain_by_ending_early(tmp_path: Path) -> None:
+    in_two_steps(tmp_path / "tasks" / "t")
+    first, done = call("echo line > a.txt"), {"toolCalls": [{"name": "finish", "arguments": {"message": "Done."}}]}
+    second = call("cat a.txt a.txt > b.txt")
+    (solved,) = await run(tmp_path / "tasks", [first, done, second, done])
+    assert (solved.reward, solved.turns, solved.branches) == (0.75, 4, 2)
+    (cut,) = await run(tmp_path / "tasks", [first, done, second, done], max_turns=2)
+    assert (cut.reward, cut.stop_reason) == (0.5, "MaxTurns")
+
+
+async def test_folders_in_object_storage_are_tasks_too(tmp_path: Path) -> None:
+    folder = hello_world(tmp_path / "tasks" / "hello-world")
+    with serve_s3() as s3:
+        store = S3Store.from_url(f"s3://{BUCKET}", config=_config(s3.environ()), client_options={"allow_http": True})
+        for path in folder.rglob("*"):
+            if path.is_file():
+                obstore.put(store, f"sets/a/hello-world/{path.relative_to(folder).as_posix()}", path.read_bytes())
+        results = await run(tmp_path / "tasks", "Oracle", uri=s3.uri("sets/a"), environ={**os.environ, **s3.environ()})
+    assert [(result.task, result.reward) for result in results] == [("hello-world", 1)]
+
+
+def _config(environ: dict[str, str]) -> Any:
+    return {key.lower(): value for key, value in environ.items()}
+
+
+async def test_a_terminal_bench_task_is_judged_by_its_own_tests(tmp_path: Path) -> None:
+    terminal_bench(tmp_path / "tasks" / "hello")
+    assert await rewards(tmp_path / "tasks", "Oracle", form="TerminalBench") == [1]
+    assert await rewards(tmp_path / "tasks", "Nop", form="TerminalBench") == [0]
+
+
+async def test_check_finds_the_tasks_that_only_shared_can_grade(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "inside")
+    outside: dict[str, str | bytes] = {
+        "solution/solve.sh": "echo x > /outside\n",
+        "tests/test.sh": "[ -e /outside ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n",
+    }
+    hello_world(tmp_path / "tasks" / "outside", **outside)
+    in_two_steps(tmp_path / "tasks" / "steps", strategy="mean")
+    source = {"from": {"uri": "tasks", "format": "Harbor"}}
+    job = validate(
+        RolloutJob,
+        {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "RolloutJob",
+            "metadata": {"name": "check"},
+            "spec": {"tasks": source, "agent": {"type": "Oracle"}, "output": {"uri": "out"}},
+        },
+    )
+    tasks = load_tasks(job.spec.tasks, tmp_path, os.environ).tasks
+    rows = await check_job(job, tasks, base_dir=tmp_path, environ=os.environ)
+    assert {(row.task, row.agent): (row.ok, row.only_shared) for row in rows} == {
+        ("inside", "Oracle"): (True, False),
+        ("inside", "Nop"): (True, False),
+        ("outside", "Oracle"): (True, True),
+        ("outside", "Nop"): (True, False),
+        ("steps", "Oracle"): (False, False),  # its steps are worth 1 and 0.5
+        ("steps", "Nop"): (True, False),
+    }
