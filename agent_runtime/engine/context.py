@@ -95,4 +95,5 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
         setup=[*task.setup, *job.spec.agent.install],
         setup_seconds=task.timeouts.setup_seconds,
         start_seconds=sandbox.start_seconds,
+        working_dir_of_image="working_dir" not in sandbox.model_fields_set,
     )

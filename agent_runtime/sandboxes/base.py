@@ -90,6 +90,8 @@ class WorkspaceSpec:
     setup: Sequence[str] = ()
     setup_seconds: float = 600
     start_seconds: float = 600
+    working_dir_of_image: bool = False
+    """Nobody chose `working_dir`: a provider that knows what the image says of it takes that instead."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,13 @@ from rollout_api.sandbox import Provider
 PLACES_PER_ROLLOUT = 2
 
 
-def open_provider(job: RolloutJobSpec, run_dir: Path, override: Provider | None = None) -> SandboxProvider:
+def open_provider(
+    job: RolloutJobSpec, run_dir: Path, override: Provider | None = None, *, base_dir: Path = Path()
+) -> SandboxProvider:
     """The provider that the job asks for, or `override`; not yet opened. Raises SandboxFailure when there is none here.
 
-    `run_dir` is where a provider keeps what the next process needs to find live sandboxes.
+    `run_dir` is where a provider keeps what the next process needs to find live sandboxes; paths of images start at
+    `base_dir`.
     """
     wanted = override or job.sandbox.provider
     if wanted is not Provider.LOCAL:
@@ -26,6 +29,5 @@ def open_provider(job: RolloutJobSpec, run_dir: Path, override: Provider | None 
             "sandboxes on this machine",
         )
     output = [] if "://" in job.output.uri else [Path(job.output.uri).absolute()]
-    return LocalProvider(
-        run_dir.absolute(), job.sandbox, places=job.runners.concurrency * PLACES_PER_ROLLOUT, private=output
-    )
+    places = job.runners.concurrency * PLACES_PER_ROLLOUT
+    return LocalProvider(run_dir.absolute(), job.sandbox, places=places, private=output, base_dir=base_dir.absolute())
