@@ -94,7 +94,7 @@ class LocalProvider:
                 path, path_reason = await choose_search_path(python, masks, os.environ)
                 self._machine = self._hosting("Overlay", None, {"PATH": path}, path=path_reason)
                 self.warnings = [
-                    *([] if image else [image_warning(self._template.image)]),
+                    *image_warnings(self._template.image, used=image),
                     *common_warnings(self._template),
                     *overlay_warnings(guarantees),
                 ]
@@ -106,7 +106,7 @@ class LocalProvider:
             path, path_reason = await choose_search_path(python if is_reachable else None, [], os.environ)
             hosting = self._hosting("Plain", executor.record.mode_reason, {"PATH": path}, path=path_reason)
             self.warnings = [
-                image_warning(self._template.image),
+                *image_warnings(self._template.image, used=None),
                 *common_warnings(self._template),
                 *plain_warnings(executor.record.mode_reason, is_reachable),
             ]
@@ -249,7 +249,8 @@ def image_settings(template: SandboxTemplate, places: int, image: UnpackedImage)
     """Of an executor whose workspaces see an image."""
 
     def settings(home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
-        user = {"user": image.config.user} if image.config.user else {}
+        # Without root a workspace has one user.
+        user = {"user": image.config.user} if image.config.user and os.geteuid() == 0 else {}
         return {
             "mode": "Overlay",
             "places": places,
@@ -296,10 +297,13 @@ def plain_uid(user: str | None) -> int:
     return uid
 
 
-def image_warning(image: str | None) -> str:
-    """What takes the place of an image."""
-    what = f"image {image}" if image else "the tasks' image"
-    return f"{what} is not used: commands see this machine's own programs and files"
+def image_warnings(name: str | None, *, used: UnpackedImage | None) -> list[str]:
+    """What takes the place of an image, or what of it cannot be had."""
+    if used is not None:
+        lost = "owners of the image's files and its user are not kept: without root there is one user, root in there"
+        return [] if os.geteuid() == 0 else [lost]
+    what = f"image {name}" if name else "the tasks' image"
+    return [f"{what} is not used: commands see this machine's own programs and files"]
 
 
 def common_warnings(template: SandboxTemplate) -> list[str]:

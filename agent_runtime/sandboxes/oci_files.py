@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import platform
+import posixpath
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,7 +89,11 @@ def open_files(place: Path) -> Iterator[ImageFiles]:
             "uncompressed"
         ) from error
     with archive:
-        yield _Archive(place, archive)
+        try:
+            files = _Archive(place, archive)
+        except tarfile.TarError as error:
+            raise ImageError(f"image {place}: its tar cannot be read: {error}; it is not complete") from error
+        yield files
 
 
 class _Folder:
@@ -108,10 +113,12 @@ class _Folder:
 class _Archive:
     def __init__(self, place: Path, archive: tarfile.TarFile) -> None:
         self.place, self._archive = place, archive
+        # A tar of a layout's folder has names that begin with `./`.
+        self._members = {posixpath.normpath(member.name): member for member in archive}
 
     def open(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
         try:
-            content = self._archive.extractfile(name)
+            content = self._archive.extractfile(self._members[posixpath.normpath(name)])
         except (KeyError, tarfile.TarError) as error:
             raise ImageError(f"image {self.place}: {name} is not in the archive; it is not complete") from error
         if content is None:
@@ -119,10 +126,7 @@ class _Archive:
         return content
 
     def has(self, name: str) -> bool:
-        try:
-            return self._archive.getmember(name).isreg()
-        except KeyError:
-            return False
+        return name in self._members and self._members[name].isreg()
 
 
 def read_image(files: ImageFiles, wanted: str | None = None) -> OnDisk:

@@ -241,7 +241,8 @@ class _Hashed(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         if self._head:
-            data, self._head = self._head, b""
+            end = len(self._head) if size < 0 else size
+            data, self._head = self._head[:end], self._head[end:]
         else:
             data = self._source.read(size)
         self._hash.update(data)
