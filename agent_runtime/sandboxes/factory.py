@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent_runtime.sandboxes.base import SandboxFailure, SandboxProvider
+from agent_runtime.sandboxes.container import ContainerProvider
 from agent_runtime.sandboxes.local import LocalProvider
 from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.sandbox import Provider
@@ -22,12 +23,15 @@ def open_provider(
     `base_dir`.
     """
     wanted = override or job.sandbox.provider
-    if wanted is not Provider.LOCAL:
+    run_dir, base_dir = run_dir.absolute(), base_dir.absolute()
+    places = job.runners.concurrency * PLACES_PER_ROLLOUT
+    if wanted is Provider.CONTAINER:
+        return ContainerProvider(run_dir, job.sandbox, places=places, base_dir=base_dir)
+    if wanted is Provider.CLUSTER:
         raise SandboxFailure(
             "ProviderUnavailable",
-            f"sandbox.provider {wanted.value} is not available here; set it to {Provider.LOCAL.value}, which runs "
-            "sandboxes on this machine",
+            "sandbox.provider Cluster is for runners in a cluster; apply the job there (docs/jobs-on-a-cluster.md), or set "
+            "it to Local or Container, which run sandboxes on this machine",
         )
     output = [] if "://" in job.output.uri else [Path(job.output.uri).absolute()]
-    places = job.runners.concurrency * PLACES_PER_ROLLOUT
-    return LocalProvider(run_dir.absolute(), job.sandbox, places=places, private=output, base_dir=base_dir.absolute())
+    return LocalProvider(run_dir, job.sandbox, places=places, private=output, base_dir=base_dir)

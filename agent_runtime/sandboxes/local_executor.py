@@ -147,7 +147,7 @@ class LocalExecutor:
         record = ExecutorRecord(
             state["address"], state["bootId"], token, pid, state["mode"], state.get("modeReason"), str(home)
         )
-        _write_private(path, json.dumps(asdict(record)))
+        write_private(path, json.dumps(asdict(record)))
         return cls(record, path)
 
     async def stop(self) -> None:
@@ -221,7 +221,8 @@ async def _end(pid: int) -> None:
         os.waitpid(pid, 0)  # noqa: ASYNC222 (it has ended)
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
+    """Write a file that its owner alone may read, in one step."""
     partial = path.with_suffix(".partial")
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as target:
         target.write(text)
