@@ -32,8 +32,10 @@ from rollout_api.sandbox import SandboxTemplate, WorkspaceMode
 
 
 class ContainerProvider:
-    """Implements SandboxProvider by Docker or podman. `run_dir` keeps the records by which the next process finds containers;
-    `places` workspaces live at once; the executor's image may be a path from `base_dir` on.
+    """Implements SandboxProvider by Docker or podman.
+
+    `run_dir` keeps the records by which the next process finds containers; `places` workspaces live at once; paths start at
+    `base_dir`.
     """
 
     name = "container"
@@ -75,7 +77,7 @@ class ContainerProvider:
         if wanted is WorkspaceMode.OVERLAY and not has_user_namespace:
             raise SandboxFailure(
                 "ProviderUnavailable",
-                f"sandbox.workspaces.mode Overlay wants an engine whose containers have a user namespace, as rootless podman "
+                "sandbox.workspaces.mode Overlay wants an engine whose containers have a user namespace, as rootless podman "
                 f"has; {program} here has not. Set the mode to Auto or Plain, or run podman without root",
             )
         return "Overlay" if has_user_namespace and wanted is not WorkspaceMode.PLAIN else "Plain"

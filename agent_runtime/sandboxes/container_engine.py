@@ -30,6 +30,8 @@ OVERLAY_CAPABILITIES = (
     *("SYS_ADMIN", "SYS_CHROOT", "SETUID", "SETGID", "SETFCAP"),
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"),
 )
+# What an image's root needs to install things. Nothing of it reaches beyond the container's own files and users.
+PLAIN_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID")
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ async def find_engine(environ: Mapping[str, str]) -> Engine:
             said.append(failure.message)
     raise SandboxFailure(
         "ProviderUnavailable",
-        f"sandbox.provider Container wants Docker or podman: {'; '.join(said)}. Start one of them, or name it in {VARIABLE}, "
-        "or use --provider Local",
+        f"sandbox.provider Container wants Docker or podman: {'; '.join(said)}. Start one of them, or name it in "
+        f"{VARIABLE}, or use --provider Local",
     )
 
 
@@ -138,7 +140,8 @@ class EngineContainers:
             return ["--user", "0", "--cap-drop", "ALL", *added, *lifted, "--volume", EXECUTOR_STATE]
         user = ["--user", spec.user] if spec.user else []
         state = f"type=tmpfs,destination={EXECUTOR_STATE},tmpfs-mode=1777"
-        return [*user, "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--mount", state]
+        added = [item for name in PLAIN_CAPABILITIES for item in ("--cap-add", name)]
+        return [*user, "--cap-drop", "ALL", *added, "--security-opt", "no-new-privileges", "--mount", state]
 
     async def remove(self, container: str) -> None:
         """See Containers."""
