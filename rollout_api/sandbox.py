@@ -92,7 +92,7 @@ class SandboxBase(ApiModel):
     """What a sandbox is, whoever asks for it."""
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
-    """Container image of the task's own root file system. The `Local` provider uses this machine's root instead."""
+    """The task's own root file system: the name of a container image, or for the `Local` provider also a path."""
     working_dir: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)] = "/workspace"
     """Folder in which commands start and files are placed; made when missing."""
     user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$", max_length=256)] | None = (
@@ -129,11 +129,31 @@ class SandboxBase(ApiModel):
         return env
 
 
+class KodoBackend(StrEnum):
+    """What the kodo package starts containers with."""
+
+    DOCKER = "Docker"
+    KUBERNETES = "Kubernetes"
+
+
+class Kodo(ApiModel):
+    """How the kodo package (provider `Kodo`) starts containers."""
+
+    backend: KodoBackend = KodoBackend.DOCKER
+    """`Docker`: on this machine. `Kubernetes`: as pods, whose addresses must be reachable from where the job runs."""
+    namespace: ObjectName = "default"
+    """Namespace of the pods."""
+    node_selector: Annotated[dict[str, str], Field(max_length=64)] = {}
+    """Labels of the nodes that pods may run on."""
+
+
 class SandboxTemplate(SandboxBase):
     """The sandbox that every task of a job gets."""
 
     provider: Provider = Provider.LOCAL
     """Where sandboxes come from when the job runs outside a cluster."""
+    kodo: Kodo = Kodo()
+    """How the kodo package starts containers, where `provider` is `Kodo`."""
 
 
 class SandboxOverrides(ApiModel):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agent_runtime.sandboxes.base import SandboxFailure, SandboxProvider
 from agent_runtime.sandboxes.container import ContainerProvider
+from agent_runtime.sandboxes.kodo import KodoProvider
 from agent_runtime.sandboxes.local import LocalProvider
 from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.sandbox import Provider
@@ -27,6 +28,8 @@ def open_provider(
     places = job.runners.concurrency * PLACES_PER_ROLLOUT
     if wanted is Provider.CONTAINER:
         return ContainerProvider(run_dir, job.sandbox, places=places, base_dir=base_dir)
+    if wanted is Provider.KODO:
+        return KodoProvider(run_dir, job.sandbox, places=places, base_dir=base_dir)
     if wanted is Provider.CLUSTER:
         raise SandboxFailure(
             "ProviderUnavailable",
