@@ -40,10 +40,11 @@ FOLDER = "/tmp/.rollout"
 LAST = "whole"
 # Of the container's own network, so any will do; above what images usually serve, below what clients are given.
 PORTS = range(20_000, 30_000)
-# Becomes the executor when that has arrived, and ends when it never does.
+# Becomes the executor when that has arrived, and ends when it never does. A first process has no SIGTERM but a trapped one.
 WAIT_FOR_EXECUTOR = (
-    "mkdir -p {folder}; n=0; until [ -e {folder}/{last} ]; do n=$((n+1)); [ $n -gt {rounds} ] && exit 1; "
-    "sleep 0.2 2>/dev/null || sleep 1; done; exec {folder}/executor --config {folder}/config.json"
+    "trap 'exit 1' TERM; mkdir -p {folder}; n=0; until [ -e {folder}/{last} ]; do "
+    "n=$((n+1)); [ $n -gt {rounds} ] && exit 1; sleep 0.2 2>/dev/null || sleep 1; done; "
+    "exec {folder}/executor --config {folder}/config.json"
 )
 
 
@@ -88,15 +89,15 @@ async def call(what: str, seconds: float, function: Callable[..., Any], *argumen
         raise
     except Exception as error:
         if status_of(error) == 404:
-            raise NotThere(what) from error
+            raise NotThere(what, error) from error
         raise SandboxFailure("Kodo", f"kodo could not {what}: {type(error).__name__}: {str(error)[:1000]}") from error
 
 
 class NotThere(SandboxFailure):
     """What was asked for does not exist."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__("Kodo", f"kodo could not {what}: it is not there")
+    def __init__(self, what: str, error: Exception) -> None:
+        super().__init__("Kodo", f"kodo could not {what}: it is not there ({str(error)[:1000]})")
 
 
 def status_of(error: Exception) -> int | None:
@@ -124,7 +125,11 @@ class KodoContainers:
         (upload / "config.json").write_text(json.dumps(told))
         (upload / LAST).touch()
         script = WAIT_FOR_EXECUTOR.format(folder=FOLDER, last=LAST, rounds=int(spec.start_seconds * 5))
-        options = self._docker(spec, script, port) if self._is_docker else self._kubernetes(spec, script)
+        if self._is_docker:
+            options = self._docker(spec, script, port)
+            options["environment"] = await self._search_path(str(spec.image), spec.start_seconds)
+        else:
+            options = self._kubernetes(spec, script)
         reference = await call(
             "start a container", spec.start_seconds, self._runner.start_container, spec.image, name=container, **options
         )
@@ -156,6 +161,16 @@ class KodoContainers:
             "security_opt": ["no-new-privileges"],
             **limits,
         }
+
+    async def _search_path(self, image: str, seconds: float) -> dict[str, str]:
+        """PATH as the image has it: kodo would put its own in its place."""
+        images = self._runner.manager.client.images
+        try:
+            found = await call(f"find image {image}", CALL_SECONDS, images.get, image)
+        except NotThere:
+            found = await call(f"pull image {image}", seconds, images.pull, image)
+        variables = (variable.partition("=") for variable in found.attrs["Config"].get("Env") or ())
+        return {name: value for name, _, value in variables if name == "PATH"}
 
     def _kubernetes(self, spec: WorkspaceSpec, script: str) -> dict[str, Any]:
         wanted = {
@@ -254,6 +269,11 @@ class KodoProvider:
         self._host = PlainSandboxes(self._hosting(), self._executors)
         self.warnings = [
             "sandbox.network is not kept: a container of kodo's has its backend's whole network in all phases",
+            *(
+                ["PATH of commands is kodo's own, not the image's"]
+                if settings.backend is KodoBackend.KUBERNETES
+                else []
+            ),
             "sandbox.runtimeClassName and sandbox.podTemplate are not used: kodo makes the containers",
         ]
 

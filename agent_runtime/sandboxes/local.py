@@ -90,7 +90,7 @@ class LocalProvider:
             if executor.mode == "Overlay":
                 guarantees = (await executor.client.health())["guarantees"]
                 await executor.client.close()
-                image = await self._image(self._template.image)
+                image = await self._image(self._template.image, self._template.start_seconds)
                 path, path_reason = await choose_search_path(python, masks, os.environ)
                 self._machine = self._hosting("Overlay", None, {"PATH": path}, path=path_reason)
                 self.warnings = [
@@ -133,7 +133,7 @@ class LocalProvider:
             provider=self.name,
         )
 
-    async def _image(self, reference: str | None) -> UnpackedImage | None:
+    async def _image(self, reference: str | None, seconds: float) -> UnpackedImage | None:
         """The image of that name, unpacked once; None where this machine's root takes its place. Raises SandboxFailure."""
         if reference is None or (reference.partition(":")[0] == MACHINE_IMAGE and not self._images.has(reference)):
             return None
@@ -141,13 +141,18 @@ class LocalProvider:
         if task is None:
             task = self._unpacked[reference] = asyncio.create_task(asyncio.to_thread(self._images.unpack, reference))
         try:
-            return await asyncio.shield(task)
+            return await asyncio.wait_for(asyncio.shield(task), seconds)
+        except TimeoutError as error:
+            raise SandboxFailure(
+                "ImageUnavailable",
+                f"image {reference} was not there after {seconds:g} s (sandbox.startSeconds); it is still being got",
+            ) from error
         except ImageError as error:
             self._unpacked.pop(reference, None)
             raise SandboxFailure("ImageUnavailable", str(error)) from error
 
     async def _open_overlay(self, key: str, spec: WorkspaceSpec) -> OverlaySandbox:
-        image = await self._image(spec.image)
+        image = await self._image(spec.image, spec.start_seconds)
         if image is None:
             executors, hosting = self._executors, self._machine
             assert hosting is not None  # made by open, before any sandbox is
@@ -184,7 +189,7 @@ class LocalProvider:
 
     async def _placed(self, spec: WorkspaceSpec) -> tuple[str, WorkspaceSpec]:
         """The sandbox that a spec belongs into, and the spec with what the image says of it."""
-        image = await self._image(spec.image)
+        image = await self._image(spec.image, spec.start_seconds)
         if image is None:
             return SHARED, spec
         if spec.working_dir_of_image and image.config.working_dir:

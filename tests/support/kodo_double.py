@@ -6,6 +6,7 @@ imported.
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -27,8 +28,18 @@ class NotFound(Exception):
 def podman(*arguments: str) -> str:
     done = subprocess.run(["podman", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise (NotFound if "no such container" in done.stderr else RuntimeError)(done.stderr)
+        raise (NotFound if re.search("no such container|image not known", done.stderr) else RuntimeError)(done.stderr)
     return done.stdout
+
+
+def image(name: str) -> Any:
+    found = json.loads(podman("image", "inspect", name))[0]
+    return SimpleNamespace(attrs={"Config": found["Config"]})
+
+
+def pull(name: str) -> Any:
+    podman("pull", "--quiet", name)
+    return image(name)
 
 
 class Container:
@@ -49,7 +60,9 @@ class Container:
 
 class DockerManager:
     def __init__(self, timeout: int = 120) -> None:
-        self.client = SimpleNamespace(containers=SimpleNamespace(get=Container))
+        self.client = SimpleNamespace(
+            containers=SimpleNamespace(get=Container), images=SimpleNamespace(get=image, pull=pull)
+        )
         self.containers: dict[str, Any] = {}
 
     def start_container(
@@ -76,6 +89,8 @@ class DockerManager:
         rights = [f"--cap-drop={name}" for name in kwargs["cap_drop"]] + [
             f"--cap-add={name}" for name in kwargs["cap_add"]
         ]
+        variables = {"PATH": "/root/.venv/bin:/usr/bin:/bin", **(environment or {})}
+        rights += [f"--env={name}={value}" for name, value in variables.items()]
         entry = ["--entrypoint", json.dumps(kwargs["entrypoint"]), "--publish", f"127.0.0.1::{port}"]
         podman("run", "--detach", "--rm", "--pull=never", "--name", name, *rights, *entry, image, *command)
         return Container(name)
