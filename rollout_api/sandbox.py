@@ -8,6 +8,9 @@ from pydantic import Field, StringConstraints, field_validator
 from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds
 from rollout_api.conditions import Condition, Metadata
 
+WORKING_DIR = "/workspace"
+"""Where commands start when neither the manifest nor the image says."""
+
 
 class Provider(StrEnum):
     """Where sandboxes come from outside a cluster; inside one it is always `Cluster`."""
@@ -93,8 +96,9 @@ class SandboxBase(ApiModel):
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """The task's own root file system: the name of a container image, or for the `Local` provider also a path."""
-    working_dir: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)] = "/workspace"
-    """Folder in which commands start and files are placed; made when missing."""
+    working_dir: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)] | None = None
+    """Folder in which commands start and files are placed; made when missing. Left out: on a laptop the image's own, if it
+    names one, else `/workspace`."""
     user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$", max_length=256)] | None = (
         None
     )

@@ -17,6 +17,7 @@ from agent_runtime.sandboxes.base import SandboxProvider, WorkspaceSpec
 from agent_runtime.tools.base import Tool
 from rollout_api.records import Result
 from rollout_api.rollout_job import RolloutJob
+from rollout_api.sandbox import WORKING_DIR
 from rollout_api.tasks import Task
 
 
@@ -81,7 +82,7 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
     sandbox = task.sandbox.apply(job.spec.sandbox)
     return WorkspaceSpec(
         group=f"g{rollout.group}",
-        working_dir=sandbox.working_dir,
+        working_dir=sandbox.working_dir or WORKING_DIR,
         image=sandbox.image,
         user=sandbox.user,
         env={variable.name: variable.value for variable in sandbox.env},
@@ -95,5 +96,5 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
         setup=[*task.setup, *job.spec.agent.install],
         setup_seconds=task.timeouts.setup_seconds,
         start_seconds=sandbox.start_seconds,
-        working_dir_of_image="working_dir" not in sandbox.model_fields_set,
+        working_dir_of_image=sandbox.working_dir is None,
     )
