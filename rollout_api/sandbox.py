@@ -8,6 +8,9 @@ from pydantic import Field, StringConstraints, field_validator
 from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds
 from rollout_api.conditions import Condition, Metadata
 
+WORKING_DIR = "/workspace"
+"""Where commands start when neither the manifest nor the image says."""
+
 
 class Provider(StrEnum):
     """Where sandboxes come from outside a cluster; inside one it is always `Cluster`."""
@@ -96,9 +99,10 @@ class SandboxBase(ApiModel):
     """What a sandbox is, whoever asks for it."""
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
-    """Container image of the task's own root file system. The `Local` provider uses this machine's root instead."""
-    working_dir: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)] = "/workspace"
-    """Folder in which commands start and files are placed; made when missing."""
+    """The task's own root file system: the name of a container image, or for the `Local` provider also a path."""
+    working_dir: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=4096)] | None = None
+    """Folder in which commands start and files are placed; made when missing. Left out: on a laptop the image's own, if it
+    names one, else `/workspace`."""
     user: UserName | None = None
     """User of all commands: a name, a uid or uid:gid. The image's own user when left out."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
@@ -131,6 +135,24 @@ class SandboxBase(ApiModel):
         return env
 
 
+class KodoBackend(StrEnum):
+    """What the kodo package starts containers with."""
+
+    DOCKER = "Docker"
+    KUBERNETES = "Kubernetes"
+
+
+class Kodo(ApiModel):
+    """How the kodo package (provider `Kodo`) starts containers."""
+
+    backend: KodoBackend = KodoBackend.DOCKER
+    """`Docker`: on this machine. `Kubernetes`: as pods, whose addresses must be reachable from where the job runs."""
+    namespace: ObjectName = "default"
+    """Namespace of the pods."""
+    node_selector: Annotated[dict[str, str], Field(max_length=64)] = {}
+    """Labels of the nodes that pods may run on."""
+
+
 class SandboxTemplate(SandboxBase):
     """The sandbox that every task of a job gets."""
 
@@ -143,6 +165,8 @@ class SandboxTemplate(SandboxBase):
     changed."""
     snapshot_limit: Quantity = "10Gi"
     """Most bytes of one layer of a snapshot; over it, that snapshot is not taken."""
+    kodo: Kodo = Kodo()
+    """How the kodo package starts containers, where `provider` is `Kodo`."""
 
 
 class SandboxOverrides(ApiModel):

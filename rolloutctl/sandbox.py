@@ -22,7 +22,7 @@ from agent_runtime.sandboxes.executor_client import ExecutorClient, Hold
 from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.prepare import prepare
 from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, by_hand_name, executor_token, runner_name
-from rollout_api.sandbox import Sandbox
+from rollout_api.sandbox import WORKING_DIR, Sandbox
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
 
@@ -200,7 +200,7 @@ async def _opened(name: str, namespace: str | None, workspace: str) -> AsyncIter
 async def _workspace(executor: ExecutorClient, sandbox: Sandbox, name: str) -> ExecutorWorkspace:
     spec = WorkspaceSpec(
         group="by-hand",
-        working_dir=sandbox.spec.working_dir,
+        working_dir=sandbox.spec.working_dir or WORKING_DIR,
         image=sandbox.spec.image,
         user=sandbox.spec.user,
         env={variable.name: variable.value for variable in sandbox.spec.env},

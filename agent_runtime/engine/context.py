@@ -25,6 +25,7 @@ from agent_runtime.sandboxes.nowhere import NoSandboxes
 from agent_runtime.tools.base import Tool
 from rollout_api.records import Result
 from rollout_api.rollout_job import RolloutJob
+from rollout_api.sandbox import WORKING_DIR
 from rollout_api.tasks import Task
 
 
@@ -113,7 +114,7 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
     sandbox = task.sandbox.apply(job.spec.sandbox)
     return WorkspaceSpec(
         group=f"g{rollout.group}",
-        working_dir=sandbox.working_dir,
+        working_dir=sandbox.working_dir or WORKING_DIR,
         image=sandbox.image,
         user=sandbox.user,
         env={variable.name: variable.value for variable in sandbox.env},
@@ -128,4 +129,5 @@ def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:
         setup_seconds=task.timeouts.setup_seconds,
         start_seconds=sandbox.start_seconds,
         snapshot_paths=sandbox.snapshot_paths,
+        working_dir_of_image=sandbox.working_dir is None,
     )

@@ -111,7 +111,7 @@ async def open_run(
             provider = NoSandboxes()
         if provider is None or isinstance(provider, Provider):
             placed = job.spec.model_copy(update={"output": job.spec.output.model_copy(update={"uri": uri})})
-            provider = open_provider(placed, run_folder(record.uid), provider)
+            provider = open_provider(placed, run_folder(record.uid), provider, base_dir=surroundings.base_dir)
         await provider.open()
         shard, size = surroundings.shard, job.spec.group_size
         sealed: dict[int, Result] = {}

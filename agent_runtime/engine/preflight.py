@@ -40,7 +40,7 @@ async def missing_programs(job: RolloutJob, tasks: Sequence[Task], surroundings:
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-preflight-") as folder:
         provider = surroundings.provider
         if provider is None or isinstance(provider, Provider):
-            provider = open_provider(job.spec, Path(folder), provider)
+            provider = open_provider(job.spec, Path(folder), provider, base_dir=surroundings.base_dir)
         await provider.open()
         try:
             return await _look_up(job, tasks, provider)

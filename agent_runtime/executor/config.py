@@ -55,6 +55,7 @@ def read_config(text: str, environment: Mapping[str, str] = MappingProxyType({})
             mode=fields.choice("mode", MODES, "Auto"),
             places=fields.whole("places", 1, least=1, most=10_000),
             root=fields.text("root", "/", **path),
+            root_layers=tuple(fields.texts("rootLayers", [])),
             masks=tuple(fields.texts("masks", [])),
             binds=tuple(_bind(item, f"config.binds[{n}]") for n, item in enumerate(fields.items("binds"))),
             environment=dict(environment),

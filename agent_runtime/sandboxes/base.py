@@ -107,6 +107,8 @@ class WorkspaceSpec:
     """Folders that snapshots keep in `Plain` beside the working directory."""
     start: StartState | None = None
     """What brings the workspace into its prepared state, in place of files and setup."""
+    working_dir_of_image: bool = False
+    """Nobody chose `working_dir`: a provider that knows what the image says of it takes that instead."""
 
 
 @dataclass(frozen=True)

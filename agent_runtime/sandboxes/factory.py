@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent_runtime.sandboxes.base import SandboxFailure, SandboxProvider
+from agent_runtime.sandboxes.container import ContainerProvider
+from agent_runtime.sandboxes.kodo import KodoProvider
 from agent_runtime.sandboxes.local import LocalProvider
 from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.sandbox import Provider
@@ -13,19 +15,26 @@ from rollout_api.sandbox import Provider
 PLACES_PER_ROLLOUT = 2
 
 
-def open_provider(job: RolloutJobSpec, run_dir: Path, override: Provider | None = None) -> SandboxProvider:
+def open_provider(
+    job: RolloutJobSpec, run_dir: Path, override: Provider | None = None, *, base_dir: Path = Path()
+) -> SandboxProvider:
     """The provider that the job asks for, or `override`; not yet opened. Raises SandboxFailure when there is none here.
 
-    `run_dir` is where a provider keeps what the next process needs to find live sandboxes.
+    `run_dir` is where a provider keeps what the next process needs to find live sandboxes; paths of images start at
+    `base_dir`.
     """
     wanted = override or job.sandbox.provider
-    if wanted is not Provider.LOCAL:
+    run_dir, base_dir = run_dir.absolute(), base_dir.absolute()
+    places = job.runners.concurrency * PLACES_PER_ROLLOUT
+    if wanted is Provider.CONTAINER:
+        return ContainerProvider(run_dir, job.sandbox, places=places, base_dir=base_dir)
+    if wanted is Provider.KODO:
+        return KodoProvider(run_dir, job.sandbox, places=places, base_dir=base_dir)
+    if wanted is Provider.CLUSTER:
         raise SandboxFailure(
             "ProviderUnavailable",
-            f"sandbox.provider {wanted.value} is not available here; set it to {Provider.LOCAL.value}, which runs "
-            "sandboxes on this machine",
+            "sandbox.provider Cluster is for runners in a cluster; apply the job there (docs/jobs-on-a-cluster.md), or set "
+            "it to Local or Container, which run sandboxes on this machine",
         )
     output = [] if "://" in job.output.uri else [Path(job.output.uri).absolute()]
-    return LocalProvider(
-        run_dir.absolute(), job.sandbox, places=job.runners.concurrency * PLACES_PER_ROLLOUT, private=output
-    )
+    return LocalProvider(run_dir, job.sandbox, places=places, private=output, base_dir=base_dir)

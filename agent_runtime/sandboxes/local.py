@@ -1,24 +1,31 @@
 """Sandboxes on this machine, without containers or a cluster.
 
-`Overlay`: one executor a run hosts all workspaces, each a copy-on-write view of this machine's root. `Plain`: one executor
-a workspace, on a temporary folder of its own; nothing but that folder keeps two attempts apart, and `warnings` says so.
+`Overlay`: one executor hosts all workspaces of an image, each a copy-on-write view of the image's unpacked layers, or of
+this machine's root. `Plain`: one executor a workspace, on a temporary folder of its own; nothing but that folder keeps two
+attempts apart, no image is used, and `warnings` says so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import pwd
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.executor_sandbox import ExecutorSandbox, no_place, workspace_id
+from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.hosting import (
+    Hosting,
+    OverlaySandbox,
+    OverlaySandboxes,
+    PlainSandboxes,
+    found_or_started,
+)
 from agent_runtime.sandboxes.local_environment import (
-    PythonEnvironment,
+    STANDARD_PATH,
     binds,
     choose_search_path,
     masked_paths,
@@ -26,129 +33,192 @@ from agent_runtime.sandboxes.local_environment import (
     readable_by,
     running_environment,
 )
-from agent_runtime.sandboxes.local_executor import LocalExecutor
+from agent_runtime.sandboxes.local_executor import LocalExecutor, LocalExecutors, Settings
+from agent_runtime.sandboxes.oci_files import ImageError
+from agent_runtime.sandboxes.oci_store import ImageStore, UnpackedImage
 from rollout_api.sandbox import SandboxTemplate
 
 SHARED = "shared"
 # Whom commands run as in `Plain` when root started the run: its own rights would be the machine's.
 PLAIN_USER = "nobody"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What all sandboxes of a run on this machine have in common."""
-
-    records: Path
-    """Folder of the records by which the next process finds executors."""
-    template: SandboxTemplate
-    places: int
-    """Workspaces that may live at once."""
-    environment: Mapping[str, str]
-    """Of every command, under the task's own."""
-    description: Mapping[str, Any]
-
-    def record(self, name: str) -> Path:
-        """File of one executor's record."""
-        return self.records / f"{name}.json"
-
-    def sandbox(
-        self, executor: LocalExecutor, released: Callable[[str], Awaitable[None]] | None = None
-    ) -> ExecutorSandbox:
-        """The sandbox of an executor of this machine."""
-        return ExecutorSandbox(
-            executor.client,
-            mode=executor.record.mode,
-            description=self.description,
-            handle={"provider": LocalProvider.name},
-            environment=self.environment,
-            idle_seconds=self.template.idle_seconds,
-            released=released,
-        )
+# What the starter and the examples name: made for a cluster, and on a laptop this machine's own Python and pytest will do.
+MACHINE_IMAGE = "agent-rollouts-quickstart"
 
 
 class LocalProvider:
     """Implements SandboxProvider on this machine.
 
     `run_dir` keeps the records by which the next process finds what runs here; `places` workspaces live at once;
-    `private` are further folders that no workspace may see, such as the job's output.
+    `private` are further folders that no workspace may see, such as the job's output; paths of images start at `base_dir`.
     """
 
     name = "local"
 
-    def __init__(self, run_dir: Path, template: SandboxTemplate, *, places: int, private: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        template: SandboxTemplate,
+        *,
+        places: int,
+        private: Sequence[Path] = (),
+        base_dir: Path = Path(),
+        images: ImageStore | None = None,
+    ) -> None:
         self.warnings: Sequence[str] = ()
         self._records = run_dir / "sandboxes"
         self._template, self._places = template, places
         self._private = (run_dir, *private)
+        self._images = images or ImageStore(base_dir)
+        self._unpacked: dict[str, asyncio.Task[UnpackedImage]] = {}
         self._host: OverlaySandboxes | PlainSandboxes | None = None
+        self._machine: Hosting | None = None
 
     async def open(self) -> None:
         """Find the run's executor, or start one; that settles the mode. Raises SandboxFailure."""
+        self._images.stopping.clear()
         self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in self._private:
             # What is not there yet cannot be masked, and would be seen once it is.
             folder.mkdir(parents=True, exist_ok=True)
         masks = masked_paths(self._private, people_homes())
-        record = self._records / f"{SHARED}.json"
-        start = overlay_starter(record, self._template, self._places, masks)
-        executor = await LocalExecutor.find(record) or await start()
+        python = running_environment()
+        machine = LocalExecutors(
+            self._records, machine_settings(self._template, self._places, masks), self._template.start_seconds
+        )
+        executor = await machine.find(SHARED) or await machine.start(SHARED, WorkspaceSpec("trial", "/"))
         try:
-            if executor.record.mode == "Overlay":
+            if executor.mode == "Overlay":
                 guarantees = (await executor.client.health())["guarantees"]
-                machine = await self._machine(executor, running_environment(), masks)
-                self.warnings = [*common_warnings(self._template), *overlay_warnings(guarantees)]
-                self._host = OverlaySandboxes(machine, executor, start)
+                await executor.client.close()
+                image = await self._image(self._template.image, self._template.start_seconds)
+                path, path_reason = await choose_search_path(python, masks, os.environ)
+                self._machine = self._hosting("Overlay", None, {"PATH": path}, path=path_reason)
+                self.warnings = [
+                    *image_warnings(self._template.image, used=image),
+                    *common_warnings(self._template),
+                    *overlay_warnings(guarantees),
+                ]
+                self._host = OverlaySandboxes(self._open_overlay)
+                self._executors = machine
                 return
             # It has shown that executors work here; in Plain each workspace has its own.
-            python = running_environment()
             is_reachable = readable_by(python, plain_uid(self._template.user))
-            machine = await self._machine(executor, python if is_reachable else None, masks=[])
+            path, path_reason = await choose_search_path(python if is_reachable else None, [], os.environ)
+            hosting = self._hosting("Plain", executor.record.mode_reason, {"PATH": path}, path=path_reason)
             self.warnings = [
+                *image_warnings(self._template.image, used=None),
                 *common_warnings(self._template),
                 *plain_warnings(executor.record.mode_reason, is_reachable),
             ]
-            self._host = PlainSandboxes(machine)
+            settings = plain_settings(self._template)
+            self._host = PlainSandboxes(hosting, LocalExecutors(self._records, settings, None))
         finally:
-            if not isinstance(self._host, OverlaySandboxes):
+            if self._host is None or isinstance(self._host, PlainSandboxes):
                 await executor.stop()
 
-    async def _machine(
-        self, executor: LocalExecutor, python: PythonEnvironment | None, masks: Sequence[str]
-    ) -> Machine:
-        path, path_reason = await choose_search_path(python, masks, os.environ)
-        return Machine(
-            records=self._records,
-            template=self._template,
+    def _hosting(self, mode: str, reason: str | None, environment: Mapping[str, str], **described: Any) -> Hosting:
+        return Hosting(
+            mode=mode,
             places=self._places,
-            environment={"PATH": path},
+            idle_seconds=self._template.idle_seconds,
+            environment=environment,
             description={
                 "provider": self.name,
-                "mode": executor.record.mode,
-                "modeReason": executor.record.mode_reason,
+                "mode": mode,
+                "modeReason": reason,
                 "root": "host:/",
                 "imageUsed": False,
-                "path": path_reason,
+                **described,
             },
+            provider=self.name,
         )
+
+    async def _image(self, reference: str | None, seconds: float) -> UnpackedImage | None:
+        """The image of that name, unpacked once; None where this machine's root takes its place. Raises SandboxFailure."""
+        if reference is None or (reference.partition(":")[0] == MACHINE_IMAGE and not self._images.has(reference)):
+            return None
+        task = self._unpacked.get(reference)
+        if task is None:
+            task = self._unpacked[reference] = asyncio.create_task(asyncio.to_thread(self._images.unpack, reference))
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), seconds)
+        except TimeoutError as error:
+            raise SandboxFailure(
+                "ImageUnavailable",
+                f"image {reference} was not there after {seconds:g} s (sandbox.startSeconds); it is still being got",
+            ) from error
+        except ImageError as error:
+            self._unpacked.pop(reference, None)
+            raise SandboxFailure("ImageUnavailable", str(error)) from error
+
+    async def _open_overlay(self, key: str, spec: WorkspaceSpec) -> OverlaySandbox:
+        image = await self._image(spec.image, spec.start_seconds)
+        if image is None:
+            executors, hosting = self._executors, self._machine
+            assert hosting is not None  # made by open, before any sandbox is
+        else:
+            executors = LocalExecutors(
+                self._records, image_settings(self._template, self._places, image), self._template.start_seconds
+            )
+            hosting = self._hosting(
+                "Overlay",
+                None,
+                {"PATH": ":".join(STANDARD_PATH), **image.config.env},
+                root="image",
+                imageUsed=True,
+                imageDigest=image.digest,
+                path="the image's own",
+            )
+        return OverlaySandbox(hosting, executors, key, await found_or_started(executors, key, spec))
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
         """See SandboxProvider."""
-        return await self._opened().acquire(spec, attempt=attempt, fence=fence, name=name)
+        host = self._opened()
+        if isinstance(host, PlainSandboxes):
+            return await host.acquire(spec, attempt=attempt, fence=fence, name=name)
+        key, spec = await self._placed(spec)
+        return await host.acquire(key, spec, attempt=attempt, fence=fence, name=name)
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
         """See SandboxProvider."""
-        return await self._opened().reattach(handle, spec=spec, fence=fence)
+        host = self._opened()
+        if isinstance(host, PlainSandboxes):
+            return await host.reattach(handle, spec=spec, fence=fence)
+        key, spec = await self._placed(spec)
+        return await host.reattach(key, handle, spec=spec, fence=fence)
+
+    async def _placed(self, spec: WorkspaceSpec) -> tuple[str, WorkspaceSpec]:
+        """The sandbox that a spec belongs into, and the spec with what the image says of it."""
+        image = await self._image(spec.image, spec.start_seconds)
+        if image is None:
+            return SHARED, spec
+        if spec.working_dir_of_image and image.config.working_dir:
+            spec = dataclasses.replace(spec, working_dir=image.config.working_dir)
+        return f"image-{image.key}", spec
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
         """See SandboxProvider."""
-        await self._opened().sweep(unwanted)
+        host = self._opened()
+        if isinstance(host, PlainSandboxes):
+            await host.sweep(unwanted)
+            return
+        assert self._machine is not None  # made by open
+        for name in self._executors.names():
+            executor = await self._executors.find(name)
+            if executor is not None:
+                sandbox = self._machine.sandbox(executor)
+                await sandbox.sweep(unwanted)
+                await sandbox.close()
 
     async def forget_group(self, group: str) -> None:
         """See SandboxProvider."""
-        await self._opened().forget_group(group)
+        host = self._opened()
+        if isinstance(host, OverlaySandboxes):
+            await host.forget_group(group)
 
     async def close(self, *, keep: bool = False) -> None:
         """See SandboxProvider."""
+        self._images.stopping.set()
         if self._host is not None:
             await self._host.close()
             self._host = None
@@ -165,151 +235,10 @@ class LocalProvider:
         return self._host
 
 
-class OverlaySandboxes:
-    """All workspaces in one executor; a new one is started when it is lost."""
+def machine_settings(template: SandboxTemplate, places: int, masks: Sequence[str]) -> Settings:
+    """Of the executor whose workspaces see this machine; one that was asked to try `Overlay` may come up in `Plain`."""
 
-    def __init__(
-        self, machine: Machine, executor: LocalExecutor, start: Callable[[], Awaitable[LocalExecutor]]
-    ) -> None:
-        self._machine, self._start = machine, start
-        self._sandbox = machine.sandbox(executor)
-        self._replacing = asyncio.Lock()
-
-    async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        sandbox = self._sandbox
-        try:
-            return await sandbox.acquire(spec, attempt=attempt, fence=fence, name=name)
-        except SandboxFailure as failure:
-            if failure.reason != "SandboxLost":
-                raise
-        async with self._replacing:
-            if self._sandbox is sandbox:
-                executor = await LocalExecutor.find(self._machine.record(SHARED)) or await self._start()
-                await sandbox.close()
-                self._sandbox = self._machine.sandbox(executor)
-        return await self._sandbox.acquire(spec, attempt=attempt, fence=fence, name=name)
-
-    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        return await self._sandbox.reattach(handle, spec=spec, fence=fence)
-
-    async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """See SandboxProvider."""
-        await self._sandbox.sweep(unwanted)
-
-    async def forget_group(self, group: str) -> None:
-        """See SandboxProvider."""
-        await self._sandbox.forget_group(group)
-
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._sandbox.close()
-
-
-class PlainSandboxes:
-    """An executor for each workspace, started and stopped with it."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._free = asyncio.Semaphore(machine.places)
-        self._running: dict[str, tuple[LocalExecutor, ExecutorSandbox]] = {}
-
-    async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        identity = workspace_id(attempt, name)
-        sandbox = await self._found(identity, spec) or await self._started(identity, spec)
-        try:
-            return await sandbox.acquire(spec, attempt=attempt, fence=fence, name=name)
-        except Fenced:
-            raise
-        except BaseException:
-            # What the setup left behind would meet the next try.
-            await self._stop(identity)
-            raise
-
-    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        identity = handle["workspace"]
-        sandbox = await self._found(identity, spec)
-        if sandbox is None:
-            raise SandboxFailure("SandboxLost", f"the executor of workspace {identity} has ended; its state is gone")
-        return await sandbox.reattach(handle, spec=spec, fence=fence)
-
-    async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """See SandboxProvider."""
-        for record in self._machine.records.glob("*.json"):
-            attempt, dot, name = record.stem.partition(".")
-            if dot and unwanted(attempt, name) and (executor := await LocalExecutor.find(record)) is not None:
-                await executor.stop()
-
-    async def forget_group(self, group: str) -> None:
-        """Nothing is shared by a group here."""
-
-    async def close(self) -> None:
-        """Close all connections."""
-        for _, sandbox in self._running.values():
-            await sandbox.close()
-
-    async def _found(self, identity: str, spec: WorkspaceSpec) -> ExecutorSandbox | None:
-        if identity in self._running:
-            return self._running[identity][1]
-        executor = await LocalExecutor.find(self._machine.record(identity))
-        if executor is None:
-            return None
-        await self._take_place(identity, spec.start_seconds)
-        return self._keep(identity, executor)
-
-    async def _started(self, identity: str, spec: WorkspaceSpec) -> ExecutorSandbox:
-        uid = plain_uid(spec.user)
-
-        def settings(home: Path) -> Mapping[str, Any]:
-            root = home / "root"
-            root.mkdir(mode=0o755)
-            user = spec.user or (PLAIN_USER if os.geteuid() == 0 else None)
-            if os.geteuid() == 0:
-                os.chown(root, uid, -1)
-            return {
-                "mode": "Plain",
-                "root": str(root),
-                "user": user,
-                "idleSeconds": self._machine.template.idle_seconds,
-            }
-
-        await self._take_place(identity, spec.start_seconds)
-        try:
-            executor = await LocalExecutor.start(
-                self._machine.record(identity), settings, start_seconds=spec.start_seconds
-            )
-        except BaseException:
-            self._free.release()
-            raise
-        return self._keep(identity, executor)
-
-    def _keep(self, identity: str, executor: LocalExecutor) -> ExecutorSandbox:
-        sandbox = self._machine.sandbox(executor, released=self._stop)
-        self._running[identity] = executor, sandbox
-        return sandbox
-
-    async def _take_place(self, identity: str, patience: float) -> None:
-        try:
-            await asyncio.wait_for(self._free.acquire(), patience)
-        except TimeoutError as error:
-            raise no_place(identity, patience) from error
-
-    async def _stop(self, identity: str) -> None:
-        executor, sandbox = self._running.pop(identity)
-        await sandbox.close()
-        await executor.stop()
-        self._free.release()
-
-
-def overlay_starter(
-    record: Path, template: SandboxTemplate, places: int, masks: Sequence[str]
-) -> Callable[[], Awaitable[LocalExecutor]]:
-    """Starts the executor of a run; one that was asked to try `Overlay` may come up in `Plain`."""
-
-    def settings(home: Path) -> Mapping[str, Any]:
+    def settings(home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
         return {
             "mode": template.workspaces.mode.value,
             "places": places,
@@ -318,7 +247,39 @@ def overlay_starter(
             "idleSeconds": template.idle_seconds,
         }
 
-    return lambda: LocalExecutor.start(record, settings, start_seconds=template.start_seconds)
+    return settings
+
+
+def image_settings(template: SandboxTemplate, places: int, image: UnpackedImage) -> Settings:
+    """Of an executor whose workspaces see an image."""
+
+    def settings(home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
+        # Without root a workspace has one user.
+        user = {"user": image.config.user} if image.config.user and os.geteuid() == 0 else {}
+        return {
+            "mode": "Overlay",
+            "places": places,
+            "rootLayers": [str(layer) for layer in image.layers],
+            "idleSeconds": template.idle_seconds,
+            **user,
+        }
+
+    return settings
+
+
+def plain_settings(template: SandboxTemplate) -> Settings:
+    """Of an executor with one workspace, whose root is a folder in its home."""
+
+    def settings(home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
+        uid = plain_uid(spec.user)
+        root = home / "root"
+        root.mkdir(mode=0o755)
+        user = spec.user or (PLAIN_USER if os.geteuid() == 0 else None)
+        if os.geteuid() == 0:
+            os.chown(root, uid, -1)
+        return {"mode": "Plain", "root": str(root), "user": user, "idleSeconds": template.idle_seconds}
+
+    return settings
 
 
 def plain_uid(user: str | None) -> int:
@@ -341,10 +302,18 @@ def plain_uid(user: str | None) -> int:
     return uid
 
 
+def image_warnings(name: str | None, *, used: UnpackedImage | None) -> list[str]:
+    """What takes the place of an image, or what of it cannot be had."""
+    if used is not None:
+        lost = "owners of the image's files and its user are not kept: without root there is one user, root in there"
+        return [] if os.geteuid() == 0 else [lost]
+    what = f"image {name}" if name else "the tasks' image"
+    return [f"{what} is not used: commands see this machine's own programs and files"]
+
+
 def common_warnings(template: SandboxTemplate) -> list[str]:
     """What the local provider keeps in no mode."""
-    image = f"image {template.image}" if template.image else "the tasks' image"
-    warnings = [f"{image} is not used: commands see this machine's own programs and files"]
+    warnings = []
     if template.resources.cpu is not None:
         warnings.append(f"sandbox.resources.cpu {template.resources.cpu} is not kept: commands share all cores")
     return warnings

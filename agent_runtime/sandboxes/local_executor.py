@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client import ExecutorClient
 
 READY_POLL_SECONDS = 0.01
@@ -46,12 +46,47 @@ class ExecutorRecord:
     """Its temporary folder: socket, layers and spill files; in `Plain` the workspace's root too."""
 
 
+Settings = Callable[[Path, WorkspaceSpec], Mapping[str, Any]]
+"""Keys of an executor's configuration that depend on what it is for, from its temporary folder and a workspace's spec."""
+
+
+class LocalExecutors:
+    """Executors of this machine, recorded in the folder `records`. Without `start_seconds` the workspace's own count."""
+
+    def __init__(self, records: Path, settings: Settings, start_seconds: float | None) -> None:
+        self._records, self._settings, self._start_seconds = records, settings, start_seconds
+
+    async def find(self, name: str) -> LocalExecutor | None:
+        """See Executors."""
+        return await LocalExecutor.find(self._record(name))
+
+    async def start(self, name: str, spec: WorkspaceSpec) -> LocalExecutor:
+        """See Executors."""
+        return await LocalExecutor.start(
+            self._record(name),
+            lambda home: self._settings(home, spec),
+            start_seconds=self._start_seconds or spec.start_seconds,
+        )
+
+    def names(self) -> list[str]:
+        """See Executors."""
+        return [record.stem for record in self._records.glob("*.json")]
+
+    def _record(self, name: str) -> Path:
+        return self._records / f"{name}.json"
+
+
 class LocalExecutor:
     """A running executor of this machine, reached by `client`."""
 
     def __init__(self, record: ExecutorRecord, path: Path) -> None:
         self.record, self._path = record, path
         self.client = ExecutorClient(record.address, record.token, record.boot_id)
+
+    @property
+    def mode(self) -> str:
+        """Overlay or Plain."""
+        return self.record.mode
 
     @classmethod
     async def find(cls, path: Path) -> LocalExecutor | None:
@@ -112,7 +147,7 @@ class LocalExecutor:
         record = ExecutorRecord(
             state["address"], state["bootId"], token, pid, state["mode"], state.get("modeReason"), str(home)
         )
-        _write_private(path, json.dumps(asdict(record)))
+        write_private(path, json.dumps(asdict(record)))
         return cls(record, path)
 
     async def stop(self) -> None:
@@ -186,7 +221,8 @@ async def _end(pid: int) -> None:
         os.waitpid(pid, 0)  # noqa: ASYNC222 (it has ended)
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
+    """Write a file that its owner alone may read, in one step."""
     partial = path.with_suffix(".partial")
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as target:
         target.write(text)

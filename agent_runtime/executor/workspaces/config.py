@@ -28,6 +28,7 @@ class HostConfig:
     mode: str = "Auto"
     places: int = 1
     root: str = "/"
+    root_layers: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()
     binds: tuple[Bind, ...] = ()
     user: str | None = None
@@ -41,6 +42,9 @@ class HostConfig:
         if self.places < 1:
             raise ValueError(f"places is {self.places}: at least 1 expected")
         paths = [("stateDir", self.state_dir), ("root", self.root), *(("masks", mask) for mask in self.masks)]
+        paths += [("rootLayers", layer) for layer in self.root_layers]
+        if self.root_layers and self.mode != "Overlay":
+            raise ValueError(f"mode is {self.mode!r}: rootLayers can be had in Overlay alone")
         for source, target, _ in self.binds:
             paths += [("binds.source", source), ("binds.target", target)]
         for name, path in paths:

@@ -3,6 +3,8 @@
 In the folder `layers` of the state folder, all of it seen only in the zygote's own mount namespace:
 
     s0 s1 …      the image's folders as lower layers, one for each part (usually one part, the root)
+    i0 i1 …      instead of those, an image's unpacked layers, the topmost first
+    image        the same as one folder, to be looked up in
     nothing      an empty file system, where one of these has to be told apart from the rest
     base/u0 …    the lowest layer of our own: masks, mount points, /etc/hosts and the like
     dev          a read-only /dev, cloned into each workspace
@@ -14,14 +16,23 @@ In the folder `layers` of the state folder, all of it seen only in the zygote's 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_runtime.executor.workspaces import kernel
-from agent_runtime.executor.workspaces.trees import remove_entry
+from agent_runtime.executor.workspaces.lower import (
+    OWN_FOLDERS,
+    Impossible,
+    is_below,
+    mount_image,
+    mount_root,
+    mounts,
+    refuse_overlay_on_overlay,
+    separate,
+)
+from agent_runtime.executor.workspaces.trees import remove_entry, resolve_below
 
 HOSTNAME = "workspace"
 _ALL_IDS = 4294967295
@@ -40,20 +51,18 @@ _ETC = {
 }
 # A new /proc or /sys may be mounted in a user namespace only where an old one is seen in full.
 _KEPT_MOUNTS = ("/", "/proc", "/sys")
-# These are assembled from what a workspace has of its own.
-_OWN_FOLDERS = ("/proc", "/sys", "/dev", "/tmp")
-
-
-class Impossible(Exception):
-    """Overlay cannot be had here; the message says why."""
 
 
 @dataclass(frozen=True)
 class Ground:
-    """Where the layers are, and how ids are mapped. `parts[i]` is the workspace path of part i."""
+    """Where the layers are, and how ids are mapped.
+
+    `parts[i]` is the workspace path of part i, `lower[i]` are its lowest layers, the topmost first.
+    """
 
     layers: str
     parts: tuple[str, ...]
+    lower: tuple[tuple[str, ...], ...]
     uid_map: str
     gid_map: str
     first_id: int
@@ -124,8 +133,13 @@ def enter_own_user_namespace() -> None:
         raise Impossible(f"not root, and a user namespace cannot be made: {error}") from None
 
 
-def prepare(layers: str, root: str, masks: Sequence[str], binds: Sequence[Sequence[object]]) -> Ground:
-    """Mount and write what the module says, in a mount namespace of its own. Raises Impossible, or OSError with the step."""
+def prepare(
+    layers: str, root: str, root_layers: Sequence[str], masks: Sequence[str], binds: Sequence[Sequence[object]]
+) -> Ground:
+    """Mount and write what the module says, in a mount namespace of its own. Raises Impossible, or OSError with the step.
+
+    `root_layers`, the topmost first, are the root together, in place of `root`.
+    """
     capable = os.geteuid() == 0 and kernel.effective_capabilities() >> kernel.CAP_SYS_ADMIN & 1
     if not capable:
         enter_own_user_namespace()
@@ -138,14 +152,21 @@ def prepare(layers: str, root: str, masks: Sequence[str], binds: Sequence[Sequen
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     _empty(layers)
     os.chdir(layers)
-    _refuse_overlay_on_overlay(layers)
+    refuse_overlay_on_overlay(layers)
     for name in ("base", "dev", "m"):
         os.mkdir(name)
     namespace = _user_namespace(uid_map) if bare else -1
-    parts = _mount_sources(root, namespace, split=not capable)
-    _separate(layers, root, parts)
-    base = _Base(parts, root, first_id, chown=bool(capable))
-    for mask in [*_OWN_FOLDERS, os.path.dirname(layers), *masks]:
+    parts: tuple[str, ...]
+    lower: tuple[tuple[str, ...], ...]
+    if root_layers:
+        parts, lower = ("/",), (mount_image(root_layers, namespace),)
+        root = f"{layers}/image"
+    else:
+        parts = mount_root(root, namespace, split=not capable)
+        lower = tuple(() if part == "/" and len(parts) > 1 else (f"s{index}",) for index, part in enumerate(parts))
+        separate(layers, root, parts)
+    base = _Base(parts, root, first_id, chown=bool(capable), shift=first_id if root_layers else 0)
+    for mask in [*OWN_FOLDERS, os.path.dirname(layers), *masks]:
         base.mask(mask)
     base.etc()
     for path, mode in (("/proc", 0o555), ("/sys", 0o555), ("/dev", 0o755), ("/tmp", 0o1777)):
@@ -158,7 +179,9 @@ def prepare(layers: str, root: str, masks: Sequence[str], binds: Sequence[Sequen
     if capable:
         _detach_others(layers)
     several_ids = sum(int(line.split()[2]) for line in gid_map.splitlines()) >= _IDS
-    return Ground(layers, parts, uid_map, gid_map, first_id, tuple(targets), first_id + 5 if several_ids else None)
+    return Ground(
+        layers, parts, lower, uid_map, gid_map, first_id, tuple(targets), first_id + 5 if several_ids else None
+    )
 
 
 def _empty(layers: str) -> None:
@@ -168,89 +191,6 @@ def _empty(layers: str) -> None:
     for name in os.listdir(folder):
         remove_entry(folder, name, missing_ok=True)
     os.close(folder)
-
-
-def _mounts() -> list[tuple[str, str]]:
-    """(mount point, file system type) of every mount seen, in the order they were made."""
-    rows = [line.split(" ") for line in _read("/proc/self/mountinfo").splitlines()]
-    return [(row[4].encode().decode("unicode_escape"), row[row.index("-") + 1]) for row in rows]
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _refuse_overlay_on_overlay(layers: str) -> None:
-    point, kind = max(
-        ((point, kind) for point, kind in _mounts() if _is_below(layers, point)), key=lambda row: len(row[0])
-    )
-    if kind in ("overlay", "fuse.fuse-overlayfs"):
-        raise Impossible(
-            f"stateDir is on {kind} (mounted at {point}), which cannot hold writable layers; "
-            "put it on a volume of its own, such as an emptyDir"
-        )
-
-
-def _mount_sources(root: str, namespace: int, *, split: bool) -> tuple[str, ...]:
-    """Mount the lower layers; the workspace paths of the parts."""
-    os.mkdir("s0")
-    if not split:
-        if namespace < 0:
-            kernel.mount(root, "s0", flags=kernel.MS_BIND)
-            return ("/",)
-        try:
-            kernel.idmapped_clone(root, "s0", namespace, read_only=True)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EPERM, errno.ENOSYS):
-                raise
-            kind = max((row for row in _mounts() if _is_below(root, row[0])), key=lambda row: len(row[0]))[1]
-            raise Impossible(
-                f"root {root!r} is on {kind}, which this kernel cannot mount with mapped ids ({error.strerror}), "
-                "and this process is root of the machine itself; run it in a pod with hostUsers: false"
-            ) from None
-        return ("/",)
-    # Submounts are locked to their parents in a namespace of fewer rights, so only folders without any can be lower.
-    points = [point for point, _ in _mounts()]
-    parts = ["/"]
-    for path in _folders_without_mounts(root, points):
-        name = f"s{len(parts)}"
-        os.mkdir(name)
-        try:
-            kernel.mount(path, name, flags=kernel.MS_BIND)
-        except OSError:
-            os.rmdir(name)
-            continue
-        parts.append(path[len(root.rstrip("/")) :])
-    return tuple(parts)
-
-
-def _separate(layers: str, root: str, parts: tuple[str, ...]) -> None:
-    """Overlay refuses a lower layer that lies within another one on the same file system, as ours do when stateDir is in
-    a folder of the image. An overlay of that folder and of nothing is another file system.
-    """
-    device = os.stat(layers).st_dev
-    inside = [index for index, part in enumerate(parts) if _is_below(layers, os.path.join(root, part.lstrip("/")))]
-    for index in inside:
-        if index == 0 and len(parts) > 1:
-            continue
-        if os.stat(f"s{index}").st_dev == device:
-            os.makedirs("nothing", exist_ok=True)
-            kernel.mount("tmpfs", "nothing", "tmpfs", kernel.MS_RDONLY, "size=4k")
-            kernel.mount("overlay", f"s{index}", "overlay", 0, f"lowerdir=s{index}:nothing,userxattr")
-
-
-def _folders_without_mounts(folder: str, points: list[str]) -> list[str]:
-    found: list[str] = []
-    for name in sorted(os.listdir(folder)):
-        path = os.path.join(folder, name)
-        if not stat.S_ISDIR(os.lstat(path).st_mode) or f"/{name}" in _OWN_FOLDERS or path in points:
-            continue
-        if any(_is_below(point, path) for point in points):
-            with contextlib.suppress(PermissionError):
-                found += _folders_without_mounts(path, points)
-        else:
-            found.append(path)
-    return found
 
 
 def _mount_bind(name: str, source: str, read_only: bool, namespace: int) -> None:
@@ -300,8 +240,8 @@ def _make_dev(owner: int) -> None:
 
 def _detach_others(layers: str) -> None:
     """Unmount, in this namespace, what no workspace needs: they are copied with each, and keep file systems busy."""
-    for point, _ in reversed(_mounts()):
-        if point not in _KEPT_MOUNTS and not _is_below(layers, point) and not _is_below(point, layers):
+    for point, _ in reversed(mounts()):
+        if point not in _KEPT_MOUNTS and not is_below(layers, point) and not is_below(point, layers):
             with contextlib.suppress(OSError):
                 kernel.unmount(point)
 
@@ -309,8 +249,9 @@ def _detach_others(layers: str) -> None:
 class _Base:
     """The lowest layer of our own, written through the paths that workspaces will see."""
 
-    def __init__(self, parts: tuple[str, ...], root: str, first_id: int, *, chown: bool) -> None:
-        self._parts, self._root, self._first_id, self._chown = parts, root, first_id, chown
+    def __init__(self, parts: tuple[str, ...], root: str, first_id: int, *, chown: bool, shift: int) -> None:
+        # By `shift` the owners seen in `root` are higher than those that the image gives.
+        self._parts, self._root, self._first_id, self._chown, self._shift = parts, root, first_id, chown, shift
         self._masked: list[str] = []
         for index, part in enumerate(parts):
             os.mkdir(f"base/u{index}")
@@ -332,7 +273,7 @@ class _Base:
     def _place(self, path: str) -> str:
         """The file of the base layer that stands for a workspace path."""
         index, part = max(
-            ((i, part) for i, part in enumerate(self._parts) if _is_below(path, part)), key=lambda row: len(row[1])
+            ((i, part) for i, part in enumerate(self._parts) if is_below(path, part)), key=lambda row: len(row[1])
         )
         return f"base/u{index}/{path[len(part) :].lstrip('/')}".rstrip("/")
 
@@ -341,27 +282,26 @@ class _Base:
 
     def _resolve(self, path: str) -> str:
         """A workspace path with the links of the image followed; masks and binds are about what they lead to."""
-        real = os.path.realpath(self._source(path))
-        if not _is_below(real, self._root):
-            raise Impossible(f"{path!r} leads out of root {self._root!r} to {real!r}; name where it should lead")
-        return "/" + real[len(self._root.rstrip("/")) :].lstrip("/")
+        return resolve_below(self._root, path)
 
     def _copy_owner(self, path: str, place: str) -> None:
         uid, gid, mode = 0, 0, 0o755
         if not self._is_masked(path):
             with contextlib.suppress(OSError):
                 info = os.stat(self._source(path))
-                uid, gid, mode = info.st_uid, info.st_gid, stat.S_IMODE(info.st_mode)
+                uid, gid = info.st_uid - self._shift, info.st_gid - self._shift
+                mode = stat.S_IMODE(info.st_mode)
         self._set(place, uid, gid, mode)
 
     def _set(self, place: str, uid: int, gid: int, mode: int) -> None:
         if self._chown:
             nobody = _IDS - 2
-            os.chown(place, self._first_id + min(uid, nobody), self._first_id + min(gid, nobody))
+            uid, gid = (identity if 0 <= identity < nobody else nobody for identity in (uid, gid))
+            os.chown(place, self._first_id + uid, self._first_id + gid)
         os.chmod(place, mode)
 
     def _is_masked(self, path: str) -> bool:
-        return any(_is_below(path, mask) for mask in self._masked)
+        return any(is_below(path, mask) for mask in self._masked)
 
     def folder(self, path: str, mode: int | None = None) -> str:
         """Make a folder and those on the way, each as the image has it, or 0755 of root where it has none."""
@@ -381,9 +321,9 @@ class _Base:
         path = self._resolve(path)
         if path == "/":
             raise Impossible("masks: '/' cannot be masked")
-        if self._is_masked(path) or not (os.path.lexists(self._source(path)) or path in _OWN_FOLDERS):
+        if self._is_masked(path) or not (os.path.lexists(self._source(path)) or path in OWN_FOLDERS):
             return
-        if os.path.isdir(self._source(path)) or path in _OWN_FOLDERS:
+        if os.path.isdir(self._source(path)) or path in OWN_FOLDERS:
             os.setxattr(self.folder(path), _OPAQUE_XATTR, b"y")
         else:
             self.folder(os.path.dirname(path)) if os.path.dirname(path) != "/" else None
@@ -404,7 +344,7 @@ class _Base:
         if parent != "/":
             self.folder(parent)
         for mask in self._masked:
-            if _is_below(parent, mask) and mask not in _OWN_FOLDERS:
+            if is_below(parent, mask) and mask not in OWN_FOLDERS:
                 self._set(self._place(mask), 0, 0, 0o755)
         place = self._place(target)
         if is_folder:

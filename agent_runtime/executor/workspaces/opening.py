@@ -83,6 +83,7 @@ async def _prepare(zygote: Peer, config: HostConfig) -> None:
         "do": "prepare",
         "layers": os.path.join(os.path.realpath(config.state_dir), "layers"),
         "root": os.path.realpath(config.root),
+        "rootLayers": [os.path.realpath(layer) for layer in config.root_layers],
         "masks": list(config.masks),
         "binds": [list(bind) for bind in config.binds],
     }

@@ -15,6 +15,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # How anything is opened that might not be what it should be: no wait on FIFOs, no terminal acquired.
 NO_WAIT = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
+# As many as the kernel follows.
+_MOST_LINKS = 40
+
 
 def open_folder(parent: int, name: str) -> int:
     """The folder `name` in `parent`; raises OSError (ENOTDIR or ELOOP) when it is a link or no folder."""
@@ -90,6 +93,30 @@ def _unlink_files(folder: int) -> list[str]:
         if not is_folder:
             os.unlink(name, dir_fd=folder)
     return [name for name, is_folder in names if is_folder]
+
+
+def resolve_below(root: str, path: str) -> str:
+    """The path, from `root` on, that `path` leads to with links followed as a process whose root that is would."""
+    here, left, links = "/", list(reversed(path.split("/"))), 0
+    while left:
+        part = left.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            here = os.path.dirname(here)
+            continue
+        step = os.path.join(here, part)
+        try:
+            leads_to = os.readlink(root.rstrip("/") + step)
+        except OSError:
+            here = step
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        here = "/" if leads_to.startswith("/") else here
+        left += reversed(leads_to.split("/"))
+    return here
 
 
 def disk_bytes(root: str, *, enough: int | None = None, since: int | None = None) -> int:

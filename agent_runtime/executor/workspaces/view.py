@@ -176,8 +176,7 @@ def _mount_view(ground: Ground, request: Message) -> list[int]:
     for part, path in enumerate(ground.parts):
         os.fchdir(layers)
         lower = [f"{layer}/u{part}" for layer in [*chain, "base"]]
-        if part > 0 or len(ground.parts) == 1:
-            lower.append(f"s{part}")
+        lower += ground.lower[part]
         options = f"lowerdir={':'.join(lower)},userxattr"
         if not request["view_of"]:
             options += f",upperdir={own}/u{part},workdir={own}/w{part}"

@@ -18,8 +18,9 @@ from typing import NoReturn
 from agent_runtime.executor.workspaces import kernel, processes
 from agent_runtime.executor.workspaces.channel import Channel, Message
 from agent_runtime.executor.workspaces.commands import Surroundings
-from agent_runtime.executor.workspaces.ground import Ground, Impossible, prepare
+from agent_runtime.executor.workspaces.ground import Ground, prepare
 from agent_runtime.executor.workspaces.init import Init
+from agent_runtime.executor.workspaces.lower import Impossible
 from agent_runtime.executor.workspaces.trees import disk_bytes, remove_entry
 from agent_runtime.executor.workspaces.view import HELLO, build, process_limits
 
@@ -143,7 +144,9 @@ class _Zygote:
             return
         try:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-            self._ground = prepare(request["layers"], request["root"], request["masks"], request["binds"])
+            self._ground = prepare(
+                request["layers"], request["root"], request["rootLayers"], request["masks"], request["binds"]
+            )
             signal.signal(signal.SIGCHLD, self._reap)
             self._channel.send(number, {"parts": list(self._ground.parts)})
         except (Impossible, OSError) as error:

@@ -1,0 +1,210 @@
+"""Sandboxes in containers of Docker or podman, on this machine.
+
+`Plain`: a container a workspace, without rights and without a network of its own unless the task wants one. `Overlay`: a
+container an image, many workspaces in it; only where the engine gives its containers a user namespace (rootless podman).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.container_engine import EngineContainers, find_engine, wants_network
+from agent_runtime.sandboxes.container_executor import ContainerExecutors
+from agent_runtime.sandboxes.executor_bundle import executor_bundle
+from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.hosting import (
+    Hosting,
+    OverlaySandbox,
+    OverlaySandboxes,
+    PlainSandboxes,
+    found_or_started,
+)
+from agent_runtime.sandboxes.oci_files import ImageConfig, ImageError
+from agent_runtime.sandboxes.oci_store import ImageStore, place_of
+from rollout_api.sandbox import SandboxTemplate, WorkspaceMode
+
+
+class ContainerProvider:
+    """Implements SandboxProvider by Docker or podman.
+
+    `run_dir` keeps the records by which the next process finds containers; `places` workspaces live at once; paths start at
+    `base_dir`.
+    """
+
+    name = "container"
+
+    def __init__(
+        self, run_dir: Path, template: SandboxTemplate, *, places: int, base_dir: Path = Path(),
+        environ: Mapping[str, str] = os.environ, images: ImageStore | None = None,
+    ) -> None:  # fmt: skip
+        self.warnings: Sequence[str] = ()
+        self._records = run_dir / "containers"
+        self._template, self._places, self._environ = template, places, environ
+        self._images = images or ImageStore(base_dir)
+        self._configs: dict[str, asyncio.Task[ImageConfig]] = {}
+        self._host: OverlaySandboxes | PlainSandboxes | None = None
+
+    async def open(self) -> None:
+        """Find the engine and the executor's bundle, and remove what a killed process has left. Raises SandboxFailure."""
+        self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._engine = engine = await find_engine(self._environ)
+        try:
+            bundle = await asyncio.to_thread(executor_bundle, self._images, self._environ)
+        except ImageError as error:
+            raise SandboxFailure("ProviderUnavailable", str(error)) from error
+        mode = self._mode(engine.has_user_namespace, engine.program)
+        run = hashlib.sha256(str(self._records).encode()).hexdigest()[:16]
+        self._containers = EngineContainers(engine, bundle, run, mode=mode)
+        self._executors = ContainerExecutors(self._records, self._containers, self._settings(mode, None))
+        await self._executors.remove_dead()
+        await self._containers.remove_unrecorded(self._executors.containers())
+        self._hosting = self._hosting_of(mode)
+        if mode == "Plain":
+            self._host = PlainSandboxes(self._hosting, self._executors)
+        else:
+            self._host = OverlaySandboxes(self._open_overlay)
+        self.warnings = warnings(self._template, mode)
+
+    def _mode(self, has_user_namespace: bool, program: str) -> str:
+        wanted = self._template.workspaces.mode
+        if wanted is WorkspaceMode.OVERLAY and not has_user_namespace:
+            raise SandboxFailure(
+                "ProviderUnavailable",
+                "sandbox.workspaces.mode Overlay wants an engine whose containers have a user namespace, as rootless podman "
+                f"has; {program} here has not. Set the mode to Auto or Plain, or run podman without root",
+            )
+        return "Overlay" if has_user_namespace and wanted is not WorkspaceMode.PLAIN else "Plain"
+
+    def _hosting_of(self, mode: str) -> Hosting:
+        return Hosting(
+            mode=mode,
+            places=self._places,
+            idle_seconds=self._template.idle_seconds,
+            environment={},
+            description={
+                "provider": self.name,
+                "mode": mode,
+                "modeReason": None if mode == "Overlay" else "a container has a workspace of its own",
+                "engine": self._engine.program,
+                "root": "image",
+                "imageUsed": True,
+            },
+            provider=self.name,
+        )
+
+    def _settings(self, mode: str, config: ImageConfig | None) -> Callable[[WorkspaceSpec], Mapping[str, Any]]:
+        # In Plain the executor is the container's user itself; in Overlay it is root, and has to be told.
+        user = {"user": config.user} if config is not None and config.user else {}
+
+        def settings(spec: WorkspaceSpec) -> Mapping[str, Any]:
+            places = self._places if mode == "Overlay" else 1
+            return {"mode": mode, "places": places, "idleSeconds": self._template.idle_seconds, **user}
+
+        return settings
+
+    async def _placed(self, spec: WorkspaceSpec) -> tuple[WorkspaceSpec, ImageConfig]:
+        """The spec with what the image says of it. Raises SandboxFailure."""
+        if spec.image is None:
+            raise SandboxFailure(
+                "ImageUnavailable",
+                "sandbox.image is missing, which sandbox.provider Container needs; name an image, or use --provider Local",
+            )
+        if place_of(spec.image, Path()) is not None:
+            raise SandboxFailure(
+                "ImageUnavailable",
+                f"sandbox.image {spec.image} is a path, which --provider Local takes; load it into {self._engine.program} "
+                f"(`{self._engine.program} load -i FILE`) and give its name",
+            )
+        task = self._configs.get(spec.image)
+        if task is None:
+            inspection = self._engine.image_config(spec.image, seconds=spec.start_seconds)
+            task = self._configs[spec.image] = asyncio.create_task(inspection)
+        try:
+            config = await asyncio.shield(task)
+        except SandboxFailure:
+            self._configs.pop(spec.image, None)
+            raise
+        if spec.working_dir_of_image and config.working_dir:
+            spec = dataclasses.replace(spec, working_dir=config.working_dir)
+        return spec, config
+
+    async def _open_overlay(self, key: str, spec: WorkspaceSpec) -> OverlaySandbox:
+        _, config = await self._placed(spec)
+        executors = ContainerExecutors(self._records, self._containers, self._settings("Overlay", config))
+        return OverlaySandbox(self._hosting, executors, key, await found_or_started(executors, key, spec))
+
+    async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
+        """See SandboxProvider."""
+        host = self._opened()
+        spec, _ = await self._placed(spec)
+        if isinstance(host, PlainSandboxes):
+            return await host.acquire(spec, attempt=attempt, fence=fence, name=name)
+        return await host.acquire(sandbox_key(spec), spec, attempt=attempt, fence=fence, name=name)
+
+    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
+        """See SandboxProvider."""
+        host = self._opened()
+        spec, _ = await self._placed(spec)
+        if isinstance(host, PlainSandboxes):
+            return await host.reattach(handle, spec=spec, fence=fence)
+        return await host.reattach(sandbox_key(spec), handle, spec=spec, fence=fence)
+
+    async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
+        """See SandboxProvider."""
+        host = self._opened()
+        if isinstance(host, PlainSandboxes):
+            await host.sweep(unwanted)
+            return
+        for name in self._executors.names():
+            executor = await self._executors.find(name)
+            if executor is not None:
+                sandbox = self._hosting.sandbox(executor)
+                await sandbox.sweep(unwanted)
+                await sandbox.close()
+
+    async def forget_group(self, group: str) -> None:
+        """See SandboxProvider."""
+        host = self._opened()
+        if isinstance(host, OverlaySandboxes):
+            await host.forget_group(group)
+
+    async def close(self, *, keep: bool = False) -> None:
+        """See SandboxProvider."""
+        if self._host is None:
+            return
+        await self._host.close()
+        self._host = None
+        if not keep:
+            await self._executors.remove_all()
+
+    def _opened(self) -> OverlaySandboxes | PlainSandboxes:
+        if self._host is None:
+            raise SandboxFailure("ProviderUnavailable", "the container provider is not open; await open() first")
+        return self._host
+
+
+def sandbox_key(spec: WorkspaceSpec) -> str:
+    """A name for the container that workspaces of a spec can share: its image, and whether it has a network."""
+    return f"image-{hashlib.sha256(f'{spec.image} {wants_network(spec)}'.encode()).hexdigest()[:24]}"
+
+
+def warnings(template: SandboxTemplate, mode: str) -> list[str]:
+    """What is not kept."""
+    found = []
+    phases = [template.network.setup, template.network.agent, template.network.verifier]
+    if mode == "Plain" and any(phase != "None" for phase in phases):
+        found.append(
+            "sandbox.network is not kept: a container that has a network in one phase has the engine's whole network in all"
+        )
+    if mode == "Overlay" and template.resources.cpu is not None:
+        found.append(
+            f"sandbox.resources.cpu {template.resources.cpu} is not kept: workspaces share their container's cores"
+        )
+    return found

@@ -1,0 +1,147 @@
+"""kodo's calls: bounded, believed only when seen, and made as its signatures have them."""
+
+import asyncio
+import inspect
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent_runtime.sandboxes import kodo
+from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.kodo import KodoContainers, NotThere, call, import_kodo
+from rollout_api.sandbox import Kodo, Resources
+from tests.support import kodo_double
+
+SPEC = WorkspaceSpec(
+    group="g0",
+    working_dir="/w",
+    image="image:1",
+    resources=Resources(cpu="500m", memory="1Gi"),
+    start_seconds=7,
+)
+CONFIG = {"tokenSha256": "0" * 64, "mode": "Plain"}
+
+
+class Pods:
+    """A kodo runner of the backend `kubernetes`, whose first copies never arrive."""
+
+    def __init__(self, lost_copies: int = 0) -> None:
+        self.lost, self.copies, self.started, self.deleted = lost_copies, list[set[str]](), list[Any](), list[str]()
+        self.manager = SimpleNamespace(client=SimpleNamespace(read_namespaced_pod=self._read))
+
+    def _read(self, *, name: str, namespace: str) -> Any:
+        assert (name, namespace) == ("pod", "rl")
+        return SimpleNamespace(status=SimpleNamespace(pod_ip="10.0.0.7"))
+
+    def start_container(self, image: str, name: str | None = None, **kwargs: Any) -> Any:
+        self.started.append((image, name, kwargs))
+
+    def copy_to_container(self, container_ref: Any, src_path: str, dest_path: str) -> None:
+        assert (container_ref, dest_path) == ("pod", "/tmp/.rollout")
+        self.copies.append({path.name for path in Path(src_path).iterdir()})
+
+    def execute_command(self, container_ref: Any, command: str, **kwargs: Any) -> tuple[str, str]:
+        # What kodo answers to a failed command is text like any other.
+        return ("arrived\n", "0") if len(self.copies) > self.lost else ("Exit code not found", "-1")
+
+    def stop_container(self, container_ref: Any) -> None:
+        self.deleted.append(container_ref)
+
+
+def containers(runner: Any, tmp_path: Path) -> KodoContainers:
+    bundle = tmp_path / "bundle"
+    (bundle / "python").mkdir(parents=True, exist_ok=True)
+    (bundle / "executor").touch()
+    settings = Kodo.model_validate({"backend": "Kubernetes", "namespace": "rl", "nodeSelector": {"disk": "ssd"}})
+    return KodoContainers(runner, settings, bundle)
+
+
+async def test_a_pod_is_asked_for_with_what_the_task_needs_and_reached_at_its_address(tmp_path: Path) -> None:
+    pods = Pods()
+    address = await containers(pods, tmp_path).start("pod", SPEC, CONFIG, tmp_path)
+    ((image, name, options),) = pods.started
+    assert (image, name, options["node_selector"], options["timeout"]) == ("image:1", "pod", {"disk": "ssd"}, 7)
+    wanted = {"cpu": "500m", "memory": "1Gi"}
+    assert options["resources"] == {"requests": wanted, "limits": wanted}
+    # kodo hands a pod's command to a shell.
+    assert "exec /tmp/.rollout/executor" in options["command"]
+    assert address.startswith("tcp:10.0.0.7:")
+    assert pods.copies == [{"executor", "python", "config.json", "whole"}]
+    # In a tar the mark comes last.
+    assert sorted(pods.copies[0])[-1] == "whole"
+
+
+async def test_a_copy_that_was_cut_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kodo, "ARRIVAL_SECONDS", 0.02)
+    monkeypatch.setattr(kodo, "ARRIVAL_POLL_SECONDS", 0.01)
+    pods = Pods(lost_copies=2)
+    await containers(pods, tmp_path).start("pod", SPEC, CONFIG, tmp_path)
+    assert len(pods.copies) == 3
+
+
+async def test_a_pod_that_is_gone_already_is_no_failure_and_one_that_stays_is(tmp_path: Path) -> None:
+    class Error(Exception):
+        status = 404
+
+    def refuse(reference: str) -> None:
+        raise Error("no pod")
+
+    pods = Pods()
+    pods.stop_container = refuse  # type: ignore[method-assign]
+    await containers(pods, tmp_path).remove("pod")
+    Error.status = 403
+    with pytest.raises(SandboxFailure, match="no pod"):
+        await containers(pods, tmp_path).remove("pod")
+
+
+async def test_a_call_that_hangs_holds_nothing_up() -> None:
+    released = threading.Event()
+    with pytest.raises(SandboxFailure, match=r"did not start in 0\.05 s"):
+        await call("start", 0.05, released.wait, 600)
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "kodo start")
+    released.set()
+
+
+async def test_a_call_that_ends_after_its_deadline_harms_nobody() -> None:
+    released = threading.Event()
+    with pytest.raises(SandboxFailure):
+        await call("start", 0.01, released.wait, 600)
+    released.set()
+    await asyncio.sleep(0.05)
+    assert await call("start", 60, lambda: 7) == 7
+
+
+async def test_what_kodo_raises_is_named() -> None:
+    def fail() -> None:
+        raise ValueError("no such backend")
+
+    with pytest.raises(SandboxFailure, match=r"could not start: ValueError: no such backend") as failure:
+        await call("start", 60, fail)
+    assert not isinstance(failure.value, NotThere)
+
+
+def test_without_the_package_one_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kodo", None)
+    with pytest.raises(SandboxFailure, match=r"pip install.*agent-rollouts\[kodo\]"):
+        import_kodo()
+
+
+def test_the_double_has_the_signatures_of_the_real_package() -> None:
+    """With kodo at hand (`PYTHONPATH=its/source`, and the packages docker and kubernetes); it is on no package index."""
+    core = pytest.importorskip("kodo.core")
+    for double in (kodo_double.ContainerRunner, kodo_double.DockerManager):
+        real = getattr(core, double.__name__)
+        for name, function in inspect.getmembers(double, inspect.isfunction):
+            ours, theirs = (inspect.signature(where).parameters for where in (function, getattr(real, name)))
+            assert list(ours) == list(theirs), f"{double.__name__}.{name}"
+            assert [p.default for p in ours.values()] == [p.default for p in theirs.values()], (
+                f"{double.__name__}.{name}"
+            )
+            assert [p.kind for p in ours.values()] == [p.kind for p in theirs.values()], f"{double.__name__}.{name}"
+    pod_options = inspect.signature(core.KubernetesManager.start_pod).parameters
+    assert {"command", "node_selector", "timeout", "resources"} <= set(pod_options)
+    assert {"namespace", "disable_proxy"} <= set(inspect.signature(core.KubernetesManager).parameters)
