@@ -159,6 +159,29 @@ class ObservationsRecord(ApiModel):
     results: list[Observation]
 
 
+class ObjectDigest(ApiModel):
+    """An object that a seal vouches for; its key is relative to the job's folder."""
+
+    key: str
+    sha256: str
+    bytes: int
+
+
+class ProgramTrajectory(ApiModel):
+    """What became of the trajectory file that a program wrote of itself."""
+
+    file: ObjectDigest | None = None
+    """The file as it was, in zstd frames."""
+    bytes: int = 0
+    """Of the file."""
+    format: str | None = None
+    """A value of `agent.trajectory.format`; None where it is no known one."""
+    atif: ObjectDigest | None = None
+    """The same as ATIF."""
+    note: str = ""
+    """Why one of these is missing."""
+
+
 class StopRecord(ApiModel):
     """The agent is done; what follows is grading."""
 
@@ -167,6 +190,8 @@ class StopRecord(ApiModel):
     stop_reason: StopReason
     message: str = ""
     agent_seconds: float = 0
+    program_trajectory: ProgramTrajectory | None = None
+    """Where `agent.trajectory` asks for it."""
 
 
 class ArtifactsRecord(ApiModel):
@@ -243,14 +268,6 @@ Record = Annotated[
 ]
 
 
-class ObjectDigest(ApiModel):
-    """An object that a seal vouches for; its key is relative to the job's folder."""
-
-    key: str
-    sha256: str
-    bytes: int
-
-
 class AttemptSummary(ApiModel):
     """How one attempt of a rollout ended."""
 
@@ -307,6 +324,8 @@ class Result(ApiModel):
     ended: float | None = None
     trajectory: str | None = None
     """Key of the ATIF trajectory, relative to the job's folder."""
+    program_trajectory: ProgramTrajectory | None = None
+    """The trajectory that the program of `Command` wrote of itself."""
 
 
 class Seal(ApiModel):

@@ -26,6 +26,26 @@ COMMAND_AGENT = "Command"
 ExtensionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?$", max_length=512)]
 
 
+class TrajectoryFormat(StrEnum):
+    """The form of a trajectory file that a program writes of itself."""
+
+    MINI_SWE_AGENT = "MiniSWEAgent"
+    """`mini-swe-agent-1.1`."""
+    SWE_AGENT = "SWEAgent"
+    """SWE-agent's `.traj`."""
+    ATIF = "ATIF"
+    """Agent Trajectory Interchange Format, any version 1."""
+
+
+class AgentTrajectory(ApiModel):
+    """The trajectory file that the program of `Command` writes of itself."""
+
+    path: Path
+    """Relative to the working directory."""
+    format: TrajectoryFormat | None = None
+    """Recognised by what is in the file when left out."""
+
+
 class Agent(ApiModel):
     """Who works on the tasks."""
 
@@ -49,6 +69,8 @@ class Agent(ApiModel):
     """Malformed answers in a row after which the rollout ends with ToolFormat."""
     config: dict[str, Any] = {}
     """Options of a custom agent."""
+    trajectory: AgentTrajectory | None = None
+    """What the program of `Command` writes of itself: kept with the rollout, and converted to ATIF."""
 
     @property
     def is_command(self) -> bool:
@@ -63,6 +85,8 @@ class Agent(ApiModel):
             )
         if self.install and not self.is_command:
             raise ValueError("install is for type Command; what a task needs is brought by its setup")
+        if self.trajectory and not self.is_command:
+            raise ValueError("trajectory is for type Command; what any other agent does is recorded as it is")
         if self.is_command and self.system_prompt is not None:
             raise ValueError("systemPrompt is not for type Command, whose program has its own; leave it out")
         return self

@@ -8,6 +8,7 @@ from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
 from agent_runtime.engine.grading import GradingLost, failed_verdict, grade_artifacts, grade_in_place
 from agent_runtime.engine.program import Program
+from agent_runtime.engine.program_trajectory import collect
 from agent_runtime.engine.results import build_result
 from agent_runtime.engine.staleness_policy import StalePolicy, stale_message, versions_of
 from agent_runtime.engine.turns import NotReplayable, Turns
@@ -146,6 +147,10 @@ class Attempt:
         stop = StopRecord(
             time=time.time(), stop_reason=reason, message=message, agent_seconds=time.perf_counter() - started
         )
+        if (wanted := self._context.job.spec.agent.trajectory) is not None:
+            session = f"{self._context.record.folder}/{self._rollout.index}"
+            own = await collect(workspace, wanted, session, self._journal.store_program_trajectory)
+            stop = stop.model_copy(update={"program_trajectory": own})
         stop, artifacts = await self._store_artifacts(workspace, stop)
         await self._journal.append([*work.take_unwritten(), stop, artifacts])
         self._records = [*work.records, stop, artifacts]
