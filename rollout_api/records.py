@@ -54,6 +54,18 @@ class Usage(ApiModel):
     cached_tokens: int = 0
 
 
+class McpRecord(ApiModel):
+    """An MCP server as it introduced itself, which it does once."""
+
+    server: str
+    process: str | None = None
+    """Where it runs in the workspace; None where it is reached by HTTP."""
+    initialized: dict[str, Any]
+    """Its answer to `initialize`."""
+    tools: list[dict[str, Any]]
+    """As it listed them."""
+
+
 class AttemptRecord(ApiModel):
     """First record of an epoch: where the attempt runs."""
 
@@ -65,6 +77,8 @@ class AttemptRecord(ApiModel):
     """The provider's handle, by which another process reattaches."""
     sandbox: dict[str, Any] = {}
     """What the sandbox really was: provider, mode, root or image."""
+    mcp: list[McpRecord] = []
+    """The servers of `agent.mcpServers`."""
 
 
 class PolicySpan(ApiModel):

@@ -46,6 +46,27 @@ class AgentTrajectory(ApiModel):
     """Recognised by what is in the file when left out."""
 
 
+class McpServer(ApiModel):
+    """A server of tools that speaks the Model Context Protocol; either `command` or `url`."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*$", max_length=32)]
+    """Its tools are named `<name>__<tool>`."""
+    command: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(max_length=64)
+    ] = []
+    """Program and arguments, started in the workspace of each rollout; its standard input and output are the connection."""
+    url: Annotated[str, StringConstraints(pattern=r"^https?://", max_length=2048)] | None = None
+    """A Streamable HTTP endpoint, asked by the runner."""
+    tools: Annotated[list[ShortText], Field(min_length=1, max_length=256)] | None = None
+    """Those that the model is offered; all when left out."""
+
+    @model_validator(mode="after")
+    def _one_transport(self) -> Self:
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("give exactly one of command (in the sandbox) and url (HTTP)")
+        return self
+
+
 class Agent(ApiModel):
     """Who works on the tasks."""
 
@@ -72,6 +93,9 @@ class Agent(ApiModel):
     trajectory: AgentTrajectory | None = None
     """What the program of `Command` writes of itself: kept with the rollout, and converted to ATIF."""
 
+    mcp_servers: Annotated[list[McpServer], Field(max_length=16)] = []
+    """Servers whose tools stand beside `tools`. Needs `pip install 'agent-rollouts[mcp]'` where the runner is."""
+
     @property
     def is_command(self) -> bool:
         """A program in the sandbox is the agent."""
@@ -85,6 +109,10 @@ class Agent(ApiModel):
             )
         if self.install and not self.is_command:
             raise ValueError("install is for type Command; what a task needs is brought by its setup")
+        if len({server.name for server in self.mcp_servers}) < len(self.mcp_servers):
+            raise ValueError("mcpServers: two have the same name; their tools could not be told apart")
+        if self.mcp_servers and (self.is_command or self.type in AGENTS_WITHOUT_MODEL):
+            raise ValueError(f"mcpServers is not for type {self.type}, which calls no tools of ours; leave it out")
         if self.trajectory and not self.is_command:
             raise ValueError("trajectory is for type Command; what any other agent does is recorded as it is")
         if self.is_command and self.system_prompt is not None:

@@ -7,6 +7,7 @@ from agent_runtime.engine.attempts_policy import INTERRUPTED, UNCOUNTED
 from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
 from agent_runtime.engine.grading import GradingLost, failed_verdict, grade_artifacts, grade_in_place
+from agent_runtime.engine.mcp import AttemptTools
 from agent_runtime.engine.program import Program
 from agent_runtime.engine.program_trajectory import collect
 from agent_runtime.engine.results import build_result
@@ -50,6 +51,7 @@ class Attempt:
         self._on_stale = OnStale.DROP if model is None else model.on_stale
         self._workspace: Workspace | None = None
         self._work: Turns | Program | None = None
+        self._tools = AttemptTools(context.job.spec.agent, context.tools, context.tool_definitions)
         self._records: list[Record] = []
         self._seconds: dict[str, float] = {}
 
@@ -94,6 +96,7 @@ class Attempt:
 
     async def release(self) -> None:
         """Let the workspace go."""
+        await self._tools.close()
         if self._workspace is not None:
             workspace, self._workspace = self._workspace, None
             await workspace.release()
@@ -135,6 +138,7 @@ class Attempt:
             work = program = self._make_program(workspace, recorded)
             running = program.run()
         else:
+            await self._tools.open(workspace, recorded, self._rollout.task.timeouts.command_seconds)
             work = turns = self._make_turns(workspace, recorded)
             running = turns.run_agent(make_agent())
         self._work = work
@@ -163,6 +167,7 @@ class Attempt:
             runner=self._context.runner,
             workspace=dict(workspace.handle),
             sandbox=dict(workspace.description),
+            mcp=self._tools.introduced,
         )
 
     def _make_program(self, workspace: Workspace, recorded: Sequence[Record]) -> Program:
@@ -202,8 +207,8 @@ class Attempt:
             seed=rollout.seed,
             index=rollout.index,
             member=rollout.member,
-            tools=self._context.tools,
-            definitions=self._context.tool_definitions,
+            tools=self._tools.tools,
+            definitions=self._tools.definitions,
             model=self._context.current_model,
             workspace=workspace,
             journal=self._journal,

@@ -10,6 +10,7 @@ from agent_runtime.agents.registry import find_agent
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, StorageRequested
+from agent_runtime.engine.mcp import require_sdk
 from agent_runtime.engine.run_folder import run_folder
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.models.base import Model, ModelConfigError
@@ -62,6 +63,7 @@ async def open_run(
     """A run that is ready to start, closed at the end. Raises what is wrong with any part of it."""
     is_command = job.spec.agent.is_command
     make_agent = None if is_command else find_agent(job.spec.agent.type)
+    require_sdk(job.spec.agent)
     tools = open_tools([] if is_command else job.spec.agent.tools)
     uri = output_uri(job, surroundings.base_dir)
     store = replace(

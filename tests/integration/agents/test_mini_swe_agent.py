@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +11,10 @@ from agent_runtime.recording.export import Format, export
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from tests.support.mini_swe_agent import COMMAND, DONE, ENVIRONMENT, REQUIREMENTS, STEPS, TURNS, VERSION, working
-from tests.support.own_environment import own_environment
+from tests.support.own_environment import own_environment, run_killed
 from tests.support.talking_program import exported, one_conversation
 from tests.support.vllm_server import Answer, Prompt, VllmStandIn
 
-ROLLOUTCTL = "from rolloutctl.main import app; app()"
 KILLED_IN = (1, 3)
 """Turns of rollout 0 in whose answer its runner dies."""
 
@@ -41,16 +37,6 @@ def manifest(server: VllmStandIn) -> dict[str, Any]:
     }
 
 
-async def start_rolloutctl(folder: Path) -> asyncio.subprocess.Process:
-    """`rolloutctl run` in the environment that has the agent: on this machine its programs are in every sandbox."""
-    environment = own_environment("mini-swe-agent", *REQUIREMENTS)
-    return await asyncio.create_subprocess_exec(
-        str(environment / "bin" / "python"), "-c", ROLLOUTCTL, "run", "job.yaml", "-o", "json",
-        cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-
-
 async def test_mini_swe_agent_goes_on_when_its_runners_are_killed_and_its_own_trajectory_is_kept(
     tmp_path: Path,
 ) -> None:
@@ -65,24 +51,16 @@ async def test_mini_swe_agent_goes_on_when_its_runners_are_killed_and_its_own_tr
 
     async with VllmStandIn(script=script) as server:
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest(server)))
-        while True:
-            process = await start_rolloutctl(tmp_path)
-            ended = asyncio.ensure_future(process.communicate())
-            waiting = asyncio.ensure_future(begun.wait())
-            await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            if not begun.is_set():
-                break
-            process.send_signal(signal.SIGKILL)
-            await ended
-            begun.clear()
+        environment = own_environment("mini-swe-agent", *REQUIREMENTS)
+
+        def mend() -> None:
             server.faults.hang, server.faults.hang_after = False, None
             server.engine.look()
-        output, errors = ended.result()
-        assert process.returncode == 0, errors.decode()[-3000:]
+
+        folder = await run_killed(tmp_path, environment, begun, mend)
         served = {index: server.served_in(f"rollout-{index}-0") for index in range(2)}
     assert not to_kill, "the runner was killed in each of these turns"
-    run = await open_run(Store.open(str(tmp_path / "out"), {}), json.loads(output)["folder"])
+    run = await open_run(Store.open(str(tmp_path / "out"), {}), folder)
     for result in run.results():
         end = result.outcome, result.stop_reason, result.reward, result.turns, result.attempt
         assert end == ("Completed", "Finished", 1, TURNS, 0), result
