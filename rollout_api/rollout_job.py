@@ -46,6 +46,32 @@ class AgentTrajectory(ApiModel):
     """Recognised by what is in the file when left out."""
 
 
+class ContextMethod(StrEnum):
+    """What is done with a conversation that is too long."""
+
+    TRUNCATE = "Truncate"
+    """The oldest turns are left out."""
+    SUMMARIZE = "Summarize"
+    """The model writes a summary, a turn of its own, which stands for all earlier turns."""
+
+
+class ContextLimit(ApiModel):
+    """How long a conversation may become; exactly one of `maxTokens` and `maxMessages`."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of a call and its answer, as the server counts them; looked at before the next call."""
+    max_messages: Annotated[int, Field(ge=4)] | None = None
+    """Messages of the next call."""
+    method: ContextMethod = ContextMethod.TRUNCATE
+    """What is done beyond it. The system prompt and the task always stay."""
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if (self.max_tokens is None) == (self.max_messages is None):
+            raise ValueError("give exactly one of maxTokens and maxMessages")
+        return self
+
+
 class McpServer(ApiModel):
     """A server of tools that speaks the Model Context Protocol; either `command` or `url`."""
 
@@ -95,6 +121,8 @@ class Agent(ApiModel):
 
     mcp_servers: Annotated[list[McpServer], Field(max_length=16)] = []
     """Servers whose tools stand beside `tools`. Needs `pip install 'agent-rollouts[mcp]'` where the runner is."""
+    context: ContextLimit | None = None
+    """Keeps the conversation short; each cut begins a new branch. The server's own limit ends a rollout without it."""
 
     @property
     def is_command(self) -> bool:
@@ -111,6 +139,8 @@ class Agent(ApiModel):
             raise ValueError("install is for type Command; what a task needs is brought by its setup")
         if len({server.name for server in self.mcp_servers}) < len(self.mcp_servers):
             raise ValueError("mcpServers: two have the same name; their tools could not be told apart")
+        if self.context is not None and (self.is_command or self.type in AGENTS_WITHOUT_MODEL):
+            raise ValueError(f"context is not for type {self.type}, which holds no conversation of ours; leave it out")
         if self.mcp_servers and (self.is_command or self.type in AGENTS_WITHOUT_MODEL):
             raise ValueError(f"mcpServers is not for type {self.type}, which calls no tools of ours; leave it out")
         if self.trajectory and not self.is_command:

@@ -23,7 +23,7 @@ def test_keys_are_sent_as_a_terminal_sends_them(text: str, keys: list[str], sent
 
 
 def test_an_unknown_key_names_those_that_there_are() -> None:
-    with pytest.raises(ToolError, match="'Ctrl-C'.*C-c"):
+    with pytest.raises(ToolError, match=r"'Ctrl-C'.*C-c"):
         typed("", ["Ctrl-C"])
 
 
