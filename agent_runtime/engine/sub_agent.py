@@ -9,6 +9,7 @@ from agent_runtime.agents.base import Agent, AgentReport, Stop, SubTask
 from agent_runtime.engine.conversation import Conversation
 from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.sandboxes.base import CommandResult
+from agent_runtime.tools.base import Tool
 from agent_runtime.tools.schema import openai_definition
 from rollout_api.records import Message, Observation, StopReason
 
@@ -29,7 +30,7 @@ class SubAgent:
         changes = {"system_prompt": part.system_prompt, "max_turns": part.max_turns or turns.spec.max_turns}
         self.spec = turns.spec.model_copy(update=changes)
         self.working_dir = turns.working_dir
-        self.tools = {name: turns.tools[name] for name in names}
+        self.tools: Mapping[str, Tool] = {name: turns.tools[name] for name in names}
         self._definitions = [openai_definition(tool) for tool in self.tools.values()]
         self._turns, self._conversation = turns, conversation
         self._calls = 0

@@ -125,7 +125,9 @@ def _chat_step(message: Json) -> Json:
 
 def _response_step(response: Json) -> Json:
     """A step from an answer in the form of OpenAI's Responses."""
-    texts, thoughts, calls = [], [], []
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Json] = []
     for item in response.get("output") or []:
         if item.get("type") == "message":
             texts.append(text_of(item.get("content")))
@@ -212,8 +214,7 @@ def _trajectory(
         raise ValueError("it has no steps")
     if totals is None:
         metrics = [step.get("metrics", {}) for step in steps]
-        totals = tuple(sum(m.get(key, 0) for m in metrics) for key in ("prompt_tokens", "completion_tokens"))  # type: ignore[assignment]
-        assert totals is not None
+        totals = sum(m.get("prompt_tokens", 0) for m in metrics), sum(m.get("completion_tokens", 0) for m in metrics)
     return {
         "schema_version": SCHEMA_VERSION,
         "agent": {"name": name, "version": str(version or "unknown"), **_given(model_name=model and str(model))},

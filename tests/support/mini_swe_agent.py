@@ -1,11 +1,13 @@
 """mini-swe-agent as the agent of a job: how it is started, and a model that works with it."""
 
+from pathlib import Path
+
 from tests.support.vllm_server import Answer, Prompt
 from tests.support.vllm_server.model import ToolCall
 
-VERSION = "2.4.6"
-# litellm 1.106 imports mcp whenever a model is called, and does not ask for it.
-REQUIREMENTS = (f"mini-swe-agent=={VERSION}", "litellm==1.106.2", "mcp==2.3.0")
+_LINES = Path(__file__).with_name("mini-swe-agent.txt").read_text().splitlines()
+REQUIREMENTS = [line for line in _LINES if not line.startswith("#")]
+VERSION = REQUIREMENTS[0].rpartition("=")[2]
 COMMAND = [
     "mini", "--agent-class", "default", "--model", "openai/{model}", "--task", "{prompt}", "--cost-limit", "0",
     "--output", "mini.traj.json",
