@@ -30,7 +30,7 @@ ENTRYPOINT ["/executor"]
 FROM base AS requirements
 WORKDIR /build
 COPY pyproject.toml hack/images/requirements.py ./
-RUN python3 requirements.py cluster > runtime.txt && python3 requirements.py operator > operator.txt
+RUN python3 requirements.py cluster terminal > runtime.txt && python3 requirements.py operator > operator.txt
 
 # What the package index needs here (its address, a certificate authority) comes as build secrets, which no layer keeps.
 FROM base AS runtime-dependencies
@@ -97,3 +97,15 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
     && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir -c /tmp/constraints.txt pytest \
     && rm /tmp/constraints.txt
 CMD ["python3"]
+
+# ---- For tests on a cluster: a sandbox with an agent that somebody else wrote ----
+FROM base AS mini-swe-agent
+LABEL org.opencontainers.image.title="agent-rollouts mini-swe-agent" \
+      org.opencontainers.image.description="For tests only: a sandbox with mini-swe-agent in it"
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+COPY tests/support/mini-swe-agent.txt /tmp/
+RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
+    python3 -m venv /opt/venv \
+    && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir -r /tmp/mini-swe-agent.txt \
+    && rm /tmp/mini-swe-agent.txt
+CMD ["mini"]

@@ -55,6 +55,18 @@ class Usage(ApiModel):
     cached_tokens: int = 0
 
 
+class McpRecord(ApiModel):
+    """An MCP server as it introduced itself, which it does once."""
+
+    server: str
+    process: str | None = None
+    """Where it runs in the workspace; None where it is reached by HTTP."""
+    initialized: dict[str, Any]
+    """Its answer to `initialize`."""
+    tools: list[dict[str, Any]]
+    """As it listed them."""
+
+
 class AttemptRecord(ApiModel):
     """First record of an epoch: where the attempt runs."""
 
@@ -68,6 +80,8 @@ class AttemptRecord(ApiModel):
     """What the sandbox really was: provider, mode, root or image."""
     task: Task | None = None
     """The task as plugins changed it, used to the end of the rollout; None where none did."""
+    mcp: list[McpRecord] = []
+    """The servers of `agent.mcpServers`."""
 
 
 class PolicySpan(ApiModel):
@@ -245,6 +259,29 @@ class BranchRecord(ApiModel):
     """Tool calls that were run again and did not give what is recorded."""
 
 
+class ObjectDigest(ApiModel):
+    """An object that a seal vouches for; its key is relative to the job's folder."""
+
+    key: str
+    sha256: str
+    bytes: int
+
+
+class ProgramTrajectory(ApiModel):
+    """What became of the trajectory file that a program wrote of itself."""
+
+    file: ObjectDigest | None = None
+    """The file as it was, in zstd frames."""
+    bytes: int = 0
+    """Of the file."""
+    format: str | None = None
+    """A value of `agent.trajectory.format`; None where it is no known one."""
+    atif: ObjectDigest | None = None
+    """The same as ATIF."""
+    note: str = ""
+    """Why one of these is missing."""
+
+
 class StopRecord(ApiModel):
     """The agent is done; what follows is grading."""
 
@@ -253,6 +290,8 @@ class StopRecord(ApiModel):
     stop_reason: StopReason
     message: str = ""
     agent_seconds: float = 0
+    program_trajectory: ProgramTrajectory | None = None
+    """Where `agent.trajectory` asks for it."""
 
 
 class ArtifactsRecord(ApiModel):
@@ -347,14 +386,6 @@ Record = Annotated[
 ]
 
 
-class ObjectDigest(ApiModel):
-    """An object that a seal vouches for; its key is relative to the job's folder."""
-
-    key: str
-    sha256: str
-    bytes: int
-
-
 class AttemptSummary(ApiModel):
     """How one attempt of a rollout ended."""
 
@@ -439,6 +470,8 @@ class Result(ApiModel):
     """The reward as `spec.reward` normalises it. In results and exports, never in a seal: it needs the other rollouts."""
     branched_from: BranchRecord | None = None
     """Where it went on from. Turns, tool calls, usage and seconds count what came after."""
+    program_trajectory: ProgramTrajectory | None = None
+    """The trajectory that the program of `Command` wrote of itself."""
 
 
 class Seal(ApiModel):

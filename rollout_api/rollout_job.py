@@ -27,6 +27,73 @@ COMMAND_AGENT = "Command"
 ExtensionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?$", max_length=512)]
 
 
+class TrajectoryFormat(StrEnum):
+    """The form of a trajectory file that a program writes of itself."""
+
+    MINI_SWE_AGENT = "MiniSWEAgent"
+    """`mini-swe-agent-1.1`."""
+    SWE_AGENT = "SWEAgent"
+    """SWE-agent's `.traj`."""
+    ATIF = "ATIF"
+    """Agent Trajectory Interchange Format, any version 1."""
+
+
+class AgentTrajectory(ApiModel):
+    """The trajectory file that the program of `Command` writes of itself."""
+
+    path: Path
+    """Relative to the working directory."""
+    format: TrajectoryFormat | None = None
+    """Recognised by what is in the file when left out."""
+
+
+class ContextMethod(StrEnum):
+    """What is done with a conversation that is too long."""
+
+    TRUNCATE = "Truncate"
+    """The oldest turns are left out."""
+    SUMMARIZE = "Summarize"
+    """The model writes a summary, a turn of its own, which stands for all earlier turns."""
+
+
+class ContextLimit(ApiModel):
+    """How long a conversation may become; exactly one of `maxTokens` and `maxMessages`."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of a call and its answer, as the server counts them; looked at before the next call."""
+    max_messages: Annotated[int, Field(ge=4)] | None = None
+    """Messages of the next call."""
+    method: ContextMethod = ContextMethod.TRUNCATE
+    """What is done beyond it. The system prompt and the task always stay."""
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if (self.max_tokens is None) == (self.max_messages is None):
+            raise ValueError("give exactly one of maxTokens and maxMessages")
+        return self
+
+
+class McpServer(ApiModel):
+    """A server of tools that speaks the Model Context Protocol; either `command` or `url`."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*$", max_length=32)]
+    """Its tools are named `<name>__<tool>`."""
+    command: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(max_length=64)
+    ] = []
+    """Program and arguments, started in the workspace of each rollout; its standard input and output are the connection."""
+    url: Annotated[str, StringConstraints(pattern=r"^https?://", max_length=2048)] | None = None
+    """A Streamable HTTP endpoint, asked by the runner."""
+    tools: Annotated[list[ShortText], Field(min_length=1, max_length=256)] | None = None
+    """Those that the model is offered; all when left out."""
+
+    @model_validator(mode="after")
+    def _one_transport(self) -> Self:
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("give exactly one of command (in the sandbox) and url (HTTP)")
+        return self
+
+
 class Agent(ApiModel):
     """Who works on the tasks."""
 
@@ -50,6 +117,13 @@ class Agent(ApiModel):
     """Malformed answers in a row after which the rollout ends with ToolFormat."""
     config: dict[str, Any] = {}
     """Options of a custom agent."""
+    trajectory: AgentTrajectory | None = None
+    """What the program of `Command` writes of itself: kept with the rollout, and converted to ATIF."""
+
+    mcp_servers: Annotated[list[McpServer], Field(max_length=16)] = []
+    """Servers whose tools stand beside `tools`. Needs `pip install 'agent-rollouts[mcp]'` where the runner is."""
+    context: ContextLimit | None = None
+    """Keeps the conversation short; each cut begins a new branch. The server's own limit ends a rollout without it."""
 
     @property
     def is_command(self) -> bool:
@@ -64,6 +138,14 @@ class Agent(ApiModel):
             )
         if self.install and not self.is_command:
             raise ValueError("install is for type Command; what a task needs is brought by its setup")
+        if len({server.name for server in self.mcp_servers}) < len(self.mcp_servers):
+            raise ValueError("mcpServers: two have the same name; their tools could not be told apart")
+        if self.context is not None and (self.is_command or self.type in AGENTS_WITHOUT_MODEL):
+            raise ValueError(f"context is not for type {self.type}, which holds no conversation of ours; leave it out")
+        if self.mcp_servers and (self.is_command or self.type in AGENTS_WITHOUT_MODEL):
+            raise ValueError(f"mcpServers is not for type {self.type}, which calls no tools of ours; leave it out")
+        if self.trajectory and not self.is_command:
+            raise ValueError("trajectory is for type Command; what any other agent does is recorded as it is")
         if self.is_command and self.system_prompt is not None:
             raise ValueError("systemPrompt is not for type Command, whose program has its own; leave it out")
         return self

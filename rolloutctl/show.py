@@ -72,6 +72,8 @@ def _print_head(run: RunReader, index: int, result: Result | None) -> None:
     if result.message:
         reason = f"{result.reason}: " if result.reason else ""
         _line(Text(harmless(reason + result.message)))
+    if (own := result.program_trajectory) is not None:
+        _line(Text(harmless(f"The program's own trajectory: {own.note or f'{own.bytes} bytes, {own.format}'}"), "dim"))
     for failed in result.failed_attempts:
         _line(Text(harmless(f"Attempt {failed.attempt} was lost: {failed.reason}: {failed.message}"), "dim"))
 

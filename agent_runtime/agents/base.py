@@ -6,6 +6,7 @@ call that differs from the recorded one shows that the agent is not deterministi
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agent_runtime.models.base import ModelReply, ToolCall
@@ -14,6 +15,27 @@ from agent_runtime.tools.base import Tool
 from rollout_api.records import Message, Observation, StopReason
 from rollout_api.rollout_job import Agent as AgentSpec
 from rollout_api.tasks import Task, TaskFile
+
+
+@dataclass(frozen=True)
+class SubTask:
+    """What a sub-agent is to do."""
+
+    prompt: str
+    system_prompt: str | None = None
+    """Replaces the agent's own."""
+    tools: Sequence[str] | None = None
+    """Names of those of `AgentContext.tools` that it may use; all when left out."""
+    max_turns: int | None = None
+    """Model calls of its own at most; they count for the rollout's `maxTurns` as well."""
+
+
+@dataclass(frozen=True)
+class AgentReport:
+    """How a sub-agent ended."""
+
+    stop_reason: StopReason
+    message: str
 
 
 class AgentContext(Protocol):
@@ -63,6 +85,14 @@ class AgentContext(Protocol):
 
     async def go_back(self, checkpoint: str) -> None:
         """Go on with the workspace as it was at that checkpoint, as often as wanted. Processes are not restored."""
+
+    async def delegate(self, agent: "Agent", part: SubTask) -> AgentReport:
+        """Let another agent work on a part of the task, in the same workspace, to its end.
+
+        Its conversation is a branch of this rollout. Its turns and tokens count for the rollout's budgets, and a budget that
+        is used up ends both. One runs at a time: after a crash all calls are answered again in the order in which they were
+        made. Raises RuntimeError for a call beside it, ValueError for a tool that there is none of.
+        """
 
 
 class Stop(Exception):

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_runtime.agents.base import AgentContext, Stop
+from agent_runtime.agents.context_policy import SUMMARISE, Size, is_over, summarised, truncated
 from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.models.history import answer_message
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.dispatch import FORMAT_ERROR
 from agent_runtime.tools.schema import openai_definition
 from rollout_api.records import Message, Observation, StopReason
+from rollout_api.rollout_job import ContextMethod
 
 EMPTY_REMINDER = "Your answer was empty. Call a tool, or give your final answer as text."
 CUT_OFF = "Your answer was cut off at its token limit inside of this call. Send a shorter call, or split the work."
@@ -50,6 +52,10 @@ class Trajectory:
     """Malformed answers in a row."""
     empty_answers: int = 0
     """Empty answers in a row."""
+    head: int = 0
+    """Messages at the start that are never left out."""
+    tokens: int = 0
+    """Of the latest call and its answer, as the server counts them; 0 until there is one, and after a cut."""
 
 
 class BaseAgent:
@@ -62,7 +68,8 @@ class BaseAgent:
         """Work until done; see `Agent.run`."""
         self.context = context
         self.set_tools(context.tools)
-        trajectory = Trajectory(self.initial_messages())
+        messages = self.initial_messages()
+        trajectory = Trajectory(messages, head=len(messages))
         await self.run_trajectory(trajectory)
         return self.finalize_trajectory(trajectory)
 
@@ -81,6 +88,7 @@ class BaseAgent:
     async def run_trajectory(self, trajectory: Trajectory) -> None:
         """The loop. Raises Stop with ToolFormat, EmptyAnswer or ContentFilter, and what the context raises."""
         while self.should_continue(trajectory):
+            await self.manage_context(trajectory)
             reply = await self.context.call_model(
                 self.format_messages_for_llm(trajectory), self.tool_definitions(trajectory)
             )
@@ -88,11 +96,29 @@ class BaseAgent:
                 raise Stop(StopReason.CONTENT_FILTER, "the server's content filter ended the answer")
             answer = self.parse_llm_output(reply)
             trajectory.messages.append(answer_message(reply))
+            trajectory.tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
             await self._act(trajectory, answer)
 
     def should_continue(self, trajectory: Trajectory) -> bool:
         """Whether to ask the model once more; budgets are the context's to keep."""
         return trajectory.final is None
+
+    async def manage_context(self, trajectory: Trajectory) -> None:
+        """Before each call: shorten a conversation that is over `agent.context`, by what that names."""
+        limit = self.context.spec.context
+        if limit is None or not is_over(limit, Size(len(trajectory.messages), trajectory.tokens)):
+            return
+        summary = ""
+        if limit.method is ContextMethod.SUMMARIZE:
+            asked = [*self.format_messages_for_llm(trajectory), {"role": "user", "content": SUMMARISE}]
+            reply = await self.context.call_model(asked, self.tool_definitions(trajectory))
+            summary = reply.text.strip()
+        if summary:
+            trajectory.messages = summarised(trajectory.messages, trajectory.head, summary)
+        else:
+            # Asked for, or the model wrote no summary.
+            trajectory.messages = truncated(limit, trajectory.messages, trajectory.head, trajectory.tokens)
+        trajectory.tokens = 0
 
     def format_messages_for_llm(self, trajectory: Trajectory) -> Sequence[Message]:
         """What is sent. Leaving messages out, or changing them, starts a new branch of the recorded token sequence."""

@@ -10,7 +10,9 @@ from agent_runtime.engine.branching_snapshots import Snapshots
 from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
 from agent_runtime.engine.grading import GradingLost, collect, failed_verdict, grade_artifacts, grade_in_place
+from agent_runtime.engine.mcp import AttemptTools
 from agent_runtime.engine.program import Program
+from agent_runtime.engine.program_trajectory import collect as collect_trajectory
 from agent_runtime.engine.results import build_result
 from agent_runtime.engine.staleness_policy import StalePolicy, stale_message, versions_of
 from agent_runtime.engine.steps import GOES_ON, InSteps, verdict_of_steps
@@ -67,6 +69,7 @@ class Attempt:
         self._environment: OpenEnvironment | None = None
         self._checkpoints = Checkpoints(context.snapshots)
         self._work: Turns | Program | None = None
+        self._tools = AttemptTools(context.job.spec.agent, context.tools, context.tool_definitions)
         self._records: list[Record] = []
         self._seconds: dict[str, float] = {}
 
@@ -116,6 +119,7 @@ class Attempt:
         if self._environment is not None:
             environment, self._environment = self._environment, None
             environment.close()
+        await self._tools.close()
         if self._workspace is not None:
             workspace, self._workspace = self._workspace, None
             await self._checkpoints.end(workspace)
@@ -173,6 +177,7 @@ class Attempt:
             work = program = self._make_program(workspace, recorded)
             running = program.run()
         else:
+            await self._tools.open(workspace, recorded, self._rollout.task.timeouts.command_seconds)
             work = turns = self._make_turns(workspace, recorded)
             agent = make_agent()
             if self._rollout.task.steps:
@@ -188,6 +193,12 @@ class Attempt:
         stop = StopRecord(
             time=time.time(), stop_reason=reason, message=message, agent_seconds=time.perf_counter() - started
         )
+        if (wanted := self._context.job.spec.agent.trajectory) is not None:
+            session = f"{self._context.record.folder}/{self._rollout.index}"
+            own = await collect_trajectory(
+                self._workspace or workspace, wanted, session, self._journal.store_program_trajectory
+            )
+            stop = stop.model_copy(update={"program_trajectory": own})
         stop, artifacts = await self._store_artifacts(self._workspace or workspace, stop)
         await self._journal.append([*work.take_unwritten(), stop, artifacts])
         self._records = [*work.records, stop, artifacts]
@@ -201,6 +212,7 @@ class Attempt:
             workspace=dict(workspace.handle),
             sandbox=dict(workspace.description),
             task=self._changed_task,
+            mcp=self._tools.introduced,
         )
 
     def _first_records(self, workspace: Workspace) -> list[Record]:
@@ -245,8 +257,8 @@ class Attempt:
             seed=rollout.seed,
             index=rollout.index,
             member=rollout.member,
-            tools=self._context.tools if act is None else {act.name: act},
-            definitions=self._context.tool_definitions if act is None else [openai_definition(act)],
+            tools=self._tools.tools if act is None else {act.name: act},
+            definitions=self._tools.definitions if act is None else [openai_definition(act)],
             model=self._context.current_model,
             workspace=workspace,
             journal=self._journal,

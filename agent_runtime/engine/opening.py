@@ -13,6 +13,7 @@ from agent_runtime.engine.branching_state import branchings
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
+from agent_runtime.engine.mcp import require_sdk
 from agent_runtime.engine.run_folder import run_folder
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.environments.open import check_environments
@@ -81,6 +82,7 @@ async def open_run(
             ]
         )
     make_agent = None if is_command else find_agent(job.spec.agent.type)
+    require_sdk(job.spec.agent)
     tools = open_tools([] if is_command else job.spec.agent.tools)
     plugins = Plugins.open(
         job.spec.plugins,

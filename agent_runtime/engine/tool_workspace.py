@@ -1,26 +1,34 @@
 """The attempt's workspace as one tool call sees it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from agent_runtime.sandboxes.base import CommandResult, FileStat, Workspace
+from agent_runtime.sandboxes.base import (
+    CommandResult,
+    FileStat,
+    LiveProcesses,
+    Output,
+    ProcessStatus,
+    SandboxFailure,
+    Workspace,
+)
 
 
 class KeyedWorkspace:
     """Gives every call the next idempotency key of its tool call, and keeps commands within their time.
 
-    Implements `agent_runtime.tools.base.ToolWorkspace`.
+    Implements `agent_runtime.tools.base.ToolWorkspace` and `ToolProcesses`.
     """
 
     def __init__(self, workspace: Workspace, key_prefix: str, command_seconds: float) -> None:
         self._workspace = workspace
-        self._key_prefix = key_prefix
+        self.call = key_prefix
         self._command_seconds = command_seconds
         self._calls = 0
         self.working_dir = workspace.working_dir
 
     def _next_key(self) -> str:
         self._calls += 1
-        return f"{self._key_prefix}.{self._calls}"
+        return f"{self.call}.{self._calls}"
 
     async def run(
         self,
@@ -65,3 +73,44 @@ class KeyedWorkspace:
     async def list(self, path: str) -> list[FileStat]:
         """Entries of a folder."""
         return await self._workspace.list(path, key=self._next_key())
+
+    async def start_process(
+        self,
+        command: str | Sequence[str],
+        *,
+        label: str,
+        env: Mapping[str, str] | None = None,
+        terminal: tuple[int, int] | None = None,
+    ) -> str:
+        """Start a process that lives on."""
+        key = f"{self._next_key()}-{label}"
+        return await self._live().start_process(command, key=key, env=env, terminal=terminal)
+
+    async def processes(self) -> Sequence[tuple[str, bool]]:
+        """All processes that were started so."""
+        return await self._live().processes(key=self._next_key())
+
+    async def process(self, process: str) -> ProcessStatus | None:
+        """How it was when this call asked first."""
+        return await self._live().process(process, key=self._next_key())
+
+    async def process_now(self, process: str) -> ProcessStatus | None:
+        """How it is at this moment."""
+        return await self._live().process(process)
+
+    async def write_input(self, process: str, offset: int, data: bytes) -> None:
+        """Write to its input."""
+        await self._live().write_input(process, offset, data, key=self._next_key())
+
+    async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
+        """What it said from the cursor on."""
+        return await self._live().read_output(process, cursor, wait_seconds=wait_seconds)
+
+    def _live(self) -> LiveProcesses:
+        if not isinstance(self._workspace, LiveProcesses):
+            raise SandboxFailure(
+                "NoLiveProcesses",
+                "this sandbox provider cannot keep a process between calls; the terminal tool, and MCP servers with a "
+                "command, need one that runs the executor: local or cluster",
+            )
+        return self._workspace

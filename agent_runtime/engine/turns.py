@@ -10,14 +10,16 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from agent_runtime.agents.base import Agent, Stop
+from agent_runtime.agents.base import Agent, AgentReport, Stop, SubTask
 from agent_runtime.engine.branching_checkpoints import Checkpoints
 from agent_runtime.engine.branching_snapshots import Snapshots
 from agent_runtime.engine.budgets import Budget
+from agent_runtime.engine.conversation import Branches, Conversation
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, ToolEnded, TurnEnded
 from agent_runtime.engine.seeds import turn_seed
 from agent_runtime.engine.staleness_policy import NewestPolicy, StalePolicy, numbers, stale_message
+from agent_runtime.engine.sub_agent import SubAgent
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
 from agent_runtime.models.base import (
     CallHealth,
@@ -32,7 +34,7 @@ from agent_runtime.models.base import (
 )
 from agent_runtime.plugins.of_rollout import RolloutPlugins
 from agent_runtime.recording.answers import answer_record, recorded_answer
-from agent_runtime.recording.token_history import TokenHistory, common_length
+from agent_runtime.recording.token_history import TokenHistory
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure, Workspace, WorkspaceLimit
 from agent_runtime.tools.base import Tool, ToolContext
 from agent_runtime.tools.dispatch import dispatch
@@ -123,15 +125,14 @@ class Turns:
         self._replay = [r for r in replay if isinstance(r, REPLAYED)]
         self._replay.reverse()
         self._unwritten: list[Record] = list(unwritten)
-        self._messages: list[Message] = []
-        self._tool_definitions: Sequence[Mapping[str, Any]] | None = None
-        self._tokens = TokenHistory()
+        self._branches = Branches()
+        self._talking = [Conversation(self._branches)]
+        """The agent's own conversation, and those of the sub-agents that run now, each started by the one before it."""
         self._tools_may_have_run = False
         self._workspace_lock = asyncio.Lock()
         self._health = CallHealth()
         self._observed_turn = -1
         """The latest turn that has results of tool calls."""
-        self._branch = 0
         self._commands = 0
         self._budget = Budget(spec.max_turns, spec.token_budget, task.timeouts.agent_seconds)
         self._deadline: asyncio.Timeout | None = None
@@ -198,11 +199,39 @@ class Turns:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> ModelReply:
         """One turn's model call (see AgentContext)."""
-        return await self._guarded(self._call_model(messages, self._definitions if tools is None else tools))
+        return await self.talk(self._talking[0], messages, self._definitions if tools is None else tools)
+
+    async def talk(
+        self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> ModelReply:
+        """The next turn, which is one of that conversation. Raises RuntimeError while a sub-agent of its runs."""
+        self._require_latest(conversation)
+        return await self._guarded(self._call_model(conversation, messages, tools))
+
+    async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
+        """Run a sub-agent (see AgentContext)."""
+        return await self.delegate_from(self._talking[0], agent, part)
+
+    async def delegate_from(self, conversation: Conversation, agent: Agent, part: SubTask) -> AgentReport:
+        """Run a sub-agent of the agent that holds that conversation."""
+        self._require_latest(conversation)
+        started = Conversation(self._branches)
+        sub_agent = SubAgent(self, started, part)
+        self._talking.append(started)
+        try:
+            return await sub_agent.run(agent)
+        finally:
+            self._talking.pop()
 
     async def call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
         """Run the tool calls of the turn (see AgentContext)."""
-        return await self._guarded(self._call_tools(calls))
+        return await self._guarded(self._call_tools(self._talking[0], calls, self.tools, may_stop=True))
+
+    async def use_tools(
+        self, conversation: Conversation, calls: Sequence[ToolCall], tools: Mapping[str, Tool]
+    ) -> list[Observation]:
+        """Run the calls of a sub-agent's turn with its tools. One that stops says so, and does not end the rollout."""
+        return await self._guarded(self._call_tools(conversation, calls, tools, may_stop=False))
 
     async def run_command(self, command: str) -> CommandResult:
         """Run a shell command outside of any turn (see AgentContext). Repeated after a crash it gives the same result."""
@@ -259,6 +288,13 @@ class Turns:
         if self.fault is stop:
             self.fault = None
 
+    def _require_latest(self, conversation: Conversation) -> None:
+        if conversation is not self._talking[-1]:
+            raise RuntimeError(
+                "an agent called the model, or started a second sub-agent, while a sub-agent of its runs; await that first: "
+                "calls side by side could not be answered in the same order after a crash"
+            )
+
     async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
         if self.fault is not None:
             call.close()
@@ -269,7 +305,9 @@ class Turns:
             self.fault = error
             raise
 
-    async def _call_model(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> ModelReply:
+    async def _call_model(
+        self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> ModelReply:
         if (exhausted := self._budget.exhausted()) is not None:
             raise Stop(exhausted)
         if not self._replay:
@@ -279,7 +317,7 @@ class Turns:
         if self._snapshots is not None and not self._replay and self._snapshots.due(self.turn):
             await self._untimed(self._take_snapshot(self._snapshots, self.turn))
         self.turn += 1
-        intent = self._intent(messages, tools)
+        intent = conversation.intent(self.turn, messages, tools)
         replayed = self._next_replayed(IntentRecord)
         if replayed is None:
             self.records.append(intent)
@@ -290,13 +328,13 @@ class Turns:
             if (answer := self._next_replayed(ResponseRecord)) is not None:
                 self._tools_may_have_run = True
                 self._shift_deadline(-answer.seconds)
-                return self._answered(answer, replayed=True)
+                return self._answered(conversation, answer, replayed=True)
         self._tools_may_have_run = False
         unwritten = self.take_unwritten()
         writing = asyncio.ensure_future(self._journal.append(unwritten)) if unwritten else None
         started = time.perf_counter()
         try:
-            reply = await self._ask(messages, tools)
+            reply = await self._ask(conversation.tokens, messages, tools)
             seconds = time.perf_counter() - started - self._health.lost_seconds - self._health.held_seconds
         except BaseException:
             if writing is not None:
@@ -305,11 +343,11 @@ class Turns:
         self._shift_deadline(self._health.lost_seconds)
         if writing is not None:
             await self._untimed(writing)
-        response = answer_record(reply, turn=self.turn, seconds=seconds, known=self._tokens.ids)
+        response = answer_record(reply, turn=self.turn, seconds=seconds, known=conversation.tokens.ids)
         await self._untimed(self._journal.append([response]))
         if self.turn and self.turn % ACKNOWLEDGE_EVERY == 0:
             await self._workspace.acknowledge(self.turn)
-        return self._answered(response, replayed=False)
+        return self._answered(conversation, response, replayed=False)
 
     async def _checkpoint(self, checkpoints: Checkpoints) -> str:
         record = self._next_replayed(CheckpointRecord)
@@ -355,7 +393,9 @@ class Turns:
         await self._journal.append(self.take_unwritten())
         await self._drain.park()
 
-    def _ask(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Awaitable[ModelReply]:
+    def _ask(
+        self, tokens: TokenHistory, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> Awaitable[ModelReply]:
         model = self._model()
         if model is None:
             raise NotReplayable(f"agent {self.spec.type} calls a model, and spec.model is not given; give one")
@@ -373,28 +413,33 @@ class Turns:
                 turn=self.turn,
                 group=f"group-{self._index - self._member}",
                 max_tokens=most if most is None or left is None else min(most, left),
-                prefix=TokenPrefix(self._tokens.messages, self._tokens.ids) if self._tokens.messages else None,
+                prefix=TokenPrefix(tokens.messages, tokens.ids) if tokens.messages else None,
                 health=self._health,
             )
         )
 
-    def _answered(self, response: ResponseRecord, *, replayed: bool) -> ModelReply:
+    def _answered(self, conversation: Conversation, response: ResponseRecord, *, replayed: bool) -> ModelReply:
         self.records.append(response)
-        self._messages.append(response.message)
+        messages = conversation.answered(response.message)
         versions = numbers(response.policy_spans)
         self._newest_policy.see(versions)
         if self._first_policy is None and versions:
             self._first_policy = versions[0]
-        tokens = response.usage.prompt_tokens + response.usage.completion_tokens
-        self._budget = self._budget.after(turns=1, tokens=tokens)
+        used = response.usage.prompt_tokens + response.usage.completion_tokens
+        self._budget = self._budget.after(turns=1, tokens=used)
         self._observer(TurnEnded(self._index, self.turn, response.seconds, response.usage, replayed))
-        return recorded_answer(response, self._tokens.add(response, messages=len(self._messages)))
+        return recorded_answer(response, conversation.tokens.add(response, messages))
 
-    async def _call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
+    async def _call_tools(
+        self, conversation: Conversation, calls: Sequence[ToolCall], tools: Mapping[str, Tool], *, may_stop: bool
+    ) -> list[Observation]:
         record = self._next_replayed(ObservationsRecord)
         if record is None:
-            observations = await self._run_tools(calls)
-            record = ObservationsRecord(turn=self.turn, time=time.time(), results=observations)
+            turn = self.turn if conversation.turn is None else conversation.turn
+            # Of an earlier turn's calls, which waited for a sub-agent: its keys may be forgotten by now.
+            key = f"{self.turn + 1}:" if turn == self.turn else f"{self.turn + 1}:turn-{turn}."
+            observations = await self._run_tools(calls, tools, key)
+            record = ObservationsRecord(turn=turn, time=time.time(), results=observations)
             self._unwritten.append(record)
         else:
             self._shift_deadline(-max((result.seconds for result in record.results), default=0.0))
@@ -402,29 +447,32 @@ class Turns:
         self._observed_turn = self.turn
         self.tool_calls += len(calls)
         for observation in record.results:
-            if observation.stop:
+            if observation.stop and may_stop:
                 raise Stop(StopReason.FINISHED, observation.content)
         return record.results
 
-    async def _run_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
+    async def _run_tools(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool], key: str) -> list[Observation]:
         """Run the calls, with what the plugins make of them; their time is not the agent's."""
         if (plugins := self._plugins) is None:
-            return await self._dispatch_all(calls)
+            return await self._dispatch_all(calls, tools, key)
         admitted = await self._untimed(plugins.admit(self.turn, calls))
-        results = await self._dispatch_all(admitted)
+        results = await self._dispatch_all(admitted, tools, key)
         observations = await self._untimed(plugins.ran(self.turn, calls, admitted, results))
         called = plugins.take_record()
         self.records += called
         self._unwritten += called
         return observations
 
-    async def _dispatch_all(self, calls: Sequence[ToolCall | Observation]) -> list[Observation]:
+    async def _dispatch_all(
+        self, calls: Sequence[ToolCall | Observation], tools: Mapping[str, Tool], key: str
+    ) -> list[Observation]:
         """Run the calls and wait for all of them, also when one takes the attempt down.
 
         Those in the workspace run in the order in which the model wrote them: one may need what another made.
         """
         results = await asyncio.gather(
-            *(self._dispatch(position, call) for position, call in enumerate(calls)), return_exceptions=True
+            *(self._dispatch(f"{key}{position}", call, tools) for position, call in enumerate(calls)),
+            return_exceptions=True,
         )
         observations = []
         for result in results:
@@ -436,10 +484,10 @@ class Turns:
             observations.append(result)
         return observations
 
-    async def _dispatch(self, position: int, call: ToolCall | Observation) -> Observation:
+    async def _dispatch(self, key: str, call: ToolCall | Observation, tools: Mapping[str, Tool]) -> Observation:
         if isinstance(call, Observation):
             return call  # a plugin refused it
-        tool = self.tools.get(call.name)
+        tool = tools.get(call.name)
         if tool is not None and self._tools_may_have_run and tool.runs_in == "Runner" and not tool.idempotent:
             return Observation(
                 call_id=call.id,
@@ -448,30 +496,12 @@ class Turns:
                 error=True,
             )
         seconds_left = self._seconds_left()
-        workspace = KeyedWorkspace(
-            self._workspace, f"{self.turn + 1}:{position}", min(self.task.timeouts.command_seconds, seconds_left)
-        )
+        workspace = KeyedWorkspace(self._workspace, key, min(self.task.timeouts.command_seconds, seconds_left))
         context = ToolContext(workspace=workspace, task=self.task, call_id=call.id, seconds_left=seconds_left)
         if tool is None or tool.runs_in == "Runner":
-            return await dispatch(self.tools, call, context)
+            return await dispatch(tools, call, context)
         async with self._workspace_lock:
-            return await dispatch(self.tools, call, context)
-
-    def _intent(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> IntentRecord:
-        keep = common_length(self._messages, messages)
-        if keep < len(self._messages):
-            self._branch += 1
-        same_tools = tools is self._tool_definitions or tools == self._tool_definitions
-        self._tokens.keep_messages(keep if same_tools else 0)
-        self._messages, self._tool_definitions = list(messages), tools
-        return IntentRecord(
-            turn=self.turn,
-            time=time.time(),
-            keep=keep,
-            messages=list(messages[keep:]),
-            tools=None if same_tools else [dict(tool) for tool in tools],
-            branch=self._branch,
-        )
+            return await dispatch(tools, call, context)
 
     def _next_replayed(self, form: type[R]) -> R | None:
         """The next record of the journal, if it is of that form; what follows a gap is never replayed."""

@@ -121,6 +121,7 @@ class Process:
             "signal": ended.signal if ended else None,
             "cause": ended.cause if ended else None,
             "seconds": round((self._ended_at or time.monotonic()) - self._started_at, 6),
+            "inputBytes": self._input.position if self._input is not None else 0,
             "stdout": self.stdout.summary(),
             "stderr": self.stderr.summary(),
         }

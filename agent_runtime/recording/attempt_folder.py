@@ -84,6 +84,10 @@ class AttemptFolder:
         """The trajectory that the epoch sealed."""
         return f"{self._path}/{epoch}-trajectory.json"
 
+    def program_trajectory_keys(self, epoch: int) -> tuple[str, str]:
+        """The trajectory file that a program wrote of itself, and the same as ATIF."""
+        return f"{self._path}/{epoch}-program-trajectory.zst", f"{self._path}/{epoch}-program-trajectory.json"
+
     def tokens_key(self, epoch: int) -> str:
         """The token sequences that the epoch sealed."""
         return f"{self._path}/{epoch}-tokens.jsonl.zst"

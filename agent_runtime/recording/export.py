@@ -17,6 +17,8 @@ class Format(StrEnum):
     """A rollout's result."""
     ATIF = "atif"
     """A rollout's trajectory, ATIF 1.7; the result is its `extra`."""
+    PROGRAM_ATIF = "program-atif"
+    """The trajectory that the program of a `Command` wrote of itself (`agent.trajectory`), as ATIF."""
     OPENAI = "openai"
     """A conversation: `messages` and `tools` in OpenAI's form, with the result. One a branch."""
     TOKENS = "tokens"
@@ -41,6 +43,11 @@ async def _atif(run: RunReader, index: int) -> list[dict[str, Any]]:
     return [] if trajectory is None else [trajectory]
 
 
+async def _program_atif(run: RunReader, index: int) -> list[dict[str, Any]]:
+    trajectory = await run.program_trajectory(index)
+    return [] if trajectory is None else [trajectory]
+
+
 async def _openai(run: RunReader, index: int) -> list[dict[str, Any]]:
     result = run.seals[index].result.wire()
     return [
@@ -59,6 +66,7 @@ async def _tokens(run: RunReader, index: int) -> list[dict[str, Any]]:
 _LINES: Final[dict[Format, Callable[[RunReader, int], Any]]] = {
     Format.RESULTS: _results,
     Format.ATIF: _atif,
+    Format.PROGRAM_ATIF: _program_atif,
     Format.OPENAI: _openai,
     Format.TOKENS: _tokens,
     Format.SWE_BENCH: prediction,

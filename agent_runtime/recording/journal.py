@@ -17,7 +17,7 @@ from agent_runtime.recording.job_record import JobRecord, parse_seal
 from agent_runtime.recording.message_tree import linear
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError
-from rollout_api.records import ArtifactsRecord, ObjectDigest, Record, Result, Seal, Verdict
+from rollout_api.records import ArtifactsRecord, ObjectDigest, Record, Result, Seal, StopRecord, Verdict
 
 __all__ = ["ArtifactsTooLarge", "Journal", "RecordCorrupt", "Superseded", "read_attempt"]
 
@@ -78,6 +78,14 @@ class Journal:
             yield piece
         self._artifacts = ObjectDigest(key=record.key, sha256=digest.hexdigest(), bytes=size)
 
+    async def store_program_trajectory(
+        self, file: bytes, atif: bytes | None
+    ) -> tuple[ObjectDigest, ObjectDigest | None]:
+        """Store the trajectory file that a program wrote of itself, and the same as ATIF. Neither is in a record yet."""
+        file_key, atif_key = self._folder.program_trajectory_keys(self.epoch)
+        stored = await self._store.create_stream(file_key, Packer(_once(file), len(file)).packed())
+        return stored, None if atif is None else await self._write_once(atif_key, atif)
+
     async def seal(self, result: Result, verdict: Verdict | None, records: Sequence[Record]) -> Result:
         """End the rollout: write trajectory and tokens, then the seal. Returns the result that is sealed.
 
@@ -97,7 +105,14 @@ class Journal:
             result = result.model_copy(update={"trajectory": trajectory_key})
         written = await asyncio.gather(*(self._write_once(key, data) for key, data in derived.items()))
         seal = Seal(
-            result=result, verdict=verdict, objects=[*self._log.objects, *await self._artifacts_of(records), *written]
+            result=result,
+            verdict=verdict,
+            objects=[
+                *self._log.objects,
+                *await self._artifacts_of(records),
+                *_program_trajectory_of(records),
+                *written,
+            ],
         )
         key = f"seals/{self._index}.json"
         if await self._store.create(key, segments.json_bytes(seal)):
@@ -117,6 +132,15 @@ class Journal:
             async for _ in self.load_artifacts(stored):
                 pass  # an earlier epoch stored them, so their digest is not known here yet
         return [self._artifacts] if self._artifacts else []
+
+
+def _program_trajectory_of(records: Sequence[Record]) -> list[ObjectDigest]:
+    found = next((r.program_trajectory for r in records if isinstance(r, StopRecord) and r.program_trajectory), None)
+    return [digest for digest in (found.file, found.atif) if digest] if found else []
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 async def read_attempt(record: JobRecord, index: int, attempt: int) -> list[Record]:

@@ -1,7 +1,7 @@
-"""The turns of an agent that asked several things at once, put one after another, as those who read a journal expect.
+"""The turns of an agent that held several conversations, put one after another, as those who read a journal expect.
 
-An agent behind the session proxy may hold several conversations side by side, and its calls then interleave: each says
-which turn it goes on from (`IntentRecord.follows`), so that together they are a tree. Here the tree is walked from its
+Behind the session proxy they may be held side by side, and an agent may start sub-agents; their calls then interleave. Each
+says which turn it goes on from (`IntentRecord.follows`), so that together they are a tree. Here the tree is walked from its
 roots to its leaves; what does not extend the turn before it becomes a branch of its own. Answers that reached nobody and
 calls that were never answered are left out. Pure.
 """
@@ -28,7 +28,7 @@ class _Node:
 
 
 def linear(records: Sequence[Record]) -> list[Record]:
-    """The records with the turns in the order of their branches; as they are where no proxy recorded them."""
+    """The records with the turns in the order of their branches; as they are where the turns are in line already."""
     if not is_tree(records):
         return list(records)
     roots = _tree(records)
@@ -41,7 +41,7 @@ def linear(records: Sequence[Record]) -> list[Record]:
 
 
 def is_tree(records: Sequence[Record]) -> bool:
-    """Whether a proxy recorded them."""
+    """Whether several conversations are in them, or may be."""
     return any(
         isinstance(record, DeliveryRecord)
         or (isinstance(record, IntentRecord) and (record.follows is not None or record.request_digest is not None))
@@ -60,10 +60,11 @@ def _tree(records: Sequence[Record]) -> list[_Node]:
     responses = {record.turn: record for record in records if isinstance(record, ResponseRecord)}
     nodes: dict[int, _Node] = {}
     roots: list[_Node] = []
+    latest: _Node | None = None
     for intent in (record for record in records if isinstance(record, IntentRecord)):
         if (response := responses.get(intent.turn)) is None:
             continue
-        before = None if intent.follows is None else nodes.get(intent.follows)
+        before = latest if _goes_on(intent, response) else nodes.get(-1 if intent.follows is None else intent.follows)
         kept, tools, seen = (before.conversation, before.tools, before.ids) if before else ([], [], [])
         prompt = None
         if response.prompt_token_ids is not None and response.completion_token_ids is not None:
@@ -77,7 +78,14 @@ def _tree(records: Sequence[Record]) -> list[_Node]:
             ids=seen if prompt is None else [*prompt, *(response.completion_token_ids or [])],
         )
         (before.children if before else roots).append(node)
+        latest = node
     return roots
+
+
+def _goes_on(intent: IntentRecord, response: ResponseRecord) -> bool:
+    """Whether a turn goes on from the one before it without saying so, as only the engine's own records do."""
+    begins_anew = intent.keep == 0 and response.prompt_keep == 0 and intent.tools is not None
+    return intent.follows is None and intent.request_digest is None and not begins_anew
 
 
 def _walk(root: _Node) -> Iterator[_Node]:

@@ -1,5 +1,6 @@
 """Reading a run, finished or not: everything is derived from what is durable at this moment."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,6 +83,11 @@ class RunReader:
         if trajectory is not None and index in self.seals:
             trajectory["extra"] = self.seals[index].result.wire()
         return trajectory
+
+    async def program_trajectory(self, index: int) -> dict[str, Any] | None:
+        """The trajectory that the program of a sealed rollout wrote of itself, as ATIF. None where there is none."""
+        own = self.seals[index].result.program_trajectory
+        return None if own is None or own.atif is None else json.loads(await self._checked(own.atif))
 
     async def tokens(self, index: int) -> list[Branch]:
         """The token sequences of a rollout, a branch each; empty where token ids were not recorded."""

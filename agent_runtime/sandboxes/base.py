@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from rollout_api.sandbox import NetworkAccess, Resources
 from rollout_api.tasks import TaskFile
@@ -247,6 +247,64 @@ class Workspace(Protocol):
 
     async def release(self) -> None:
         """Destroy the workspace with every process in it. Done twice is fine; a lost sandbox is fine."""
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """A process that lives on between calls."""
+
+    id: str
+    running: bool
+    exit_code: int | None
+    input_bytes: int
+    """Taken so far: the offset of the next input."""
+    output_bytes: int
+    """Said so far on standard output, or the terminal: the cursor of what comes next."""
+    stderr: bytes
+    """The end of what it said there."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A piece of what such a process said."""
+
+    data: bytes
+    next: int
+    """The cursor of the next piece."""
+    ended: bool
+    """The process has ended, or closed the stream, and this was all."""
+    lost: int
+    """Bytes before `data` that nobody kept."""
+
+
+@runtime_checkable
+class LiveProcesses(Protocol):
+    """What a workspace has besides, where a process can be kept in it and talked with over several calls.
+
+    Keys are those of `Workspace`. Input is written at an offset, so that a repeated write puts nothing in twice.
+    """
+
+    async def start_process(
+        self,
+        command: str | Sequence[str],
+        *,
+        key: str,
+        env: Mapping[str, str] | None = None,
+        terminal: tuple[int, int] | None = None,
+    ) -> str:
+        """Start it without a deadline; its id. `terminal` is (rows, columns) of one. Raises FileError: it did not start."""
+
+    async def processes(self, *, key: str) -> Sequence[tuple[str, bool]]:
+        """(id, whether it runs) of all that were started, less those that were forgotten with their turn."""
+
+    async def process(self, process: str, *, key: str | None = None) -> ProcessStatus | None:
+        """How it is; None when it has ended and was forgotten."""
+
+    async def write_input(self, process: str, offset: int, data: bytes, *, key: str) -> None:
+        """Write to its input; answers when it is taken. Raises FileError when nobody reads it any more."""
+
+    async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
+        """What it said from the cursor on, at most 1 MiB; waits for the first byte of it."""
 
 
 class SandboxProvider(Protocol):

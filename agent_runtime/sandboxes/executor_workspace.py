@@ -18,7 +18,9 @@ from agent_runtime.sandboxes.base import (
     Fenced,
     FileError,
     FileStat,
+    Output,
     Phase,
+    ProcessStatus,
     SandboxFailure,
     WorkspaceLimit,
     WorkspaceSpec,
@@ -44,6 +46,9 @@ WAIT_SECONDS = 25.0
 DEADLINE_GRACE_SECONDS = 60.0
 # Refusals of a request itself. Its content came from the model, so they are the tool call's failure, not the sandbox's.
 REQUEST_REFUSALS = frozenset({"BadRequest", "TooLarge"})
+# Of a process that lives on: what its status tells each time, and what can be read again from the first byte on.
+KEPT_TAIL_BYTES = 32 << 10
+KEPT_OUTPUT_BYTES = 256 << 20
 
 FILE_TYPES: Mapping[str, Literal["file", "folder", "link"]] = {"file": "file", "directory": "folder", "symlink": "link"}
 
@@ -248,6 +253,81 @@ class ExecutorWorkspace:
         if status["cause"] in ("WorkspaceEnded", "Attacked"):
             await self.require_live()
         return command_result(status)
+
+    async def start_process(
+        self,
+        command: str | Sequence[str],
+        *,
+        key: str,
+        env: Mapping[str, str] | None = None,
+        terminal: tuple[int, int] | None = None,
+    ) -> str:
+        """See LiveProcesses."""
+        body = {
+            **({"shell": command} if isinstance(command, str) else {"argv": list(command)}),
+            "env": dict(env or {}),
+            "stdin": "Open",
+            "tty": None if terminal is None else {"rows": terminal[0], "columns": terminal[1]},
+            "output": {"headBytes": 0, "tailBytes": KEPT_TAIL_BYTES, "spillBytes": KEPT_OUTPUT_BYTES},
+        }
+        try:
+            status = (await self._change("POST", f"{self._path}/processes", key, json_body=body)).json()
+        except ExecutorRefusal as refusal:
+            if refusal.reason in REQUEST_REFUSALS:
+                raise FileError("", refusal.message) from refusal
+            raise
+        return str(status["id"])
+
+    async def processes(self, *, key: str) -> Sequence[tuple[str, bool]]:
+        """See LiveProcesses."""
+        state = (await self._client.call("GET", self._path, hold=self._hold, key=key)).json()
+        return [(process["id"], process["state"] == "Running") for process in state["processes"]]
+
+    async def process(self, process: str, *, key: str | None = None) -> ProcessStatus | None:
+        """See LiveProcesses."""
+        path, hold = f"{self._path}/processes/{process}", self._hold if key is not None else None
+        try:
+            status = (await self._client.call("GET", path, hold=hold, key=key)).json()
+        except SandboxFailure as failure:
+            if failure.reason != "WorkspaceLost":
+                raise
+            await self.require_live()
+            return None
+        return ProcessStatus(
+            id=process,
+            running=status["state"] == "Running",
+            exit_code=status["exitCode"],
+            input_bytes=status["inputBytes"],
+            output_bytes=status["stdout"]["bytes"],
+            stderr=bytes_of(status["stderr"]["tail"]),
+        )
+
+    async def write_input(self, process: str, offset: int, data: bytes, *, key: str) -> None:
+        """See LiveProcesses."""
+        path, query = f"{self._path}/processes/{process}/stdin", [("offset", str(offset))]
+        try:
+            await self._change("POST", path, key, query=query, body=data)
+        except ExecutorRefusal as refusal:
+            if refusal.reason in ("Conflict", *REQUEST_REFUSALS):
+                raise FileError(process, refusal.message) from refusal
+            raise
+
+    async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
+        """See LiveProcesses."""
+        wait_seconds = min(wait_seconds, WAIT_SECONDS)
+        reply = await self._client.call(
+            "GET",
+            f"{self._path}/processes/{process}/output",
+            query=[("cursor", str(cursor)), ("waitSeconds", f"{wait_seconds:.3f}")],
+            wait_seconds=wait_seconds,
+        )
+        headers = reply.headers
+        return Output(
+            data=reply.body,
+            next=int(headers["Rollout-Output-Next"]),
+            ended=headers["Rollout-Output-End"] == "true",
+            lost=int(headers["Rollout-Output-Lost"]),
+        )
 
     async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:
         """See Workspace."""

@@ -1,10 +1,10 @@
 """What a tool is: a name, a schema and an async `execute`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from agent_runtime.sandboxes.base import CommandResult, FileStat
+from agent_runtime.sandboxes.base import CommandResult, FileStat, Output, ProcessStatus
 from rollout_api.tasks import Task
 
 
@@ -43,6 +43,46 @@ class ToolWorkspace(Protocol):
 
     async def list(self, path: str) -> list[FileStat]:
         """Entries of a folder. Raises FileError."""
+
+
+@runtime_checkable
+class ToolProcesses(Protocol):
+    """Processes that a tool keeps in the workspace between its calls; see `LiveProcesses`. Keys are given by themselves."""
+
+    call: str
+    """Names this tool call among all of the attempt, the same where it is repeated."""
+
+    async def start_process(
+        self,
+        command: str | Sequence[str],
+        *,
+        label: str,
+        env: Mapping[str, str] | None = None,
+        terminal: tuple[int, int] | None = None,
+    ) -> str:
+        """Start it; its id, which ends with `label`."""
+
+    async def processes(self) -> Sequence[tuple[str, bool]]:
+        """(id, whether it runs)."""
+
+    async def process(self, process: str) -> ProcessStatus | None:
+        """How it was when this call asked first."""
+
+    async def process_now(self, process: str) -> ProcessStatus | None:
+        """How it is at this moment, also where the call is repeated."""
+
+    async def write_input(self, process: str, offset: int, data: bytes) -> None:
+        """Write to its input."""
+
+    async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
+        """What it said from the cursor on. Not the same when the call is repeated: it may have said more."""
+
+
+def live_processes(workspace: object) -> ToolProcesses:
+    """A workspace's processes. Raises ToolError where its provider cannot keep any."""
+    if not isinstance(workspace, ToolProcesses):
+        raise ToolError("This sandbox cannot keep a process between calls.")
+    return workspace
 
 
 @dataclass(frozen=True)

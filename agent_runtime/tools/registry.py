@@ -15,7 +15,10 @@ TOOL_SETS = {"commands-and-files": COMMANDS_AND_FILES}
 registry = Registry(
     "tool",
     "agent_rollouts.tools",
-    {name: f"agent_runtime.tools.{name}:{name}" for name in ("bash", "calculator", "editor", "search", "finish")}
+    {
+        name: f"agent_runtime.tools.{name}:{name}"
+        for name in ("bash", "calculator", "editor", "search", "finish", "terminal")
+    }
     | {name: f"agent_runtime.tools.commands_and_files:{name}" for name in COMMANDS_AND_FILES},
 )
 

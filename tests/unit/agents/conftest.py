@@ -1,12 +1,13 @@
 """A context that plays an attempt in this process: a scripted model, real tools, real commands, and a record."""
 
 import asyncio
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from agent_runtime.agents.base import AgentContext, Stop
+from agent_runtime.agents.base import Agent, AgentContext, AgentReport, Stop, SubTask
 from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
 from agent_runtime.models.factory import open_model
 from agent_runtime.sandboxes.base import CommandResult
@@ -53,6 +54,12 @@ class Context:
         if any(one.stop for one in done):
             raise Stop(StopReason.FINISHED, done[-1].content)
         return done
+
+    async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
+        other = copy.copy(self)
+        other.task = self.task.model_copy(update={"prompt": part.prompt})
+        other.tools = {name: self.tools[name] for name in part.tools or self.tools}
+        return AgentReport(StopReason.FINISHED, await agent.run(other) or "")
 
     async def run_command(self, command: str) -> CommandResult:
         process = await asyncio.create_subprocess_exec(

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agent_runtime.agents.registry import find_agent
 from agent_runtime.tools.registry import open_tools
+from rollout_api.rollout_job import Agent
+from tests.support.mini_swe_agent import COMMAND, ENVIRONMENT
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents-and-tools.md"
 
@@ -31,6 +34,22 @@ async def test_the_agent_with_a_short_memory_sends_less(attempt: Any, examples: 
     assert len(context.requests[-1][0]) == 22
 
 
+async def test_the_planner_gives_each_step_to_a_sub_agent(attempt: Any, examples: Any) -> None:
+    compute = {"toolCalls": [{"name": "calculator", "arguments": {"expression": "1"}}]}
+    context = attempt({"content": "add\nmultiply"}, compute, {"content": "added"}, {"content": "multiplied"})
+    assert await examples["Planner"]().run(context) == "added; multiplied"
+    assert [messages[-1]["content"] for messages, _ in context.requests[1::2]] == ["add", "multiply"]
+
+
+def test_the_manifests_are_manifests_and_that_of_mini_swe_agent_is_the_one_that_is_tested() -> None:
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)]
+    agents = [Agent.model_validate(block["agent"]) for block in blocks]
+    assert len(agents) == 4
+    (mini,) = (block for block, agent in zip(blocks, agents, strict=True) if agent.trajectory)
+    assert mini["agent"]["command"] == COMMAND
+    assert {(variable["name"], variable["value"]) for variable in mini["sandbox"]["env"]} <= set(ENVIRONMENT.items())
+
+
 async def test_the_tools_are_tools(examples: Any) -> None:
     assert list(open_tools(["count"])["count"].parameters["properties"]) == ["path", "unit"]
     assert (await examples["Lookup"]().execute({"word": "x"}, None)).content == "x: a word"
@@ -41,6 +60,6 @@ def test_every_built_in_that_the_page_names_exists() -> None:
     for name in ("ToolCalling", "Coding", "SWE", "ReAct", "Oracle", "Nop"):
         assert f"`{name}`" in text
         assert find_agent(name).__name__ == name
-    named = ["bash", "editor", "search", "calculator", "finish", "commands-and-files"]
+    named = ["bash", "editor", "terminal", "search", "calculator", "finish", "commands-and-files"]
     assert all(f"| `{name}` |" in text for name in named)
-    assert len(open_tools(named)) == 9
+    assert len(open_tools(named)) == 10

@@ -1,0 +1,70 @@
+"""An agent that another agent of the same attempt has started: its own conversation, everything else is the attempt's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agent_runtime.agents.base import Agent, AgentReport, Stop, SubTask
+from agent_runtime.engine.conversation import Conversation
+from agent_runtime.models.base import ModelReply, ToolCall
+from agent_runtime.sandboxes.base import CommandResult
+from agent_runtime.tools.base import Tool
+from agent_runtime.tools.schema import openai_definition
+from rollout_api.records import Message, Observation, StopReason
+
+if TYPE_CHECKING:
+    from agent_runtime.engine.turns import Turns
+
+
+class SubAgent:
+    """Implements `AgentContext` for it. Its turns count for the attempt's budgets, and stand in the attempt's journal."""
+
+    def __init__(self, turns: Turns, conversation: Conversation, part: SubTask) -> None:
+        names = turns.tools if part.tools is None else part.tools
+        if unknown := [name for name in names if name not in turns.tools]:
+            raise ValueError(
+                f"sub-agent: there is no tool {', '.join(unknown)} in this job; it has {', '.join(turns.tools) or 'none'}"
+            )
+        self.task = turns.task.model_copy(update={"prompt": part.prompt})
+        changes = {"system_prompt": part.system_prompt, "max_turns": part.max_turns or turns.spec.max_turns}
+        self.spec = turns.spec.model_copy(update=changes)
+        self.working_dir = turns.working_dir
+        self.tools: Mapping[str, Tool] = {name: turns.tools[name] for name in names}
+        self._definitions = [openai_definition(tool) for tool in self.tools.values()]
+        self._turns, self._conversation = turns, conversation
+        self._calls = 0
+
+    async def run(self, agent: Agent) -> AgentReport:
+        """Run it to its end. What ends the attempt is raised."""
+        try:
+            return AgentReport(StopReason.FINISHED, await agent.run(self) or "")
+        except Stop as stop:
+            if self._turns.fault is not None:
+                raise
+            return AgentReport(stop.reason, stop.message)
+
+    async def call_model(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> ModelReply:
+        """See AgentContext."""
+        if self._calls >= self.spec.max_turns:
+            raise Stop(StopReason.MAX_TURNS)
+        self._calls += 1
+        return await self._turns.talk(self._conversation, messages, self._definitions if tools is None else tools)
+
+    async def call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
+        """See AgentContext. A tool that ends the rollout ends this agent alone."""
+        observations = await self._turns.use_tools(self._conversation, calls, self.tools)
+        for observation in observations:
+            if observation.stop:
+                raise Stop(StopReason.FINISHED, observation.content)
+        return observations
+
+    async def run_command(self, command: str) -> CommandResult:
+        """See AgentContext."""
+        return await self._turns.run_command(command)
+
+    async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
+        """See AgentContext."""
+        return await self._turns.delegate_from(self._conversation, agent, part)

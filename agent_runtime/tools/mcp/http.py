@@ -1,0 +1,48 @@
+"""MCP's Streamable HTTP transport: one session an attempt, opened when it is first needed, kept by a task of its own."""
+
+import asyncio
+
+from mcp.client.session import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import InitializeResult
+
+CLOSE_SECONDS = 5.0
+"""For the server to be told that the session is over."""
+
+
+class HttpSession:
+    """A session with the server at `url`. The SDK wants it opened and closed by one task; calls may come from any."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._opening: asyncio.Future[tuple[ClientSession, InitializeResult]] | None = None
+
+    async def open(self) -> tuple[ClientSession, InitializeResult]:
+        """The session and how the server introduced itself. A session that was lost is opened anew. Raises what failed."""
+        if self._task is None or self._task.done():
+            self._opening = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._live(self._opening))
+        assert self._opening is not None
+        return await asyncio.shield(self._opening)
+
+    async def close(self) -> None:
+        """End the session."""
+        if self._task is None:
+            return
+        self._closing.set()
+        await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _live(self, opening: asyncio.Future[tuple[ClientSession, InitializeResult]]) -> None:
+        try:
+            async with streamable_http_client(self._url) as (read, write), ClientSession(read, write) as session:
+                opening.set_result((session, await session.initialize()))
+                await self._closing.wait()
+        except Exception as error:  # noqa: BLE001 - whoever waits for the session, or uses it, is told
+            if not opening.done():
+                opening.set_exception(error)
+        finally:
+            opening.cancel()

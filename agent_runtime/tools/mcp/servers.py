@@ -1,0 +1,109 @@
+"""The MCP servers of one attempt: started and asked for their tools once, and from then on known by what is recorded."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from mcp.client.session import ClientSession
+from mcp.shared.exceptions import MCPError
+from mcp.types import PaginatedRequestParams, Tool
+
+from agent_runtime.sandboxes.base import FileError, SandboxFailure
+from agent_runtime.tools.base import ToolProcesses
+from agent_runtime.tools.mcp.http import HttpSession
+from agent_runtime.tools.mcp.stdio import connect
+from agent_runtime.tools.mcp.tool import McpTool, last_words
+from rollout_api.records import McpRecord
+from rollout_api.rollout_job import McpServer
+
+START_SECONDS = 60.0
+"""For a server to start and to list its tools; those that npx or uvx download first take half of it."""
+PAGES = 100
+"""Most pages of one listing, so that a server that always names another one does not hold us."""
+
+
+class McpServers:
+    """Implements what the engine asks of the servers of `agent.mcpServers`."""
+
+    def __init__(self, servers: Sequence[McpServer]) -> None:
+        self._servers = servers
+        self._http = {server.name: HttpSession(server.url) for server in servers if server.url is not None}
+
+    async def introduce(self, processes: Callable[[str], ToolProcesses]) -> list[McpRecord]:
+        """Start them, and have each introduce itself. `processes` gives the workspace for a server's name.
+
+        Raises SandboxFailure("McpServerFailed"): nothing has run in the workspace yet that the policy could have done.
+        """
+        return [await self._introduced(server, processes) for server in self._servers]
+
+    def tools(self, records: Sequence[McpRecord]) -> list[McpTool]:
+        """The tools that the manifest asks for, in the order of their servers."""
+        wanted = {server.name: server.tools for server in self._servers}
+        return [
+            McpTool(record, definition, self._http.get(record.server))
+            for record in records
+            for definition in record.tools
+            if (names := wanted.get(record.server)) is None or definition["name"] in names
+        ]
+
+    async def close(self) -> None:
+        """End the sessions of HTTP; a server in a workspace goes with it."""
+        for session in self._http.values():
+            await session.close()
+
+    async def _introduced(self, server: McpServer, processes: Callable[[str], ToolProcesses]) -> McpRecord:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                if (http := self._http.get(server.name)) is not None:
+                    session, _ = await http.open()
+                    record, problem = await _listed(session, server.name, None)
+                else:
+                    record, problem = await _start(server, processes(server.name))
+        except TimeoutError:
+            raise _failed(server, f"it did not list its tools within {START_SECONDS:.0f} s") from None
+        except (FileError, OSError, MCPError, ExceptionGroup, RuntimeError, ValueError) as error:
+            raise _failed(server, f"{type(error).__name__}: {error}") from error
+        if record is None:
+            raise _failed(server, problem)
+        missing = sorted(set(server.tools or ()) - {tool["name"] for tool in record.tools})
+        if missing:
+            has = ", ".join(tool["name"] for tool in record.tools)
+            raise _failed(server, f"it has no tool named {', '.join(missing)}; it has {has}")
+        return record
+
+
+async def _start(server: McpServer, processes: ToolProcesses) -> tuple[McpRecord | None, str]:
+    process = await processes.start_process(server.command, label=f"mcp-{server.name}")
+    status = await processes.process(process)
+    assert status is not None  # it has just been started, and no turn was acknowledged since
+    async with connect(processes, status, processes.call) as streams, ClientSession(*streams) as session:
+        record, problem = await _listed(session, server.name, process)
+    if record is None and (now := await processes.process_now(process)) is not None:
+        problem += last_words(now)
+    return record, problem
+
+
+async def _listed(session: ClientSession, name: str, process: str | None) -> tuple[McpRecord | None, str]:
+    """What the server says of itself, or what went wrong; not raised in the SDK's task group, which would wrap it."""
+    try:
+        initialized = await session.initialize()
+        tools: list[Tool] = []
+        cursor: str | None = None
+        for _ in range(PAGES):
+            page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+            tools += page.tools
+            if (cursor := page.next_cursor) is None:
+                break
+    except (MCPError, RuntimeError, ValueError) as error:
+        return None, str(error)
+    written = [tool.model_dump(by_alias=True, mode="json", exclude_none=True) for tool in tools]
+    return McpRecord(
+        server=name,
+        process=process,
+        initialized=initialized.model_dump(by_alias=True, mode="json", exclude_none=True),
+        tools=written,
+    ), ""
+
+
+def _failed(server: McpServer, why: str) -> SandboxFailure:
+    where = "in the sandbox" if server.command else f"at {server.url}"
+    return SandboxFailure("McpServerFailed", f"agent.mcpServers {server.name} ({where}): {why}")

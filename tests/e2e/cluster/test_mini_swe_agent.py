@@ -1,0 +1,114 @@
+"""mini-swe-agent, as it comes from PyPI, works in sandbox pods, and its runner is killed. Its image:
+`hack/images/build --tag test mini-swe-agent`; that of the model's stand-in is there already (hack/install-on-cluster)."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from agent_runtime.recording.export import Format, export
+from agent_runtime.recording.reader import open_run
+from agent_runtime.recording.store import Store
+from tests.e2e.cluster.test_command_agent import MODEL, PORT, TAKEOVER, model_pod, samples, served
+from tests.support.cluster import REPOSITORY, Cluster, Job, Object, eventually
+from tests.support.mini_swe_agent import COMMAND, DONE, ENVIRONMENT, STEPS, TURNS
+from tests.support.runner_pods import kill_engine, live_runner
+from tests.support.talking_program import exported, one_conversation
+
+IMAGE = "agent-rollouts-mini-swe-agent:test"
+SLOWLY = "Let me think about this step for a while before I take it, for there is no hurry. " * 2
+"""Some seconds at the stand-in's 20 tokens a second, so that a kill falls into an answer."""
+
+
+@pytest.fixture(scope="module")
+def image(cluster: Cluster) -> str:
+    """On every node of the harness; another cluster has to have it."""
+    if cluster.details:
+        built = subprocess.run(
+            [REPOSITORY / "hack/images/build", "--tag", "test", "mini-swe-agent"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        cluster.node_process("load-image", built.stdout.strip())
+    return IMAGE
+
+
+def thinking_model(cluster: Cluster, namespace: str) -> str:
+    """Address of a pod that counts in steps.txt, a command a turn, and hands in."""
+    commands = [*(f"echo {number} >> steps.txt" for number in range(STEPS)), DONE]
+    answers = [{"text": SLOWLY, "tool_calls": [{"name": "bash", "arguments": {"command": text}}]} for text in commands]
+    script = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "script", "namespace": namespace}}
+    script["data"] = {"script.json": json.dumps({"*": answers})}
+    pod = model_pod(namespace)
+    container = pod["spec"]["containers"][0]
+    flags = "--tokens-per-second 20 --script /script/script.json --enable-auto-tool-choice --tool-call-parser hermes"
+    container["env"] = [{"name": "STANDIN_ARGS", "value": flags}]
+    container["volumeMounts"] = [{"name": "script", "mountPath": "/script"}]
+    pod["spec"]["volumes"] = [{"name": "script", "configMap": {"name": "script"}}]
+    cluster.apply(script, pod)
+    cluster.kubectl("wait", "--for=condition=Ready", f"pod/{MODEL}", "-n", namespace, "--timeout=120s")
+    running = cluster.get("pod", MODEL, namespace)
+    assert running is not None
+    address: str = running["status"]["podIP"]
+    return address
+
+
+def a_job(mode: str, model: str, image: str) -> Object:
+    checks = [f'test "$(cat steps.txt | xargs)" = "{" ".join(map(str, range(STEPS)))}"']
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": f"mini-{mode.lower()}"},
+        "spec": {
+            "mode": "Train",
+            "groupSize": 2,
+            "tasks": {"inline": [{"name": "count", "prompt": "Count in steps.txt.", "verifier": {"commands": checks}}]},
+            "model": {"endpoint": {"baseURL": f"http://{model}:{PORT}/v1", "name": MODEL}},
+            "agent": {"type": "Command", "command": COMMAND, "trajectory": {"path": "mini.traj.json"}},
+            "sandbox": {
+                "image": image,
+                "env": [{"name": name, "value": value} for name, value in ENVIRONMENT.items()],
+                "workspaces": {"mode": mode, "perSandbox": 2},
+            },
+            "attempts": {"limit": 1},
+        },
+    }
+
+
+def own_trajectories(job: Job) -> list[Object]:
+    """What the programs wrote of themselves, as ATIF."""
+    store = Store.open(job.manifest["spec"]["output"]["uri"], job.cluster.environ, patience_seconds=30)
+
+    async def read() -> list[Object]:
+        run = await open_run(store, f"{job.name}-{job.uid[:8]}")
+        return [json.loads(line) async for line in export(run, Format.PROGRAM_ATIF)]
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+def test_mini_swe_agent_in_pods_goes_on_when_its_runner_is_killed(
+    cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], image: str, mode: str
+) -> None:
+    job = new_job(a_job(mode, thinking_model(cluster, namespace), image)).apply()
+    for _ in range(2):
+        before = len(job.keys("attempts"))
+        eventually(lambda seen=before: len(job.keys("attempts")) > seen + TAKEOVER or None, 120, job.describe)
+        assert job.sealed() == 0, "the agents were done before the last kill; let them take more steps"
+        kill_engine(cluster, live_runner(job))
+    job.wait("Succeeded", 300)
+    for result in job.results():
+        assert (result["outcome"], result["stopReason"], result["reward"]) == ("Completed", "Finished", 1), result
+        assert (result["attempt"], result["failedAttempts"], result["turns"]) == (0, [], TURNS), result
+        assert (result["sandbox"]["mode"], result["tokenCapture"]) == (mode, "Tokens")
+        (branch,) = samples(job, result["index"])
+        assert exported(branch) == one_conversation(served(cluster, namespace, f"rollout-{result['index']}-0"))
+    trajectories = own_trajectories(job)
+    assert [trajectory["agent"]["name"] for trajectory in trajectories] == ["mini-swe-agent"] * 2
+    for trajectory in trajectories:
+        calls = [call for step in trajectory["steps"] for call in step.get("tool_calls", [])]
+        assert [call["arguments"]["command"] for call in calls][-1] == DONE
+        assert len(calls) == TURNS

@@ -1,0 +1,72 @@
+"""A program's own trajectory file, whatever it is, costs no rollout its result."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from agent_runtime.engine import program_trajectory
+from agent_runtime.engine.program_trajectory import collect
+from agent_runtime.sandboxes.base import FileError, FileStat, WorkspaceLimit
+from rollout_api.records import ObjectDigest
+from rollout_api.rollout_job import AgentTrajectory
+
+ATIF = {
+    "schema_version": "ATIF-v1.7",
+    "agent": {"name": "a", "version": "1"},
+    "steps": [{"step_id": 1, "source": "user", "message": "hi"}],
+}
+
+
+class OneFile:
+    """A workspace with one file in it, or a failure in place of one."""
+
+    def __init__(self, content: bytes | Exception | None, kind: Any = "file") -> None:
+        self.content, self.kind = content, kind
+
+    async def stat(self, path: str, *, key: str | None = None) -> FileStat | None:
+        if isinstance(self.content, Exception):
+            raise self.content
+        return None if self.content is None else FileStat(path, self.kind, len(self.content), 0o644, 0.0)
+
+    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:
+        assert isinstance(self.content, bytes)
+        return self.content[:limit]
+
+
+async def stored(file: bytes, atif: bytes | None) -> tuple[ObjectDigest, ObjectDigest | None]:
+    def digest(key: str, data: bytes) -> ObjectDigest:
+        return ObjectDigest(key=key, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+
+    return digest("file", file), None if atif is None else digest("atif", atif)
+
+
+@pytest.mark.parametrize(
+    ("workspace", "note"),
+    [
+        (OneFile(None), "t.json: the program left no such file"),
+        (OneFile(b"", "folder"), "t.json: a file was expected, and it is a folder"),
+        (OneFile(b"x" * 101), "t.json: 101 bytes, and at most 100 are kept"),
+        (OneFile(FileError("t.json", "a loop of links")), "t.json: a loop of links"),
+        (OneFile(WorkspaceLimit("Memory", "used up")), "t.json: the workspace was ended (Memory)"),
+    ],
+)
+async def test_a_file_that_cannot_be_had_is_a_note(workspace: Any, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_trajectory, "FILE_BYTES", 100)
+    own = await collect(workspace, AgentTrajectory(path="t.json"), "run/0", stored)
+    assert (own.note, own.file, own.atif) == (note, None, None)
+
+
+async def test_a_broken_file_is_kept_as_it_is() -> None:
+    own = await collect(OneFile(b"{"), AgentTrajectory(path="t.json"), "run/0", stored)  # type: ignore[arg-type]
+    assert own.note.startswith("t.json: it is no JSON")
+    assert (own.file is not None, own.atif, own.bytes) == (True, None, 1)
+
+
+async def test_a_good_file_has_no_note() -> None:
+    data = json.dumps(ATIF).encode()
+    own = await collect(OneFile(data), AgentTrajectory(path="t.json"), "run/0", stored)  # type: ignore[arg-type]
+    assert (own.note, own.format, own.bytes) == ("", "ATIF", len(data))
+    assert own.file is not None
+    assert own.atif is not None

@@ -1,0 +1,151 @@
+"""An agent that starts sub-agents: one record, one budget, a branch for each conversation, and the same after any crash."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.agents.base import AgentContext, SubTask
+from agent_runtime.agents.tool_calling import ToolCalling
+from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
+from agent_runtime.recording.branches import token_branches, token_forks
+from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.messages import fold, last_of_each_branch
+from agent_runtime.tools.base import ToolContext, ToolResult
+from rollout_api.records import Message, Observation, Record, StopReason, Usage
+from tests.unit.engine.test_turns import Count, CountingModel, Crash, MemoryJournal, _content, turns_of
+
+DELEGATED = 2
+"""Parts of the task that are given away."""
+
+
+class Leading(ToolCalling):
+    """Gives its calls of `delegate` to sub-agents, and makes the others itself, after them."""
+
+    async def execute_tool_call(self, calls: Sequence[ToolCall]) -> list[Observation]:
+        results = {}
+        for call in calls:
+            if call.name == "delegate":
+                part = SubTask(f"part of {call.id}", system_prompt="You are a helper.", tools=["count", "finish_it"])
+                report = await self.context.delegate(ToolCalling(), part)
+                results[call.id] = Observation(call_id=call.id, tool=call.name, content=report.message)
+        own = [call for call in calls if call.name != "delegate"]
+        results |= {result.call_id: result for result in await self.context.call_tools(own)}
+        return [results[call.id] for call in calls]
+
+
+class Model(CountingModel):
+    """Token ids are numbers of their own for each message, so that they say what the engine has seen."""
+
+    token_capture = "Tokens"
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        self.log.append(f"model {request.turn} sees {len(request.messages)}")
+        said = [message for message in request.messages if message["role"] == "assistant"]
+        helper = request.messages[0]["content"] == "You are a helper."
+        if len(said) == (2 if helper else DELEGATED):
+            names = ["finish_it"]
+        else:
+            names = ["count"] if helper else ["delegate", "count"]
+        calls = [
+            {"id": f"{name}-{request.turn}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+            for name in names
+        ]
+        prompt = [hash(str(message)) % 1000 for message in request.messages]
+        message: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+        return ModelReply(
+            message, "tool_calls", usage=Usage(prompt_tokens=10, completion_tokens=5), prompt_token_ids=prompt,
+            completion_token_ids=[hash(str(message)) % 1000], logprobs=[-1.0],
+        )  # fmt: skip
+
+
+def leading(journal: MemoryJournal, log: list[str], replay: Sequence[Record] = (), **spec: Any) -> Any:
+    return turns_of(journal, Model(0, log), log, replay, **spec)
+
+
+async def test_each_conversation_is_one_branch_and_every_answer_is_trained_once() -> None:
+    turns = leading(MemoryJournal(), [])
+    assert await turns.run_agent(Leading()) == (StopReason.FINISHED, "all done")
+    records = linear(turns.records)
+    last = last_of_each_branch(fold(records))
+    assert [turn.messages[1]["content"] for turn in last] == ["count", "part of delegate-0", "part of delegate-4"]
+    assert [len(turn.messages) for turn in last] == [8, 6, 6]
+    samples = token_branches(records)
+    assert [sum(sample.mask) for sample in samples] == [3, 3, 3]
+    assert token_forks(records) == 0
+    own = [turn for turn in fold(records) if turn.branch == 0]
+    assert [[result.call_id for result in turn.observations] for turn in own] == [
+        ["count-0"],
+        ["count-4"],
+        ["finish_it-8"],
+    ]
+
+
+@given(crash=st.integers(0, 20))
+def test_a_runner_that_dies_at_any_write_goes_on_in_the_midst_of_a_sub_agent(crash: int) -> None:
+    async def scenario() -> None:
+        whole = leading(MemoryJournal(), [])
+        ended = await whole.run_agent(Leading())
+        journal = MemoryJournal(crash_after=crash)
+        with contextlib.suppress(Crash):
+            await leading(journal, []).run_agent(Leading())
+        journal.crash_after = None
+        resumed = leading(journal, [], replay=list(journal.records))
+        assert await resumed.run_agent(Leading()) == ended
+        assert [_content(record) for record in resumed.records] == [_content(record) for record in whole.records]
+
+    asyncio.run(scenario())
+
+
+async def test_the_rollouts_budget_ends_the_sub_agent_and_the_agent_that_started_it() -> None:
+    turns = leading(MemoryJournal(), [], max_turns=3)
+    assert (await turns.run_agent(Leading()))[0] is StopReason.MAX_TURNS
+    assert turns.turn == 2
+
+
+class Once:
+    """Starts one sub-agent, in a way of the test's own."""
+
+    def __init__(self, part: SubTask, beside: bool = False) -> None:
+        self.part, self.beside = part, beside
+
+    async def run(self, context: AgentContext) -> str | None:
+        started = [context.delegate(ToolCalling(), self.part) for _ in range(1 + self.beside)]
+        reports = await asyncio.gather(*started)
+        return f"{reports[0].stop_reason.value}: {reports[0].message}"
+
+
+async def test_a_sub_agent_that_uses_up_its_own_turns_is_reported_and_ends_nobody_else() -> None:
+    part = SubTask("p", system_prompt="You are a helper.", max_turns=1)
+    assert await leading(MemoryJournal(), []).run_agent(Once(part)) == (StopReason.FINISHED, "MaxTurns: ")
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        (Once(SubTask("p", tools=["bash"])), "there is no tool bash"),
+        (Once(SubTask("p", system_prompt="You are a helper."), beside=True), "while a sub-agent of its runs"),
+    ],
+)
+async def test_what_could_not_be_repeated_or_done_is_refused_with_the_reason(agent: Once, said: str) -> None:
+    reason, message = await leading(MemoryJournal(), []).run_agent(agent)
+    assert reason is StopReason.AGENT_ERROR
+    assert said in message
+
+
+async def test_no_two_tool_calls_of_a_rollout_have_the_same_key() -> None:
+    keys: list[str] = []
+
+    class Keyed(Count):
+        async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+            keys.append(context.workspace.call)  # type: ignore[attr-defined]
+            return ToolResult("counted")
+
+    turns = leading(MemoryJournal(), [], tool=Keyed([]))
+    await turns.run_agent(Leading())
+    assert len(keys) == len(set(keys)) == DELEGATED + 2 * DELEGATED
+    assert [int(key.split(":")[0]) for key in keys] == sorted(int(key.split(":")[0]) for key in keys)

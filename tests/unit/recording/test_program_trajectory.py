@@ -1,0 +1,184 @@
+"""A program's own trajectory is shown as ATIF to the letter, and no file that a policy can write harms the run."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.recording.program_trajectory import UnreadableTrajectory, to_atif
+from rollout_api.rollout_job import TrajectoryFormat
+from tests.unit.recording.strategies import json_values
+from tests.unit.recording.test_atif import AtifTrajectory
+
+
+def converted(content: Any, form: TrajectoryFormat | None = None) -> dict[str, Any]:
+    _, data = to_atif(json.dumps(content).encode(), form, "run/0")
+    AtifTrajectory.model_validate_json(data)
+    trajectory: dict[str, Any] = json.loads(data)
+    return trajectory
+
+
+def mini(*messages: Any) -> dict[str, Any]:
+    return {
+        "trajectory_format": "mini-swe-agent-1.1",
+        "info": {
+            "mini_version": "2.4.6",
+            "config": {"model": {"model_name": "openai/policy"}},
+            "exit_status": "Submitted",
+        },
+        "messages": list(messages),
+    }
+
+
+def called(call_id: str, command: str, **extra: Any) -> dict[str, Any]:
+    function = {"name": "bash", "arguments": json.dumps({"command": command})}
+    return {
+        "role": "assistant",
+        "content": "So.",
+        "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+        "extra": {
+            "timestamp": 1700000000.5,
+            "response": {"usage": {"prompt_tokens": 7, "completion_tokens": 3}},
+            **extra,
+        },
+    }
+
+
+def test_each_command_of_mini_swe_agent_stands_with_its_own_result() -> None:
+    trajectory = converted(
+        mini(
+            {"role": "system", "content": "You help."},
+            {"role": "user", "content": [{"type": "text", "text": "Do it."}]},
+            called("a", "ls"),
+            called("b", "pwd"),
+            {"role": "tool", "tool_call_id": "a", "content": "files"},
+            {"role": "tool", "tool_call_id": "b", "content": "/here"},
+            {"role": "exit", "content": "diff", "extra": {"exit_status": "Submitted"}},
+        )
+    )
+    steps = trajectory["steps"]
+    assert [step["source"] for step in steps] == ["system", "user", "agent", "agent", "user"]
+    assert steps[1]["message"] == "Do it."
+    for step, call_id, command, text in ((steps[2], "a", "ls", "files"), (steps[3], "b", "pwd", "/here")):
+        assert step["tool_calls"][0]["arguments"] == {"command": command}
+        assert step["observation"]["results"] == [{"source_call_id": call_id, "content": text}]
+    assert steps[2]["timestamp"] == "2023-11-14T22:13:20.500000Z"
+    assert trajectory["final_metrics"] == {"total_prompt_tokens": 14, "total_completion_tokens": 6, "total_steps": 5}
+
+
+def test_mini_swe_agent_on_the_responses_api_is_read_as_well() -> None:
+    output = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "message", "content": [{"type": "output_text", "text": "Look."}]},
+        {"type": "function_call", "call_id": "c", "name": "bash", "arguments": '{"command": "ls"}'},
+    ]
+    answer = {"object": "response", "output": output, "usage": {"input_tokens": 5, "output_tokens": 2}}
+    step = converted(mini(answer, {"type": "function_call_output", "call_id": "c", "output": "files"}))["steps"][0]
+    assert (step["message"], step["reasoning_content"]) == ("Look.", "hm")
+    assert step["observation"]["results"] == [{"source_call_id": "c", "content": "files"}]
+    assert step["metrics"] == {"prompt_tokens": 5, "completion_tokens": 2}
+
+
+def test_a_file_of_swe_agent_keeps_actions_observations_and_what_it_cost() -> None:
+    trajectory = converted(
+        {
+            "environment": "swe_main",
+            "history": [
+                {"role": "system", "content": "SETTING"},
+                {"role": "user", "content": "a demonstration", "is_demo": True},
+                {"role": "user", "content": "Mend it."},
+                {"role": "assistant", "content": "not again"},
+            ],
+            "trajectory": [
+                {
+                    "action": "ls",
+                    "observation": "a.py",
+                    "response": "I look.",
+                    "thought": "look",
+                    "state": {"open_file": "n/a"},
+                },
+                {"action": "submit", "observation": "", "response": "", "thought": "done", "execution_time": 0.5},
+            ],
+            "info": {
+                "exit_status": "submitted",
+                "model_stats": {"instance_cost": 0.5, "tokens_sent": 10, "tokens_received": 4},
+            },
+        }
+    )
+    assert [step["source"] for step in trajectory["steps"]] == ["system", "user", "user", "agent", "agent"]
+    assert trajectory["steps"][1]["is_copied_context"]
+    assert trajectory["steps"][3]["observation"]["results"][0]["content"] == "a.py"
+    assert trajectory["final_metrics"] == {
+        "total_prompt_tokens": 10, "total_completion_tokens": 4, "total_cost_usd": 0.5, "total_steps": 5,
+    }  # fmt: skip
+
+
+def test_a_file_that_is_atif_already_stays_as_it_is() -> None:
+    own = converted(mini({"role": "user", "content": "hi"})) | {"session_id": "its own"}
+    assert converted(own) == own
+
+
+ATIF = {"schema_version": "ATIF-v1.5", "agent": {"name": "a", "version": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("data", "form", "said"),
+    [
+        (b"", None, "no JSON"),
+        (b"\xff\xfe", None, "no JSON"),
+        (b'{"messages": NaN}', None, "NaN is no number"),
+        (b"[" * 100_000, None, "no JSON"),
+        (b"[]", None, "holds a list"),
+        (b'{"a": 1}', None, "'a'.*no known form.*MiniSWEAgent"),
+        (json.dumps(mini()).encode(), TrajectoryFormat.ATIF, "those of MiniSWEAgent, and ATIF was expected"),
+        (json.dumps(mini()).encode(), None, "no steps"),
+        (json.dumps(mini({"role": "tool", "content": "of what?"})).encode(), None, "before any answer"),
+        (json.dumps({**ATIF, "steps": []}).encode(), None, "required"),
+        (json.dumps({**ATIF, "steps": [{"step_id": 2, "source": "user"}]}).encode(), None, "step_id 1"),
+        (
+            json.dumps({**ATIF, "steps": [{"step_id": 1, "source": "user", "message": "", "extra": 1}]})
+            .replace('"extra": 1', '"extra": 1e999').encode(),
+            None,
+            "looks like ATIF, and is not",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_said_in_words(data: bytes, form: TrajectoryFormat | None, said: str) -> None:
+    with pytest.raises(UnreadableTrajectory, match=said):
+        to_atif(data, form, "run/0")
+
+
+@given(
+    content=json_values,
+    shape=st.sampled_from(["messages", "steps", "trajectory"]),
+    pieces=st.lists(
+        st.one_of(
+            json_values,
+            st.fixed_dictionaries(
+                {"role": st.sampled_from(["system", "user", "assistant", "tool", "exit"])},
+                optional={
+                    "content": json_values,
+                    "tool_calls": json_values,
+                    "extra": json_values,
+                    "tool_call_id": json_values,
+                },
+            ),
+        )
+    ),
+)
+def test_no_file_that_a_policy_can_write_does_more_than_be_unreadable(
+    content: Any, shape: str, pieces: list[Any]
+) -> None:
+    whole = {
+        "messages": mini(*pieces) | {"info": content if isinstance(content, dict) else {}},
+        "steps": {**ATIF, "steps": pieces},
+        "trajectory": {"trajectory": pieces, "history": pieces, "info": content},
+    }
+    for data in (content, whole[shape]):
+        try:
+            _, atif = to_atif(json.dumps(data).encode(), None, "run/0")
+        except UnreadableTrajectory:
+            continue
+        json.loads(atif)
