@@ -13,10 +13,12 @@ from agent_runtime.engine.groups import Groups
 from agent_runtime.engine.opening import Surroundings, open_run, refuse_text_only
 from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
+from agent_runtime.recording.attempt_folder import AttemptFolder
+from agent_runtime.recording.message_tree import linear
 from agent_runtime.recording.stream import StreamRecord
 from agent_runtime.sandboxes.base import SandboxProvider
 from rollout_api.model import ModelSpec
-from rollout_api.records import Result
+from rollout_api.records import Record, Result
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
@@ -122,6 +124,11 @@ class RolloutSession:
         await replacement.check()
         refuse_text_only(self._context.job, replacement)
         self._context.model = replacement
+
+    async def records(self, result: Result) -> list[Record]:
+        """What the journal has of a finished rollout: its model calls with their tokens, its tool calls. Raises RecordCorrupt."""
+        store = self._context.record.store
+        return linear(await AttemptFolder.of_rollout(store, result.index, result.attempt).records())
 
     def __aiter__(self) -> AsyncIterator[FinishedGroup]:
         """Finished groups in the order in which they finish."""
