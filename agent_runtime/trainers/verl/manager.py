@@ -13,8 +13,8 @@ from verl.protocol import DataProto  # type: ignore[import-not-found]
 from verl.utils.ray_utils import auto_await  # type: ignore[import-not-found]
 from verl.utils.skip import SkipManager  # type: ignore[import-not-found]
 
-from agent_runtime.trainers.verl.job import Kind, rollout_job
 from agent_runtime.trainers.verl.groups import groups_of, shares_of
+from agent_runtime.trainers.verl.job import Kind, rollout_job
 from agent_runtime.trainers.verl.worker import RolloutWorker
 
 

@@ -59,12 +59,12 @@ class LLMClientModel:
     async def complete(self, request: ModelRequest) -> ModelReply:
         """One answer; see `Model.complete`. What a weight update cut is gone on with, each piece under its own version."""
         prompt = await self._chat.prompt(request.messages, request.tools, request.prefix)
-        limit = self._context - len(prompt)
-        if limit < 1:
+        left = self._context - len(prompt)
+        if left < 1:
             raise ContextExceeded(
                 f"the prompt has {len(prompt)} tokens, and prompt and answer may have {self._context}"
             )
-        limit = min(limit, *(most for most in (request.max_tokens, request.sampling.max_tokens) if most is not None))
+        limit = min(most for most in (left, request.max_tokens, request.sampling.max_tokens) if most is not None)
         pieces: list[TokenOutput] = []
         try:
             async with asyncio.timeout(self._seconds):

@@ -1,0 +1,239 @@
+"""Three steps of each of verl's trainers, as far as rollouts are concerned, by verl's own code; what came is written as JSON.
+
+Run by the tests with the Python of hack/verl-environment: `python play.py OUTPUT_FOLDER`.
+"""
+
+import json
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import ray
+import tiny_model
+import transfer_queue as tq
+from fake_server import FakeServer
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf, open_dict
+from verl.protocol import DataProto
+from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+from verl.utils import tensordict_utils as tu
+from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
+from verl.utils.import_utils import load_class_from_fqn
+from verl.utils.tokenizer import hf_tokenizer
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
+from verl.workers.rollout.router import get_router_handle
+
+HERE = Path(__file__).parent
+STEPS = (1, 2, 3)
+MEMBERS = 2
+PROMPTS = {
+    "plain": "Write the word apple to out.txt.",
+    "looked-up": "LOOKUP a word and write it to out.txt.",
+    "forgetful": "FORGET what was said. Write the word cherry to out.txt.",
+    "flaky": "FLAKY server. Write the word damson to out.txt.",
+    "dead": "DEAD server. Write the word elder to out.txt.",
+    "cut": "CUT in the middle. Write the word fig to out.txt.",
+}
+WORDS = {"plain": "apple", "looked-up": "banana", "forgetful": "cherry", "flaky": "damson", "dead": "elder", "cut": "fig"}
+
+
+def write_dataset(path: Path) -> None:
+    """verl's Parquet columns; a task's files and verifier are in `extra_info.task`."""
+    rows = [
+        {
+            "data_source": "fruit",
+            "prompt": [{"role": "system", "content": "Use the tools."}, {"role": "user", "content": PROMPTS[name]}],
+            "reward_model": {"style": "verifier", "ground_truth": WORDS[name]},
+            "extra_info": {
+                "index": index,
+                "task": json.dumps({"name": name, "verifier": {"commands": [f"grep -qx {WORDS[name]} out.txt"]}}),
+                "tools_kwargs": {"lookup": {"create_kwargs": {"word": WORDS[name]}}},
+            },
+        }
+        for index, name in enumerate(PROMPTS)
+    ]
+    pandas.DataFrame(rows).to_parquet(path)
+
+
+def settings(folder: Path) -> DictConfig:
+    """verl's own configuration with the options of docs/trainers-verl.md."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose(
+            "ppo_trainer",
+            overrides=[
+                f"actor_rollout_ref.model.path={folder / 'model'}",
+                "actor_rollout_ref.rollout.name=vllm",
+                "actor_rollout_ref.rollout.prompt_length=2048",
+                "actor_rollout_ref.rollout.response_length=4096",
+                f"actor_rollout_ref.rollout.n={MEMBERS}",
+                "actor_rollout_ref.rollout.calculate_log_probs=true",
+                "actor_rollout_ref.rollout.agent.num_workers=1",
+                "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
+                "agent_runtime.trainers.verl.manager.RolloutManager",
+                f"actor_rollout_ref.rollout.multi_turn.tool_config_path={HERE / 'tools.yaml'}",
+                "+actor_rollout_ref.rollout.custom.agent.type='extensions:Forgetful'",
+                "+actor_rollout_ref.rollout.custom.agent.tools=[bash,lookup]",
+                "+actor_rollout_ref.rollout.custom.attempts.limit=1",
+                "+actor_rollout_ref.rollout.custom.completion.maxInfraFailureFraction=1",
+                f"trainer.default_local_dir={folder}",
+                "trainer.experiment_name=fruit",
+                "transfer_queue.enable=true",
+                "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+            ],
+        )
+    OmegaConf.resolve(config)
+    return config
+
+
+def batch_of(dataset: RLHFDataset, names: list[str]) -> dict[str, Any]:
+    """What verl's data loader gives for those prompts."""
+    batch: dict[str, Any] = collate_fn([dataset[list(PROMPTS).index(name)] for name in names])
+    batch["uid"] = np.array([str(uuid.uuid4()) for _ in names], dtype=object)
+    return batch
+
+
+def play_legacy(manager: Any, config: DictConfig, dataset: RLHFDataset, step: int) -> dict[str, Any]:
+    """As RayPPOTrainer.fit does it, up to the advantages."""
+    names = ["plain", "flaky", "looked-up", "dead", "forgetful"]
+    batch = DataProto.from_single_dict(batch_of(dataset, names))
+    kept = {"data_source", "reward_model", "extra_info", "uid"}
+    gen = batch.pop(non_tensor_batch_keys=list(set(batch.non_tensor_batch) - kept))
+    gen.non_tensor_batch.update(batch.non_tensor_batch)
+    gen.meta_info["global_steps"] = step
+    output = manager.generate_sequences(gen.repeat(repeat_times=MEMBERS, interleave=True))
+    timing = {key: float(value) for key, value in output.meta_info.pop("timing").items()}
+    batch = batch.repeat(repeat_times=MEMBERS, interleave=True).union(output)
+    batch.batch["token_level_scores"] = batch.batch["token_level_rewards"] = batch.batch["rm_scores"]
+    batch = compute_advantage(
+        batch, adv_estimator="grpo", num_repeat=MEMBERS, norm_adv_by_std_in_grpo=True, config=config.algorithm
+    )
+    tensors = batch.batch
+    rows = []
+    for i, name in enumerate(name for name in names for _ in range(MEMBERS)):
+        prompt_width = tensors["prompts"].shape[1]
+        attended = tensors["attention_mask"][i].bool()
+        prompt, response = attended[:prompt_width], attended[prompt_width:]
+        other = {key: batch.non_tensor_batch[key][i] for key in ("uid", "branches", "lost", "tool_rewards", "__num_turns__")}
+        rows.append(
+            {
+                "task": name,
+                "prompt": tensors["prompts"][i][prompt].tolist(),
+                "response": tensors["responses"][i][response].tolist(),
+                "mask": tensors["response_mask"][i][response].tolist(),
+                "masked_padding": int(tensors["response_mask"][i][~response].sum()),
+                "logprobs": tensors["rollout_log_probs"][i][response].tolist(),
+                "score": float(tensors["rm_scores"][i].sum()),
+                "score_at": int(tensors["rm_scores"][i].abs().argmax()),
+                "advantage": float(tensors["advantages"][i].abs().max()),
+                "positions": tensors["position_ids"][i][attended].tolist() == list(range(int(attended.sum()))),
+                "versions": [int(batch.non_tensor_batch[f"{end}_global_steps"][i]) for end in ("min", "max")],
+                **{key: value.item() if hasattr(value, "item") else value for key, value in other.items()},
+            }
+        )
+    return {"rows": rows, "timing": timing}
+
+
+def play_v1(manager: Any, config: DictConfig, dataset: RLHFDataset, buffer: ReplayBuffer, step: int) -> dict[str, Any]:
+    """As PPOTrainer of V1 does it: register, submit, sample from the replay buffer, advantages."""
+    names = ["plain", "flaky", "looked-up", "dead", "forgetful"] + (["cut"] if step == STEPS[-1] else [])
+    batch_dict = batch_of(dataset, names)
+    task_of = dict(zip(batch_dict["uid"], names, strict=True))
+    batch_dict["__rollout_n__"] = np.array([3 if name == "plain" else MEMBERS for name in names], dtype=object)
+    batch = tu.get_tensordict(batch_dict)
+    tu.assign_non_tensor_data(batch, "global_steps", step)
+    tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in names]
+    tq.kv_batch_put(keys=list(batch["uid"]), partition_id="train", tags=tags)
+    manager.generate_sequences(batch)
+    statuses: dict[str, str] = {}
+    while not all(statuses.get(uid) in ("finished", "failure") for uid in task_of):
+        time.sleep(0.05)
+        statuses = {key: tag["status"] for key, tag in tq.kv_list("train")["train"].items() if key in task_of}
+    sampled, _ = buffer.sample(global_steps=step, partition_id="train", batch_size=len(names))
+    data = tq.kv_batch_get(keys=sampled.keys, partition_id="train")
+    rows = []
+    for i, key in enumerate(sampled.keys):
+        uid, member, branch = key.split("_")
+        rows.append(
+            {
+                "task": task_of[uid],
+                "member": int(member),
+                "branch": int(branch),
+                "tag": sampled.tags[i],
+                "prompt": data["prompts"][i].tolist(),
+                "response": data["responses"][i].tolist(),
+                "mask": data["response_mask"][i].tolist(),
+                "loss_mask": data["loss_mask"][i].tolist(),
+                "input_ids": data["input_ids"][i].tolist(),
+                "position_ids": data["position_ids"][i].tolist(),
+                "logprobs": data["rollout_log_probs"][i].tolist(),
+                "score": float(data["rm_scores"][i].sum()),
+                "score_at": int(data["rm_scores"][i].abs().argmax()),
+                "num_turns": int(data["num_turns"][i]),
+            }
+        )
+    proto = DataProto(batch=data.select("response_mask", "rm_scores").to_padded_tensor())
+    proto.batch["token_level_rewards"] = proto.batch["rm_scores"]
+    proto.non_tensor_batch["uid"] = np.array([key.split("_")[0] for key in sampled.keys], dtype=object)
+    advantages = compute_advantage_for_multi_trajectories(
+        proto, batch_keys=sampled.keys, adv_estimator="grpo", num_repeat=MEMBERS, config=config.algorithm
+    ).batch["advantages"]
+    for row, advantage in zip(rows, advantages, strict=True):
+        row["advantage"] = float(advantage.sum())
+    tq.kv_clear(keys=sampled.keys, partition_id="train")
+    return {
+        "rows": rows,
+        "fields": sorted(data.keys()),
+        "statuses": {task_of[uid]: status for uid, status in statuses.items()},
+    }
+
+
+def main(folder: Path) -> None:
+    """Play both and write `played.json`."""
+    began = time.monotonic()
+    tiny_model.make(folder / "model")
+    write_dataset(folder / "train.parquet")
+    config = settings(folder)
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=True)
+    server = FakeServer.remote(str(folder / "model"))
+    balancer = get_router_handle({"fake": server})
+    with open_dict(config):
+        config.data.train_files = str(folder / "train.parquet")
+    dataset = RLHFDataset(config.data.train_files, hf_tokenizer(str(folder / "model")), config.data)
+    tq.init(config.transfer_queue)
+    manager_class = load_class_from_fqn(
+        config.actor_rollout_ref.rollout.agent.agent_loop_manager_class, "AgentLoopManager"
+    )
+    played: dict[str, Any] = {"legacy": [], "v1": []}
+    clients = {"legacy": LLMServerClient, "v1": FullyAsyncLLMServerClient}
+    buffer = ReplayBuffer("sync", config.trainer, None, "drop", config.trainer, poll_interval=0.05)
+    played["started"] = time.monotonic() - began
+    for trainer, client_class in clients.items():
+        manager = manager_class.create(
+            config=config,
+            llm_client=client_class(config=config, load_balancer_handle=balancer),
+            teacher_client=None,
+            reward_loop_worker_handles=None,
+        )
+        for step in STEPS:
+            ray.get(server.set_version.remote(step))
+            if trainer == "legacy":
+                played[trainer].append(play_legacy(manager, config, dataset, step))
+            else:
+                played[trainer].append(play_v1(manager, config, dataset, buffer, step))
+        for worker in manager.agent_loop_workers:
+            ray.kill(worker)
+        played[f"{trainer}_seconds"] = time.monotonic() - began
+    played["seen"] = ray.get(server.seen.remote())
+    (folder / "played.json").write_text(json.dumps(played))
+    tq.close()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
