@@ -92,7 +92,7 @@ class LLMClientModel:
                 )
             except Exception as error:
                 # Whatever a server raises, it is not the policy's doing.
-                raise ModelError("Unreachable", f"verl's LLM server: {type(error).__name__}: {error}") from error
+                raise ModelError("Unreachable", f"verl's LLM server: {_summary(error)}") from error
             if piece.token_ids and (piece.log_probs is None or len(piece.log_probs) != len(piece.token_ids)):
                 raise ModelError("NoLogprobs", "verl's LLM server gave token ids without a logprob for each")
             pieces.append(piece)
@@ -144,6 +144,12 @@ class LLMClientModel:
             logprobs=[logprob for piece in pieces for logprob in piece.log_probs or []],
             policy_spans=_spans(pieces),
         )
+
+
+def _summary(error: Exception) -> str:
+    """Ray's errors are tracebacks, and their last line is what the server raised."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
 def _spans(pieces: Sequence[TokenOutput]) -> list[PolicySpan]:

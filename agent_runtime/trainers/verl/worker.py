@@ -60,7 +60,8 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         make_model = self._make_model if uses_verls_client(self._settings) else None
         self._rollouts = Rollouts(self._settings, make_model, os.environ)
         self._background: set[asyncio.Task[None]] = set()
-        self._queue_is_open = False
+        if self._settings["transfer_queue"]["enable"]:  # as V1 sets it before it makes a manager
+            transfer_queue.init()
 
     async def generate_sequences(self, batch: DataProto) -> DataProto:
         """The legacy trainer's call: the same rows in the same order, each with its rollout.
@@ -82,9 +83,6 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
 
         Raises RowError for the first row that is no task.
         """
-        if not self._queue_is_open:
-            transfer_queue.init()
-            self._queue_is_open = True
         validate = bool(_unwrapped(batch["validate"])) if "validate" in batch else False
         for row in [_row(batch, i) for i in range(len(batch))]:
             row.pop("validate", None)
@@ -92,6 +90,10 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
             task = asyncio.create_task(self._run_prompt(row, validate))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        """Give all sandboxes back."""
+        await self._rollouts.close()
 
     async def _run_prompt(self, row: dict[str, Any], validate: bool) -> None:
         """A group, from `running` to `finished`, or to `failure` where nothing of it can be trained on."""

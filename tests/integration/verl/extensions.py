@@ -10,7 +10,7 @@ from agent_runtime.agents.base_class import Trajectory
 from agent_runtime.agents.tool_calling import ToolCalling
 from rollout_api.records import Message
 
-FORGETS_AFTER = 2
+FORGETS_AFTER = 1
 """Answers after which the agent drops what was said, in tasks whose prompt says so."""
 
 

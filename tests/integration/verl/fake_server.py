@@ -69,7 +69,11 @@ class FakeServer:
 
     def _answer(self, text: str, task: str) -> str:
         self.sampled += 1
-        if "Finish now." in text or "<tool_response>" in text and "the word is" not in text.rsplit("<tool_response>", 1)[1]:
+        if (
+            "Finish now." in text
+            or "<tool_response>" in text
+            and "the word is" not in text.rsplit("<tool_response>", 1)[1]
+        ):
             return f"Done, answer {self.sampled}."
         if "LOOKUP" in task and "the word is" not in text:
             return _call("lookup", {"name": "verl"})

@@ -1,8 +1,9 @@
 """Three steps of each of verl's trainers, as far as rollouts are concerned, by verl's own code; what came is written as JSON.
 
-Run by the tests with the Python of hack/verl-environment: `python play.py OUTPUT_FOLDER`.
+Run by the tests with the Python of hack/verl-environment: `python play.py OUTPUT_FOLDER MODEL_SERVER_URL`.
 """
 
+import asyncio
 import json
 import sys
 import time
@@ -10,6 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import facts
 import numpy as np
 import pandas
 import ray
@@ -40,7 +42,15 @@ PROMPTS = {
     "dead": "DEAD server. Write the word elder to out.txt.",
     "cut": "CUT in the middle. Write the word fig to out.txt.",
 }
-WORDS = {"plain": "apple", "looked-up": "banana", "forgetful": "cherry", "flaky": "damson", "dead": "elder", "cut": "fig"}
+LEGACY = ("plain", "flaky", "looked-up", "dead", "forgetful")
+WORDS = {
+    "plain": "apple",
+    "looked-up": "banana",
+    "forgetful": "cherry",
+    "flaky": "damson",
+    "dead": "elder",
+    "cut": "fig",
+}
 
 
 def write_dataset(path: Path) -> None:
@@ -98,9 +108,16 @@ def batch_of(dataset: RLHFDataset, names: list[str]) -> dict[str, Any]:
     return batch
 
 
-def play_legacy(manager: Any, config: DictConfig, dataset: RLHFDataset, step: int) -> dict[str, Any]:
+def make_manager(config: DictConfig, client: LLMServerClient) -> Any:
+    """As both trainers make it."""
+    name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
+    return load_class_from_fqn(name, "AgentLoopManager").create(
+        config=config, llm_client=client, teacher_client=None, reward_loop_worker_handles=None
+    )
+
+
+def play_legacy(manager: Any, config: DictConfig, dataset: RLHFDataset, step: int, names: list[str]) -> dict[str, Any]:
     """As RayPPOTrainer.fit does it, up to the advantages."""
-    names = ["plain", "flaky", "looked-up", "dead", "forgetful"]
     batch = DataProto.from_single_dict(batch_of(dataset, names))
     kept = {"data_source", "reward_model", "extra_info", "uid"}
     gen = batch.pop(non_tensor_batch_keys=list(set(batch.non_tensor_batch) - kept))
@@ -119,7 +136,9 @@ def play_legacy(manager: Any, config: DictConfig, dataset: RLHFDataset, step: in
         prompt_width = tensors["prompts"].shape[1]
         attended = tensors["attention_mask"][i].bool()
         prompt, response = attended[:prompt_width], attended[prompt_width:]
-        other = {key: batch.non_tensor_batch[key][i] for key in ("uid", "branches", "lost", "tool_rewards", "__num_turns__")}
+        other = {
+            key: batch.non_tensor_batch[key][i] for key in ("uid", "branches", "lost", "tool_rewards", "__num_turns__")
+        }
         rows.append(
             {
                 "task": name,
@@ -141,7 +160,7 @@ def play_legacy(manager: Any, config: DictConfig, dataset: RLHFDataset, step: in
 
 def play_v1(manager: Any, config: DictConfig, dataset: RLHFDataset, buffer: ReplayBuffer, step: int) -> dict[str, Any]:
     """As PPOTrainer of V1 does it: register, submit, sample from the replay buffer, advantages."""
-    names = ["plain", "flaky", "looked-up", "dead", "forgetful"] + (["cut"] if step == STEPS[-1] else [])
+    names = [*LEGACY, *(["cut"] if step == STEPS[-1] else [])]
     batch_dict = batch_of(dataset, names)
     task_of = dict(zip(batch_dict["uid"], names, strict=True))
     batch_dict["__rollout_n__"] = np.array([3 if name == "plain" else MEMBERS for name in names], dtype=object)
@@ -193,47 +212,49 @@ def play_v1(manager: Any, config: DictConfig, dataset: RLHFDataset, buffer: Repl
     }
 
 
-def main(folder: Path) -> None:
-    """Play both and write `played.json`."""
-    began = time.monotonic()
+def main(folder: Path, endpoint: str) -> None:
+    """Play both trainers, and one step with a model server at that URL in place of verl's; write `played.json`."""
     tiny_model.make(folder / "model")
     write_dataset(folder / "train.parquet")
     config = settings(folder)
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=True)
+    ray.init(num_cpus=8, include_dashboard=False)
     server = FakeServer.remote(str(folder / "model"))
     balancer = get_router_handle({"fake": server})
-    with open_dict(config):
-        config.data.train_files = str(folder / "train.parquet")
-    dataset = RLHFDataset(config.data.train_files, hf_tokenizer(str(folder / "model")), config.data)
+    tokenizer = hf_tokenizer(str(folder / "model"))
+    dataset = RLHFDataset(str(folder / "train.parquet"), tokenizer, config.data)
     tq.init(config.transfer_queue)
-    manager_class = load_class_from_fqn(
-        config.actor_rollout_ref.rollout.agent.agent_loop_manager_class, "AgentLoopManager"
-    )
-    played: dict[str, Any] = {"legacy": [], "v1": []}
-    clients = {"legacy": LLMServerClient, "v1": FullyAsyncLLMServerClient}
+    elsewhere = config.copy()
+    with open_dict(elsewhere):
+        elsewhere.actor_rollout_ref.rollout.custom.model = {"endpoint": {"baseURL": endpoint, "name": "policy"}}
+    client, async_client = LLMServerClient(config, balancer), FullyAsyncLLMServerClient(config, balancer)
+    legacy, v1, served = managers = [
+        make_manager(config, client),
+        make_manager(config, async_client),
+        make_manager(elsewhere, client),
+    ]
     buffer = ReplayBuffer("sync", config.trainer, None, "drop", config.trainer, poll_interval=0.05)
-    played["started"] = time.monotonic() - began
-    for trainer, client_class in clients.items():
-        manager = manager_class.create(
-            config=config,
-            llm_client=client_class(config=config, load_balancer_handle=balancer),
-            teacher_client=None,
-            reward_loop_worker_handles=None,
-        )
-        for step in STEPS:
-            ray.get(server.set_version.remote(step))
-            if trainer == "legacy":
-                played[trainer].append(play_legacy(manager, config, dataset, step))
-            else:
-                played[trainer].append(play_v1(manager, config, dataset, buffer, step))
-        for worker in manager.agent_loop_workers:
-            ray.kill(worker)
-        played[f"{trainer}_seconds"] = time.monotonic() - began
+    played: dict[str, Any] = {"legacy": [], "v1": []}
+    for step in STEPS:
+        ray.get(server.set_version.remote(step))
+        played["legacy"].append(play_legacy(legacy, config, dataset, step, list(LEGACY)))
+    for step in STEPS:
+        ray.get(server.set_version.remote(step))
+        played["v1"].append(play_v1(v1, config, dataset, buffer, step))
+    played["served"] = play_legacy(served, elsewhere, dataset, 9, ["plain"])
+    for manager in managers:
+        manager.close()
     played["seen"] = ray.get(server.seen.remote())
+    played["texts"] = {
+        "words": WORDS,
+        "ids": {word: tokenizer.encode(word) for word in WORDS.values()},
+        "wrong": tokenizer.encode("wrong"),
+    }
+    played["conversation"] = asyncio.run(facts.conversation(tokenizer))
+    played["loader_errors"], played["gpt_oss"] = facts.loader_errors(), facts.gpt_oss_texts()
     (folder / "played.json").write_text(json.dumps(played))
     tq.close()
     ray.shutdown()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -24,7 +24,9 @@ def config(**custom: Any) -> dict[str, Any]:
 
 
 def test_the_custom_dict_is_the_spec_of_the_job() -> None:
-    job = rollout_job(config(agent={"maxTurns": 7}, attempts={"limit": 2}), Kind(4, validate=False, system_prompt="Hi."))
+    job = rollout_job(
+        config(agent={"maxTurns": 7}, attempts={"limit": 2}), Kind(4, validate=False, system_prompt="Hi.")
+    )
 
     assert job.metadata.name == "my-run-2-train"
     assert (job.spec.agent.max_turns, job.spec.agent.system_prompt, job.spec.attempts.limit) == (7, "Hi.", 2)

@@ -28,7 +28,10 @@ def test_the_task_of_a_row_has_its_verifier_whether_it_comes_as_text_or_as_parqu
         "timeouts": None,
     }
 
-    texts = [read_row(row(extra_info={"task": json.dumps(task)})), read_row(row(extra_info={"task": as_parquet_gives_it}))]
+    texts = [
+        read_row(row(extra_info={"task": json.dumps(task)})),
+        read_row(row(extra_info={"task": as_parquet_gives_it})),
+    ]
 
     assert [found.task for found in texts] == [texts[0].task] * 2
     assert texts[0].task.verifier is not None
@@ -53,7 +56,10 @@ def test_the_system_message_is_kept_apart_for_the_agent() -> None:
     ("fields", "words"),
     [
         ({"uid": "a_b"}, ["row 3 of files", "'a_b'", "'_'"]),
-        ({"raw_prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, ["user, assistant"]),
+        (
+            {"raw_prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            ["user, assistant"],
+        ),
         ({"raw_prompt": [{"role": "user", "content": [{"type": "image"}]}]}, ["row 3 of files", "no text"]),
         ({"extra_info": {"task": "{"}}, ["row 3 of files", "extra_info.task", "no JSON"]),
         ({"extra_info": {"task": {"verifer": {}}}}, ["row 3 of files", "extra_info.task", "verifer", "verifier"]),
