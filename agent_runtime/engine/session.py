@@ -126,7 +126,7 @@ class RolloutSession:
         self._context.model = replacement
 
     async def records(self, result: Result) -> list[Record]:
-        """What the journal has of a finished rollout: its model calls with their tokens, its tool calls. Raises RecordCorrupt."""
+        """What the journal has of a finished rollout: model calls with their tokens, tool calls. Raises RecordCorrupt."""
         store = self._context.record.store
         return linear(await AttemptFolder.of_rollout(store, result.index, result.attempt).records())
 

@@ -45,8 +45,8 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
         """Give all sandboxes back. verl does not call it; those that are left end 15 minutes after their last use."""
         ray.get([worker.close.remote() for worker in self.agent_loop_workers])
 
-    @auto_await
-    @SkipManager.annotate(role="rollout")
+    @auto_await  # type: ignore[untyped-decorator]
+    @SkipManager.annotate(role="rollout")  # type: ignore[untyped-decorator]
     async def _generate_batch(self, prompts: DataProto) -> DataProto:
         columns = prompts.non_tensor_batch
         rows = [

@@ -31,8 +31,9 @@ Generate = Callable[..., Awaitable[TokenOutput]]
 class Chat(Protocol):
     """Messages to token ids and back, as verl's model speaks."""
 
-    stop_token_ids: Sequence[int]
-    """Tokens that end an answer beside its own end."""
+    @property
+    def stop_token_ids(self) -> Sequence[int]:
+        """Tokens that end an answer beside its own end; an attribute does."""
 
     async def prompt(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prefix: TokenPrefix | None

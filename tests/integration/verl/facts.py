@@ -1,4 +1,4 @@
-"""What can be found out about verl without its servers: its loader's errors, its texts, and how a conversation becomes ids."""
+"""What can be found out about verl without its servers: its loader's errors, its texts, a conversation as ids."""
 
 from typing import Any
 

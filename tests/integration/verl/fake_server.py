@@ -1,4 +1,4 @@
-"""In place of a GPU: an LLM server with the interface of verl's own, whose policy is a few rules. It writes down all it saw."""
+"""In place of a GPU: an LLM server with the interface of verl's own, whose policy is a few rules. It notes all it saw."""
 
 import json
 import re
@@ -20,7 +20,8 @@ class FakeServer:
         self.log: list[dict[str, Any]] = []
         self.begun: Counter[str] = Counter()
         self.sampled = 0
-        self.cut: set[str] = set()
+        self.rest: dict[str, list[int]] = {}
+        """What is still to come of answers that were cut."""
 
     async def set_version(self, version: int) -> None:
         """What a weight update does: from now on other weights answer."""
@@ -40,12 +41,11 @@ class FakeServer:
                 raise RuntimeError("a replica went away")
             ids = self.tokenizer.encode(self._answer(text, task) + "<|im_end|>", add_special_tokens=False)
         else:
-            ids = self.rest
+            ids = self.rest[task]
         stop_reason = "completed"
-        if "CUT" in task and task not in self.cut:
-            self.cut.add(task)
+        if "CUT" in task and task not in self.rest:
             half = len(ids) // 2
-            ids, self.rest, stop_reason = ids[:half], ids[half:], "aborted"
+            ids, self.rest[task], stop_reason = ids[:half], ids[half:], "aborted"
         assert len(ids) <= sampling_params["max_tokens"], (len(ids), sampling_params)
         seen = {"prompt": list(prompt_ids), "ids": ids, "version": self.version, "params": dict(sampling_params)}
         self.log.append(seen)
@@ -69,11 +69,10 @@ class FakeServer:
 
     def _answer(self, text: str, task: str) -> str:
         self.sampled += 1
-        if (
-            "Finish now." in text
-            or "<tool_response>" in text
-            and "the word is" not in text.rsplit("<tool_response>", 1)[1]
-        ):
+        if "SUM" in task:
+            return f"#### {4 if self._number(task) % 2 == 0 else 5}"
+        told = text.rsplit("<tool_response>", 1)[1] if "<tool_response>" in text else None
+        if "Finish now." in text or (told is not None and "the word is" not in told):
             return f"Done, answer {self.sampled}."
         if "LOOKUP" in task and "the word is" not in text:
             return _call("lookup", {"name": "verl"})

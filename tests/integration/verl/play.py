@@ -1,4 +1,4 @@
-"""Three steps of each of verl's trainers, as far as rollouts are concerned, by verl's own code; what came is written as JSON.
+"""Three steps of each of verl's trainers, as far as rollouts go, by verl's own code; what came is written as JSON.
 
 Run by the tests with the Python of hack/verl-environment: `python play.py OUTPUT_FOLDER MODEL_SERVER_URL`.
 """
@@ -20,6 +20,7 @@ import transfer_queue as tq
 from fake_server import FakeServer
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
+from verl.experimental.reward_loop import RewardLoopManager
 from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -41,6 +42,8 @@ PROMPTS = {
     "flaky": "FLAKY server. Write the word damson to out.txt.",
     "dead": "DEAD server. Write the word elder to out.txt.",
     "cut": "CUT in the middle. Write the word fig to out.txt.",
+    "sum": "SUM of 2 and 2?",
+    "flaky-sum": "FLAKY server. SUM of 2 and 2?",
 }
 LEGACY = ("plain", "flaky", "looked-up", "dead", "forgetful")
 WORDS = {
@@ -55,24 +58,34 @@ WORDS = {
 
 def write_dataset(path: Path) -> None:
     """verl's Parquet columns; a task's files and verifier are in `extra_info.task`."""
-    rows = [
-        {
-            "data_source": "fruit",
-            "prompt": [{"role": "system", "content": "Use the tools."}, {"role": "user", "content": PROMPTS[name]}],
-            "reward_model": {"style": "verifier", "ground_truth": WORDS[name]},
-            "extra_info": {
-                "index": index,
-                "task": json.dumps({"name": name, "verifier": {"commands": [f"grep -qx {WORDS[name]} out.txt"]}}),
-                "tools_kwargs": {"lookup": {"create_kwargs": {"word": WORDS[name]}}},
-            },
-        }
-        for index, name in enumerate(PROMPTS)
-    ]
+    rows = []
+    for index, (name, prompt) in enumerate(PROMPTS.items()):
+        word = WORDS.get(name)
+        # Without a verifier the reward is verl's own, by data source.
+        verifier = {"verifier": {"commands": [f"grep -qx {word} out.txt"]}} if word else {}
+        rows.append(
+            {
+                "data_source": "fruit" if word else "openai/gsm8k",
+                "prompt": [{"role": "system", "content": "Use the tools."}, {"role": "user", "content": prompt}],
+                "reward_model": {"style": "rule", "ground_truth": word or "4"},
+                "extra_info": {
+                    "index": index,
+                    "task": json.dumps({"name": name, **verifier}),
+                    "tools_kwargs": {"lookup": {"create_kwargs": {"word": word}}},
+                },
+            }
+        )
     pandas.DataFrame(rows).to_parquet(path)
 
 
+def documented_settings() -> list[str]:
+    """Those of docs/trainers-verl.md."""
+    page = (HERE.parents[2] / "docs/trainers-verl.md").read_text()
+    return page.split("```text\n")[1].split("```")[0].split()
+
+
 def settings(folder: Path) -> DictConfig:
-    """verl's own configuration with the options of docs/trainers-verl.md."""
+    """verl's own configuration with the documented settings, and what a small model and few processes need."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose(
             "ppo_trainer",
@@ -82,17 +95,14 @@ def settings(folder: Path) -> DictConfig:
                 "actor_rollout_ref.rollout.prompt_length=2048",
                 "actor_rollout_ref.rollout.response_length=4096",
                 f"actor_rollout_ref.rollout.n={MEMBERS}",
-                "actor_rollout_ref.rollout.calculate_log_probs=true",
-                "actor_rollout_ref.rollout.agent.num_workers=1",
-                "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
-                "agent_runtime.trainers.verl.manager.RolloutManager",
+                *documented_settings(),
                 f"actor_rollout_ref.rollout.multi_turn.tool_config_path={HERE / 'tools.yaml'}",
                 "+actor_rollout_ref.rollout.custom.agent.type='extensions:Forgetful'",
-                "+actor_rollout_ref.rollout.custom.agent.tools=[bash,lookup]",
                 "+actor_rollout_ref.rollout.custom.attempts.limit=1",
                 "+actor_rollout_ref.rollout.custom.completion.maxInfraFailureFraction=1",
                 f"trainer.default_local_dir={folder}",
                 "trainer.experiment_name=fruit",
+                "reward.num_workers=1",
                 "transfer_queue.enable=true",
                 "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
             ],
@@ -108,11 +118,14 @@ def batch_of(dataset: RLHFDataset, names: list[str]) -> dict[str, Any]:
     return batch
 
 
-def make_manager(config: DictConfig, client: LLMServerClient) -> Any:
+def make_manager(config: DictConfig, client: LLMServerClient, rewards: RewardLoopManager) -> Any:
     """As both trainers make it."""
     name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
     return load_class_from_fqn(name, "AgentLoopManager").create(
-        config=config, llm_client=client, teacher_client=None, reward_loop_worker_handles=None
+        config=config,
+        llm_client=client,
+        teacher_client=None,
+        reward_loop_worker_handles=rewards.reward_loop_worker_handles,
     )
 
 
@@ -158,23 +171,35 @@ def play_legacy(manager: Any, config: DictConfig, dataset: RLHFDataset, step: in
     return {"rows": rows, "timing": timing}
 
 
-def play_v1(manager: Any, config: DictConfig, dataset: RLHFDataset, buffer: ReplayBuffer, step: int) -> dict[str, Any]:
+def play_v1(
+    manager: Any,
+    config: DictConfig,
+    dataset: RLHFDataset,
+    buffer: ReplayBuffer,
+    step: int,
+    names: list[str],
+    *,
+    validate: bool = False,
+) -> dict[str, Any]:
     """As PPOTrainer of V1 does it: register, submit, sample from the replay buffer, advantages."""
-    names = [*LEGACY, *(["cut"] if step == STEPS[-1] else [])]
+    partition = "val" if validate else "train"
     batch_dict = batch_of(dataset, names)
     task_of = dict(zip(batch_dict["uid"], names, strict=True))
-    batch_dict["__rollout_n__"] = np.array([3 if name == "plain" else MEMBERS for name in names], dtype=object)
+    if not validate:
+        batch_dict["__rollout_n__"] = np.array([3 if name == "plain" else MEMBERS for name in names], dtype=object)
     batch = tu.get_tensordict(batch_dict)
     tu.assign_non_tensor_data(batch, "global_steps", step)
+    if validate:
+        tu.assign_non_tensor_data(batch, "validate", True)
     tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in names]
-    tq.kv_batch_put(keys=list(batch["uid"]), partition_id="train", tags=tags)
+    tq.kv_batch_put(keys=list(batch["uid"]), partition_id=partition, tags=tags)
     manager.generate_sequences(batch)
     statuses: dict[str, str] = {}
     while not all(statuses.get(uid) in ("finished", "failure") for uid in task_of):
         time.sleep(0.05)
-        statuses = {key: tag["status"] for key, tag in tq.kv_list("train")["train"].items() if key in task_of}
-    sampled, _ = buffer.sample(global_steps=step, partition_id="train", batch_size=len(names))
-    data = tq.kv_batch_get(keys=sampled.keys, partition_id="train")
+        statuses = {key: tag["status"] for key, tag in tq.kv_list(partition)[partition].items() if key in task_of}
+    sampled, _ = buffer.sample(global_steps=step, partition_id=partition, batch_size=len(names))
+    data = tq.kv_batch_get(keys=sampled.keys, partition_id=partition)
     rows = []
     for i, key in enumerate(sampled.keys):
         uid, member, branch = key.split("_")
@@ -204,7 +229,7 @@ def play_v1(manager: Any, config: DictConfig, dataset: RLHFDataset, buffer: Repl
     ).batch["advantages"]
     for row, advantage in zip(rows, advantages, strict=True):
         row["advantage"] = float(advantage.sum())
-    tq.kv_clear(keys=sampled.keys, partition_id="train")
+    tq.kv_clear(keys=sampled.keys, partition_id=partition)
     return {
         "rows": rows,
         "fields": sorted(data.keys()),
@@ -227,19 +252,23 @@ def main(folder: Path, endpoint: str) -> None:
     with open_dict(elsewhere):
         elsewhere.actor_rollout_ref.rollout.custom.model = {"endpoint": {"baseURL": endpoint, "name": "policy"}}
     client, async_client = LLMServerClient(config, balancer), FullyAsyncLLMServerClient(config, balancer)
+    rewards = RewardLoopManager(config)
     legacy, v1, served = managers = [
-        make_manager(config, client),
-        make_manager(config, async_client),
-        make_manager(elsewhere, client),
+        make_manager(config, client, rewards),
+        make_manager(config, async_client, rewards),
+        make_manager(elsewhere, client, rewards),
     ]
     buffer = ReplayBuffer("sync", config.trainer, None, "drop", config.trainer, poll_interval=0.05)
     played: dict[str, Any] = {"legacy": [], "v1": []}
     for step in STEPS:
         ray.get(server.set_version.remote(step))
         played["legacy"].append(play_legacy(legacy, config, dataset, step, list(LEGACY)))
+    played["graded_by_verl"] = play_legacy(legacy, config, dataset, STEPS[-1], ["sum", "flaky-sum"])
     for step in STEPS:
         ray.get(server.set_version.remote(step))
-        played["v1"].append(play_v1(v1, config, dataset, buffer, step))
+        names = [*LEGACY, *(["cut", "sum"] if step == STEPS[-1] else [])]
+        played["v1"].append(play_v1(v1, config, dataset, buffer, step, names))
+    played["validation"] = play_v1(v1, config, dataset, buffer, STEPS[-1], ["plain"], validate=True)
     played["served"] = play_legacy(served, elsewhere, dataset, 9, ["plain"])
     for manager in managers:
         manager.close()
