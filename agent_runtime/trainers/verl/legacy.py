@@ -9,8 +9,8 @@ from agent_runtime.trainers.verl.groups import Group, mean_info
 from agent_runtime.trainers.verl.outputs import outputs_of, placeholder
 from agent_runtime.trainers.verl.rollouts import Member
 
-NOT_COLUMNS = ("agent_name", "__do_sample__")
-"""Columns that verl's own agent loops are not shown either."""
+NOT_COLUMNS = frozenset({"agent_name", "multi_modal_data", "__do_sample__"})
+"""Columns that verl leaves out of what it hands to reward functions and trainers too."""
 
 
 async def outputs_by_row(

@@ -32,6 +32,7 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
                 "are not recorded; set it to false"
             )
 
+    @auto_await  # type: ignore[untyped-decorator]
     def generate_sequences(self, prompts: TensorDict | DataProto) -> Any:
         """V1 gives a TensorDict and gets nothing: samples go into TransferQueue. The legacy trainer gets its rows back."""
         if isinstance(prompts, DataProto):
@@ -45,7 +46,6 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
         """Give all sandboxes back. verl does not call it; those that are left end 15 minutes after their last use."""
         ray.get([worker.close.remote() for worker in self.agent_loop_workers])
 
-    @auto_await  # type: ignore[untyped-decorator]
     @SkipManager.annotate(role="rollout")  # type: ignore[untyped-decorator]
     async def _generate_batch(self, prompts: DataProto) -> DataProto:
         columns = prompts.non_tensor_batch

@@ -51,6 +51,12 @@ class Rollouts:
         group = await job.run(row)
         return [await self._member(job, result) for result in group.results]
 
+    def raise_failure(self) -> None:
+        """Raise what ended a job from outside, if anything did."""
+        for opening in self._jobs.values():
+            if opening.done():
+                opening.result().raise_failure()
+
     async def close(self) -> None:
         """Close all jobs; what is unfinished is recorded as far as it got."""
         for opened in await asyncio.gather(*self._jobs.values(), return_exceptions=True):
@@ -86,12 +92,16 @@ class _OpenJob:
     async def run(self, row: Row) -> FinishedGroup:
         """The row's group, once all its members have a result."""
         sequence = await self._session.submit(row.task, label=row.uid)
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         try:
             return await self._waiting.setdefault(sequence, asyncio.get_running_loop().create_future())
         finally:
             self._waiting.pop(sequence, None)
+
+    def raise_failure(self) -> None:
+        """See `Rollouts.raise_failure`."""
+        if self._failure is not None:
+            raise self._failure
 
     async def records(self, result: Result) -> list[Record]:
         """See `RolloutSession.records`."""

@@ -30,8 +30,6 @@ class Row:
     system_prompt: str | None
     tools_kwargs: Mapping[str, Any]
     """verl's arguments for its own tools, by tool."""
-    fields: Mapping[str, Any]
-    """The columns of the dataset, as they came."""
 
 
 def read_row(fields: Mapping[str, Any]) -> Row:
@@ -50,7 +48,7 @@ def read_row(fields: Mapping[str, Any]) -> Row:
     except ValidationError as error:
         problems = "; ".join(f"{path_of(place)}: {message}" for place, message in explain(error, Task, wire))
         raise RowError(f"{place}: extra_info.task: {problems}") from error
-    return Row(uid, task, system, _plain(fields.get("tools_kwargs")) or {}, fields)
+    return Row(uid, task, system, _plain(fields.get("tools_kwargs")) or {})
 
 
 def _prompt(messages: Any, place: str) -> tuple[str | None, str]:

@@ -28,7 +28,7 @@ from verl.workers.rollout.llm_server import (  # type: ignore[import-not-found]
 from agent_runtime.trainers.verl.chat import VerlChat
 from agent_runtime.trainers.verl.groups import groups_of
 from agent_runtime.trainers.verl.job import Kind, uses_verls_client
-from agent_runtime.trainers.verl.legacy import outputs_by_row
+from agent_runtime.trainers.verl.legacy import NOT_COLUMNS, outputs_by_row
 from agent_runtime.trainers.verl.model import LLMClientModel
 from agent_runtime.trainers.verl.outputs import outputs_of
 from agent_runtime.trainers.verl.rollouts import Member, Rollouts
@@ -50,7 +50,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         names = register_loaded(self.tools, self._tools_kwargs)
         custom = self._settings["actor_rollout_ref"]["rollout"].get("custom") or {}
         agent = custom.get("agent") or {}
-        if names and not agent.get("tools"):
+        if names and "tools" not in agent:
             self._settings["actor_rollout_ref"]["rollout"]["custom"] = {**custom, "agent": {**agent, "tools": names}}
         self._builder = create_continuous_token_builder(
             self.tokenizer,
@@ -73,7 +73,10 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         rows = [{key: column[i] for key, column in batch.non_tensor_batch.items()} for i in range(len(batch))]
         groups = groups_of(rows)
         played = await asyncio.gather(
-            *(self._play({**rows[group.rows[0]]}, len(group.rows), validate, greedy=group.greedy) for group in groups)
+            *(
+                self._play(read_row(rows[group.rows[0]]), len(group.rows), validate, greedy=group.greedy)
+                for group in groups
+            )
         )
         outputs = await outputs_by_row(self, rows, groups, played, validate=validate, global_steps=global_steps)
         return self._postprocess(outputs, input_non_tensor_batch=batch.non_tensor_batch, validate=validate)
@@ -81,13 +84,13 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
     async def submit(self, batch: TensorDict) -> None:
         """V1's call: returns when the rows are taken over; their samples go into TransferQueue, group by group.
 
-        Raises RowError for the first row that is no task.
+        Raises RowError for a row that is no task, and what ended the rollouts of earlier rows from outside.
         """
+        self._rollouts.raise_failure()
         validate = bool(_unwrapped(batch["validate"])) if "validate" in batch else False
-        for row in [_row(batch, i) for i in range(len(batch))]:
-            row.pop("validate", None)
-            read_row(row)
-            task = asyncio.create_task(self._run_prompt(row, validate))
+        taken = [(read_row(fields), fields) for fields in (_fields_of(batch, i) for i in range(len(batch)))]
+        for row, fields in taken:
+            task = asyncio.create_task(self._run_prompt(row, fields, validate))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
@@ -95,37 +98,37 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         """Give all sandboxes back."""
         await self._rollouts.close()
 
-    async def _run_prompt(self, row: dict[str, Any], validate: bool) -> None:
+    async def _run_prompt(self, row: Row, fields: dict[str, Any], validate: bool) -> None:
         """A group, from `running` to `finished`, or to `failure` where nothing of it can be trained on."""
-        uid, partition = str(row["uid"]), "val" if validate else "train"
-        await transfer_queue.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
+        partition = "val" if validate else "train"
+        await transfer_queue.async_kv_put(key=row.uid, partition_id=partition, tag={"status": "running"})
+        settings = self._settings["actor_rollout_ref"]["rollout"]
         written = 0
         try:
-            settings = self._settings["actor_rollout_ref"]["rollout"]
-            size = int(row.pop("__rollout_n__", settings["val_kwargs"]["n"] if validate else settings["n"]))
-            greedy = not validate and not bool(row.pop("__do_sample__", True))
+            size = int(fields.pop("__rollout_n__", settings["val_kwargs"]["n"] if validate else settings["n"]))
+            greedy = not validate and not bool(fields.pop("__do_sample__", True))
             for number, member in enumerate(await self._play(row, size, validate, greedy=greedy)):
                 if not member.is_lost:
-                    written += await self._write(member, number, row, partition)
+                    written += await self._write(member, number, fields, partition)
         except Exception:
-            log.exception("the rollouts of prompt %s ended with an error", uid)
+            log.exception("the rollouts of prompt %s ended with an error", row.uid)
         status = "finished" if written else "failure"
-        await transfer_queue.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+        await transfer_queue.async_kv_put(key=row.uid, partition_id=partition, tag={"status": status})
 
-    async def _play(self, fields: Mapping[str, Any], size: int, validate: bool, *, greedy: bool) -> list[Member]:
-        row = read_row(fields)
+    async def _play(self, row: Row, size: int, validate: bool, *, greedy: bool) -> list[Member]:
         self._rows[row.uid] = row
         try:
             return await self._rollouts.run(row, Kind(size, validate, greedy, row.system_prompt))
         finally:
             self._rows.pop(row.uid, None)
 
-    async def _write(self, member: Member, number: int, row: Mapping[str, Any], partition: str) -> int:
+    async def _write(self, member: Member, number: int, fields: Mapping[str, Any], partition: str) -> int:
         """Put a member's samples into TransferQueue, with verl's keys, fields and tags; how many there are."""
-        outputs = outputs_of(member, int(row["global_steps"]))
+        global_steps = int(fields["global_steps"])
+        outputs = outputs_of(member, global_steps)
         if not outputs:
             return 0
-        columns = {key: value for key, value in row.items() if key != "agent_name"} | {"session_id": number}
+        columns = {key: value for key, value in fields.items() if key not in NOT_COLUMNS} | {"session_id": number}
         await self._compute_score(outputs, kwargs=columns)
         final = outputs[-1]
         await self._compute_teacher_logprobs(
@@ -139,23 +142,23 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
             output.reward_score = final.reward_score
             if "reward_extra_info" in final.extra_fields:
                 output.extra_fields["reward_extra_info"] = final.extra_fields["reward_extra_info"]
-        fields = [self._fields(output, columns) for output in outputs]
+        samples = [self._sample(output, columns) for output in outputs]
         await transfer_queue.async_kv_batch_put(
-            keys=[f"{row['uid']}_{number}_{branch}" for branch in range(len(outputs))],
-            fields=list_of_dict_to_tensordict(fields),
-            tags=[_tag(field, int(row["global_steps"])) for field in fields],
+            keys=[f"{fields['uid']}_{number}_{branch}" for branch in range(len(outputs))],
+            fields=list_of_dict_to_tensordict(samples),
+            tags=[_tag(sample, global_steps) for sample in samples],
             partition_id=partition,
         )
         return len(outputs)
 
-    def _fields(self, output: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
-        fields: dict[str, Any] = {**output.as_dict(), **columns}
-        fields.pop("multi_modal_data", None)
-        ids = torch.cat([fields["prompts"], fields["responses"]])
-        fields |= {"input_ids": ids, "loss_mask": fields["response_mask"], "multi_modal_inputs": {}}
+    def _sample(self, output: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """What TransferQueue has of a sample: verl's fields, and the columns of its row."""
+        sample: dict[str, Any] = {**output.as_dict(), **columns}
+        ids = torch.cat([sample["prompts"], sample["responses"]])
+        sample |= {"input_ids": ids, "loss_mask": sample["response_mask"], "multi_modal_inputs": {}}
         batched = ids.unsqueeze(0)
-        fields["position_ids"] = self._compute_position_ids(batched, torch.ones_like(batched), {}).squeeze(0)
-        return fields
+        sample["position_ids"] = self._compute_position_ids(batched, torch.ones_like(batched), {}).squeeze(0)
+        return sample
 
     def prompt_ids(self, row: Mapping[str, Any]) -> list[int]:
         """The ids of a row's prompt, the end of it where it is too long."""
@@ -185,8 +188,9 @@ def context_length(rollout: Mapping[str, Any]) -> int:
     return min(widest, int(rollout.get("max_model_len") or widest))
 
 
-def _row(batch: TensorDict, index: int) -> dict[str, Any]:
-    return {key: _unwrapped(value, index) for key, value in batch.items()}
+def _fields_of(batch: TensorDict, index: int) -> dict[str, Any]:
+    """The columns of one row; `validate` is about the batch."""
+    return {key: _unwrapped(value, index) for key, value in batch.items() if key != "validate"}
 
 
 def _unwrapped(value: Any, index: int | None = None) -> Any:
@@ -199,14 +203,15 @@ def _unwrapped(value: Any, index: int | None = None) -> Any:
     return item.data if isinstance(value, NonTensorStack) and hasattr(item, "data") else item
 
 
-def _tag(fields: Mapping[str, Any], global_steps: int) -> dict[str, Any]:
-    prompt, response = len(fields["prompts"]), len(fields["responses"])
+def _tag(sample: Mapping[str, Any], global_steps: int) -> dict[str, Any]:
+    """By which V1 balances batches and tells old samples from new ones."""
+    prompt, response = len(sample["prompts"]), len(sample["responses"])
     return {
         "status": "success",
         "prompt_len": prompt,
         "response_len": response,
         "seq_len": prompt + response,
         "global_steps": global_steps,
-        "min_global_steps": fields["extra_fields"]["min_global_steps"],
-        "max_global_steps": fields["extra_fields"]["max_global_steps"],
+        "min_global_steps": sample["extra_fields"]["min_global_steps"],
+        "max_global_steps": sample["extra_fields"]["max_global_steps"],
     }

@@ -242,9 +242,10 @@ def main(folder: Path, endpoint: str) -> None:
     tiny_model.make(folder / "model")
     write_dataset(folder / "train.parquet")
     config = settings(folder)
-    ray.init(num_cpus=8, include_dashboard=False)
+    ray.init(num_cpus=4, include_dashboard=False)
     server = FakeServer.remote(str(folder / "model"))
     balancer = get_router_handle({"fake": server})
+    rewards = RewardLoopManager(config)
     tokenizer = hf_tokenizer(str(folder / "model"))
     dataset = RLHFDataset(str(folder / "train.parquet"), tokenizer, config.data)
     tq.init(config.transfer_queue)
@@ -252,7 +253,6 @@ def main(folder: Path, endpoint: str) -> None:
     with open_dict(elsewhere):
         elsewhere.actor_rollout_ref.rollout.custom.model = {"endpoint": {"baseURL": endpoint, "name": "policy"}}
     client, async_client = LLMServerClient(config, balancer), FullyAsyncLLMServerClient(config, balancer)
-    rewards = RewardLoopManager(config)
     legacy, v1, served = managers = [
         make_manager(config, client, rewards),
         make_manager(config, async_client, rewards),

@@ -99,7 +99,6 @@ async def test_an_answer_that_a_weight_update_cut_is_gone_on_with_and_each_piece
 async def test_tokens_that_a_client_joined_over_an_update_have_no_version_rather_than_a_wrong_one() -> None:
     joined = piece(1, 2, version=6, min_global_steps=5, max_global_steps=6)
 
-    assert (await model(Server(piece(1), joined)).complete(request())).policy_spans[0].version == "1"
     assert (await model(Server(joined)).complete(request())).policy_spans == []
 
 
