@@ -20,7 +20,7 @@ async def outputs_by_row(
     played: Sequence[Sequence[Member]],
     *,
     validate: bool,
-    global_steps: int,
+    version: int,
 ) -> list[Any]:
     """verl's padded output of each row.
 
@@ -35,9 +35,7 @@ async def outputs_by_row(
         outputs[row] = await worker._agent_loop_postprocess(output, validate, **columns)
 
     def nothing(row: int, member: Member, reward: float | None) -> Any:
-        return placeholder(
-            member.result, worker.prompt_ids(rows[row]), worker.tokenizer.eos_token_id, reward, global_steps
-        )
+        return placeholder(member.result, worker.prompt_ids(rows[row]), worker.tokenizer.eos_token_id, reward, version)
 
     lost = []
     for group, members in zip(groups, played, strict=True):
@@ -45,7 +43,7 @@ async def outputs_by_row(
             if member.is_lost:
                 lost.append((group, row, member))
                 continue
-            made = outputs_of(member, global_steps)
+            made = outputs_of(member, version)
             await place(row, made[-1] if made else nothing(row, member, member.result.reward), len(made), lost=False)
     kept = [output for output in outputs if output is not None]
     for group, row, member in lost:

@@ -13,12 +13,12 @@ from agent_runtime.trainers.verl.samples import Sample
 from rollout_api.records import Result
 
 
-def outputs_of(member: Member, global_steps: int) -> list[Any]:
-    """An `AgentLoopOutput` for each sample. `global_steps` is the version of tokens whose server says none."""
-    return [_output(member, sample, global_steps) for sample in member.samples]
+def outputs_of(member: Member, version: int) -> list[Any]:
+    """An `AgentLoopOutput` for each sample. `version` is that of tokens whose server says none."""
+    return [_output(member, sample, version) for sample in member.samples]
 
 
-def placeholder(result: Result, prompt_ids: Sequence[int], end_id: int, reward: float | None, global_steps: int) -> Any:
+def placeholder(result: Result, prompt_ids: Sequence[int], end_id: int, reward: float | None, version: int) -> Any:
     """A row that nothing is learned from: a single token, with mask 0."""
     return AgentLoopOutput(
         prompt_ids=list(prompt_ids),
@@ -28,11 +28,11 @@ def placeholder(result: Result, prompt_ids: Sequence[int], end_id: int, reward: 
         reward_score=reward,
         num_turns=2 * result.turns,
         metrics=_metrics(result),
-        extra_fields={"min_global_steps": global_steps, "max_global_steps": global_steps},
+        extra_fields={"min_global_steps": version, "max_global_steps": version},
     )
 
 
-def _output(member: Member, sample: Sample, global_steps: int) -> Any:
+def _output(member: Member, sample: Sample, version: int) -> Any:
     result = member.result
     return AgentLoopOutput(
         prompt_ids=sample.prompt_ids,
@@ -44,8 +44,8 @@ def _output(member: Member, sample: Sample, global_steps: int) -> Any:
         num_turns=2 * result.turns,
         metrics=_metrics(result),
         extra_fields={
-            "min_global_steps": global_steps if sample.min_version is None else sample.min_version,
-            "max_global_steps": global_steps if sample.max_version is None else sample.max_version,
+            "min_global_steps": version if sample.min_version is None else sample.min_version,
+            "max_global_steps": version if sample.max_version is None else sample.max_version,
             "turn_scores": [],
             "tool_rewards": list(member.tool_rewards),
         },

@@ -69,7 +69,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         Rows of one uid are the members of one group, so all of them have to come to the same worker.
         """
         validate = bool(batch.meta_info.get("validate", False))
-        global_steps = int(batch.meta_info.get("global_steps", -1))
+        version = weights_of(int(batch.meta_info.get("global_steps", 0)))
         rows = [{key: column[i] for key, column in batch.non_tensor_batch.items()} for i in range(len(batch))]
         groups = groups_of(rows)
         played = await asyncio.gather(
@@ -78,7 +78,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
                 for group in groups
             )
         )
-        outputs = await outputs_by_row(self, rows, groups, played, validate=validate, global_steps=global_steps)
+        outputs = await outputs_by_row(self, rows, groups, played, validate=validate, version=version)
         return self._postprocess(outputs, input_non_tensor_batch=batch.non_tensor_batch, validate=validate)
 
     async def submit(self, batch: TensorDict) -> None:
@@ -125,7 +125,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
     async def _write(self, member: Member, number: int, fields: Mapping[str, Any], partition: str) -> int:
         """Put a member's samples into TransferQueue, with verl's keys, fields and tags; how many there are."""
         global_steps = int(fields["global_steps"])
-        outputs = outputs_of(member, global_steps)
+        outputs = outputs_of(member, weights_of(global_steps))
         if not outputs:
             return 0
         columns = {key: value for key, value in fields.items() if key not in NOT_COLUMNS} | {"session_id": number}
@@ -180,6 +180,11 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
     def _tools_kwargs(self, task: Task) -> Mapping[str, Any]:
         row = next((self._rows[tag] for tag in reversed(task.tags) if tag in self._rows), None)
         return {} if row is None else row.tools_kwargs
+
+
+def weights_of(step: int) -> int:
+    """The version of the weights with which a training step begins: verl counts steps from 1, and updates at their end."""
+    return max(0, step - 1)
 
 
 def context_length(rollout: Mapping[str, Any]) -> int:

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import facts
@@ -24,7 +25,7 @@ from verl.experimental.reward_loop import RewardLoopManager
 from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 from verl.utils.import_utils import load_class_from_fqn
@@ -221,12 +222,8 @@ def play_v1(
                 "num_turns": int(data["num_turns"][i]),
             }
         )
-    proto = DataProto(batch=data.select("response_mask", "rm_scores").to_padded_tensor())
-    proto.batch["token_level_rewards"] = proto.batch["rm_scores"]
-    proto.non_tensor_batch["uid"] = np.array([key.split("_")[0] for key in sampled.keys], dtype=object)
-    advantages = compute_advantage_for_multi_trajectories(
-        proto, batch_keys=sampled.keys, adv_estimator="grpo", num_repeat=MEMBERS, config=config.algorithm
-    ).batch["advantages"]
+    PPOTrainer._compute_advantage(SimpleNamespace(config=config), sampled, {})
+    advantages = tq.kv_batch_get(keys=sampled.keys, partition_id=partition, select_fields=["advantages"])["advantages"]
     for row, advantage in zip(rows, advantages, strict=True):
         row["advantage"] = float(advantage.sum())
     tq.kv_clear(keys=sampled.keys, partition_id=partition)

@@ -199,6 +199,14 @@ def test_a_forked_rollout_gives_all_its_branches_to_v1_and_its_last_one_to_the_l
         assert batch["timing"]["agent_loop/forked_rollouts"] == 2
 
 
+def test_verls_own_advantages_reward_the_right_rollouts_and_reach_every_branch_of_them(played: dict[str, Any]) -> None:
+    for batch in played["v1"]:
+        for task in ("looked-up", "forgetful"):
+            rows = [row for row in batch["rows"] if row["task"] == task]
+            assert {row["score"] for row in rows} == {0.0, 1.0}
+            assert all((row["advantage"] > 0) == (row["score"] == 1.0) and row["advantage"] for row in rows)
+
+
 def test_samples_in_transfer_queue_have_the_fields_and_tags_that_v1_trains_with(played: dict[str, Any]) -> None:
     needed = {
         *("prompts", "responses", "response_mask", "loss_mask", "rollout_log_probs", "rm_scores", "input_ids"),
@@ -249,7 +257,7 @@ def test_a_model_server_of_its_own_can_answer_in_place_of_verls(played: dict[str
     asked = {(tuple(call["prompt"]), tuple(call["ids"])) for call in played["served_requests"]}
     for row in played["served"]["rows"]:
         assert row["score"] == 1.0
-        assert row["versions"] == [9, 9]
+        assert row["versions"] == [8, 8]  # step 9 begins with the weights of step 8, and this server says nothing
         runs = runs_of_sampled(row)
         assert len(runs) == 2
         assert all((tuple(before), tuple(ids)) in asked for before, ids, _ in runs)
