@@ -1,6 +1,6 @@
 """Three steps of each of verl's trainers, as far as rollouts go, by verl's own code; what came is written as JSON.
 
-Run by the tests with the Python of hack/verl-environment: `python play.py OUTPUT_FOLDER MODEL_SERVER_URL`.
+Run by the tests with the Python of hack/verl-environment: `python play.py OUTPUT_FOLDER`.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import tiny_model
 import transfer_queue as tq
 from fake_server import FakeServer
 from hydra import compose, initialize_config_module
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from verl.experimental.reward_loop import RewardLoopManager
 from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
@@ -234,8 +234,8 @@ def play_v1(
     }
 
 
-def main(folder: Path, endpoint: str) -> None:
-    """Play both trainers, and one step with a model server at that URL in place of verl's; write `played.json`."""
+def main(folder: Path) -> None:
+    """Play both trainers; write `played.json`."""
     tiny_model.make(folder / "model")
     write_dataset(folder / "train.parquet")
     config = settings(folder)
@@ -246,15 +246,8 @@ def main(folder: Path, endpoint: str) -> None:
     tokenizer = hf_tokenizer(str(folder / "model"))
     dataset = RLHFDataset(str(folder / "train.parquet"), tokenizer, config.data)
     tq.init(config.transfer_queue)
-    elsewhere = config.copy()
-    with open_dict(elsewhere):
-        elsewhere.actor_rollout_ref.rollout.custom.model = {"endpoint": {"baseURL": endpoint, "name": "policy"}}
-    client, async_client = LLMServerClient(config, balancer), FullyAsyncLLMServerClient(config, balancer)
-    legacy, v1, served = managers = [
-        make_manager(config, client, rewards),
-        make_manager(config, async_client, rewards),
-        make_manager(elsewhere, client, rewards),
-    ]
+    legacy = make_manager(config, LLMServerClient(config, balancer), rewards)
+    v1 = make_manager(config, FullyAsyncLLMServerClient(config, balancer), rewards)
     buffer = ReplayBuffer("sync", config.trainer, None, "drop", config.trainer, poll_interval=0.05)
     played: dict[str, Any] = {"legacy": [], "v1": []}
     for step in STEPS:
@@ -266,9 +259,8 @@ def main(folder: Path, endpoint: str) -> None:
         names = [*LEGACY, *(["cut", "sum"] if step == STEPS[-1] else [])]
         played["v1"].append(play_v1(v1, config, dataset, buffer, step, names))
     played["validation"] = play_v1(v1, config, dataset, buffer, STEPS[-1], ["plain"], validate=True)
-    played["served"] = play_legacy(served, elsewhere, dataset, 9, ["plain"])
-    for manager in managers:
-        manager.close()
+    legacy.close()
+    v1.close()
     played["seen"] = ray.get(server.seen.remote())
     played["texts"] = {
         "words": WORDS,
@@ -283,4 +275,4 @@ def main(folder: Path, endpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

@@ -4,7 +4,6 @@ One process with verl's Python plays all of it (play.py) against a server that w
 true of what came.
 """
 
-import asyncio
 import json
 import os
 import subprocess
@@ -14,46 +13,28 @@ from typing import Any
 
 import pytest
 
-from tests.support.vllm_server import Answer, Prompt, ToolCall, VllmStandIn
-
-ROOT = Path(__file__).parents[3]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
 STEPS = (1, 2, 3)
 Row = dict[str, Any]
 
 
-def writing(prompt: Prompt) -> Answer:
-    """The policy of the model server: the right word, then the end."""
-    if prompt.turn:
-        return Answer("Done.")
-    return Answer("Writing.", [ToolCall("bash", {"command": "echo apple > out.txt"})])
-
-
-async def play(python: str, folder: Path) -> dict[str, Any]:
-    search = os.pathsep.join(map(str, (ROOT, ROOT / "operator", Path(__file__).parent)))
-    async with VllmStandIn(script=writing) as server:
-        with (folder / "log").open("wb") as log:
-            playing = await asyncio.create_subprocess_exec(
-                python,
-                str(Path(__file__).parent / "play.py"),
-                str(folder),
-                f"{server.url}/v1",
-                env=os.environ | {"PYTHONPATH": search, "RAY_DEDUP_LOGS": "0", "HF_HUB_OFFLINE": "1"},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-            status = await playing.wait()
-        assert status == 0, (folder / "log").read_text()[-4000:]
-        played: dict[str, Any] = json.loads((folder / "played.json").read_text())
-        played["served_requests"] = [
-            {"prompt": list(request.prompt_ids), "ids": list(request.ids)} for request in server.served
-        ]
-    return played
-
-
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("verl")
     made = subprocess.run([ROOT / "hack/verl-environment"], check=True, stdout=subprocess.PIPE, text=True)
-    return asyncio.run(play(made.stdout.strip(), tmp_path_factory.mktemp("verl")))
+    search = os.pathsep.join(map(str, (ROOT, ROOT / "operator", HERE)))
+    with (folder / "log").open("wb") as log:
+        playing = subprocess.run(
+            [made.stdout.strip(), HERE / "play.py", folder],
+            check=False,
+            env=os.environ | {"PYTHONPATH": search, "HF_HUB_OFFLINE": "1"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    assert playing.returncode == 0, (folder / "log").read_text()[-4000:]
+    found: dict[str, Any] = json.loads((folder / "played.json").read_text())
+    return found
 
 
 def legacy_rows(played: dict[str, Any]) -> list[tuple[int, Row]]:
@@ -114,7 +95,7 @@ def test_a_trainer_trains_exactly_the_tokens_that_were_sampled_in_the_context_in
 
 def test_each_step_is_trained_with_the_versions_of_its_own_weights(played: dict[str, Any]) -> None:
     for step, row in legacy_rows(played):
-        assert row["versions"] == [step, step]
+        assert row["lost"] or row["versions"] == [step, step]
     for step, row in v1_rows(played):
         tag = row["tag"]
         assert tag["global_steps"] == step
@@ -251,16 +232,6 @@ def test_verls_own_tool_gets_its_rows_arguments_and_its_rewards_are_handed_back(
     assert all(row["tool_rewards"] == [0.25] for row in rows)
     # The word is in no prompt: only the tool, with that row's tools_kwargs, can have told it.
     assert {row["score"] for row in rows} == {0.0, 1.0}
-
-
-def test_a_model_server_of_its_own_can_answer_in_place_of_verls(played: dict[str, Any]) -> None:
-    asked = {(tuple(call["prompt"]), tuple(call["ids"])) for call in played["served_requests"]}
-    for row in played["served"]["rows"]:
-        assert row["score"] == 1.0
-        assert row["versions"] == [8, 8]  # step 9 begins with the weights of step 8, and this server says nothing
-        runs = runs_of_sampled(row)
-        assert len(runs) == 2
-        assert all((tuple(before), tuple(ids)) in asked for before, ids, _ in runs)
 
 
 def test_what_the_policy_sampled_stays_at_the_head_of_the_next_prompt_however_the_template_would_spell_it(

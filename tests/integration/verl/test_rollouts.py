@@ -14,6 +14,7 @@ from agent_runtime.trainers.verl.model import LLMClientModel
 from agent_runtime.trainers.verl.rollouts import Rollouts
 from agent_runtime.trainers.verl.rows import Row, read_row
 from rollout_api.records import Message, Outcome
+from tests.support.vllm_server import Answer, Prompt, ToolCall, VllmStandIn
 
 TRAIN, VALIDATE = Kind(2, validate=False), Kind(1, validate=True)
 
@@ -69,20 +70,24 @@ def policy() -> Policy:
     return Policy()
 
 
-@pytest.fixture
-async def rollouts(tmp_path: Path, policy: Policy) -> AsyncIterator[Rollouts]:
+def config(folder: Path, **custom: Any) -> dict[str, Any]:
+    """The part of verl's configuration that is read here."""
     sampled = {"temperature": 0.5, "top_p": 1.0, "top_k": -1}
     rollout = sampled | {
         "val_kwargs": sampled | {"temperature": 0.0},
-        "prompt_length": 256,
+        "prompt_length": 4096,
         "response_length": 256,
-        "custom": {"attempts": {"limit": 1}, "agent": {"tools": []}, "sandbox": {"workspaces": {"perSandbox": 64}}},
+        "custom": {"attempts": {"limit": 1}, "sandbox": {"workspaces": {"perSandbox": 64}}, **custom},
     }
-    config = {
+    return {
         "actor_rollout_ref": {"rollout": rollout},
-        "trainer": {"default_local_dir": str(tmp_path), "experiment_name": "e"},
+        "trainer": {"default_local_dir": str(folder), "experiment_name": "e"},
     }
-    running = Rollouts(config, policy.model, {})
+
+
+@pytest.fixture
+async def rollouts(tmp_path: Path, policy: Policy) -> AsyncIterator[Rollouts]:
+    running = Rollouts(config(tmp_path, agent={"tools": []}), policy.model, {})
     yield running
     await running.close()
 
@@ -126,3 +131,27 @@ async def test_a_server_that_is_gone_loses_members_and_then_ends_the_work_with_i
         rollouts.raise_failure()
     with pytest.raises(JobAborted):
         await rollouts.run(row(10), TRAIN)
+
+
+def writing(prompt: Prompt) -> Answer:
+    """The policy of a model server: the word, then the end."""
+    if prompt.turn:
+        return Answer("Done.")
+    return Answer("Writing.", [ToolCall("bash", {"command": "echo apple > out.txt"})])
+
+
+async def test_a_model_server_can_answer_in_place_of_verls_own(tmp_path: Path) -> None:
+    async with VllmStandIn(script=writing) as server:
+        endpoint = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy"}}
+        served = Rollouts(config(tmp_path, model=endpoint, agent={"tools": ["bash"]}), None, {})
+        (member, _) = await served.run(row(0, verifier={"commands": ["grep -qx apple out.txt"]}), TRAIN)
+        await served.close()
+        asked = {(tuple(request.prompt_ids), tuple(request.ids)) for request in server.served}
+
+    (sample,) = member.samples
+    assert member.result.reward == 1.0
+    ids = [*sample.prompt_ids, *sample.response_ids]
+    first = sample.response_mask.index(0)
+    assert (tuple(sample.prompt_ids), tuple(sample.response_ids[:first])) in asked
+    last = len(ids) - sample.response_mask[::-1].index(0)
+    assert (tuple(ids[:last]), tuple(ids[last:])) in asked
