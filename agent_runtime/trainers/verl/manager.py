@@ -1,0 +1,85 @@
+"""verl's way in: its setting `agent_loop_manager_class` is `agent_runtime.trainers.verl.manager.RolloutManager`."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import ray  # type: ignore[import-not-found]
+import torch  # type: ignore[import-not-found]
+from omegaconf import OmegaConf  # type: ignore[import-not-found]
+from tensordict import TensorDict  # type: ignore[import-not-found]
+from verl.experimental.agent_loop import AgentLoopManager  # type: ignore[import-not-found]
+from verl.protocol import DataProto  # type: ignore[import-not-found]
+from verl.utils.ray_utils import auto_await  # type: ignore[import-not-found]
+from verl.utils.skip import SkipManager  # type: ignore[import-not-found]
+
+from agent_runtime.trainers.verl.groups import groups_of, shares_of
+from agent_runtime.trainers.verl.job import Kind, rollout_job
+from agent_runtime.trainers.verl.worker import RolloutWorker
+
+
+class RolloutManager(AgentLoopManager):  # type: ignore[misc]
+    """An `AgentLoopManager` whose rollouts are this engine's; `rollout.agent.num_workers` processes share them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.agent_loop_workers_class = ray.remote(RolloutWorker)
+        super().__init__(*args, **kwargs)
+        # What is wrong with the settings is told here, and not by a process somewhere else.
+        rollout_job(OmegaConf.to_container(self.config, resolve=True), Kind(members=1, validate=False))
+        if self.rollout_config.get("enable_rollout_routing_replay", False):
+            raise ValueError(
+                "actor_rollout_ref.rollout.enable_rollout_routing_replay is not supported by RolloutManager: routed experts "
+                "are not recorded; set it to false"
+            )
+
+    @auto_await  # type: ignore[untyped-decorator]
+    def generate_sequences(self, prompts: TensorDict | DataProto) -> Any:
+        """V1 gives a TensorDict and gets nothing: samples go into TransferQueue. The legacy trainer gets its rows back."""
+        if isinstance(prompts, DataProto):
+            return self._generate_batch(prompts)
+        workers = self.agent_loop_workers
+        chunks = prompts.chunk(len(workers))
+        ray.get([worker.submit.remote(chunk) for worker, chunk in zip(workers, chunks, strict=False)])
+        return None
+
+    def close(self) -> None:
+        """Give all sandboxes back. verl does not call it; those that are left end 15 minutes after their last use."""
+        ray.get([worker.close.remote() for worker in self.agent_loop_workers])
+
+    @SkipManager.annotate(role="rollout")  # type: ignore[untyped-decorator]
+    async def _generate_batch(self, prompts: DataProto) -> DataProto:
+        columns = prompts.non_tensor_batch
+        rows = [
+            {name: columns[name][i] for name in ("uid", "__do_sample__") if name in columns}
+            for i in range(len(prompts))
+        ]
+        shares = shares_of(groups_of(rows), len(self.agent_loop_workers))
+        outputs = await asyncio.gather(
+            *(
+                worker.generate_sequences.remote(prompts.select_idxs(share))
+                for worker, share in zip(self.agent_loop_workers, shares, strict=False)
+            )
+        )
+        output = DataProto.concat(outputs)
+        metrics = [part.meta_info.pop("metrics") for part in outputs]
+        timing = self._performance_metrics(metrics, output)
+        timing["agent_loop/forked_rollouts"] = int(np.sum(output.non_tensor_batch["branches"] > 1))
+        timing["agent_loop/lost_rollouts"] = int(np.sum(output.non_tensor_batch["lost"].astype(bool)))
+        if "rm_scores" in output.batch:
+            output.batch["rm_scores"] = _with_mean_for_lost_groups(output.batch["rm_scores"])
+        output = output.select_idxs(np.argsort(np.concatenate(shares)))
+        output.meta_info = {"timing": timing, **outputs[0].meta_info}
+        return output
+
+
+def _with_mean_for_lost_groups(scores: torch.Tensor) -> torch.Tensor:
+    """Rewards by token, in which those of wholly lost groups are NaN. Raises RuntimeError where nothing else is there."""
+    lost = scores.isnan()
+    if not lost.any():
+        return scores
+    rows = scores.sum(dim=1)
+    if rows.isnan().all():
+        raise RuntimeError(
+            "every rollout of the batch was lost to infrastructure; the workers' logs and results say to what"
+        )
+    return torch.where(lost, rows.nanmean(), scores)

@@ -1,0 +1,171 @@
+"""verl's LLM servers as a model: token ids in, token ids out, so what verl trains is what its servers saw and sampled."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest, TokenPrefix
+from rollout_api.records import Message, PolicySpan, Usage
+
+CALL_SECONDS = 1800
+"""Deadline of one answer, as long as an agent has by default: verl's servers set none, and one may hang."""
+RESUME_SECONDS = 1.0
+"""Between the pieces of an answer that a weight update cut, as in verl's FullyAsyncLLMServerClient."""
+ABORTED = ("abort", "aborted")
+
+
+class TokenOutput(Protocol):
+    """The part of `verl.workers.rollout.replica.TokenOutput` that is read."""
+
+    token_ids: Sequence[int]
+    log_probs: Sequence[float] | None
+    stop_reason: str | None
+    extra_fields: Mapping[str, Any]
+
+
+Generate = Callable[..., Awaitable[TokenOutput]]
+"""`verl.workers.rollout.llm_server.LLMServerClient.generate`."""
+
+
+class Chat(Protocol):
+    """Messages to token ids and back, as verl's model speaks."""
+
+    @property
+    def stop_token_ids(self) -> Sequence[int]:
+        """Tokens that end an answer beside its own end; an attribute does."""
+
+    async def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prefix: TokenPrefix | None
+    ) -> list[int]:
+        """The ids of a conversation, the head of the next answer included; they begin with the prefix where that can be."""
+
+    async def read(
+        self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], stops: Sequence[str]
+    ) -> tuple[str, list[dict[str, Any]]]:
+        """The text of an answer without its end, and its tool calls in OpenAI's form, ids left out where it has none."""
+
+
+class LLMClientModel:
+    """A `Model`. `context` is how many tokens prompt and answer may have together."""
+
+    name = "verl"
+    token_capture = "Tokens"
+
+    def __init__(self, generate: Generate, chat: Chat, *, context: int, call_seconds: float = CALL_SECONDS) -> None:
+        self._generate, self._chat, self._context, self._seconds = generate, chat, context, call_seconds
+        self._id = uuid.uuid4().hex
+        """Sessions of other jobs have the same names, and stick to other servers."""
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """One answer; see `Model.complete`. What a weight update cut is gone on with, each piece under its own version."""
+        prompt = await self._chat.prompt(request.messages, request.tools, request.prefix)
+        left = self._context - len(prompt)
+        if left < 1:
+            raise ContextExceeded(
+                f"the prompt has {len(prompt)} tokens, and prompt and answer may have {self._context}"
+            )
+        limit = min(most for most in (left, request.max_tokens, request.sampling.max_tokens) if most is not None)
+        pieces: list[TokenOutput] = []
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._sample(request, prompt, limit, pieces)
+        except TimeoutError:
+            raise ModelError("Timeout", f"verl's LLM servers did not finish within {self._seconds:g} s") from None
+        return await self._reply(request, prompt, pieces, limit)
+
+    async def check(self) -> None:
+        """verl has started its servers before it makes a manager."""
+
+    async def close(self) -> None:
+        """The servers are verl's."""
+
+    async def _sample(
+        self, request: ModelRequest, prompt: Sequence[int], limit: int, pieces: list[TokenOutput]
+    ) -> None:
+        ids: list[int] = []
+        while True:
+            try:
+                piece = await self._generate(
+                    f"{self._id}-{request.session}",
+                    prompt_ids=[*prompt, *ids],
+                    sampling_params=self._sampling(request, limit - len(ids)),
+                )
+            except Exception as error:
+                # Whatever a server raises, it is not the policy's doing.
+                raise ModelError("Unreachable", f"verl's LLM server: {_summary(error)}") from error
+            if piece.token_ids and (piece.log_probs is None or len(piece.log_probs) != len(piece.token_ids)):
+                raise ModelError("NoLogprobs", "verl's LLM server gave token ids without a logprob for each")
+            pieces.append(piece)
+            ids += piece.token_ids
+            if piece.stop_reason not in ABORTED or len(ids) >= limit:
+                return
+            request.health.on_hold(True)
+            try:
+                await asyncio.sleep(RESUME_SECONDS)
+            finally:
+                request.health.on_hold(False)
+            request.health.held_seconds += RESUME_SECONDS
+
+    def _sampling(self, request: ModelRequest, limit: int) -> dict[str, Any]:
+        sampling = request.sampling
+        params: dict[str, Any] = {**sampling.extra, "logprobs": True, "max_tokens": limit}
+        if sampling.temperature is not None:
+            params["temperature"] = sampling.temperature
+        if sampling.top_p is not None:
+            params["top_p"] = sampling.top_p
+        if sampling.stop:
+            params["stop"] = list(sampling.stop)
+        if self._chat.stop_token_ids:
+            params["stop_token_ids"] = [*(params.get("stop_token_ids") or []), *self._chat.stop_token_ids]
+        return params
+
+    async def _reply(
+        self, request: ModelRequest, prompt: list[int], pieces: Sequence[TokenOutput], limit: int
+    ) -> ModelReply:
+        ids = [token for piece in pieces for token in piece.token_ids]
+        text, calls = await self._chat.read(ids, request.tools, request.sampling.stop)
+        message: Message = {"role": "assistant", "content": text}
+        if calls:
+            message["tool_calls"] = [
+                {"id": f"call-{request.turn}-{position}"} | call for position, call in enumerate(calls)
+            ]
+        cut_off = len(ids) >= limit
+        return ModelReply(
+            message=message,
+            finish_reason="length" if cut_off else "tool_calls" if calls else "stop",
+            model=self.name,
+            usage=Usage(
+                prompt_tokens=len(prompt),
+                completion_tokens=len(ids),
+                cached_tokens=pieces[0].extra_fields.get("num_cached_tokens") or 0,
+            ),
+            prompt_token_ids=prompt,
+            completion_token_ids=ids,
+            logprobs=[logprob for piece in pieces for logprob in piece.log_probs or []],
+            policy_spans=_spans(pieces),
+        )
+
+
+def _summary(error: Exception) -> str:
+    """Ray's errors are tracebacks, and their last line is what the server raised."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+
+
+def _spans(pieces: Sequence[TokenOutput]) -> list[PolicySpan]:
+    """Which weights made which token: verl's training step, at which they were loaded. Empty where no server says."""
+    versions = [_version(piece.extra_fields) for piece in pieces]
+    if not any(versions):
+        return []
+    return [
+        PolicySpan(tokens=len(piece.token_ids), version=version)
+        for piece, version in zip(pieces, versions, strict=True)
+        if piece.token_ids
+    ]
+
+
+def _version(extra_fields: Mapping[str, Any]) -> str | None:
+    step = extra_fields.get("global_steps")
+    oldest, newest = extra_fields.get("min_global_steps", step), extra_fields.get("max_global_steps", step)
+    return None if step is None or oldest != newest else str(step)

@@ -1,0 +1,77 @@
+"""What can be found out about verl without its servers: its loader's errors, its texts, a conversation as ids."""
+
+from typing import Any
+
+from verl.experimental.agent_loop.utils import build_gpt_oss_tool_response_text as verls_text
+from verl.utils.import_utils import load_class_from_fqn
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+from agent_runtime.models.base import TokenPrefix
+from agent_runtime.trainers.verl.chat import VerlChat
+from agent_runtime.trainers.verl.gpt_oss import build_gpt_oss_tool_response_text
+
+NAMES = (
+    "RolloutManager",
+    "agent_runtime.trainers.nowhere.RolloutManager",
+    "agent_runtime.trainers.verl.manager.Manager",
+)
+TOOL_RESULTS: list[tuple[list[dict[str, Any]], list[str]]] = [
+    ([], []),
+    ([{"role": "tool", "content": '{"sum": 4}'}], ["add"]),
+    ([{"role": "tool", "content": "один\n<|end|>"}, {"role": "tool", "content": ""}], ["a_b", "c"]),
+]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Run.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+    },
+}
+ASKED = [{"role": "system", "content": "Use tools."}, {"role": "user", "content": "List the files."}]
+CALLS = 'Looking.\n<tool_call>{"name": "bash",  "arguments": {"command":"ls"}}</tool_call>'
+"""Spelled otherwise than the template would: two spaces, and none behind the colon."""
+
+
+def loader_errors() -> list[str]:
+    """What verl says of names that stand for no class."""
+    errors = []
+    for name in NAMES:
+        try:
+            load_class_from_fqn(name, "AgentLoopManager")
+        except (ValueError, ImportError, AttributeError) as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
+
+
+def gpt_oss_texts() -> list[tuple[str, str]]:
+    """Ours and verl's, of the same tool results."""
+    return [(build_gpt_oss_tool_response_text(*given), verls_text(*given)) for given in TOOL_RESULTS]
+
+
+async def conversation(tokenizer: Any) -> dict[str, Any]:
+    """Two turns, the first one answered whole, cut off, and forgotten."""
+    builder = create_continuous_token_builder(tokenizer, hf_model_type="qwen2")
+    chat = VerlChat(tokenizer, builder, "hermes")
+    first = await chat.prompt(ASKED, [TOOL], None)
+    sampled = tokenizer.encode(f"{CALLS}<|im_end|>", add_special_tokens=False)
+    text, calls = await chat.read(sampled, [TOOL], [])
+    answer = {"role": "assistant", "content": text, "tool_calls": [{"id": "call-0", **call} for call in calls]}
+    result = {"role": "tool", "tool_call_id": "call-0", "content": "a.txt"}
+    whole = await chat.prompt([*ASKED, answer, result], [TOOL], TokenPrefix(3, [*first, *sampled]))
+    cut = await chat.prompt(
+        [*ASKED, {"role": "assistant", "content": "Look"}, {"role": "user", "content": "Go on."}],
+        [TOOL],
+        TokenPrefix(3, [*first, *tokenizer.encode("Look", add_special_tokens=False)]),
+    )
+    plain, none = await chat.read(tokenizer.encode("Final. Observation: x<|im_end|>"), [], ["Observation:"])
+    return {
+        "first": tokenizer.decode(first),
+        "seen": [*first, *sampled],
+        "text": text,
+        "calls": calls,
+        "whole": whole,
+        "whole_text": tokenizer.decode(whole[len(first) + len(sampled) :]),
+        "cut_text": tokenizer.decode(cut[len(first) :]),
+        "plain": [plain, none],
+    }

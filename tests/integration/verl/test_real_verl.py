@@ -1,0 +1,270 @@
+"""Both trainers of the real verl get our rollouts as they get their own: three steps each, with new weights each.
+
+One process with verl's Python plays all of it (play.py) against a server that writes down what it saw; here is what must be
+true of what came.
+"""
+
+import json
+import os
+import subprocess
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+STEPS = (1, 2, 3)
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("verl")
+    made = subprocess.run([ROOT / "hack/verl-environment"], check=True, stdout=subprocess.PIPE, text=True)
+    search = os.pathsep.join(map(str, (ROOT, ROOT / "operator", HERE)))
+    with (folder / "log").open("wb") as log:
+        playing = subprocess.run(
+            [made.stdout.strip(), HERE / "play.py", folder],
+            check=False,
+            env=os.environ | {"PYTHONPATH": search, "HF_HUB_OFFLINE": "1"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    assert playing.returncode == 0, (folder / "log").read_text()[-4000:]
+    found: dict[str, Any] = json.loads((folder / "played.json").read_text())
+    return found
+
+
+def legacy_rows(played: dict[str, Any]) -> list[tuple[int, Row]]:
+    return [(step, row) for step, batch in zip(STEPS, played["legacy"], strict=True) for row in batch["rows"]]
+
+
+def v1_rows(played: dict[str, Any]) -> list[tuple[int, Row]]:
+    return [(step, row) for step, batch in zip(STEPS, played["v1"], strict=True) for row in batch["rows"]]
+
+
+def runs_of_sampled(row: Row) -> list[tuple[list[int], list[int], list[float]]]:
+    """What stands before each run of mask 1, the run, and its logprobs."""
+    runs, at = [], 0
+    for bit, group in groupby(row["mask"]):
+        length = len(list(group))
+        if bit:
+            before = [*row["prompt"], *row["response"][:at]]
+            runs.append((before, row["response"][at : at + length], row["logprobs"][at : at + length]))
+        at += length
+    return runs
+
+
+def answers_to(played: dict[str, Any]) -> dict[tuple[int, ...], list[tuple[list[int], list[float]]]]:
+    """Ids and logprobs that the server sampled, by the prompt it saw; what a weight update cut is there joined as well."""
+    seen: dict[tuple[int, ...], list[tuple[list[int], list[float]]]] = {}
+    for call in played["seen"]:
+        seen.setdefault(tuple(call["prompt"]), []).append(
+            (call["ids"], [logprob_of(call["version"])] * len(call["ids"]))
+        )
+    joined = [
+        (prompt, (ids + rest, logprobs + more))
+        for prompt, answers in seen.items()
+        for ids, logprobs in answers
+        for rest, more in seen.get((*prompt, *ids), [])
+    ]
+    for prompt, answer in joined:
+        seen[prompt].append(answer)
+    return seen
+
+
+def logprob_of(version: int) -> float:
+    """As fake_server.py gives them: they tell which weights made a token."""
+    return -0.25 * (version + 1)
+
+
+def test_a_trainer_trains_exactly_the_tokens_that_were_sampled_in_the_context_in_which_they_were(
+    played: dict[str, Any],
+) -> None:
+    seen = answers_to(played)
+    rows = [row for _, row in legacy_rows(played) + v1_rows(played) if not row.get("lost")]
+    for row in rows:
+        runs = runs_of_sampled(row)
+        assert runs
+        for before, ids, logprobs in runs:
+            assert (ids, logprobs) in seen[tuple(before)], row["task"]
+        assert all(logprob == 0 for bit, logprob in zip(row["mask"], row["logprobs"], strict=True) if not bit)
+
+
+def test_each_step_is_trained_with_the_versions_of_its_own_weights(played: dict[str, Any]) -> None:
+    for step, row in legacy_rows(played):
+        assert row["lost"] or row["versions"] == [step, step]
+    for step, row in v1_rows(played):
+        tag = row["tag"]
+        assert tag["global_steps"] == step
+        if step < STEPS[-1]:
+            assert (tag["min_global_steps"], tag["max_global_steps"]) == (step, step)
+
+
+def test_an_answer_that_a_weight_update_cut_has_both_versions_and_is_still_trained(played: dict[str, Any]) -> None:
+    tags = [row["tag"] for step, row in v1_rows(played) if row["task"] == "cut"]
+
+    assert {"min": 3, "max": 4} in [{"min": tag["min_global_steps"], "max": tag["max_global_steps"]} for tag in tags]
+
+
+def test_the_legacy_trainer_gets_its_own_rows_in_its_own_order(played: dict[str, Any]) -> None:
+    word_ids = played["texts"]["ids"]
+    for _, row in legacy_rows(played):
+        if not row["lost"]:
+            word = word_ids[played["texts"]["words"][row["task"]]]
+            text = row["prompt"] + row["response"]
+            assert any(text[i : i + len(word)] == word for i in range(len(text)))
+        assert row["masked_padding"] == 0
+        assert row["positions"]
+        assert len(row["response"]) == len(row["mask"])
+
+
+def test_a_reward_is_that_of_the_rollout_whose_tokens_stand_beside_it(played: dict[str, Any]) -> None:
+    wrong = played["texts"]["wrong"]
+    for _, row in legacy_rows(played) + v1_rows(played):
+        if row.get("lost") or row["task"] == "sum":
+            continue
+        if row.get("branch", 0) == 0 and row.get("branches", 1) == 1:
+            sampled = [token for _, ids, _ in runs_of_sampled(row) for token in ids]
+            wrote_wrong = any(sampled[i : i + len(wrong)] == wrong for i in range(len(sampled)))
+            assert row["score"] == (0.0 if wrote_wrong else 1.0), row["task"]
+        if row["score"]:
+            assert row["score_at"] == len(row["response"]) - 1
+
+
+def test_a_member_lost_to_infrastructure_is_no_sample_and_no_reward_of_zero(played: dict[str, Any]) -> None:
+    for batch in played["legacy"]:
+        by_task = {task: list(rows) for task, rows in groupby(batch["rows"], lambda row: row["task"])}
+        lost = [row for row in by_task["flaky"] if row["lost"]]
+        kept = [row for row in by_task["flaky"] if not row["lost"]]
+        assert (len(lost), len(kept)) == (1, 1)
+        assert lost[0]["score"] == kept[0]["score"]
+        assert sum(lost[0]["mask"]) == 0
+        known = [row["score"] for row in batch["rows"] if row["task"] != "dead"]
+        assert all(row["lost"] and row["score"] == pytest.approx(sum(known) / len(known)) for row in by_task["dead"])
+        assert all(row["advantage"] == 0 for row in by_task["dead"] + by_task["flaky"])
+        assert batch["timing"]["agent_loop/lost_rollouts"] == 3
+    for batch in played["v1"]:
+        members = [row["member"] for row in batch["rows"] if row["task"] == "flaky"]
+        assert len(members) == 1
+        assert not [row for row in batch["rows"] if row["task"] == "dead"]
+
+
+def test_a_prompt_in_transfer_queue_ends_finished_where_something_can_be_trained_and_else_as_failure(
+    played: dict[str, Any],
+) -> None:
+    for batch in played["v1"]:
+        assert {task: status for task, status in batch["statuses"].items() if status != "finished"} == {
+            "dead": "failure"
+        }
+
+
+def test_a_row_of_v1_is_a_group_of_as_many_members_as_it_asks_for(played: dict[str, Any]) -> None:
+    for batch in played["v1"]:
+        assert {row["member"] for row in batch["rows"] if row["task"] == "plain"} == {0, 1, 2}
+        assert {row["member"] for row in batch["rows"] if row["task"] == "looked-up"} == {0, 1}
+
+
+def test_a_forked_rollout_gives_all_its_branches_to_v1_and_its_last_one_to_the_legacy_trainer(
+    played: dict[str, Any],
+) -> None:
+    for batch in played["v1"]:
+        forked = [row for row in batch["rows"] if row["task"] == "forgetful"]
+        assert sorted((row["member"], row["branch"]) for row in forked) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        for member in (0, 1):
+            assert len({row["score"] for row in forked if row["member"] == member}) == 1
+    for batch in played["legacy"]:
+        assert [row["branches"] for row in batch["rows"] if row["task"] == "forgetful"] == [2, 2]
+        assert batch["timing"]["agent_loop/forked_rollouts"] == 2
+
+
+def test_verls_own_advantages_reward_the_right_rollouts_and_reach_every_branch_of_them(played: dict[str, Any]) -> None:
+    for batch in played["v1"]:
+        for task in ("looked-up", "forgetful"):
+            rows = [row for row in batch["rows"] if row["task"] == task]
+            assert {row["score"] for row in rows} == {0.0, 1.0}
+            assert all((row["advantage"] > 0) == (row["score"] == 1.0) and row["advantage"] for row in rows)
+
+
+def test_samples_in_transfer_queue_have_the_fields_and_tags_that_v1_trains_with(played: dict[str, Any]) -> None:
+    needed = {
+        *("prompts", "responses", "response_mask", "loss_mask", "rollout_log_probs", "rm_scores", "input_ids"),
+        *("position_ids", "multi_modal_inputs", "num_turns", "metrics", "extra_fields"),
+        *("uid", "raw_prompt", "data_source", "reward_model", "global_steps"),
+    }
+    for batch in played["v1"]:
+        assert needed <= set(batch["fields"])
+    for _, row in v1_rows(played):
+        assert row["loss_mask"] == row["mask"]
+        assert row["input_ids"] == row["prompt"] + row["response"]
+        assert row["position_ids"] == list(range(len(row["input_ids"])))
+        tag = row["tag"]
+        assert (tag["status"], tag["prompt_len"], tag["response_len"]) == (
+            "success",
+            len(row["prompt"]),
+            len(row["response"]),
+        )
+        assert tag["seq_len"] == len(row["input_ids"])
+        assert row["num_turns"] == 2 * {"looked-up": 3, "sum": 1}.get(row["task"], 2)
+
+
+def test_without_a_verifier_the_reward_is_that_of_verls_own_reward_function(played: dict[str, Any]) -> None:
+    rows = played["graded_by_verl"]["rows"]
+    assert sorted(row["score"] for row in rows if row["task"] == "sum") == [0.0, 1.0]
+    lost, kept = sorted((row for row in rows if row["task"] == "flaky-sum"), key=lambda row: not row["lost"])
+    assert (lost["lost"], kept["lost"]) == (True, False)
+    assert lost["score"] == kept["score"]
+    assert sorted(row["score"] for _, row in v1_rows(played) if row["task"] == "sum") == [0.0, 1.0]
+
+
+def test_validation_is_kept_apart_and_sampled_as_verl_says(played: dict[str, Any]) -> None:
+    assert [row["task"] for row in played["validation"]["rows"]] == ["plain"]
+    assert {call["params"]["temperature"] for call in played["seen"][-2:]} == {0}
+    assert {call["params"]["temperature"] for call in played["seen"][:-2]} == {1.0}
+
+
+def test_verls_own_tool_gets_its_rows_arguments_and_its_rewards_are_handed_back(played: dict[str, Any]) -> None:
+    rows = [row for _, row in legacy_rows(played) if row["task"] == "looked-up"]
+
+    assert rows
+    assert all(row["tool_rewards"] == [0.25] for row in rows)
+    # The word is in no prompt: only the tool, with that row's tools_kwargs, can have told it.
+    assert {row["score"] for row in rows} == {0.0, 1.0}
+
+
+def test_what_the_policy_sampled_stays_at_the_head_of_the_next_prompt_however_the_template_would_spell_it(
+    played: dict[str, Any],
+) -> None:
+    facts = played["conversation"]
+
+    assert facts["whole"][: len(facts["seen"])] == facts["seen"]
+    assert facts["whole_text"] == (
+        "\n<|im_start|>user\n<tool_response>a.txt</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert facts["text"] == "Looking.\n"
+    assert [json.loads(call["function"]["arguments"]) for call in facts["calls"]] == [{"command": "ls"}]
+
+
+def test_an_answer_that_was_cut_off_is_closed_before_the_conversation_goes_on(played: dict[str, Any]) -> None:
+    assert played["conversation"]["cut_text"] == (
+        "Look<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_text_of_an_answer_ends_before_its_stop_string(played: dict[str, Any]) -> None:
+    assert played["conversation"]["plain"] == ["Final. ", []]
+
+
+def test_verl_says_what_is_wrong_with_the_name_of_a_manager(played: dict[str, Any]) -> None:
+    no_dot, no_module, no_attribute = played["loader_errors"]
+
+    assert no_dot.startswith("ValueError: Invalid AgentLoopManager 'RolloutManager'")
+    assert no_module.startswith("ImportError: Failed to import module 'agent_runtime.trainers.nowhere'")
+    assert no_attribute.startswith("AttributeError: Class 'Manager' not found in module")
+
+
+def test_tool_results_for_gpt_oss_have_verls_own_text(played: dict[str, Any]) -> None:
+    assert len(played["gpt_oss"]) == 3
+    assert all(ours == verls for ours, verls in played["gpt_oss"])

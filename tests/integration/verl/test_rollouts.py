@@ -1,0 +1,157 @@
+"""The engine as verl's workers have it, without verl: real sandboxes, and a policy in this process for its servers."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime.engine.groups import JobAborted
+from agent_runtime.models.base import TokenPrefix
+from agent_runtime.trainers.verl.job import Kind
+from agent_runtime.trainers.verl.model import LLMClientModel
+from agent_runtime.trainers.verl.rollouts import Rollouts
+from agent_runtime.trainers.verl.rows import Row, read_row
+from rollout_api.records import Message, Outcome
+from tests.support.vllm_server import Answer, Prompt, ToolCall, VllmStandIn
+
+TRAIN, VALIDATE = Kind(2, validate=False), Kind(1, validate=True)
+
+
+@dataclass
+class Output:
+    token_ids: list[int]
+    log_probs: list[float]
+    stop_reason: str = "completed"
+    extra_fields: dict[str, Any] = field(default_factory=lambda: {"global_steps": 1})
+
+
+class Letters:
+    """A token is a character; the policy's one answer is its text."""
+
+    stop_token_ids = ()
+
+    async def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prefix: TokenPrefix | None
+    ) -> list[int]:
+        return [ord(letter) for message in messages for letter in message["content"]]
+
+    async def read(
+        self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], stops: Sequence[str]
+    ) -> tuple[str, list[dict[str, Any]]]:
+        return "".join(map(chr, ids)), []
+
+
+class Policy:
+    """Says ok while its server is up."""
+
+    def __init__(self) -> None:
+        self.up = True
+        self.temperatures: list[float] = []
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Output:
+        self.temperatures.append(sampling_params["temperature"])
+        if not self.up:
+            raise RuntimeError("the replica is gone")
+        return Output([ord(letter) for letter in "ok"], [-1.0, -1.0])
+
+    def model(self) -> LLMClientModel:
+        return LLMClientModel(self.generate, Letters(), context=512)
+
+
+def row(number: int, **task: Any) -> Row:
+    fields = {"uid": f"uid-{number}", "raw_prompt": [{"role": "user", "content": "Say ok."}], "index": number}
+    return read_row(fields | {"extra_info": {"task": task}})
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return Policy()
+
+
+def config(folder: Path, **custom: Any) -> dict[str, Any]:
+    """The part of verl's configuration that is read here."""
+    sampled = {"temperature": 0.5, "top_p": 1.0, "top_k": -1}
+    rollout = sampled | {
+        "val_kwargs": sampled | {"temperature": 0.0},
+        "prompt_length": 4096,
+        "response_length": 256,
+        "custom": {"attempts": {"limit": 1}, "sandbox": {"workspaces": {"perSandbox": 64}}, **custom},
+    }
+    return {
+        "actor_rollout_ref": {"rollout": rollout},
+        "trainer": {"default_local_dir": str(folder), "experiment_name": "e"},
+    }
+
+
+@pytest.fixture
+async def rollouts(tmp_path: Path, policy: Policy) -> AsyncIterator[Rollouts]:
+    running = Rollouts(config(tmp_path, agent={"tools": []}), policy.model, {})
+    yield running
+    await running.close()
+
+
+async def test_a_group_comes_back_whole_with_the_tokens_of_each_member(rollouts: Rollouts) -> None:
+    members = await rollouts.run(row(0, verifier={"commands": ["true"]}), TRAIN)
+
+    assert [member.result.member for member in members] == [0, 1]
+    for member in members:
+        assert member.result.reward == 1.0
+        assert "uid-0" in member.result.tags
+        (sample,) = member.samples
+        assert sample.response_ids == [ord("o"), ord("k")]
+        assert sample.response_mask == [1, 1]
+        assert (sample.min_version, sample.max_version) == (1, 1)
+
+
+async def test_training_and_validation_are_jobs_of_their_own_with_their_own_sampling(
+    rollouts: Rollouts, policy: Policy
+) -> None:
+    (validated,) = await rollouts.run(row(0), VALIDATE)
+    trained = await rollouts.run(row(0), TRAIN)
+
+    assert (validated.result.mode, [member.result.mode for member in trained]) == ("Eval", ["Train", "Train"])
+    assert policy.temperatures == [0.0, 0.5, 0.5]
+
+
+async def test_a_server_that_is_gone_loses_members_and_then_ends_the_work_with_its_reason(
+    rollouts: Rollouts, policy: Policy
+) -> None:
+    policy.up = False
+    lost = [member for number in range(9) for member in await rollouts.run(row(number), TRAIN)]
+
+    assert {member.result.outcome for member in lost} == {Outcome.INFRA_FAILED}
+    assert all(member.is_lost and not member.samples for member in lost)
+    assert "the replica is gone" in lost[0].result.message
+    rollouts.raise_failure()
+    with pytest.raises(JobAborted, match="lost to infrastructure"):
+        await rollouts.run(row(9), TRAIN)  # the 20th lost one
+    with pytest.raises(JobAborted):
+        rollouts.raise_failure()
+    with pytest.raises(JobAborted):
+        await rollouts.run(row(10), TRAIN)
+
+
+def writing(prompt: Prompt) -> Answer:
+    """The policy of a model server: the word, then the end."""
+    if prompt.turn:
+        return Answer("Done.")
+    return Answer("Writing.", [ToolCall("bash", {"command": "echo apple > out.txt"})])
+
+
+async def test_a_model_server_can_answer_in_place_of_verls_own(tmp_path: Path) -> None:
+    async with VllmStandIn(script=writing) as server:
+        endpoint = {"endpoint": {"baseURL": f"{server.url}/v1", "name": "policy"}}
+        served = Rollouts(config(tmp_path, model=endpoint, agent={"tools": ["bash"]}), None, {})
+        (member, _) = await served.run(row(0, verifier={"commands": ["grep -qx apple out.txt"]}), TRAIN)
+        await served.close()
+        asked = {(tuple(request.prompt_ids), tuple(request.ids)) for request in server.served}
+
+    (sample,) = member.samples
+    assert member.result.reward == 1.0
+    ids = [*sample.prompt_ids, *sample.response_ids]
+    first = sample.response_mask.index(0)
+    assert (tuple(sample.prompt_ids), tuple(sample.response_ids[:first])) in asked
+    last = len(ids) - sample.response_mask[::-1].index(0)
+    assert (tuple(ids[:last]), tuple(ids[last:])) in asked

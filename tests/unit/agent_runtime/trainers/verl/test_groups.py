@@ -1,0 +1,28 @@
+"""Members of a group stay together whatever the number of workers, and no row is lost on the way."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.trainers.verl.groups import groups_of, mean_info, shares_of
+
+ROWS = st.lists(
+    st.fixed_dictionaries({"uid": st.sampled_from("abcdef")}, optional={"__do_sample__": st.booleans()}), max_size=30
+)
+
+
+@given(ROWS, st.integers(1, 5))
+def test_every_row_goes_to_one_worker_together_with_its_whole_group(rows: list[dict[str, Any]], workers: int) -> None:
+    groups = groups_of(rows)
+    shares = shares_of(groups, workers)
+
+    assert sorted(row for share in shares for row in share) == list(range(len(rows)))
+    for group in groups:
+        assert sum(set(group.rows) <= set(share) for share in shares) == 1
+        assert len({(rows[row]["uid"], rows[row].get("__do_sample__", True)) for row in group.rows}) == 1
+    assert len({rows[group.rows[0]]["uid"] + str(group.greedy) for group in groups}) == len(groups)
+
+
+def test_a_lost_member_stands_for_the_mean_of_what_a_reward_function_said() -> None:
+    assert mean_info([{"acc": 1.0, "pred": "a"}, {"acc": 0.0, "pred": "b"}]) == {"acc": 0.5, "pred": "a"}

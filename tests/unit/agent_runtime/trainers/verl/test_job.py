@@ -1,0 +1,72 @@
+"""verl's settings as a job: its `custom` dict is the spec, and what verl decides cannot be said twice."""
+
+from typing import Any
+
+import pytest
+
+from agent_runtime.trainers.verl.job import Kind, rollout_job, uses_verls_client
+from rollout_api.manifest import ManifestError
+from rollout_api.rollout_job import Mode
+
+
+def config(**custom: Any) -> dict[str, Any]:
+    rollout = {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 20,
+        "val_kwargs": {"temperature": 0.0, "top_p": 1.0, "top_k": -1},
+        "custom": custom or None,
+    }
+    return {
+        "actor_rollout_ref": {"rollout": rollout},
+        "trainer": {"default_local_dir": "checkpoints/x", "experiment_name": "My Run (2)"},
+    }
+
+
+def test_the_custom_dict_is_the_spec_of_the_job() -> None:
+    job = rollout_job(
+        config(agent={"maxTurns": 7}, attempts={"limit": 2}), Kind(4, validate=False, system_prompt="Hi.")
+    )
+
+    assert job.metadata.name == "my-run-2-train"
+    assert (job.spec.agent.max_turns, job.spec.agent.system_prompt, job.spec.attempts.limit) == (7, "Hi.", 2)
+    assert (job.spec.mode, job.spec.group_size) == (Mode.TRAIN, 4)
+    assert job.spec.output.uri == "checkpoints/x/rollouts"
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampled"),
+    [
+        (Kind(1, validate=False), (0.7, 0.9, 20)),
+        (Kind(1, validate=True), (0.0, 1.0, -1)),
+        (Kind(1, validate=False, greedy=True), (0.0, 1.0, -1)),
+    ],
+)
+def test_training_validation_and_greedy_baselines_sample_as_verl_says(
+    kind: Kind, sampled: tuple[float, float, int]
+) -> None:
+    sampling = rollout_job(config(sampling={"maxTokens": 64}), kind).spec.sampling
+
+    assert (sampling.temperature, sampling.top_p, sampling.extra["top_k"]) == sampled
+    assert sampling.max_tokens == 64
+
+
+def test_all_that_is_wrong_in_the_custom_dict_is_told_at_once_under_verls_own_names() -> None:
+    wrong = config(groupSize=4, sampling={"temperature": 1.0}, agent={"maxTurn": 7}, atempts={})
+
+    with pytest.raises(ManifestError) as caught:
+        rollout_job(wrong, Kind(1, validate=False))
+
+    told = str(caught.value)
+    for field in ("groupSize", "sampling.temperature", "agent.maxTurn", "atempts"):
+        assert f"actor_rollout_ref.rollout.custom.{field}" in told
+
+
+def test_a_model_in_the_custom_dict_answers_in_place_of_verls_servers() -> None:
+    endpoint = {"endpoint": {"baseURL": "http://models:8000/v1", "name": "qwen"}}
+
+    assert uses_verls_client(config(agent={}))
+    assert not uses_verls_client(config(model=endpoint))
+    job = rollout_job(config(model=endpoint), Kind(1, validate=False))
+    assert job.spec.model is not None
+    assert job.spec.model.endpoint is not None

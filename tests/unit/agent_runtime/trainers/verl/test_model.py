@@ -1,0 +1,152 @@
+"""verl's LLM servers as a model: every token under the weights that made it, and no failure of a server as the policy's."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from agent_runtime.models.base import ContextExceeded, ModelError, ModelRequest, TokenPrefix
+from agent_runtime.trainers.verl import model as verl_model
+from agent_runtime.trainers.verl.model import LLMClientModel
+from rollout_api.model import Sampling
+from rollout_api.records import Message, PolicySpan
+
+PROMPT = [10, 11, 12]
+
+
+@dataclass
+class Output:
+    """As verl's TokenOutput."""
+
+    token_ids: list[int]
+    log_probs: list[float] | None
+    stop_reason: str | None = "completed"
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+
+
+def piece(*ids: int, version: int | None = 1, stop: str = "completed", **extra: Any) -> Output:
+    steps = {} if version is None else {"global_steps": version}
+    return Output(list(ids), [-0.5] * len(ids), stop, steps | extra)
+
+
+class Server:
+    """Answers with what it is given, one after another; an exception is raised."""
+
+    def __init__(self, *answers: Output | Exception) -> None:
+        self.answers, self.asked = list(answers), list[dict[str, Any]]()
+
+    async def generate(self, request_id: str, **asked: Any) -> Output:
+        self.asked.append(asked)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class PlainChat:
+    """A conversation is always the same prompt; an answer of token 7 is a tool call."""
+
+    stop_token_ids = (99,)
+
+    async def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prefix: TokenPrefix | None
+    ) -> list[int]:
+        return PROMPT
+
+    async def read(
+        self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], stops: Sequence[str]
+    ) -> tuple[str, list[dict[str, Any]]]:
+        call = {"type": "function", "function": {"name": "bash", "arguments": "{}"}}
+        return " ".join(map(str, ids)), [call] if 7 in ids else []
+
+
+def request(sampling: Sampling | None = None, max_tokens: int | None = None) -> ModelRequest:
+    return ModelRequest(
+        messages=[{"role": "user", "content": "hi"}],
+        tools=[],
+        sampling=sampling or Sampling(),
+        seed=0,
+        session="rollout-0",
+        task="t",
+        member=0,
+        turn=2,
+        max_tokens=max_tokens,
+    )
+
+
+def model(server: Server, context: int = 20, call_seconds: float = 60) -> LLMClientModel:
+    return LLMClientModel(server.generate, PlainChat(), context=context, call_seconds=call_seconds)
+
+
+async def test_an_answer_that_a_weight_update_cut_is_gone_on_with_and_each_piece_keeps_its_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verl_model, "RESUME_SECONDS", 0.01)
+    server = Server(piece(1, 2, version=4, stop="aborted"), piece(version=5, stop="abort"), piece(3, version=6))
+    asked = request()
+
+    reply = await model(server).complete(asked)
+
+    assert reply.completion_token_ids == [1, 2, 3]
+    assert reply.policy_spans == [PolicySpan(tokens=2, version="4"), PolicySpan(tokens=1, version="6")]
+    assert [call["prompt_ids"] for call in server.asked] == [PROMPT, [*PROMPT, 1, 2], [*PROMPT, 1, 2]]
+    assert [call["sampling_params"]["max_tokens"] for call in server.asked] == [17, 15, 15]
+    assert asked.health.held_seconds == pytest.approx(0.02)
+
+
+async def test_tokens_that_a_client_joined_over_an_update_have_no_version_rather_than_a_wrong_one() -> None:
+    joined = piece(1, 2, version=6, min_global_steps=5, max_global_steps=6)
+
+    assert (await model(Server(joined)).complete(request())).policy_spans == []
+
+
+async def test_a_server_that_says_no_version_leaves_its_tokens_trainable() -> None:
+    reply = await model(Server(piece(1, 2, version=None))).complete(request())
+
+    assert reply.policy_spans == []
+    assert reply.logprobs == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("answer", [RuntimeError("a replica died"), ValueError("no room"), Output([1], None)])
+async def test_whatever_a_server_does_wrong_is_infrastructure_and_not_the_policys_doing(
+    answer: Output | Exception,
+) -> None:
+    with pytest.raises(ModelError):
+        await model(Server(answer)).complete(request())
+
+
+async def test_a_server_that_hangs_is_given_up_at_the_deadline() -> None:
+    async def hang(request_id: str, **asked: Any) -> Output:
+        await asyncio.sleep(60)
+        raise AssertionError("not reached")
+
+    hanging = LLMClientModel(hang, PlainChat(), context=20, call_seconds=0.05)
+
+    with pytest.raises(ModelError, match="Timeout"):
+        await hanging.complete(request())
+
+
+async def test_a_prompt_that_fills_what_the_trainer_can_hold_ends_the_rollout_as_the_policys_own_doing() -> None:
+    with pytest.raises(ContextExceeded):
+        await model(Server(), context=3).complete(request())
+
+
+async def test_an_answer_gets_the_tightest_of_all_limits_and_verls_sampling() -> None:
+    server = Server(piece(7))
+    sampling = Sampling(temperature=0.7, top_p=0.9, max_tokens=9, stop=["END"], extra={"top_k": 20})
+
+    reply = await model(server).complete(request(sampling, max_tokens=5))
+
+    assert server.asked[0]["sampling_params"] == {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 20,
+        "logprobs": True,
+        "max_tokens": 5,
+        "stop": ["END"],
+        "stop_token_ids": [99],
+    }
+    assert reply.finish_reason == "tool_calls"
+    assert reply.tool_calls[0].id == "call-2-0"
