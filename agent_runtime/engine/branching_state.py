@@ -13,6 +13,7 @@ from typing import Any
 
 from agent_runtime.agents.base import Agent, Stop
 from agent_runtime.engine.branching import Origin
+from agent_runtime.engine.conversation import Conversation
 from agent_runtime.engine.turns import NotReplayable, Turns
 from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.recording.layers import Layers
@@ -169,20 +170,22 @@ class Rerun(Turns):
         self.fault = NotReplayable("the agent runs commands outside of its turns, and their results are not recorded")
         raise self.fault
 
-    async def _call_model(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> ModelReply:
+    async def _call_model(
+        self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> ModelReply:
         if not self._replay:
             raise _Reached
-        return await super()._call_model(messages, tools)
+        return await super()._call_model(conversation, messages, tools)
 
-    async def _call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
+    async def _call_tools(
+        self, conversation: Conversation, calls: Sequence[ToolCall], tools: Mapping[str, Tool], *, may_stop: bool
+    ) -> list[Observation]:
         recorded = self._next_replayed(ObservationsRecord)
         if recorded is None:
             raise _Reached
         if self.turn > self._after:
-            here = [
-                call for call in calls if (tool := self.tools.get(call.name)) is not None and tool.runs_in != "Runner"
-            ]
-            found = {result.call_id: result for result in await self._dispatch_all(here)}
+            here = [call for call in calls if (tool := tools.get(call.name)) is not None and tool.runs_in != "Runner"]
+            found = {result.call_id: result for result in await self._dispatch_all(here, tools, f"{self.turn + 1}:")}
             self.differences += differences(self.turn, recorded.results, found)
         return recorded.results
 

@@ -12,6 +12,7 @@ from agent_runtime.sandboxes.base import CommandResult
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.schema import openai_definition
 from rollout_api.records import Message, Observation, StopReason
+from rollout_api.tasks import TaskFile
 
 if TYPE_CHECKING:
     from agent_runtime.engine.turns import Turns
@@ -64,6 +65,22 @@ class SubAgent:
     async def run_command(self, command: str) -> CommandResult:
         """See AgentContext."""
         return await self._turns.run_command(command)
+
+    async def put_files(self, files: Sequence[TaskFile]) -> None:
+        """See AgentContext."""
+        await self._turns.put_files(files)
+
+    async def snapshot(self) -> None:
+        """See AgentContext."""
+        await self._turns.snapshot()
+
+    async def checkpoint(self) -> str:
+        """See AgentContext."""
+        return await self._turns.checkpoint()
+
+    async def go_back(self, checkpoint: str) -> None:
+        """See AgentContext."""
+        await self._turns.go_back(checkpoint)
 
     async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
         """See AgentContext."""

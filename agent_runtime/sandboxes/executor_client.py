@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from agent_runtime.sandboxes.base import Fence, Fenced, FileError, SandboxFailure, WorkspaceLimit
-from agent_runtime.sandboxes.executor_connection import Body, Connection, Connections
+from agent_runtime.sandboxes.executor_connection import Body, Connection, Connections, Headers
 
 # Between tries after a broken connection: 6 s in all, longer than a node's network takes to settle after a blip and short
 # beside a new attempt. Nobody listening on a unix socket is final, so a dead local executor costs no wait.
@@ -66,6 +66,7 @@ class Reply:
     """A successful reply."""
 
     body: bytes
+    headers: Headers
 
     def json(self) -> Any:
         """The body, decoded."""
@@ -141,7 +142,7 @@ class ExecutorClient:
         head = self._head(method, f"{path}{query_string(query)}", hold.headers(key) if hold else {}, body)
         for pause in (*RETRY_PAUSES, None):
             try:
-                status, reply = await self._connections.ask(head, body, wait_seconds + REPLY_SECONDS)
+                status, headers, reply = await self._connections.ask(head, body, wait_seconds + REPLY_SECONDS)
                 break
             except (OSError, TimeoutError) as error:
                 if pause is None or self._is_final(error) or not isinstance(body, bytes | None):
@@ -149,7 +150,7 @@ class ExecutorClient:
             await asyncio.sleep(pause)
             await self._check_boot_id()
         if status < 400:
-            return Reply(reply)
+            return Reply(reply, headers)
         failure = refusal(status, reply, f"{method} {path}")
         if isinstance(failure, Fenced):
             await self._check_boot_id()
@@ -159,7 +160,7 @@ class ExecutorClient:
         """The body of a GET, as it comes. A connection that breaks ends it with SandboxFailure, never silently."""
         head = self._head("GET", f"{path}{query_string(query)}", {}, None)
         try:
-            async with self._connections.exchange(head, None, REPLY_SECONDS) as (status, chunks):
+            async with self._connections.exchange(head, None, REPLY_SECONDS) as (status, _, chunks):
                 if status >= 400:
                     raise refusal(status, b"".join([chunk async for chunk in chunks]), f"GET {path}")
                 async for chunk in chunks:
@@ -187,7 +188,7 @@ class ExecutorClient:
     async def health(self) -> dict[str, Any]:
         """`GET /v1/health`; tried once. Raises SandboxFailure when the executor is gone or is another one."""
         try:
-            status, reply = await self._connections.ask(self._head("GET", "/health", {}, None), None, REPLY_SECONDS)
+            status, _, reply = await self._connections.ask(self._head("GET", "/health", {}, None), None, REPLY_SECONDS)
         except (OSError, TimeoutError) as error:
             raise self._lost("GET /health", error) from error
         if status >= 400:

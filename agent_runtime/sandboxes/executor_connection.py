@@ -23,6 +23,8 @@ _MAX_SIZE_LINE_BYTES = 32
 _INPUT_BYTES = 1 << 20
 
 Body = bytes | AsyncIterator[bytes] | None
+Headers = Mapping[str, str]
+"""Names in lower case."""
 
 
 class BrokenReply(ConnectionError):
@@ -93,8 +95,8 @@ class Connection(asyncio.Protocol):
                     await self._room
         self._transport.write(b"0\r\n\r\n")
 
-    async def read_head(self, silence_seconds: float) -> tuple[int, dict[str, str]]:
-        """Status and headers, names in lower case. Raises OSError, TimeoutError."""
+    async def read_head(self, silence_seconds: float) -> tuple[int, Headers]:
+        """Status and headers. Raises OSError, TimeoutError."""
         while (end := self._input.find(b"\r\n\r\n")) < 0:
             if len(self._input) > MAX_HEAD_BYTES:
                 raise BrokenReply(f"a reply's head of more than {MAX_HEAD_BYTES} bytes")
@@ -110,7 +112,7 @@ class Connection(asyncio.Protocol):
             headers[name.lower()] = value.strip()
         return int(rest[:3]), headers
 
-    async def body(self, headers: Mapping[str, str], silence_seconds: float) -> AsyncIterator[bytes]:
+    async def body(self, headers: Headers, silence_seconds: float) -> AsyncIterator[bytes]:
         """The body in pieces as they come. Raises OSError, TimeoutError, also where it ends too early."""
         if headers.get("transfer-encoding", "").lower() == "chunked":
             while left := await self._chunk_size(silence_seconds):
@@ -177,16 +179,16 @@ class Connections:
         self._connect = connect
         self._idle: list[Connection] = []
 
-    async def ask(self, head: bytes, body: Body, silence_seconds: float) -> tuple[int, bytes]:
-        """One exchange: status and whole body. `head` is the request's, its empty line included."""
-        async with self.exchange(head, body, silence_seconds) as (status, chunks):
-            return status, b"".join([chunk async for chunk in chunks])
+    async def ask(self, head: bytes, body: Body, silence_seconds: float) -> tuple[int, Headers, bytes]:
+        """One exchange: status, headers and whole body. `head` is the request's, its empty line included."""
+        async with self.exchange(head, body, silence_seconds) as (status, headers, chunks):
+            return status, headers, b"".join([chunk async for chunk in chunks])
 
     @asynccontextmanager
     async def exchange(
         self, head: bytes, body: Body, silence_seconds: float
-    ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
-        """One exchange: status, and the body as a stream. The connection is kept when that was read to its end."""
+    ) -> AsyncIterator[tuple[int, Headers, AsyncIterator[bytes]]]:
+        """One exchange: status, headers, and the body as a stream. The connection is kept when that was read to its end."""
         connection = self._kept() or await self._connect()
         is_over = False
 
@@ -199,7 +201,7 @@ class Connections:
         try:
             await connection.send(head, body)
             status, headers = await connection.read_head(silence_seconds)
-            yield status, chunks()
+            yield status, headers, chunks()
         finally:
             # An upload that was broken off may be under way still, and a reply to it says that the connection ends.
             if is_over and headers.get("connection", "").lower() != "close" and connection.is_usable:

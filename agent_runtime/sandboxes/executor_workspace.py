@@ -324,9 +324,9 @@ class ExecutorWorkspace:
         headers = reply.headers
         return Output(
             data=reply.body,
-            next=int(headers["Rollout-Output-Next"]),
-            ended=headers["Rollout-Output-End"] == "true",
-            lost=int(headers["Rollout-Output-Lost"]),
+            next=int(headers["rollout-output-next"]),
+            ended=headers["rollout-output-end"] == "true",
+            lost=int(headers["rollout-output-lost"]),
         )
 
     async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:

@@ -23,10 +23,11 @@ class GymnasiumGame:
 
     def __init__(self, environment: Any, name: str, action_names: Sequence[str] | None = None) -> None:
         self._environment, self._name = environment, name
-        self._space: Any = getattr(environment, "action_space", None)
+        space: Any = getattr(environment, "action_space", None)
+        self._space = space
         first, count = 0, 0
-        if type(self._space).__name__ == "Discrete":
-            first, count = int(self._space.start), int(self._space.n)
+        if type(space).__name__ == "Discrete":
+            first, count = int(space.start), int(space.n)
         if action_names is not None and len(action_names) != count:
             raise GameError(f"environment {name!r}: actions has {len(action_names)} names, its space is {self._space}")
         names = action_names or [str(first + number) for number in range(count)]

@@ -52,8 +52,8 @@ class Kept:
         for action in actions[known:]:
             self._moves += self._episode.steps([action])
             self._actions.append(action)
-        *again, last = self._moves[min(known, len(actions) - 1) :] if actions else [None]
-        told = [] if last is None else [last]
+        again = self._moves[min(known, len(actions) - 1) :] if actions else []
+        told = [again.pop()] if again else []
         characters = 0
         for move in reversed(again):
             characters += len(json.dumps(move))

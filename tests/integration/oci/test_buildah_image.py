@@ -243,7 +243,9 @@ spec:
     inline:
       - name: where
         prompt: Say where you are.
-        verifier: {commands: ['grep -q Debian os-release && test "$GREETING" = "hello world" && test $(id -u) = 1000 && test $PWD = /app']}
+        verifier:
+          commands:
+            - grep -q Debian os-release && test "$GREETING" = "hello world" && test $(id -u) = 1000 && test $PWD = /app
   model:
     scripted:
       tasks:

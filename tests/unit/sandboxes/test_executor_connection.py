@@ -60,6 +60,13 @@ def says(*replies: Sequence[bytes]) -> Serve:
     return serve
 
 
+async def ask(
+    connections: Connections, head: bytes = GET, body: AsyncIterator[bytes] | None = None
+) -> tuple[int, bytes]:
+    status, _, reply = await connections.ask(head, body, 5)
+    return status, reply
+
+
 def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
     edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     return [data[start:end] for start, end in pairwise(edges)]
@@ -78,8 +85,8 @@ async def test_a_reply_is_whole_however_the_network_cuts_it(
     pieces = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + pieces + b"0\r\n\r\n"
     async with connected(says(cut(plain, places), cut(chunked, places))) as (connections, opened):
-        assert await connections.ask(GET, None, 5) == (404, body)
-        assert await connections.ask(GET, None, 5) == (200, b"".join(chunks))
+        assert await ask(connections) == (404, body)
+        assert await ask(connections) == (200, b"".join(chunks))
         assert len(opened) == 1
 
 
@@ -124,9 +131,9 @@ async def test_an_executor_that_falls_silent_is_given_up() -> None:
 async def test_a_reply_that_nobody_read_to_its_end_is_not_taken_for_the_next_ones() -> None:
     reply = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
     async with connected(says([reply], [reply])) as (connections, opened):
-        async with connections.exchange(GET, None, 5) as (status, _):
+        async with connections.exchange(GET, None, 5) as (status, _, _):
             assert status == 200
-        assert await connections.ask(GET, None, 5) == (200, b"hello")
+        assert await ask(connections) == (200, b"hello")
         assert len(opened) == 2
 
 
@@ -144,6 +151,6 @@ async def test_an_upload_that_is_refused_at_once_ends_with_the_refusal_and_not_w
 
     async with connected(refuses) as (connections, opened):
         async with asyncio.timeout(5):
-            assert await connections.ask(b"PUT / HTTP/1.1\r\n\r\n", endless(), 5) == (413, b"no!")
-        assert await connections.ask(b"PUT / HTTP/1.1\r\n\r\n", endless(), 5) == (413, b"no!")
+            assert await ask(connections, b"PUT / HTTP/1.1\r\n\r\n", endless()) == (413, b"no!")
+        assert await ask(connections, b"PUT / HTTP/1.1\r\n\r\n", endless()) == (413, b"no!")
         assert len(opened) == 2
