@@ -21,14 +21,12 @@ class Worker:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._in_doubt = False
-        """A call was given up, and the thread has not been heard of since."""
+        """A call ran out of time, and the thread has not been heard of since."""
 
     async def run(self, function: Callable[..., Any], arguments: Mapping[str, Any], seconds: float) -> Any:
         """What the function returns, awaited if need be. Raises HookTimeout, and whatever the function raises."""
-        if self._in_doubt:
-            if await self._within(PATIENCE_SECONDS, _nothing, {}) is None:
-                raise HookTimeout("an earlier call has run out of time and still blocks the plugin's thread")
-            self._in_doubt = False
+        if self._in_doubt and await self._within(PATIENCE_SECONDS, _nothing, {}) is None:
+            raise HookTimeout("an earlier call has run out of time and still blocks the plugin's thread")
         call = await self._within(seconds, function, arguments)
         if call is None:
             raise HookTimeout(f"took longer than timeoutSeconds {seconds:g}")
@@ -40,11 +38,10 @@ class Worker:
         """A call that has ended, or None where it was given up when its time was over."""
         call = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_called(function, arguments), self._started()))
         try:
-            await asyncio.wait({call}, timeout=seconds)
+            ended, _ = await asyncio.wait({call}, timeout=seconds)
         finally:
-            if not (ended := call.done()):
-                self._in_doubt = True
-                call.cancel()
+            call.cancel()  # where whoever asked was cancelled, too
+        self._in_doubt = not ended
         return call if ended else None
 
     def close(self) -> None:

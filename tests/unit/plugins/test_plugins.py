@@ -27,11 +27,13 @@ Opened = Callable[..., Plugins]
 
 @pytest.fixture
 async def opened(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Opened]:
-    """Plugins of these objects, each named after its class, with so much time for a call."""
+    """Plugins of these objects, each named after its class; a call of the first one may take so many seconds."""
     made: list[Plugins] = []
 
     def open_them(*plugins: object, seconds: float = 30, on_failure: Any = lambda call, key: None) -> Plugins:
-        loaded = [Loaded(type(plugin).__name__, plugin, seconds) for plugin in plugins]
+        loaded = [
+            Loaded(type(plugin).__name__, plugin, 60 if number else seconds) for number, plugin in enumerate(plugins)
+        ]
         monkeypatch.setattr("agent_runtime.plugins.plugins.load_plugins", lambda uses, more: loaded)
         made.append(Plugins.open([], plugins, on_failure))
         return made[-1]
