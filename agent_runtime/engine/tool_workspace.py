@@ -8,9 +8,9 @@ from agent_runtime.sandboxes.base import (
     LiveProcesses,
     Output,
     ProcessStatus,
-    SandboxFailure,
     Workspace,
 )
+from agent_runtime.tools.base import ToolError
 
 
 class KeyedWorkspace:
@@ -108,9 +108,6 @@ class KeyedWorkspace:
 
     def _live(self) -> LiveProcesses:
         if not isinstance(self._workspace, LiveProcesses):
-            raise SandboxFailure(
-                "NoLiveProcesses",
-                "this sandbox provider cannot keep a process between calls; the terminal tool, and MCP servers with a "
-                "command, need one that runs the executor: local or cluster",
-            )
+            # Not the sandbox's failure: the policy could choose to have it by calling a tool.
+            raise ToolError("This sandbox cannot keep a process between calls; use commands that end.")
         return self._workspace

@@ -281,7 +281,8 @@ class Output:
 class LiveProcesses(Protocol):
     """What a workspace has besides, where a process can be kept in it and talked with over several calls.
 
-    Keys are those of `Workspace`. Input is written at an offset, so that a repeated write puts nothing in twice.
+    Keys are those of `Workspace`. Input is written at an offset, so that a repeated write puts nothing in twice. All calls
+    raise FileError where the request itself cannot be had.
     """
 
     async def start_process(
@@ -301,7 +302,7 @@ class LiveProcesses(Protocol):
         """How it is; None when it has ended and was forgotten."""
 
     async def write_input(self, process: str, offset: int, data: bytes, *, key: str) -> None:
-        """Write to its input; answers when it is taken. Raises FileError when nobody reads it any more."""
+        """Write to its input; answers when it is taken, so bound it. Raises FileError when nobody reads it any more."""
 
     async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
         """What it said from the cursor on, at most 1 MiB; waits for the first byte of it."""

@@ -119,6 +119,11 @@ def limits_of(resources: Resources) -> dict[str, int | None]:
     }
 
 
+def _request_failure(process: str, refusal: ExecutorRefusal, *others: str) -> Exception:
+    """A refusal of what the model asked for, such as its 5,000th call in one answer, is not the sandbox's failure."""
+    return FileError(process, refusal.message) if refusal.reason in (*REQUEST_REFUSALS, *others) else refusal
+
+
 class ExecutorWorkspace:
     """Implements `Workspace` over an ExecutorClient.
 
@@ -273,14 +278,15 @@ class ExecutorWorkspace:
         try:
             status = (await self._change("POST", f"{self._path}/processes", key, json_body=body)).json()
         except ExecutorRefusal as refusal:
-            if refusal.reason in REQUEST_REFUSALS:
-                raise FileError("", refusal.message) from refusal
-            raise
+            raise _request_failure("", refusal) from refusal
         return str(status["id"])
 
     async def processes(self, *, key: str) -> Sequence[tuple[str, bool]]:
         """See LiveProcesses."""
-        state = (await self._client.call("GET", self._path, hold=self._hold, key=key)).json()
+        try:
+            state = (await self._client.call("GET", self._path, hold=self._hold, key=key)).json()
+        except ExecutorRefusal as refusal:
+            raise _request_failure("", refusal) from refusal
         return [(process["id"], process["state"] == "Running") for process in state["processes"]]
 
     async def process(self, process: str, *, key: str | None = None) -> ProcessStatus | None:
@@ -288,6 +294,8 @@ class ExecutorWorkspace:
         path, hold = f"{self._path}/processes/{process}", self._hold if key is not None else None
         try:
             status = (await self._client.call("GET", path, hold=hold, key=key)).json()
+        except ExecutorRefusal as refusal:
+            raise _request_failure(process, refusal) from refusal
         except SandboxFailure as failure:
             if failure.reason != "WorkspaceLost":
                 raise
@@ -308,9 +316,7 @@ class ExecutorWorkspace:
         try:
             await self._change("POST", path, key, query=query, body=data)
         except ExecutorRefusal as refusal:
-            if refusal.reason in ("Conflict", *REQUEST_REFUSALS):
-                raise FileError(process, refusal.message) from refusal
-            raise
+            raise _request_failure(process, refusal, "Conflict") from refusal
 
     async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
         """See LiveProcesses."""

@@ -26,6 +26,8 @@ REPLAYED_BYTES = 64 << 10
 """Output of which the screen is made up again for each call: some twenty full screens."""
 START_SECONDS = 5.0
 """For the shell to show its first prompt, before anything is typed."""
+INPUT_SECONDS = 10.0
+"""For what is typed to be taken. A program that reads nothing is the policy's own, and must not look like a lost sandbox."""
 SETTLE_SECONDS = 0.05
 """After a prompt, for what still follows it."""
 PROMPT = "\x1b]133;A\x07"
@@ -100,7 +102,10 @@ async def _terminal(
     keystrokes = typed(text, keys).encode(errors="replace")
     if keystrokes:
         try:
-            await processes.write_input(terminal, status.input_bytes, keystrokes)
+            async with asyncio.timeout(INPUT_SECONDS):
+                await processes.write_input(terminal, status.input_bytes, keystrokes)
+        except TimeoutError:
+            raise ToolError("The program in the terminal does not read what is typed; only a part was taken.") from None
         except FileError:
             raise ToolError("The shell of this terminal has ended. Call it again for a new one.") from None
     seconds = min(wait, context.task.timeouts.command_seconds, context.seconds_left)

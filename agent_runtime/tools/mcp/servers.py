@@ -8,7 +8,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import PaginatedRequestParams, Tool
 
 from agent_runtime.sandboxes.base import FileError, SandboxFailure
-from agent_runtime.tools.base import ToolProcesses
+from agent_runtime.tools.base import ToolError, ToolProcesses
 from agent_runtime.tools.mcp.http import HttpSession
 from agent_runtime.tools.mcp.stdio import connect
 from agent_runtime.tools.mcp.tool import McpTool, last_words
@@ -60,7 +60,7 @@ class McpServers:
                     record, problem = await _start(server, processes(server.name))
         except TimeoutError:
             raise _failed(server, f"it did not list its tools within {START_SECONDS:.0f} s") from None
-        except (FileError, OSError, MCPError, ExceptionGroup, RuntimeError, ValueError) as error:
+        except (FileError, ToolError, OSError, MCPError, ExceptionGroup, RuntimeError, ValueError) as error:
             raise _failed(server, f"{type(error).__name__}: {error}") from error
         if record is None:
             raise _failed(server, problem)

@@ -23,6 +23,8 @@ from agent_runtime.tools.base import ToolProcesses
 
 WAIT_SECONDS = 20.0
 """One wait for output; a new one follows."""
+INPUT_SECONDS = 10.0
+"""For a server to take a message. The policy may have stopped it, which must not look like a lost sandbox."""
 MESSAGE_BYTES = 8 << 20
 """Most bytes of one message; a server that sends more is cut off."""
 
@@ -71,8 +73,9 @@ async def _write(
             message = message.model_copy(update={"id": f"{call}/{message.id}"})
         data = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
         try:
-            await processes.write_input(status.id, offset, data)
-        except FileError:
+            async with asyncio.timeout(INPUT_SECONDS):
+                await processes.write_input(status.id, offset, data)
+        except (FileError, TimeoutError):
             await to_session.aclose()  # nobody reads there any more
             return
         offset += len(data)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import agent_runtime.tools.terminal as terminal_module
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
 from agent_runtime.sandboxes.base import Fence, Workspace, WorkspaceSpec
 from agent_runtime.sandboxes.local import LocalProvider
@@ -77,6 +78,16 @@ async def test_the_next_runner_finds_the_terminal_and_types_nothing_twice(
 async def test_a_shell_that_ended_is_told_and_the_next_call_has_a_new_one(runner: Runner) -> None:
     assert (await runner.use(1, text="exit\n")).data["ended"]
     assert "again" in await runner.type(2, "echo again\n")
+
+
+async def test_a_program_that_reads_nothing_is_told_to_the_model_and_is_no_lost_sandbox(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal_module, "INPUT_SECONDS", 1.0)
+    await runner.type(1, "stty raw -echo; sleep 600\n", wait=1)
+    with pytest.raises(ToolError, match="does not read"):
+        await runner.type(2, "x" * 200_000)
+    assert (await runner.workspace.run("echo alive", key="3:look", deadline_seconds=20)).stdout == b"alive\n"
 
 
 async def test_an_unknown_key_is_explained_and_nothing_is_typed(runner: Runner) -> None:
