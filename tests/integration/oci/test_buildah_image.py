@@ -243,7 +243,8 @@ spec:
     inline:
       - name: where
         prompt: Say where you are.
-        verifier: {commands: ['grep -q Debian os-release && test "$GREETING" = "hello world" && test $(id -u) = 1000 && test $PWD = /app']}
+        verifier:
+          commands: ['grep -q Debian os-release && test "$GREETING $(id -u) $PWD" = "hello world 1000 /app"']
   model:
     scripted:
       tasks:
