@@ -51,7 +51,9 @@ unit: install-test
 
 # Workspaces are forked from the process that tests them, and their memory limits count what it has: a small one, then.
 WORKSPACES := tests/integration/executor_workspaces
-ON_CLUSTER := $(addprefix --ignore tests/,integration/cluster_harness integration/operator_core integration/images e2e/cluster)
+# Where there is root, as for the cluster: those that make images and containers.
+ON_CLUSTER := $(addprefix --ignore tests/,integration/cluster_harness integration/operator_core integration/images \
+	integration/oci integration/containers e2e/cluster)
 integration: install-test
 	hack/pytest $(WORKSPACES)
 	hack/pytest tests/integration --ignore $(WORKSPACES) $(ON_CLUSTER) -n 3 --dist loadfile

@@ -149,7 +149,7 @@ class Kodo(ApiModel):
     """`Docker`: on this machine. `Kubernetes`: as pods, whose addresses must be reachable from where the job runs."""
     namespace: ObjectName = "default"
     """Namespace of the pods."""
-    node_selector: Annotated[dict[str, str], Field(max_length=64)] = {}
+    node_selector: Annotated[dict[str, Annotated[str, StringConstraints(max_length=63)]], Field(max_length=64)] = {}
     """Labels of the nodes that pods may run on."""
 
 

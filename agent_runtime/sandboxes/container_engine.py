@@ -152,6 +152,10 @@ class EngineContainers:
             if container in await self._names():
                 raise
 
+    async def has_ended(self, container: str) -> bool:
+        """See Containers."""
+        return container not in await self._names(running=True)
+
     async def log(self, container: str) -> str:
         """See Containers."""
         return await self._engine.call("logs", "--tail", "20", container)
@@ -162,10 +166,10 @@ class EngineContainers:
             if container not in known:
                 await self.remove(container)
 
-    async def _names(self) -> Sequence[str]:
-        listed = await self._engine.call(
-            "ps", "--all", "--filter", f"label={RUN_LABEL}={self._run}", "--format", "{{.Names}}"
-        )
+    async def _names(self, *, running: bool = False) -> Sequence[str]:
+        which = [] if running else ["--all"]
+        ours = f"label={RUN_LABEL}={self._run}"
+        listed = await self._engine.call("ps", *which, "--filter", ours, "--format", "{{.Names}}")
         return listed.split()
 
 

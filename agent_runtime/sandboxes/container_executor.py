@@ -24,6 +24,8 @@ from agent_runtime.sandboxes.executor_client import ExecutorClient
 from agent_runtime.sandboxes.local_executor import write_private
 
 READY_POLL_SECONDS = 0.05
+# Asking an engine costs a process or a request, so it is asked less often.
+ENDED_POLL_SECONDS = 2.0
 LOG_TAIL_CHARACTERS = 2000
 
 
@@ -38,6 +40,9 @@ class Containers(Protocol):
 
     async def remove(self, container: str) -> None:
         """End and remove it; nothing there is fine. Raises SandboxFailure when it may still be there."""
+
+    async def has_ended(self, container: str) -> bool:
+        """Whether it will never answer: it is gone, or runs no more."""
 
     async def log(self, container: str) -> str:
         """What its executor said last, or why that cannot be told."""
@@ -169,7 +174,7 @@ class ContainerExecutors:
     async def _wait_until_it_answers(self, record: ContainerRecord) -> dict[str, Any]:
         assert record.address is not None
         client = ExecutorClient(record.address, record.token)
-        asked = time.monotonic()
+        asked = looked = time.monotonic()
         try:
             while True:
                 try:
@@ -177,6 +182,13 @@ class ContainerExecutors:
                 except SandboxFailure as failure:
                     if not isinstance(failure.__cause__, OSError | TimeoutError):
                         raise
+                if time.monotonic() > looked + ENDED_POLL_SECONDS:
+                    if await self._containers.has_ended(record.container):
+                        said = await self._said(record.container)
+                        raise SandboxFailure(
+                            "ExecutorFailed", f"container {record.container} ended before its executor answered: {said}"
+                        )
+                    looked = time.monotonic()
                 # Often at first, when it is likely to come up; seldom when it takes long.
                 await asyncio.sleep(max(READY_POLL_SECONDS, (time.monotonic() - asked) / 20))
         finally:

@@ -219,6 +219,19 @@ class KodoContainers:
         except NotThere:
             return
 
+    async def has_ended(self, container: str) -> bool:
+        """See Containers."""
+        client = self._runner.manager.client
+        try:
+            if self._is_docker:
+                found = await call("find a container", CALL_SECONDS, client.containers.get, container)
+                return found.status in ("exited", "dead", "removing")
+            read, namespace = client.read_namespaced_pod, self._settings.namespace
+            pod = await call("find a pod", CALL_SECONDS, read, name=container, namespace=namespace)
+        except NotThere:
+            return True
+        return pod.status.phase in ("Succeeded", "Failed")
+
     async def log(self, container: str) -> str:
         """See Containers."""
         client = self._runner.manager.client

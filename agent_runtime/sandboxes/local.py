@@ -307,8 +307,8 @@ def image_warnings(name: str | None, *, used: UnpackedImage | None) -> list[str]
     if used is not None:
         lost = "owners of the image's files and its user are not kept: without root there is one user, root in there"
         return [] if os.geteuid() == 0 else [lost]
-    what = f"image {name}" if name else "the tasks' image"
-    return [f"{what} is not used: commands see this machine's own programs and files"]
+    what = f"image {name} is not used: commands" if name else "sandbox.image names none: commands of tasks without one"
+    return [f"{what} see this machine's own programs and files"]
 
 
 def common_warnings(template: SandboxTemplate) -> list[str]:

@@ -48,6 +48,7 @@ class Container:
     def __init__(self, name: str) -> None:
         self.name = name
         found = json.loads(podman("container", "inspect", name))[0]
+        self.status = str(found["State"]["Status"])
         ports = {port: bound or [] for port, bound in found["NetworkSettings"]["Ports"].items()}
         self.attrs = {"NetworkSettings": {"Ports": ports}}
 

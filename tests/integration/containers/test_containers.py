@@ -104,6 +104,20 @@ async def test_a_sandbox_to_which_nobody_comes_back_ends_with_its_container(kind
             await asyncio.sleep(0.2)
 
 
+async def test_an_executor_that_cannot_start_is_told_at_once_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
+    """Not after sandbox.startSeconds, which are there for slow pulls."""
+    (tmp_path / "broken/python").mkdir(parents=True)
+    (tmp_path / "broken/executor").write_text("#!/bin/sh\nexit 7\n")
+    (tmp_path / "broken/executor").chmod(0o755)
+    broken = {**os.environ, "ROLLOUT_EXECUTOR_IMAGE": str(tmp_path / "broken")}
+    provider = PROVIDERS[kind](tmp_path / "run", template(), places=1, environ=broken)
+    await provider.open()
+    with pytest.raises(SandboxFailure, match=r"ended before its executor answered|it is not there"):
+        await provider.acquire(spec(start_seconds=3600), attempt="0-1", fence=FIRST, name="agent")
+    assert containers() == []
+    await provider.close()
+
+
 RUNNER = """
 import asyncio, json, sys
 from pathlib import Path

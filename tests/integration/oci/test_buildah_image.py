@@ -244,8 +244,7 @@ spec:
       - name: where
         prompt: Say where you are.
         verifier:
-          commands:
-            - grep -q Debian os-release && test "$GREETING" = "hello world" && test $(id -u) = 1000 && test $PWD = /app
+          commands: ['grep -q Debian os-release && test "$GREETING $(id -u) $PWD" = "hello world 1000 /app"']
   model:
     scripted:
       tasks:

@@ -125,6 +125,8 @@ def test_a_nested_namespace_gets_all_ids_that_there_are() -> None:
         ({"masks": ("root",)}, "masks is 'root'"),
         ({"binds": (Bind("/a", "/b/../c"),)}, "binds.target is '/b/../c'"),
         ({"root": "relative"}, "root is 'relative'"),
+        ({"root_layers": ("relative",), "mode": "Overlay"}, "rootLayers is 'relative'"),
+        ({"root_layers": ("/l",)}, "rootLayers can be had in Overlay alone"),
     ],
 )
 def test_a_wrong_setting_is_named(options: dict[str, object], named: str) -> None:
