@@ -6,6 +6,7 @@ since SWE-bench's lists have whichever of them stood on the line of its result: 
 """
 # ruff: noqa: UP031 (the oldest images of SWE-bench have Python 3.5)
 
+import importlib
 import os
 import runpy
 import sys
@@ -76,7 +77,7 @@ class Recording(unittest.TextTestResult):
 
 def run_unittest(arguments: "list[str]") -> None:
     """A script whose tests end up in unittest's text runner."""
-    unittest.TextTestRunner.resultclass = Recording
+    setattr(unittest.TextTestRunner, "resultclass", Recording)  # noqa: B010 its stub has a function there
     sys.argv = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
     runpy.run_path(arguments[0], run_name="__main__")
@@ -86,9 +87,9 @@ def run_sympy(arguments: "list[str]") -> None:
     """SymPy's runner, in this process: it starts another one unless the seed of hashes is set."""
     sys.path[0] = os.getcwd()
     try:
-        from sympy.testing import runtests  # type: ignore[import-not-found]
+        runtests = importlib.import_module("sympy.testing.runtests")  # type: Any
     except ImportError:
-        from sympy.utilities import runtests  # type: ignore[import-not-found]
+        runtests = importlib.import_module("sympy.utilities.runtests")
     reporter = runtests.PyTestReporter
     current = [""]
 
