@@ -32,11 +32,10 @@ def submit(
     """Apply a job to the cluster. Tasks in a local file or folder are uploaded to the job's output first."""
     job = read_manifest(manifest)
     base_dir = manifest.resolve().parent
-    if job.spec.tasks.stream is None:
-        for warning in load_tasks(job.spec.tasks, base_dir, os.environ).warnings:
-            say(f"Warning: {warning}", "yellow")
     source = local_source(job, base_dir)
     if source is not None:
+        for warning in load_tasks(job.spec.tasks, base_dir, os.environ).warnings:
+            say(f"Warning: {warning}", "yellow")
         job = _moved(job, source, dry_run=dry_run)
     if dry_run:
         out.print(yaml.safe_dump(job.wire(), sort_keys=False, allow_unicode=True), soft_wrap=True, end="")

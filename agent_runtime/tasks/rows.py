@@ -23,9 +23,11 @@ FIELDS = {info.alias or name for name, info in Task.model_fields.items()}
 def read(place: SourcePlace) -> LoadedTasks:
     """The tasks of a file. Raises TaskSourceError with every broken row.
 
-    Without `columns` every column must be a field of a task. With it the others are left out, and a warning names them.
+    Without `columns` every column must be a field of a task, or in `filter`. With it the others are left out, and a warning
+    names them.
     """
     columns = place.source.columns
+    only_filter = place.source.filter.keys() - FIELDS
     _refuse_unknown_fields(place, columns)
     wanted = FIELDS | set(columns.values()) | set(place.source.filter) if columns else None
     table = open_table(place, wanted)
@@ -33,7 +35,11 @@ def read(place: SourcePlace) -> LoadedTasks:
     unused = [name for name in table.columns or () if wanted is not None and name not in wanted]
     message = f"columns {', '.join(unused)} are not used; tasks.from.columns names none of them"
     warnings = [TaskProblem(place.uri, None, message)] if unused else []
-    return tasks_of_table(place, table, lambda row: _task(mapped(row, columns) if columns else row), warnings)
+
+    def make(row: Row) -> Task:
+        return _task(mapped(row, columns) if columns else {n: v for n, v in row.items() if n not in only_filter})
+
+    return tasks_of_table(place, table, make, warnings)
 
 
 def read_rows(chunks: Iterator[bytes], source: str, limit: int | None = None) -> list[Task]:

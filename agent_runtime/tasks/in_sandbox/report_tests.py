@@ -77,7 +77,7 @@ class Recording(unittest.TextTestResult):
 
 def run_unittest(arguments: "list[str]") -> None:
     """A script whose tests end up in unittest's text runner."""
-    unittest.TextTestRunner.resultclass = Recording  # type: ignore[assignment]
+    setattr(unittest.TextTestRunner, "resultclass", Recording)  # noqa: B010 its stub has a function there
     sys.argv = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
     runpy.run_path(arguments[0], run_name="__main__")
@@ -87,7 +87,7 @@ def run_sympy(arguments: "list[str]") -> None:
     """SymPy's runner, in this process: it starts another one unless the seed of hashes is set."""
     sys.path[0] = os.getcwd()
     try:
-        runtests = importlib.import_module("sympy.testing.runtests")
+        runtests = importlib.import_module("sympy.testing.runtests")  # type: Any
     except ImportError:
         runtests = importlib.import_module("sympy.utilities.runtests")
     reporter = runtests.PyTestReporter

@@ -94,7 +94,11 @@ def test_a_dry_run_prints_the_manifest_and_touches_nothing(tmp_path: Path) -> No
     ("output", "source", "message"),
     [
         ("out", "tasks.jsonl", "spec.output.uri is the local folder 'out', and the tasks go where the results go"),
-        ("s3://bucket/jobs", "missing.jsonl", "missing.jsonl: cannot be read: No such file or directory"),
+        (
+            "s3://bucket/jobs",
+            "missing.jsonl",
+            "missing.jsonl: there is no such file or folder; see spec.tasks.from.uri",
+        ),
         ("s3://bucket/jobs", "broken.jsonl", "broken.jsonl:1: prompt: is missing"),
     ],
 )

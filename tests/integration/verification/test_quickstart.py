@@ -110,4 +110,4 @@ def test_the_readme_has_the_rewards_that_are_paid() -> None:
 
 def test_the_task_file_has_the_tasks_of_the_manifest() -> None:
     job = load_manifest(QUICKSTART / "oracle.yaml")
-    assert load_tasks(job.spec.tasks, QUICKSTART, {}).tasks == TASKS
+    assert list(load_tasks(job.spec.tasks, QUICKSTART, {}).tasks) == TASKS

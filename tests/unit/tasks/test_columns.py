@@ -141,6 +141,13 @@ def test_a_broken_parquet_file_and_an_empty_one_are_named(tmp_path: Path) -> Non
     assert told(tmp_path, "rows.parquet").startswith("rows.parquet, row 1: holds a value that a task cannot have")
 
 
+def test_a_column_may_be_there_for_the_filter_alone(tmp_path: Path) -> None:
+    rows = [{"name": name, "prompt": "p", "split": split} for name, split in (("a", "train"), ("b", "test"))]
+    uri = write(tmp_path, rows, "jsonl")
+    assert [task.name for task in load(tmp_path, uri, filter={"split": ["test"]}).tasks] == ["b"]
+    assert "split: is not a known field" in told(tmp_path, uri)
+
+
 def test_filter_shuffle_and_limit_work_in_that_order(tmp_path: Path) -> None:
     uri = write(tmp_path, ROWS, "parquet")
     chosen = {"columns": COLUMNS, "filter": {"level": ["ha*"]}, "shuffleSeed": 1}

@@ -1,0 +1,34 @@
+"""Names of tests as data sets write them: what was reported is found, and what only looks alike is not."""
+
+import pytest
+
+from agent_runtime.verification.junit import ReportedTest, judge_named
+
+REPORTED = [
+    ReportedTest("tests.test_a.TestB", "test_c[x y]", "tests/test_a.py", True),
+    ReportedTest("tests.test_a.TestB", "test_c[x z]", "tests/test_a.py", False),
+    ReportedTest("tests.test_a.TestB", "test_d[u v]", "tests/test_a.py", True),
+    ReportedTest("tests.test_a", "test_e", "tests/test_a.py", True),
+    ReportedTest("", "test_f (app.tests.Case)", None, True),
+    ReportedTest("", "Reads a::b as text.", None, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "passed"),
+    [
+        ("tests/test_a.py::TestB::test_d[u", True),
+        ("tests/test_a.py::TestB::test_c[x", False),
+        ("TestB.test_d[u v]", True),
+        ("TestB.test_c[x z]", False),
+        ("Other.test_d[u v]", False),
+        ("test_e", True),
+        ("test_f (app.tests.Case)", True),
+        ("test_f (app.tests.Other)", False),
+        ("Reads a::b as text.", True),
+        ("tests/other.py::test_e", False),
+    ],
+)
+def test_a_name_means_the_tests_that_it_means_in_its_data_set(name: str, passed: bool) -> None:
+    (verdict,) = judge_named(REPORTED, [name])
+    assert verdict.passed is passed
