@@ -30,8 +30,8 @@ class Agent(ApiModel):
     """Who works on the tasks."""
 
     type: ExtensionName = "ToolCalling"
-    """`ToolCalling`, `ReAct`, `Coding`, `Command` (a program in the sandbox), `Oracle` (runs the task's solution), `Nop`, an
-    entry point, or module:Class."""
+    """`ToolCalling`, `ReAct`, `Coding`, `SWE`, `Command` (a program in the sandbox), `Oracle` (runs the task's solution),
+    `Nop`, an entry point, or module:Class."""
     tools: Annotated[list[ExtensionName], Field(max_length=64)] = ["bash", "editor", "search", "finish"]
     """Built-in tools, entry points, or module:Class. A `Command` brings its own."""
     command: Annotated[list[Annotated[str, StringConstraints(max_length=65_536)]], Field(max_length=256)] = []

@@ -13,17 +13,22 @@ and where tasks come as training goes on, with sandboxes and connections that li
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from agent_runtime.engine.events import Event, GroupFinished
+from agent_runtime.engine.opening import output_uri
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import FinishedGroup, RolloutSession
 from agent_runtime.models.base import Model
+from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxProvider
 from rollout_api.manifest import load_manifest
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
+from rollout_api.tasks import Task
+from rolloutctl.sources import stored_tasks
 
 __all__ = ["Client", "FinishedGroup", "GroupFinished", "RolloutSession", "RunAborted"]
 
@@ -49,8 +54,17 @@ class Client:
     ) -> None:
         self._provider, self._model, self._environ = provider, model, environ
 
-    async def run(self, job: RolloutJob | str | Path, *, new: bool = False) -> AsyncGenerator[GroupFinished, None]:
+    async def run(
+        self,
+        job: RolloutJob | str | Path,
+        *,
+        tasks: Iterable[Task | Mapping[str, Any]] | None = None,
+        new: bool = False,
+    ) -> AsyncGenerator[GroupFinished, None]:
         """The groups of a job, each as soon as all its members have a result; earlier ones of a resumed run first.
+
+        `tasks` take the place of the manifest's: any iterable that ends, of Tasks or of their fields as in a manifest. They
+        are stored below the job's output, so that the run can be resumed and read like any other.
 
         Leaving the loop early stops the run, resumable. Raises RunAborted, and the errors of manifest, tasks, model,
         storage and sandboxes.
@@ -63,6 +77,8 @@ class Client:
                 finished.put_nowait(event)
 
         loaded, base_dir = _loaded(job)
+        if tasks is not None:
+            loaded = await stored_tasks(loaded, tasks, Store.open(output_uri(loaded, base_dir), self._environ))
         work = asyncio.create_task(
             run_job(
                 loaded,

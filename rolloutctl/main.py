@@ -10,7 +10,22 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from rolloutctl import check, doctor, export, gc, images, init, proxy, report, results, run, sandbox, show, stream
+from rolloutctl import (
+    check,
+    doctor,
+    export,
+    gc,
+    images,
+    init,
+    proxy,
+    report,
+    results,
+    run,
+    sandbox,
+    show,
+    stream,
+    submit,
+)
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
 
@@ -94,6 +109,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     check.check,
     images.images,
     run.run,
+    submit.submit,
     results.results,
     show.show,
     report.report,

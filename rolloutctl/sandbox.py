@@ -182,7 +182,7 @@ async def _opened(name: str, namespace: str | None, workspace: str) -> AsyncIter
         config.load_config()  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
         raise CommandError(f"no cluster: {error}", hint="Set KUBECONFIG, or run this in a pod.") from error
-    namespace = namespace or _current_namespace(config)
+    namespace = namespace or current_namespace(config)
     with client.ApiClient() as api:
         sandbox = _ready_sandbox(client.CustomObjectsApi(api), namespace, name)
         core = client.CoreV1Api(api)
@@ -276,7 +276,8 @@ def _token(core: Any, namespace: str, sandbox: dict[str, Any]) -> str:
     return executor_token(base64.b64decode(data[KEY_FILE]).decode(), metadata["name"], metadata["uid"])
 
 
-def _current_namespace(config: Any) -> str:
+def current_namespace(config: Any) -> str:
+    """The namespace of the kubeconfig's context, or of the pod that this runs in."""
     with contextlib.suppress(config.ConfigException):
         _, active = config.list_kube_config_contexts()
         return str(active["context"].get("namespace", "default"))

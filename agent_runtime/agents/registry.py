@@ -14,6 +14,7 @@ registry = Registry(
         "ToolCalling": "agent_runtime.agents.tool_calling:ToolCalling",
         "ReAct": "agent_runtime.agents.react:ReAct",
         "Coding": "agent_runtime.agents.coding:Coding",
+        "SWE": "agent_runtime.agents.swe:SWE",
         "Oracle": "agent_runtime.agents.oracle:Oracle",
         "Nop": "agent_runtime.agents.nop:Nop",
     },

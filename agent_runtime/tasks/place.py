@@ -1,6 +1,7 @@
 """Where a task source lies: its bytes, from a local file or from object storage."""
 
 import contextlib
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +80,7 @@ class SourcePlace:
             path = self.local_path
             if path is None:
                 store, name = self._store()
-                with contextlib.closing(obstore.open_reader(store, name)) as reader:
-                    yield reader
+                yield _Remote(store, name)
             else:
                 with path.open("rb") as file:
                     yield file
@@ -118,3 +118,34 @@ class SourcePlace:
         options: Any = {key.lower(): environ[key] for key in variables.split() if key in environ}
         plain = environ.get("AWS_ENDPOINT_URL", environ.get("AWS_ENDPOINT", "")).startswith("http://")
         return from_url(folder, config=options, client_options={"allow_http": plain})
+
+
+class _Remote(io.RawIOBase):
+    """An object as a file. obstore's own reader lacks `closed`, without which pyarrow takes a file for a closed one."""
+
+    def __init__(self, store: Any, name: str) -> None:
+        self._store, self._name = store, name
+        self._size = int(obstore.head(store, name)["size"])
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._size, self._position + len(buffer))
+        if end <= self._position:
+            return 0
+        found = bytes(obstore.get_range(self._store, self._name, start=self._position, end=end))
+        buffer[: len(found)] = found
+        self._position += len(found)
+        return len(found)

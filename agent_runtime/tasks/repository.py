@@ -20,6 +20,14 @@ TESTS_FOLDER = ".rollout-tests"
 PREPARED = "refs/rollout/prepared"
 """The tree of the prepared work tree: images differ from `base_commit` where the environment needed it."""
 
+PROMPT = """\
+The working directory has the repository {repo}. Resolve this issue in it, in its source files. Hidden tests will judge the \
+result; changes of existing tests do not count.
+
+<issue>
+{issue}
+</issue>"""
+
 _PART_CHARACTERS = 60_000
 """Of a command: below the 65,536 of rollout_api.base.Command."""
 _FILE_CHARACTERS = 200_000
@@ -33,19 +41,25 @@ git config --global --add safe.directory '*'
 """A configuration of its own: nothing of the image's or the agent's decides what git does, or whether it may."""
 
 
-def scrub_history(base_commit: str) -> str:
+def scrub_history(*base: str) -> str:
     """A setup command after which `.git` holds the base commit and its ancestors, and nothing else.
+
+    The base is the first of the revisions given that the repository has.
 
     A new object store is filled with what the base commit reaches and takes the place of the old one. So there is nothing
     to forget: refs, reflogs, stashes, packs, alternates, worktrees, submodules' stores and unreachable objects of the old
     one are gone with it. Tags of ancestors stay, since packages compute their version from them.
     """
-    commit = shlex.quote(base_commit)
+    revisions = " ".join(shlex.quote(revision) for revision in base)
     return f"""{_GIT}
-base=$(git rev-parse --verify --quiet {commit}'^{{commit}}') || {{
-  echo "the repository in $PWD has no commit" {commit}"; expected the image of this instance in sandbox.workingDir" >&2
+base=
+for revision in {revisions}; do
+  [ -n "$base" ] || base=$(git rev-parse --verify --quiet "$revision^{{commit}}") || true
+done
+if [ -z "$base" ]; then
+  echo "the repository in $PWD has no commit" {revisions}"; expected the image of this instance in sandbox.workingDir" >&2
   exit 1
-}}
+fi
 new=$(mktemp -d "$PWD/.rollout-git.XXXXXX")
 git init --quiet --bare --template= "$new"
 {{ echo "$base"; git for-each-ref --merged "$base" --format='%(objectname)' refs/tags; }} > "$new/kept"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from agent_runtime.tasks import harbor, rows, swe_bench, terminal_bench
+from agent_runtime.tasks import harbor, r2e, rows, swe_bench, terminal_bench
 from agent_runtime.tasks.folders import Build, FolderFormat, read_folders
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
@@ -15,6 +15,7 @@ READERS: Final[Mapping[TaskFormat, Callable[[SourcePlace], LoadedTasks]]] = {
     TaskFormat.HARBOR: harbor.read,
     TaskFormat.TERMINAL_BENCH: terminal_bench.read,
     TaskFormat.SWE_BENCH: swe_bench.read,
+    TaskFormat.R2E: r2e.read,
 }
 """A reader gives tasks of which each is valid, or raises TaskSourceError with every problem there is."""
 

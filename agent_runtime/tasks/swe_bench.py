@@ -4,21 +4,17 @@ The columns are those of the data set `princeton-nlp/SWE-bench`; the image is it
 repository in /testbed. Resolved means that all of FAIL_TO_PASS and PASS_TO_PASS are reported as passed.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from agent_runtime.tasks import repository
-from agent_runtime.tasks.lazy import check_columns, tasks_of_table
+from agent_runtime.tasks.instance import Checked, read_instances, valid
 from agent_runtime.tasks.place import SourcePlace
-from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
-from agent_runtime.tasks.table import RowError, open_table
-from rollout_api.manifest import explain, path_of
-from rollout_api.tasks import Task, Timeouts
+from agent_runtime.tasks.problems import LoadedTasks
+from rollout_api.tasks import Task, TaskFile, Timeouts
 
 REQUIRED: Final = (
     "instance_id",
@@ -29,8 +25,7 @@ REQUIRED: Final = (
     "FAIL_TO_PASS",
     "PASS_TO_PASS",
 )
-OPTIONAL: Final = ("patch", "version", "image", "image_name", "docker_image", "test_cmd", "working_dir")
-FIELDS: Final = (*REQUIRED, *OPTIONAL)
+OPTIONAL: Final = ("patch", "image", "image_name", "docker_image", "test_cmd", "version", "working_dir")
 
 WORKING_DIR: Final = "/testbed"
 IMAGE: Final = "swebench/sweb.eval.x86_64.{name}:latest"
@@ -45,31 +40,21 @@ TEST_COMMAND: Final = "pytest -rA -p no:cacheprovider"
 TIMEOUTS: Final = Timeouts(agent_seconds=3600, setup_seconds=1800, verifier_seconds=1800)
 """The verifier's is the harness's own default for one run of tests."""
 
-_REQUIRED: Final = "which format SWEBench needs; name the one that has it in tasks.from.columns"
+REPORT: Final = f"{repository.TESTS_FOLDER}/report.xml"
+_REPORT_TESTS: Final = TaskFile(
+    path=f"{repository.TESTS_FOLDER}/report_tests.py",
+    content=resources.files("agent_runtime.tasks.in_sandbox").joinpath("report_tests.py").read_text(),
+)
+_WITHOUT_PARALLEL: Final = frozenset({"1.7", "1.8", "1.9"})
+"""Versions of Django for which SWE-bench's harness passes neither settings nor `--parallel`."""
+
 _COMMIT: Final = re.compile("[0-9a-f]{7,64}")
-
-PROMPT: Final = """\
-The working directory has the repository {repo}. Resolve this issue in it, in its source files. Hidden tests will judge the \
-result; changes of existing tests do not count.
-
-<issue>
-{issue}
-</issue>"""
 
 
 def read(place: SourcePlace) -> LoadedTasks:
     """The tasks of a file of instances. Raises TaskSourceError with every broken row."""
-    columns = {field: place.source.columns.get(field, field) for field in FIELDS}
-    if unknown := [field for field in place.source.columns if field not in FIELDS]:
-        message = f"tasks.from.columns: {unknown[0]!r} is no field of an instance; known are {', '.join(FIELDS)}"
-        raise TaskSourceError([TaskProblem(place.uri, None, message)])
-    table = open_table(place, {*columns.values(), *place.source.filter})
-    named = [(column, f"named in tasks.from.columns.{field}") for field, column in place.source.columns.items()]
-    required = [(field, _REQUIRED) for field in REQUIRED if columns[field] == field]
-    check_columns(place, table, [*named, *required])
-    template = place.image_template
-    return tasks_of_table(
-        place, table, lambda row: task_of({field: row.get(column) for field, column in columns.items()}, template)
+    return read_instances(
+        place, REQUIRED, OPTIONAL, lambda instance: task_of(instance, image_template=place.image_template)
     )
 
 
@@ -88,21 +73,23 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
     repo, issue = checked.text("repo"), checked.text("problem_statement")
     if not test_patch:
         checked.wrong("test_patch", "is missing or empty: it has the tests that judge")
+    command, version, folder = (checked.optional(field) for field in ("test_cmd", "version", "working_dir"))
     checked.refuse()
     tests = [*to_pass, *to_keep]
-    files = files_of(tests)
-    command = checked.optional("test_cmd") or TEST_COMMAND
+    verifier = runner_of(repo, command, tests, repository.patched_paths(test_patch), version)
     return valid(
         {
             "name": name,
-            "prompt": PROMPT.format(repo=repo, issue=issue),
+            "prompt": repository.PROMPT.format(repo=repo, issue=issue),
             "setup": [repository.scrub_history(base)],
             "solution": repository.solution(patch),
             "verifier": {
-                "kind": "pytest",
-                "commands": [f"{repository.APPLY_PATCH} && {command} {' '.join(map(shlex.quote, files))}"],
+                **verifier,
                 "tests": tests,
-                "files": repository.hidden_files(base, test_patch, files, repository.patched_paths(patch)),
+                "files": [
+                    *repository.hidden_files(base, test_patch, files_of(tests), repository.patched_paths(patch)),
+                    *([_REPORT_TESTS] if verifier["kind"] == "junit" else []),
+                ],
                 "collect": [repository.COLLECT_PATCH],
                 "artifactsFolder": repository.PATCH_FOLDER,
                 "reward": "AllOrNothing",
@@ -110,12 +97,36 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
             "timeouts": TIMEOUTS,
             "sandbox": {
                 "image": image_of(instance, name, image_template),
-                "workingDir": checked.optional("working_dir") or WORKING_DIR,
+                "workingDir": folder or WORKING_DIR,
                 "env": SHELL,
             },
             "tags": [repo],
         }
     )
+
+
+def runner_of(repo: str, command: str, tests: Sequence[str], patched: Sequence[str], version: str) -> dict[str, Any]:
+    """How the tests of a repository are run, and how their results are read: the first fields of its verifier.
+
+    `command`, if there is one, is pytest's with the repository's own options. Django and SymPy have runners of their own,
+    called as SWE-bench's harness calls them, on the files that the test patch touches; all others use pytest.
+    """
+    scripts = [path for path in dict.fromkeys(patched) if path.endswith(".py")]
+    if repo == "django/django" and not command:
+        labels = [path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in scripts]
+        options = (
+            "--verbosity 2" if version in _WITHOUT_PARALLEL else "--verbosity 2 --settings=test_sqlite --parallel 1"
+        )
+        return _reported("LANG=C.UTF-8 PYTHONIOENCODING=utf8", f"unittest tests/runtests.py {options}", labels)
+    if repo == "sympy/sympy" and not command:
+        return _reported("PYTHONHASHSEED=0", "sympy", scripts)
+    command = " ".join([command or TEST_COMMAND, *map(shlex.quote, files_of(tests))])
+    return {"kind": "pytest", "commands": [f"{repository.APPLY_PATCH} && {command}"]}
+
+
+def _reported(environment: str, runner: str, targets: Sequence[str]) -> dict[str, Any]:
+    command = " ".join([f"{environment} python {_REPORT_TESTS.path} {REPORT} {runner}", *map(shlex.quote, targets)])
+    return {"kind": "junit", "report": REPORT, "commands": [f"{repository.APPLY_PATCH} && {command}"]}
 
 
 def files_of(tests: Sequence[str]) -> list[str]:
@@ -137,67 +148,3 @@ def image_of(instance: Mapping[str, Any], name: str, template: str | None) -> st
     if template is not None:
         return template.replace("{name}", name.lower())
     return IMAGE.replace("{name}", name.lower().replace("__", "_1776_"))
-
-
-def valid(values: dict[str, Any]) -> Task:
-    """The task with these fields. Raises RowError."""
-    try:
-        return Task.model_validate(values)
-    except ValidationError as error:
-        raise RowError(
-            [f"{path_of(place)}: {message}".removeprefix(": ") for place, message in explain(error, Task, values)]
-        ) from None
-
-
-class Checked:
-    """The fields of an instance, and what is wrong with them."""
-
-    def __init__(self, instance: Mapping[str, Any]) -> None:
-        self._instance = instance
-        self.messages: dict[str, str] = {}
-
-    def wrong(self, field: str, message: str) -> None:
-        """Note a problem; the first of a field counts."""
-        self.messages.setdefault(field, message)
-
-    def refuse(self) -> None:
-        """Raise RowError where anything was wrong."""
-        if self.messages:
-            raise RowError([f"{field}: {message}" for field, message in self.messages.items()])
-
-    def text(self, field: str) -> str:
-        """A text that must be there."""
-        value = self._instance.get(field)
-        if value is None or value == "":
-            self.wrong(field, "is missing or empty")
-        elif not isinstance(value, str):
-            self.wrong(field, f"is {json.dumps(value, default=str)[:60]}, expected text")
-        else:
-            return value
-        return ""
-
-    def optional(self, field: str) -> str:
-        """A text that may be left out."""
-        return self.text(field) if self._instance.get(field) not in (None, "") else ""
-
-    def patch(self, field: str) -> str:
-        """A patch that git wrote, or nothing."""
-        patch = self.optional(field)
-        if patch and not patch.startswith("diff --git ") and "\ndiff --git " not in patch:
-            self.wrong(field, "is no patch that git wrote: expected lines that begin with 'diff --git'")
-        return patch if patch.endswith("\n") or not patch else f"{patch}\n"
-
-    def names(self, field: str) -> list[str]:
-        """A list of test names, or the JSON of one."""
-        value = self._instance.get(field)
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError) as error:
-                self.wrong(field, f"is text that is not JSON: {error}; expected a list of test names")
-                return []
-        if not isinstance(value, list) or set(map(type, value)) - {str} or "" in value:
-            found = "is missing" if value is None else f"is {json.dumps(value, default=str)[:60]}"
-            self.wrong(field, f"{found}; expected a list of test names")
-            return []
-        return value

@@ -115,9 +115,12 @@ def judge_named(reported: Sequence[ReportedTest], named: Sequence[str]) -> list[
     """One verdict for each named test: passed when it was reported, and every time as passed."""
     by_key: dict[tuple[str | None, str], list[ReportedTest]] = {}
     for test in reported:
-        base = test.name.partition("[")[0]
-        for key in {(test.classname, test.name), (None, test.name), (test.classname, base)}:
-            by_key.setdefault(key, []).append(test)
+        owner = test.classname.rpartition(".")[2]
+        # SWE-bench's names end at their first blank, inside of parameters; R2E-Gym's have the class and no file.
+        for name in {test.name, test.name.partition(" ")[0]}:
+            for key in {(test.classname, name), (None, name), (None, f"{owner}.{name}")}:
+                by_key.setdefault(key, []).append(test)
+        by_key.setdefault((test.classname, test.name.partition("[")[0]), []).append(test)
     return [_verdict(name, _reports_of(name, by_key)) for name in named]
 
 
@@ -128,7 +131,7 @@ def _reports_of(name: str, by_key: dict[tuple[str | None, str], list[ReportedTes
     for key in (_address(path, rest), (_reportable(path), _reportable(rest))):
         if found := [test for test in by_key.get(key, []) if not _of_another_file(test, path)]:
             return found
-    return []
+    return by_key.get((None, _reportable(name)), [])
 
 
 def _address(path: str, rest: str) -> tuple[str, str]:

@@ -53,7 +53,8 @@ def main() -> None:
         with open(os.path.join(HERE, "tests.patch.%d" % number), "rb") as part:
             tests += part.read()
         number += 1
-    git("apply", "--whitespace=nowarn", data=tests)
+    if tests:
+        git("apply", "--whitespace=nowarn", data=tests)
     shutil.rmtree(SCRATCH, ignore_errors=True)
 
 

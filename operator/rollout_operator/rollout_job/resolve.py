@@ -31,7 +31,7 @@ STORES: Final = ("s3", "gs", "az")
 OBJECT_NAME_CHARACTERS: Final = 52
 """Longest name of an object of ours (rollout_api.base.ObjectName)."""
 
-CALLS_TOOLS: Final = ("ToolCalling", "Coding")
+CALLS_TOOLS: Final = ("ToolCalling", "Coding", "SWE")
 """Built-in agents that call tools by the model's own means; ReAct calls them in text."""
 
 SECRET_BYTES: Final = 1_000_000

@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from agent_runtime.tasks import TaskSourceError
 from rollout_api.manifest import ManifestError, load_manifest
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
@@ -62,6 +65,26 @@ async def test_leaving_early_stops_the_run_and_the_next_one_goes_on(tmp_path: Pa
     again = [group async for group in Client().run(path)]
     assert sorted(group.task for group in again) == ["count-errors", "fix-add"]
     assert next(group for group in again if group.task == first.task).results == first.results
+
+
+async def test_tasks_from_any_iterable_are_run_stored_and_resumed(tmp_path: Path) -> None:
+    path = starter(tmp_path, stream={"maxInFlight": 2})
+    fix, count = tasks_of_starter()
+
+    def generated() -> Iterator[Task | dict[str, Any]]:
+        yield fix
+        yield count.wire()
+
+    first = {group.task: group.results async for group in Client().run(path, tasks=generated())}
+    assert sorted(first) == ["count-errors", "fix-add"]
+    again = {group.task: group.results async for group in Client().run(path, tasks=[fix, count])}
+    assert again == first, "the same tasks are the same run"
+    with pytest.raises(TaskSourceError) as caught:
+        await anext(Client().run(path, tasks=[fix, {"name": "x"}, fix]))
+    assert str(caught.value).splitlines() == [
+        "tasks:2: prompt: is missing. What the agent is asked to do.",
+        "tasks:3: name: a task named 'fix-add' stands in line 1 already; names must differ",
+    ]
 
 
 async def test_errors_reach_the_caller_and_nothing_is_left_running(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from agent_runtime.tasks.repository import scrub_history
 from rollout_api.records import Result
 from rollout_api.rollout_job import RolloutJob
 from rolloutctl.client import Client
-from tests.support.repository import FIX, git, make_repository
+from tests.support.repository import FIX, commit, git, make_repository
 
 FIXES = "sed -i 's/a - b/a + b/' calculator.py"
 CHEATING_TESTS = (
@@ -45,7 +46,9 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-async def run(folder: Path, instance: dict[str, Any], *commands: str, agent: str = "ToolCalling") -> list[Result]:
+async def run(
+    folder: Path, instance: dict[str, Any], *commands: str, agent: str = "ToolCalling", form: str = "SWEBench"
+) -> list[Result]:
     """The results of one rollout a command."""
     (folder / "instances.jsonl").write_text(json.dumps(instance) + "\n")
     members = [
@@ -60,14 +63,14 @@ async def run(folder: Path, instance: dict[str, Any], *commands: str, agent: str
             "mode": "Eval",
             "groupSize": len(commands) or 1,
             "agent": {"type": agent},
-            "tasks": {"from": {"uri": str(folder / "instances.jsonl"), "format": "SWEBench"}},
+            "tasks": {"from": {"uri": str(folder / "instances.jsonl"), "format": form}},
             "model": {"scripted": {"tasks": [{"task": instance["instance_id"], "members": members}]}}
             if members
             else None,
             "output": {"uri": str(folder / "out")},
         },
     }
-    (group,) = [group async for group in Client().run(RolloutJob.model_validate(job))]
+    (group,) = [group async for group in Client().run(RolloutJob.model_validate(job), new=True)]
     return list(group.results)
 
 
@@ -170,3 +173,104 @@ def test_a_repository_without_the_base_commit_is_refused_in_words(folder: Path) 
     assert refused.returncode == 1
     assert "has no commit 0000" in refused.stderr
     assert FIX in git(folder / "repository", "show", "later:calculator.py"), "a refused repository was changed"
+
+
+def make_r2e(folder: Path) -> dict[str, Any]:
+    """An instance of R2E-Gym: its tests lie in the repository's folder, and its Python in `.venv`."""
+    instance = make_repository(folder)
+    (folder / "r2e_tests").mkdir()
+    (folder / "r2e_tests" / "__init__.py").touch()
+    (folder / "r2e_tests" / "test_1.py").write_text(
+        "from calculator import add, double\n\nclass TestAll:\n    def test_add(self):\n        assert add(2, 3) == 5\n\n"
+        "    def test_flawed(self):\n        assert False\n\ndef test_double():\n    assert double(2) == 4  # KEPT-SECRET\n"
+    )
+    (folder / "run_tests.sh").write_text(".venv/bin/python -W ignore -m pytest -rA r2e_tests\n")
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (folder / ".venv" / "bin" / "python").chmod(0o755)
+    (folder / ".venv" / ".gitignore").write_text("*\n")
+    outcomes = {"\x1b[1mTestAll.test_add\x1b[0m": "PASSED", "test_double": "PASSED", "TestAll.test_flawed": "FAILED"}
+    return {
+        "instance_id": "calculator-1",
+        "repo_name": "calculator",
+        "commit_hash": "f" * 40,
+        "docker_image": "localhost/calculator:1",
+        "problem_statement": instance["problem_statement"],
+        "expected_output_json": json.dumps(outcomes),
+        "parsed_commit_content": json.dumps({"old_commit_hash": instance["base_commit"]}),
+        "working_dir": str(folder),
+    }
+
+
+async def test_an_image_with_its_tests_in_it_grades_by_them_and_shows_them_to_nobody(folder: Path) -> None:
+    instance = make_r2e(folder / "repository")
+    looks = "{ grep -rac KEPT-SECRET . ; ls -d run_tests.sh r2e_tests; git log --all --format=%s; } 2>/dev/null"
+    attempts = {
+        FIXES: 1,
+        f"{looks} | grep -v ':0$' > seen.txt": 0,
+        "mkdir r2e_tests && echo 'class TestAll: test_add = id' > r2e_tests/test_1.py; echo true > run_tests.sh": 0,
+    }
+    results = await run(folder, instance, *attempts, form="R2E")
+    assert [(result.outcome.value, result.reward) for result in results] == [
+        ("Completed", reward) for reward in attempts.values()
+    ]
+    seen = (await exported(folder))[1]["model_patch"]
+    assert [line for line in seen.splitlines() if line.startswith("+") and line[1:2] != "+"] == ["+base", "+first"]
+
+
+async def test_an_image_of_another_kind_is_an_infrastructure_failure_and_no_reward(folder: Path) -> None:
+    instance = make_r2e(folder / "repository")
+    (folder / "repository" / "run_tests.sh").unlink()
+    (result,) = await run(folder, instance, "true", form="R2E")
+    assert (result.outcome.value, result.reason, result.reward) == ("InfraFailed", "SetupFailed", None)
+    assert "has no run_tests.sh; expected an image of R2E-Gym" in result.message
+
+
+UNITTEST = """
+import unittest
+from calculator import add
+
+class Case(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(2, 3), 5)
+
+    def test_described(self):
+        \"\"\"Zero: adding it changes nothing.\"\"\"
+        self.assertEqual(add(2, 0), 2)
+
+    def test_parts(self):
+        for number in (0, 1):
+            with self.subTest(number=number):
+                self.assertEqual(add(number, number), 2 * number)
+
+    @unittest.skip("not here")
+    def test_skipped(self): ...
+"""
+RUNTESTS = """
+import os, sys, unittest
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+labels = [argument for argument in sys.argv[1:] if argument.endswith("_tests")]
+suite = unittest.defaultTestLoader.loadTestsFromNames(labels)
+sys.exit(not unittest.TextTestRunner(verbosity=2).run(suite).wasSuccessful())
+"""
+
+
+async def test_a_repository_with_unittests_own_runner_is_graded_test_by_test(folder: Path) -> None:
+    repository = folder / "repository"
+    instance = make_repository(repository)
+    base = commit(repository, "runner", {"tests/runtests.py": RUNTESTS})
+    tested = commit(repository, "tests", {"tests/sum_tests.py": UNITTEST})
+    name = f"test_add (sum_tests.Case{'.test_add' if sys.version_info >= (3, 11) else ''})"
+    parts = name.replace("test_add", "test_parts")
+    instance |= {
+        "repo": "django/django",
+        "base_commit": base,
+        "test_patch": git(repository, "diff", base, tested),
+        "FAIL_TO_PASS": [name, parts],
+        "PASS_TO_PASS": ["Zero: adding it changes nothing."],
+    }
+    git(repository, "checkout", "-q", base)
+    right, wrong = await run(folder, instance, FIXES, "true")
+    assert (right.reward, wrong.reward) == (1.0, 0.0)
+    (skipped,) = await run(folder, {**instance, "instance_id": "x-2", "PASS_TO_PASS": ["test_skipped"]}, FIXES)
+    assert skipped.reward == 0.0, "a skipped test counts as a passed one"

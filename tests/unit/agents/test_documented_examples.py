@@ -38,7 +38,7 @@ async def test_the_tools_are_tools(examples: Any) -> None:
 
 def test_every_built_in_that_the_page_names_exists() -> None:
     text = PAGE.read_text()
-    for name in ("ToolCalling", "Coding", "ReAct", "Oracle", "Nop"):
+    for name in ("ToolCalling", "Coding", "SWE", "ReAct", "Oracle", "Nop"):
         assert f"`{name}`" in text
         assert find_agent(name).__name__ == name
     named = ["bash", "editor", "search", "calculator", "finish", "commands-and-files"]

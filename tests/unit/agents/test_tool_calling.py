@@ -12,6 +12,7 @@ from agent_runtime.agents.coding import Coding
 from agent_runtime.agents.nop import Nop
 from agent_runtime.agents.oracle import Oracle
 from agent_runtime.agents.registry import find_agent
+from agent_runtime.agents.swe import NOTHING_DONE, SWE
 from agent_runtime.agents.tool_calling import ToolCalling
 from rollout_api.records import StopReason
 
@@ -62,6 +63,15 @@ async def test_a_tool_can_end_the_rollout(attempt: Any) -> None:
     assert (
         await stopped(ToolCalling(), attempt(calling("finish", {"message": "did it"})))
     ).reason is StopReason.FINISHED
+
+
+async def test_the_agent_for_repositories_is_not_done_before_it_has_looked(attempt: Any) -> None:
+    context = attempt({"content": "Fixed it."}, compute("1"), {"content": "Fixed it."})
+    assert await SWE().run(context) == "Fixed it."
+    assert len(context.requests) == 3
+    assert context.requests[1][0][-1] == {"role": "user", "content": NOTHING_DONE}
+    words = [{"content": "Fixed it."}] * 3
+    assert (await stopped(SWE(), attempt(*words))).reason is StopReason.TOOL_FORMAT
 
 
 async def test_the_system_prompt_of_the_manifest_replaces_the_agents_own(attempt: Any) -> None:

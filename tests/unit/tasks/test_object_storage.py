@@ -1,9 +1,13 @@
 """Task files in object storage, read from a real S3 server on loopback."""
 
+import io
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import obstore
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from obstore.store import S3Store
 
@@ -25,6 +29,10 @@ def s3() -> Iterator[S3]:
         )
         rows = "".join(f'{{"name": "t{number}", "prompt": "p"}}\n' for number in range(5000))
         obstore.put(store, "data/tasks.jsonl", rows.encode())
+        parquet = io.BytesIO()
+        pq.write_table(pa.table({"name": ["a", "b"], "prompt": ["p", "q"], "other": [1, 2]}), parquet)
+        obstore.put(store, "data/tasks.parquet", parquet.getvalue())
+        obstore.put(store, "data/broken.parquet", parquet.getvalue()[:-20])
         yield server
 
 
@@ -37,10 +45,20 @@ def test_tasks_are_read_in_order(s3: S3, tmp_path: Path) -> None:
     assert [task.name for task in tasks] == [f"t{number}" for number in range(5000)]
 
 
+def test_parquet_is_read_there_too(s3: S3, tmp_path: Path) -> None:
+    tasks = Tasks.model_validate({"from": {"uri": s3.uri("data/tasks.parquet"), "columns": {"prompt": "prompt"}}})
+    assert [(task.name, task.prompt) for task in load_tasks(tasks, tmp_path, s3.environ()).tasks] == [
+        ("a", "p"),
+        ("b", "q"),
+    ]
+    with pytest.raises(TaskSourceError, match="it is no readable Parquet file"):
+        load_tasks(source(s3.uri("data/broken.parquet")), tmp_path, s3.environ())
+
+
 def test_a_missing_object_and_a_wrong_key_are_told_with_the_uri(s3: S3, tmp_path: Path) -> None:
-    uri = s3.uri("data/other.jsonl")
     wrong = s3.environ() | {"AWS_SECRET_ACCESS_KEY": "wrong"}
-    for environ in (s3.environ(), wrong):
+    for environ, form in itertools.product((s3.environ(), wrong), ("jsonl", "parquet")):
+        uri = s3.uri(f"data/other.{form}")
         with pytest.raises(TaskSourceError, match="cannot be read") as caught:
             load_tasks(source(uri), tmp_path, environ)
         assert str(caught.value).startswith(uri)

@@ -115,7 +115,7 @@ def problems(server: dict[str, Any] | None = None, **spec: Any) -> dict[str, str
 NO_PARSER = {key: value for key, value in OWN.items() if key != "toolCallParser"}
 
 
-@pytest.mark.parametrize("agent", ["ToolCalling", "Coding"])
+@pytest.mark.parametrize("agent", ["ToolCalling", "Coding", "SWE"])
 def test_an_agent_that_calls_tools_needs_a_parser_and_the_field_is_named(agent: str) -> None:
     found = problems(agent={"type": agent}, model={"server": NO_PARSER})
     assert list(found) == ["spec.model.server.toolCallParser"]

@@ -1,0 +1,123 @@
+"""`report_tests.py REPORT RUNNER ARGUMENT…`: run the tests of a repository that does not use pytest, and report each.
+
+`unittest SCRIPT …` runs a script that ends in unittest's text runner, such as Django's `runtests.py`; `sympy FILE …` runs
+SymPy's own runner. The report is in JUnit's form. A test of unittest is reported under the two names that its log shows,
+since SWE-bench's lists have whichever of them stood on the line of its result: `test_a (module.Case)`, or its description.
+"""
+# ruff: noqa: UP031 (the oldest images of SWE-bench have Python 3.5)
+
+import os
+import runpy
+import sys
+import unittest
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+FAILED = set()  # type: set[str]
+REPORTED = {}  # type: dict[str, None]
+
+
+def report(names: "list[Any]", passed: bool) -> None:
+    """Note a result; a test that failed once has failed."""
+    for name in filter(None, names):
+        REPORTED[name] = None
+        if not passed:
+            FAILED.add(name)
+
+
+def write(path: str) -> None:
+    """The report, over whatever stands there."""
+    lines = []
+    for name in REPORTED:
+        readable = "".join(character if character.isprintable() else "?" for character in name)
+        lines.append("<testcase name=%s>%s</testcase>" % (quoteattr(readable), "<failure/>" * (name in FAILED)))
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        file.write("<testsuite>%s</testsuite>" % "".join(lines))
+    os.replace(path + ".part", path)
+
+
+def names_of(test: Any) -> "list[Any]":
+    """The names of a test in the log of unittest's text runner."""
+    return [str(test), test.shortDescription() if hasattr(test, "shortDescription") else None]
+
+
+class Recording(unittest.TextTestResult):
+    """unittest's own result, which also notes each test. A skipped test and an expected failure are no passed ones."""
+
+    def addSuccess(self, test: Any) -> None:
+        super().addSuccess(test)
+        report(names_of(test), True)
+
+    def addFailure(self, test: Any, err: Any) -> None:
+        super().addFailure(test, err)
+        report(names_of(test), False)
+
+    def addError(self, test: Any, err: Any) -> None:
+        super().addError(test, err)
+        report(names_of(test), False)
+
+    def addSkip(self, test: Any, reason: Any) -> None:
+        super().addSkip(test, reason)
+        report(names_of(test), False)
+
+    def addExpectedFailure(self, test: Any, err: Any) -> None:
+        super().addExpectedFailure(test, err)
+        report(names_of(test), False)
+
+    def addUnexpectedSuccess(self, test: Any) -> None:
+        super().addUnexpectedSuccess(test)
+        report(names_of(test), False)
+
+    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+        super().addSubTest(test, subtest, err)
+        if err is not None:
+            report(names_of(test), False)
+
+
+def run_unittest(arguments: "list[str]") -> None:
+    """A script whose tests end up in unittest's text runner."""
+    unittest.TextTestRunner.resultclass = Recording
+    sys.argv = arguments
+    sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def run_sympy(arguments: "list[str]") -> None:
+    """SymPy's runner, in this process: it starts another one unless the seed of hashes is set."""
+    sys.path[0] = os.getcwd()
+    try:
+        from sympy.testing import runtests  # type: ignore[import-not-found]
+    except ImportError:
+        from sympy.utilities import runtests  # type: ignore[import-not-found]
+    reporter = runtests.PyTestReporter
+    current = [""]
+
+    def noting(name: str, passed: bool) -> None:
+        original = getattr(reporter, name)
+
+        def noted(self: Any, *arguments: Any, **options: Any) -> Any:
+            report([current[0]], passed)
+            return original(self, *arguments, **options)
+
+        setattr(reporter, name, noted)
+
+    entering = reporter.entering_test
+
+    def enter(self: Any, test: Any) -> Any:
+        current[0] = test.__name__
+        return entering(self, test)
+
+    reporter.entering_test = enter
+    for name in ("test_fail", "test_exception", "test_skip", "test_xfail", "test_xpass", "test_timeout"):
+        if hasattr(reporter, name):
+            noting(name, False)
+    noting("test_pass", True)
+    runtests.test(*arguments, verbose=True, colors=False)
+
+
+if __name__ == "__main__":
+    target, runner = sys.argv[1:3]
+    try:
+        {"unittest": run_unittest, "sympy": run_sympy}[runner](sys.argv[3:])
+    finally:
+        write(target)

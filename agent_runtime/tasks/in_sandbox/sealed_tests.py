@@ -1,0 +1,61 @@
+"""`seal KEY` takes a task's tests out of its image and keeps them unreadable; `open KEY` puts them back to grade.
+
+R2E-Gym's images have the tests in them, where an agent that runs as root could read them. The key follows from what only
+the data set knows. The stream of SHAKE-256 is the cipher: standard library, and each key is used for one text.
+"""
+# ruff: noqa: UP031 (the Python of an image may be an old one)
+
+import hashlib
+import io
+import os
+import shutil
+import sys
+import tarfile
+
+SEALED = ".rollout-sealed/tests"
+SCRIPT, TESTS, OUTSIDE = "run_tests.sh", "r2e_tests", "/r2e_tests"
+
+
+def crypt(key: str, data: bytes) -> bytes:
+    """Seals what is open, and opens what is sealed."""
+    stream = hashlib.shake_256(key.encode()).digest(len(data))
+    mixed = int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")
+    return mixed.to_bytes(len(data), "big")
+
+
+def remove(path: str) -> None:
+    """Whatever stands there."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.remove(path)
+
+
+def seal(key: str) -> None:
+    """Pack the tests, and remove them."""
+    if not os.path.exists(SCRIPT):
+        sys.exit("%s has no %s; expected an image of R2E-Gym" % (os.getcwd(), SCRIPT))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        archive.add(SCRIPT)
+        tests = TESTS if os.path.isdir(TESTS) else OUTSIDE
+        archive.add(os.path.realpath(tests), TESTS)
+    os.makedirs(os.path.dirname(SEALED))
+    with open(SEALED, "wb") as file:
+        file.write(crypt(key, packed.getvalue()))
+    for path in (SCRIPT, TESTS, OUTSIDE, os.path.realpath(tests)):
+        remove(path)
+
+
+def unseal(key: str) -> None:
+    """Put the tests back, over whatever the agent left in their place."""
+    with open(SEALED, "rb") as file:
+        packed = crypt(key, file.read())
+    for path in (SCRIPT, TESTS):
+        remove(path)
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+        archive.extractall()
+
+
+if __name__ == "__main__":
+    {"seal": seal, "open": unseal}[sys.argv[1]](sys.argv[2])

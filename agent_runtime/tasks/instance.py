@@ -1,0 +1,99 @@
+"""Instances: rows that are made into tasks by a format of their own, and what is wrong with one."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from agent_runtime.tasks.lazy import check_columns, tasks_of_table
+from agent_runtime.tasks.place import SourcePlace
+from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
+from agent_runtime.tasks.table import RowError, open_table
+from rollout_api.manifest import explain, path_of
+from rollout_api.tasks import Task
+
+Instance = Mapping[str, Any]
+
+
+def read_instances(
+    place: SourcePlace, required: Sequence[str], optional: Sequence[str], make: Callable[[Instance], Task]
+) -> LoadedTasks:
+    """The tasks of a file of instances. `make` raises RowError.
+
+    Raises TaskSourceError with every broken row, and where a column is missing with that alone.
+    """
+    fields = (*required, *optional)
+    if unknown := [field for field in place.source.columns if field not in fields]:
+        message = f"tasks.from.columns: {unknown[0]!r} is no field of an instance; known are {', '.join(fields)}"
+        raise TaskSourceError([TaskProblem(place.uri, None, message)])
+    columns = {field: place.source.columns.get(field, field) for field in fields}
+    table = open_table(place, {*columns.values(), *place.source.filter})
+    needs = f"which format {place.source.format.value} needs; name the one that has it in tasks.from.columns"
+    named = [(column, f"named in tasks.from.columns.{field}") for field, column in place.source.columns.items()]
+    check_columns(place, table, [*named, *((field, needs) for field in required if columns[field] == field)])
+    return tasks_of_table(place, table, lambda row: make({field: row.get(name) for field, name in columns.items()}))
+
+
+def valid(values: dict[str, Any]) -> Task:
+    """The task with these fields. Raises RowError."""
+    try:
+        return Task.model_validate(values)
+    except ValidationError as error:
+        raise RowError(
+            [f"{path_of(place)}: {message}".removeprefix(": ") for place, message in explain(error, Task, values)]
+        ) from None
+
+
+class Checked:
+    """The fields of an instance, and what is wrong with them."""
+
+    def __init__(self, instance: Mapping[str, Any]) -> None:
+        self._instance = instance
+        self.messages: dict[str, str] = {}
+
+    def wrong(self, field: str, message: str) -> None:
+        """Note a problem; the first of a field counts."""
+        self.messages.setdefault(field, message)
+
+    def refuse(self) -> None:
+        """Raise RowError where anything was wrong."""
+        if self.messages:
+            raise RowError([f"{field}: {message}" for field, message in self.messages.items()])
+
+    def text(self, field: str) -> str:
+        """A text that must be there."""
+        value = self._instance.get(field)
+        if value is None or value == "":
+            self.wrong(field, "is missing or empty")
+        elif not isinstance(value, str):
+            self.wrong(field, f"is {json.dumps(value, default=str)[:60]}, expected text")
+        else:
+            return value
+        return ""
+
+    def optional(self, field: str) -> str:
+        """A text that may be left out."""
+        return self.text(field) if self._instance.get(field) not in (None, "") else ""
+
+    def patch(self, field: str) -> str:
+        """A patch that git wrote, or nothing."""
+        patch = self.optional(field)
+        if patch and not patch.startswith("diff --git ") and "\ndiff --git " not in patch:
+            self.wrong(field, "is no patch that git wrote: expected lines that begin with 'diff --git'")
+        return patch if patch.endswith("\n") or not patch else f"{patch}\n"
+
+    def names(self, field: str) -> list[str]:
+        """A list of test names, or the JSON of one."""
+        value = self._instance.get(field)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError) as error:
+                self.wrong(field, f"is text that is not JSON: {error}; expected a list of test names")
+                return []
+        if not isinstance(value, list) or set(map(type, value)) - {str} or "" in value:
+            found = "is missing" if value is None else f"is {json.dumps(value, default=str)[:60]}"
+            self.wrong(field, f"{found}; expected a list of test names")
+            return []
+        return value

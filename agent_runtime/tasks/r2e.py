@@ -1,0 +1,112 @@
+"""`R2E`: instances of R2E-Gym, one a row: an image each, with the repository in /testbed and the tests in the image.
+
+Columns as in the data set `R2E-Gym/R2E-Gym-Subset`. Solved means that every test that `expected_output_json` has as PASSED
+is reported as passed; tests that fail with the fix too do not count.
+"""
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, Final
+
+from agent_runtime.tasks import repository
+from agent_runtime.tasks.instance import Checked, read_instances, valid
+from agent_runtime.tasks.place import SourcePlace
+from agent_runtime.tasks.problems import LoadedTasks
+from rollout_api.tasks import Task, TaskFile, Timeouts
+
+REQUIRED: Final = ("repo_name", "commit_hash", "docker_image", "problem_statement", "expected_output_json")
+OPTIONAL: Final = ("instance_id", "parsed_commit_content", "patch", "working_dir")
+
+WORKING_DIR: Final = "/testbed"
+ENVIRONMENT: Final = ".venv/bin"
+"""The images keep the environment of the tests in the repository, and put it on no path themselves."""
+SEARCH_PATH: Final = "/root/.local/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+TIMEOUTS: Final = Timeouts(agent_seconds=3600, setup_seconds=1800, verifier_seconds=600)
+
+_COLOR: Final = re.compile("\x1b\\[[0-9;]*m")
+_PROGRAM: Final = resources.files("agent_runtime.tasks.in_sandbox").joinpath("sealed_tests.py").read_text()
+_PROGRAM_FILE: Final = TaskFile(path=f"{repository.TESTS_FOLDER}/sealed_tests.py", content=_PROGRAM)
+
+
+def read(place: SourcePlace) -> LoadedTasks:
+    """The tasks of a file of instances. Raises TaskSourceError with every broken row."""
+    return read_instances(place, REQUIRED, OPTIONAL, task_of)
+
+
+def task_of(instance: Mapping[str, Any]) -> Task:
+    """The task of an instance. Raises RowError with all that is wrong with it."""
+    checked = Checked(instance)
+    repo, commit = checked.text("repo_name"), checked.text("commit_hash")
+    image, issue = checked.text("docker_image"), checked.text("problem_statement")
+    expected = checked.text("expected_output_json")
+    tests = _tests(checked, expected)
+    patch = checked.patch("patch")
+    before = _commit_before(checked)
+    folder = checked.optional("working_dir") or WORKING_DIR
+    checked.refuse()
+    key = hashlib.sha256(f"{commit}\n{expected}".encode()).hexdigest()
+    seal = f"python - seal {key} <<'END-OF-PROGRAM'\n{_PROGRAM}\nEND-OF-PROGRAM"
+    return valid(
+        {
+            "name": checked.optional("instance_id") or f"{repo}-{commit}",
+            "prompt": repository.PROMPT.format(repo=repo, issue=issue),
+            "setup": [seal, repository.scrub_history(*before, "HEAD")],
+            "solution": repository.solution(patch),
+            "verifier": {
+                "kind": "pytest",
+                "commands": [
+                    f"{repository.APPLY_PATCH} && python {_PROGRAM_FILE.path} open {shlex.quote(key)} && bash run_tests.sh"
+                ],
+                "tests": tests,
+                "files": [
+                    *repository.hidden_files(repository.PREPARED, "", (), repository.patched_paths(patch)),
+                    _PROGRAM_FILE,
+                ],
+                "collect": [repository.COLLECT_PATCH],
+                "artifactsFolder": repository.PATCH_FOLDER,
+                "reward": "AllOrNothing",
+            },
+            "timeouts": TIMEOUTS,
+            "sandbox": {
+                "image": image,
+                "workingDir": folder,
+                "env": [{"name": "PATH", "value": f"{folder}/{ENVIRONMENT}:{SEARCH_PATH}"}],
+            },
+            "tags": [repo],
+        }
+    )
+
+
+def _tests(checked: Checked, expected: str) -> list[str]:
+    """The tests that pass with the fix, as pytest's summary names them: `test` or `Class.test`, without the file."""
+    field = "expected_output_json"
+    if not expected:
+        return []
+    try:
+        found = json.loads(expected)
+    except (ValueError, RecursionError) as error:
+        checked.wrong(field, f"is text that is not JSON: {error}; expected an object of test names")
+        return []
+    if not isinstance(found, dict) or not all(isinstance(status, str) for status in found.values()):
+        checked.wrong(field, "is no JSON object of test names and PASSED or FAILED")
+        return []
+    names = (_COLOR.sub("", name).partition(" - ")[0] for name, status in found.items() if status == "PASSED")
+    tests = list(dict.fromkeys(name for name in names if name))
+    if not tests:
+        checked.wrong(field, "has no test that is PASSED: doing nothing would be right")
+    return tests
+
+
+def _commit_before(checked: Checked) -> list[str]:
+    """The commit before the fix, where the row tells it; images have it checked out."""
+    text = checked.optional("parsed_commit_content")
+    try:
+        commit = json.loads(text)["old_commit_hash"] if text else None
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return []
+    return [commit] if isinstance(commit, str) and re.fullmatch("[0-9a-f]{7,64}[~^]?", commit) else []

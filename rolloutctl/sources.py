@@ -1,0 +1,96 @@
+"""A job's tasks, brought to where the job's results go: a file, a folder, or what a program made.
+
+Under `sources/` with the digest of the content as its folder: the same tasks lie there once, and a job that names them
+names exactly these.
+"""
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_runtime.recording.store import Store
+from agent_runtime.tasks import read_rows
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.tasks import Task, Tasks, TaskSource
+from rolloutctl.errors import CommandError
+
+FOLDER = "sources"
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class LocalSource:
+    """A file or folder of this machine, and its place below `output.uri`."""
+
+    files: Sequence[tuple[str, Path]]
+    """Key relative to `output.uri`, and the file."""
+    key: str
+    """Of the whole: the one file, or the folder."""
+    bytes: int
+
+
+def local_source(job: RolloutJob, base_dir: Path) -> LocalSource | None:
+    """What `tasks.from` names on this machine, or None. Raises CommandError where there is nothing of that name."""
+    source = job.spec.tasks.from_
+    scheme, separator, path = ("", "", "") if source is None else source.uri.partition("://")
+    if source is None or (separator and scheme != "file"):
+        return None
+    root = base_dir / (path if separator else source.uri)
+    if not root.exists():
+        raise CommandError(f"{root}: there is no such file or folder; see spec.tasks.from.uri")
+    found = sorted(entry for entry in root.rglob("*") if entry.is_file()) if root.is_dir() else [root]
+    names = [entry.relative_to(root.parent).as_posix() for entry in found]
+    digest = hashlib.sha256()
+    for name, entry in zip(names, found, strict=True):
+        digest.update(f"{name}\0{_digest(entry)}\n".encode())
+    folder = f"{FOLDER}/{digest.hexdigest()[:32]}"
+    files = [(f"{folder}/{name}", entry) for name, entry in zip(names, found, strict=True)]
+    return LocalSource(files, f"{folder}/{root.name}", sum(entry.stat().st_size for entry in found))
+
+
+def with_source(job: RolloutJob, uri: str) -> RolloutJob:
+    """The job with its tasks read from another place."""
+    source = job.spec.tasks.from_ or TaskSource(uri=uri)
+    moved = job.spec.tasks.model_copy(
+        update={"inline": None, "stream": None, "from_": source.model_copy(update={"uri": uri})}
+    )
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"tasks": moved})})
+
+
+async def upload(source: LocalSource, store: Store) -> int:
+    """Bring the files that are not there yet; how many those were. Raises StorageError."""
+    there = {meta.key: meta.size for meta in await store.list(source.key.rpartition("/")[0])}
+    missing = [(key, file) for key, file in source.files if there.get(key) != file.stat().st_size]
+    for key, file in missing:
+        await store.create_stream(key, _chunks(file))
+    return len(missing)
+
+
+async def stored_tasks(job: RolloutJob, tasks: Iterable[Task | Mapping[str, Any]], store: Store) -> RolloutJob:
+    """The job with the tasks that a program gives, stored as rows. Raises TaskSourceError naming each by its number."""
+    wire = (task.wire() if isinstance(task, Task) else task for task in tasks)
+    data = b"".join(json.dumps(task, separators=(",", ":")).encode() + b"\n" for task in wire)
+    read_rows(iter([data]), "tasks")
+    key = f"{FOLDER}/{hashlib.sha256(data).hexdigest()[:32]}/tasks.jsonl"
+    await store.create(key, data)
+    changed = job.spec.model_copy(update={"tasks": Tasks(from_=TaskSource(uri=f"{store.uri}/{key}"))})
+    return job.model_copy(update={"spec": changed})
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+async def _chunks(file: Path) -> AsyncIterator[bytes]:
+    for chunk in _pieces(file):
+        yield chunk
+
+
+def _pieces(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as opened:
+        while chunk := opened.read(CHUNK_BYTES):
+            yield chunk
