@@ -141,6 +141,14 @@ async def test_a_model_begins_each_step_anew_and_cannot_gain_by_ending_early(tmp
     assert (cut.reward, cut.stop_reason) == (0.5, "MaxTurns")
 
 
+async def test_a_step_in_which_the_time_ran_out_is_graded_and_those_behind_it_count_as_nothing(tmp_path: Path) -> None:
+    folder = in_two_steps(tmp_path / "tasks" / "t")
+    config = (folder / "task.toml").read_text()
+    (folder / "task.toml").write_text(config.replace("[environment]", "[agent]\ntimeout_sec = 2\n\n[environment]"))
+    (cut,) = await run(tmp_path / "tasks", [call("echo line > a.txt"), call("sleep 60")])
+    assert (cut.reward, cut.stop_reason) == (0.5, "AgentTimeout"), cut.message
+
+
 async def test_a_run_that_is_stopped_in_the_second_step_neither_prepares_nor_grades_a_step_twice(
     tmp_path: Path,
 ) -> None:
