@@ -159,7 +159,7 @@ class TaskStep(ApiModel):
     files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
     """Files put in before the step."""
     setup: Annotated[list[Command], Field(max_length=256)] = []
-    """Commands run before the step, without any network."""
+    """Commands run before the step, with the network of the agent."""
     solution: Annotated[list[Command], Field(max_length=256)] = []
     """What the Oracle agent runs in this step."""
     solution_files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
@@ -170,6 +170,16 @@ class TaskStep(ApiModel):
     """The rollout ends after this step unless each of these rewards is at least so high; `reward` is the one that counts."""
     verifier_seconds: Seconds | None = None
     """Time of this step's verifier; `timeouts.verifierSeconds` when left out."""
+
+    @field_validator("verifier")
+    @classmethod
+    def _is_graded_where_it_was_worked(cls, verifier: TaskVerifier | None) -> TaskVerifier | None:
+        given = verifier and (verifier.image or verifier.collect or verifier.artifacts_folder)
+        if verifier is not None and (given or verifier.mode is VerifierMode.SEPARATE):
+            raise ValueError(
+                "a step is graded in the agent's own workspace; leave mode Separate and what belongs to it out"
+            )
+        return verifier
 
 
 class StepReward(StrEnum):

@@ -8,20 +8,37 @@ from typing import Annotated
 
 import typer
 
-from agent_runtime.recording.export import Format
+from agent_runtime.recording.export import FOLDERS, Format
 from agent_runtime.recording.export import export as lines_of
 from rolloutctl.console import say
+from rolloutctl.errors import CommandError
 from rolloutctl.runs import JobArgument, find_run
 
 
 def export(
     job: JobArgument,
     form: Annotated[Format, typer.Option("--format", help="What a line is; docs/recording.md describes each.")],
-    file: Annotated[Path | None, typer.Option("-o", help="File to write; standard output when left out.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("-o", help="File or folder to write; standard output when left out.")
+    ] = None,
 ) -> None:
-    """Write the finished rollouts of a run as JSON lines."""
+    """Write the finished rollouts of a run as JSON lines, or, for format harbor, as folders below -o."""
+    if form in FOLDERS:
+        if file is None:
+            raise CommandError(f"--format {form.value} writes a folder; name a new one with -o")
+        count = asyncio.run(_export_folder(job, form, file))
+        say(f"{count} trials in {file}")
+        return
     count = asyncio.run(_export(job, form, file))
     say(f"{count} lines{f' in {file}' if file else ''}")
+
+
+async def _export_folder(reference: str, form: Format, folder: Path) -> int:
+    run = await find_run(reference, os.environ)
+    try:
+        return await FOLDERS[form](run, folder)
+    except FileExistsError as error:
+        raise CommandError(f"{error.filename} is there already; name a new folder with -o") from error
 
 
 async def _export(reference: str, form: Format, file: Path | None) -> int:

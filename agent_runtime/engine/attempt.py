@@ -1,9 +1,10 @@
 """One attempt at a rollout: agent, artifacts, grading, seal. Each step is taken once, whoever takes it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from agent_runtime.agents.base import Agent
 from agent_runtime.engine.attempts_policy import INTERRUPTED, UNCOUNTED
 from agent_runtime.engine.branching_checkpoints import Checkpoints
 from agent_runtime.engine.branching_snapshots import Snapshots
@@ -23,7 +24,7 @@ from agent_runtime.models.base import Model, ModelError
 from agent_runtime.plugins.of_rollout import PluginFailed
 from agent_runtime.recording.journal import ArtifactsTooLarge, Journal
 from agent_runtime.recording.message_tree import linear
-from agent_runtime.sandboxes.base import Fence, FileError, SandboxFailure, Workspace, WorkspaceLimit
+from agent_runtime.sandboxes.base import Fence, FileError, SandboxFailure, SetupFailed, Workspace, WorkspaceLimit
 from agent_runtime.tools.schema import openai_definition
 from rollout_api.base import quantity_value
 from rollout_api.model import OnStale
@@ -173,16 +174,18 @@ class Attempt:
             await self._journal.append(recorded)
         self._records = []
         work: Turns | Program
+        task = self._rollout.task
         if (make_agent := self._context.make_agent) is None:
+            if task.steps:
+                raise SetupFailed(
+                    f"task {task.name} has steps, and a program (agent Command) cannot take them one by one"
+                )
             work = program = self._make_program(workspace, recorded)
             running = program.run()
         else:
             await self._tools.open(workspace, recorded, self._rollout.task.timeouts.command_seconds)
             work = turns = self._make_turns(workspace, recorded)
-            agent = make_agent()
-            if self._rollout.task.steps:
-                agent = InSteps(make_agent, self._context.job.spec, workspace, epoch=self._fence.epoch)
-            running = turns.run_agent(agent)
+            running = self._run_steps(turns, make_agent, workspace) if task.steps else turns.run_agent(make_agent())
         self._work = work
         self._context.observer(
             RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
@@ -204,6 +207,16 @@ class Attempt:
         self._records = [*work.records, stop, artifacts]
         self._work = None
         return stop, artifacts
+
+    async def _run_steps(
+        self, turns: Turns, make_agent: Callable[[], Agent], workspace: Workspace
+    ) -> tuple[StopReason, str]:
+        """The agent, step by step. A step in which a limit ended it is graded as well."""
+        agent = InSteps(make_agent, self._context.job.spec, workspace, epoch=self._fence.epoch)
+        ended = await turns.run_agent(agent)
+        turns.fault = None
+        await agent.grade(turns)
+        return ended
 
     def _begun(self, workspace: Workspace) -> AttemptRecord:
         return AttemptRecord(

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from agent_runtime.agents.base import Agent, AgentContext, Stop
-from agent_runtime.engine.grading import grade_in_place
+from agent_runtime.engine.grading import GRADING_TURN, TURNS_PER_EPOCH, grade_in_place
 from agent_runtime.engine.turns import Turns
-from agent_runtime.sandboxes.base import SetupFailed, Workspace
+from agent_runtime.models.base import ContentFiltered, ContextExceeded
+from agent_runtime.sandboxes.base import SetupFailed, Workspace, WorkspaceLimit
 from agent_runtime.verification.reward_file import FOLDER, TESTS_FOLDER
 from rollout_api.records import Record, StepRecord, StopReason, TestVerdict, Verdict
 from rollout_api.rollout_job import RolloutJobSpec
@@ -20,68 +21,89 @@ from rollout_api.tasks import StepReward, Task, TaskStep
 GOES_ON = frozenset({StopReason.FINISHED, StopReason.AGENT_ERROR})
 """Ends of an agent after which the next step begins; the others are limits of the whole rollout."""
 
+SHOWN_OUTPUT = 2000
+"""Characters of a failed setup command's output: its end is where the error is."""
+
 
 class InSteps:
     """Implements Agent: the job's own agent, made anew for each step of the task, each step graded where it was worked."""
 
     def __init__(self, make: Callable[[], Agent], spec: RolloutJobSpec, workspace: Workspace, *, epoch: int) -> None:
         self._make, self._spec, self._workspace, self._epoch = make, spec, workspace, epoch
+        self._at_work: tuple[int, TaskStep, Task] | None = None
+        """The step that has begun and has no verdict yet."""
 
     async def run(self, context: AgentContext) -> str:
-        """Take the steps, until one is the last, misses its `minRewards`, or uses up what the rollout has."""
+        """Take the steps, until one is the last or misses its `minRewards`. A limit of the rollout ends it where it is."""
         assert isinstance(context, Turns)
         task = context.task
         for number, step in enumerate(task.steps):
             step_task = context.task = task_of_step(task, step)
-            await self._begin(context, number, step)
-            stop: Stop | None = None
+            await self._begin(context, number, step, step_task)
+            self._at_work = number, step, step_task
             try:
                 await self._make().run(context)
-            except Stop as ended:
-                stop = ended
-                context.go_on_after(ended)
-            verdict = await self._grade(context, number, step, step_task)
-            if stop is not None and stop.reason not in GOES_ON:
-                raise stop
+            except Stop as stop:
+                if stop.reason not in GOES_ON:
+                    raise
+                context.go_on_after(stop)
+            except (ContextExceeded, ContentFiltered):
+                raise
+            except Exception:
+                if context.fault is not None:
+                    raise
+                # The agent's own failure, as without steps: what it did in this step is graded.
+            verdict = await self.grade(context)
             if (missed := missed_gate(step, verdict)) is not None:
                 return f"step {step.name}: {missed}; the steps after it were not taken"
         return f"took {len(task.steps)} steps"
 
-    async def _begin(self, context: Turns, number: int, step: TaskStep) -> None:
-        async def prepare() -> StepRecord:
-            await context.beside_turns(self._prepare(f"{max(context.turn, 0) + 1}:step-{number}", step))
-            return StepRecord(time=time.time(), step=step.name)
+    async def grade(self, context: Turns) -> Verdict | None:
+        """Grade the step that is at work, if one is; also after a limit has ended the agent."""
+        if self._at_work is None:
+            return None
+        number, step, task = self._at_work
 
-        await context.recorded_once(prepare)
-
-    async def _prepare(self, key: str, step: TaskStep) -> None:
-        for number, file in enumerate(step.files):
-            await self._workspace.write(
-                file.path, file.data(), key=f"{key}.file-{number}", mode=file.mode, replace=True
-            )
-        for number, command in enumerate(step.setup):
-            seconds = Task.model_fields["timeouts"].default.setup_seconds
-            result = await self._workspace.run(command, key=f"{key}.setup-{number}", deadline_seconds=seconds)
-            if not result.ok:
-                output = (result.stdout + result.stderr).decode(errors="replace").strip()[-2000:]
-                raise SetupFailed(f"step {step.name}: setup[{number}] ended with {result.exit_code}: {output}")
-
-    async def _grade(self, context: Turns, number: int, step: TaskStep, task: Task) -> Verdict | None:
         async def grade() -> StepRecord:
             verdict = None
             if step.verifier is not None:
                 verdict = await context.beside_turns(self._grade_and_clear(number, task))
             return StepRecord(time=time.time(), step=step.name, verdict=verdict, ended=True)
 
-        return (await context.recorded_once(grade)).verdict
+        verdict = (await context.recorded_once(grade)).verdict
+        self._at_work = None
+        return verdict
+
+    async def _begin(self, context: Turns, number: int, step: TaskStep, task: Task) -> None:
+        async def prepare() -> StepRecord:
+            await context.beside_turns(self._prepare(f"{max(context.turn, 0) + 1}:step-{number}", step, task))
+            return StepRecord(time=time.time(), step=step.name)
+
+        await context.recorded_once(prepare)
+
+    async def _prepare(self, key: str, step: TaskStep, task: Task) -> None:
+        for number, file in enumerate(step.files):
+            await self._workspace.write(
+                file.path, file.data(), key=f"{key}.file-{number}", mode=file.mode, replace=True
+            )
+        seconds = task.timeouts.setup_seconds
+        for number, command in enumerate(step.setup):
+            result = await self._workspace.run(command, key=f"{key}.setup-{number}", deadline_seconds=seconds)
+            if not result.ok:
+                output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
+                ending = result.cause or f"exit code {result.exit_code}"
+                raise SetupFailed(f"step {step.name}: setup[{number}] ended with {ending}: {output}")
 
     async def _grade_and_clear(self, number: int, task: Task) -> Verdict:
         rules = self._spec.verifier_of(task)
         verdict = await grade_in_place(task, rules, self._workspace, epoch=self._epoch, step=number)
-        key = f"{1_000_000 + self._epoch * 1000 + number}:clear"
-        for place, path in enumerate(traces(task)):
-            await self._workspace.remove(path, key=f"{key}-{place}")
-        await self._workspace.enter("agent", key=f"{key}-enter")
+        key = f"{GRADING_TURN + self._epoch * TURNS_PER_EPOCH + number}:clear"
+        try:
+            for place, path in enumerate(traces(task)):
+                await self._workspace.remove(path, key=f"{key}-{place}")
+            await self._workspace.enter("agent", key=f"{key}-enter")
+        except WorkspaceLimit:
+            pass  # the next call of the agent meets it, and ends as ResourceLimit
         return verdict
 
 

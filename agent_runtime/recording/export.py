@@ -1,10 +1,12 @@
 """A run as JSON lines for other programs: results, ATIF trajectories, OpenAI conversations, token sequences."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
+from agent_runtime.recording.exports.harbor import write_trials
 from agent_runtime.recording.exports.predictions import prediction
 from agent_runtime.recording.messages import fold, last_of_each_branch
 from agent_runtime.recording.reader import RunReader
@@ -25,10 +27,12 @@ class Format(StrEnum):
     """A token sequence: ids, mask, logprobs, policy versions, with the result. One a branch."""
     SWE_BENCH = "swe-bench"
     """A prediction of SWE-bench: `instance_id`, `model_name_or_path`, `model_patch`."""
+    HARBOR = "harbor"
+    """Not lines: a folder, with a trial in Harbor's layout for each rollout."""
 
 
 async def export(run: RunReader, form: Format) -> AsyncIterator[bytes]:
-    """The sealed rollouts of a run by index, one JSON line a piece. Raises RecordCorrupt."""
+    """The sealed rollouts of a run by index, one JSON line a piece, in a format of lines. Raises RecordCorrupt."""
     for index in run.seals:
         for line in await _LINES[form](run, index):
             yield json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
@@ -62,6 +66,9 @@ async def _tokens(run: RunReader, index: int) -> list[dict[str, Any]]:
         {**branch.wire(), "branch": number, "result": result} for number, branch in enumerate(await run.tokens(index))
     ]
 
+
+FOLDERS: Final[dict[Format, Callable[[RunReader, Path], Awaitable[int]]]] = {Format.HARBOR: write_trials}
+"""Formats that are written into a folder, a piece for each rollout."""
 
 _LINES: Final[dict[Format, Callable[[RunReader, int], Any]]] = {
     Format.RESULTS: _results,

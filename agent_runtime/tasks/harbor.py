@@ -210,6 +210,11 @@ class _Reader:
                 self.notes.refuse(name, "needs more than one container, and a task has one here; leave the task out")
         if "tests/Dockerfile" in self.folder.files and not self.is_separate():
             self.notes.report("tests/Dockerfile", "is not built: the task is graded in the agent's own workspace")
+        if not self.is_separate():
+            if self.config.get("artifacts"):
+                self.report("artifacts", "are not kept: a grading in the agent's own workspace carries nothing")
+            if self.verifier.get("collect"):
+                self.report("verifier.collect", "is not run: a grading in the agent's own workspace carries nothing")
         for path in self.folder.files:
             if posixpath.basename(path) == ".harborignore":
                 self.notes.report(path, "its patterns are not applied: all files are taken")

@@ -57,14 +57,17 @@ REFUSED: Final[Mapping[str, str]] = {"environment.tpu": "no TPU can be asked for
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
-    """Paths of all values of a document, `artifacts[].source`; the entries of a list are told apart by nothing."""
+    """Paths of all values of a document, `artifacts[].source`; the entries of a list are told apart by nothing.
+
+    What is empty, or asks for none (`gpus = 0`), asks for nothing and is left out.
+    """
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from leaves(inner, f"{path}.{name}" if path else name)
     elif isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
         for entry in value:
             yield from leaves(entry, f"{path}[]")
-    else:
+    elif value != [] and not (path.endswith("gpus") and value == 0):
         yield f"{path}[]" if path == "artifacts" else path
 
 
@@ -80,19 +83,18 @@ def fate(path: str) -> tuple[str, str]:
 
 
 def line_of(text: str, path: str) -> int | None:
-    """Line of a key in a TOML text, as far as it stands there plainly."""
-    *sections, name = path.replace("[]", "").split(".")
-    current: list[str] = []
+    """Line of a key in a TOML text, or of the inline table that has it; None where neither stands there plainly."""
+    wanted = path.replace("[]", "").split(".")
+    section: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
-            current = [part.strip().strip("\"'") for part in header[1].split(".")]
-        elif current + _plain_key(line) == [*sections, name] or (
-            current == sections and _plain_key(line)[:1] == [name]
-        ):
-            return number
+            section = _parts(header[1])
+        elif "=" in line:
+            found = section + _parts(line.partition("=")[0])
+            if found == wanted[: len(found)]:
+                return number
     return None
 
 
-def _plain_key(line: str) -> list[str]:
-    key, equals, _ = line.partition("=")
-    return [part.strip().strip("\"'") for part in key.split(".")] if equals else []
+def _parts(key: str) -> list[str]:
+    return [part.strip().strip("\"'") for part in key.split(".")]

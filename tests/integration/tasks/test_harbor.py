@@ -1,5 +1,6 @@
 """Task folders of Harbor, run as they are on this machine."""
 
+import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ import obstore
 from obstore.store import S3Store
 
 from agent_runtime.engine.check import check_job
-from agent_runtime.engine.events import Event, RolloutSealed
+from agent_runtime.engine.events import Event, RolloutSealed, TurnEnded
 from agent_runtime.engine.run import run_job
 from agent_runtime.tasks import load_tasks
 from rollout_api.manifest import validate
@@ -33,6 +34,8 @@ async def run(
     uri: str | None = None,
     form: str = "Harbor",
     max_turns: int = 9,
+    new: bool = True,
+    stop_at_turn: int | None = None,
     **spec: Any,
 ) -> list[Result]:
     """Run all tasks below a folder, by an agent without a model, or by a model that takes these turns."""
@@ -57,9 +60,11 @@ async def run(
     def observe(event: Event) -> None:
         if isinstance(event, RolloutSealed):
             results.append(event.result)
+        if isinstance(event, TurnEnded) and event.turn == stop_at_turn:
+            stop.set()
 
-    variables = environ or dict(os.environ)
-    await run_job(validate(RolloutJob, job), base_dir=folder, environ=variables, new=True, observer=observe)
+    variables, stop = environ or dict(os.environ), asyncio.Event()
+    await run_job(validate(RolloutJob, job), base_dir=folder, environ=variables, new=new, observer=observe, stop=stop)
     return sorted(results, key=lambda result: result.index)
 
 
@@ -134,6 +139,35 @@ async def test_a_model_begins_each_step_anew_and_cannot_gain_by_ending_early(tmp
     assert (solved.reward, solved.turns, solved.branches) == (0.75, 4, 2)
     (cut,) = await run(tmp_path / "tasks", [first, done, second, done], max_turns=2)
     assert (cut.reward, cut.stop_reason) == (0.5, "MaxTurns")
+
+
+async def test_a_step_in_which_the_time_ran_out_is_graded_and_those_behind_it_count_as_nothing(tmp_path: Path) -> None:
+    folder = in_two_steps(tmp_path / "tasks" / "t")
+    config = (folder / "task.toml").read_text()
+    (folder / "task.toml").write_text(config.replace("[environment]", "[agent]\ntimeout_sec = 2\n\n[environment]"))
+    (cut,) = await run(tmp_path / "tasks", [call("echo line > a.txt"), call("sleep 60")])
+    assert (cut.reward, cut.stop_reason) == (0.5, "AgentTimeout"), cut.message
+
+
+async def test_a_run_that_is_stopped_in_the_second_step_neither_prepares_nor_grades_a_step_twice(
+    tmp_path: Path,
+) -> None:
+    folder = in_two_steps(tmp_path / "tasks" / "t")
+    counted = "#!/bin/bash\necho graded >> /app/graded\n"
+    for step in ("write", "double"):
+        script = folder / "steps" / step / "tests" / "test.sh"
+        script.write_text(counted + script.read_text().removeprefix("#!/bin/bash\n"))
+    setup = folder / "steps/double/workdir/setup.sh"
+    setup.write_text(
+        setup.read_text() + "echo prepared >> prepared.txt; [ $(grep -c prepared prepared.txt) = 1 ] || exit 1\n"
+    )
+    last = folder / "steps/double/tests/test.sh"
+    last.write_text(last.read_text() + "[ $(wc -l < /app/graded) = 2 ] || echo 0 > /logs/verifier/reward.json\n")
+    done = {"toolCalls": [{"name": "finish", "arguments": {"message": "Done."}}]}
+    turns = [call("echo line > a.txt"), done, call("sleep 1; cat a.txt a.txt > b.txt"), done]
+    assert not await run(tmp_path / "tasks", turns, stop_at_turn=2)
+    (result,) = await run(tmp_path / "tasks", turns, new=False)
+    assert (result.reward, result.turns, result.attempt, result.branches) == (0.75, 4, 0, 2), result.message
 
 
 async def test_folders_in_object_storage_are_tasks_too(tmp_path: Path) -> None:

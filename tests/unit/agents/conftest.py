@@ -3,6 +3,7 @@
 import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from agent_runtime.tools.schema import openai_definition
 from rollout_api.model import ModelSpec, Sampling
 from rollout_api.records import Message, Observation, StopReason
 from rollout_api.rollout_job import Agent as AgentSpec
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, TaskFile
 
 
 class Context:
@@ -67,6 +68,10 @@ class Context:
         )
         out, err = await process.communicate()
         return CommandResult(process.returncode, None, None, 0, out, err, len(out), len(err))
+
+    async def put_files(self, files: Sequence[TaskFile]) -> None:
+        for file in files:
+            await asyncio.to_thread((Path(self.working_dir) / file.path).write_bytes, file.data())
 
 
 @pytest.fixture

@@ -197,6 +197,12 @@ async def test_the_oracle_runs_the_solution_in_order(attempt: Any, tmp_path: Any
     assert not context.requests
 
 
+async def test_the_oracle_brings_the_files_that_the_solution_needs(attempt: Any, tmp_path: Any) -> None:
+    files = [{"path": f"{tmp_path}/solve.sh", "content": f"echo done > {tmp_path}/b\n"}]
+    await Oracle().run(attempt(task={"solution": [f"sh {tmp_path}/solve.sh"], "solutionFiles": files}))
+    assert (tmp_path / "b").read_text() == "done\n"
+
+
 async def test_a_solution_that_fails_says_which_command_and_how(attempt: Any, tmp_path: Any) -> None:
     context = attempt(task={"solution": ["true", "echo reason >&2; exit 4", f"touch {tmp_path}/never"]})
     stop = await stopped(Oracle(), context)

@@ -1,0 +1,205 @@
+"""Reading task folders of Harbor: what a task is made of, and what is told of the rest."""
+
+from pathlib import Path
+
+import pytest
+
+from agent_runtime.tasks import LoadedTasks, TaskSourceError, load_tasks
+from agent_runtime.tasks.source import needed_images
+from rollout_api.tasks import Task, Tasks, VerifierMode
+from tests.support.harbor_tasks import hello_world, in_two_steps, write_folder
+
+SEPARATE = '\n[verifier]\nenvironment_mode = "separate"\n'
+
+
+def load(
+    folder: Path, environ: dict[str, str] | None = None, template: str | None = None, **source: object
+) -> LoadedTasks:
+    form = {"from": {"uri": str(folder), "format": "Harbor", **source}, "imageTemplate": template}
+    return load_tasks(Tasks.model_validate(form), folder, environ or {})
+
+
+def one(folder: Path, environ: dict[str, str] | None = None, template: str | None = None) -> Task:
+    (task,) = load(folder, environ, template).tasks
+    return task
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(TaskSourceError) as caught:
+        load(folder)
+    return str(caught.value)
+
+
+def with_config(folder: Path, text: str, **files: str | bytes) -> Path:
+    """A task whose environment has no keys of its own but these."""
+    hello_world(folder, **files)
+    (folder / "task.toml").write_text(text)
+    return folder
+
+
+def test_a_folder_is_a_task_and_so_is_each_below_one(tmp_path: Path) -> None:
+    hello_world(tmp_path / "set" / "b")
+    hello_world(tmp_path / "set" / "deep" / "a")
+    assert one(tmp_path / "set" / "b").name == "b"
+    assert [task.name for task in load(tmp_path / "set").tasks] == ["b", "a"]
+    assert [task.name for task in load(tmp_path / "set", limit=1).tasks] == ["b"]
+    assert [task.name for task in load(tmp_path / "set", filter={"name": ["a*"]}).tasks] == ["a"]
+    assert len(load(tmp_path / "set", filter={"difficulty": ["easy"]}).tasks) == 2
+
+
+def test_the_prompt_has_no_canary_and_the_tests_are_hidden_files(tmp_path: Path) -> None:
+    binary = bytes(range(256)) * 4096
+    task = one(hello_world(tmp_path / "t", **{"tests/data/big.bin": binary, "solution/helper": "x"}))
+    assert task.prompt == "Write `Hello, world!` into hello.txt.\n"
+    assert task.verifier is not None
+    hidden = {file.path: file for file in task.verifier.files}
+    assert (hidden["/tests/test.sh"].mode, hidden["/tests/data/big.bin"].mode) == ("755", "644")
+    assert hidden["/tests/data/big.bin"].data() == binary
+    assert {file.path for file in task.solution_files} == {"/solution/solve.sh", "/solution/helper"}
+    assert task.verifier.commands == ["/bin/bash /tests/test.sh"]
+    assert not task.files
+
+
+def test_settings_of_a_task_become_ours(tmp_path: Path) -> None:
+    folder = with_config(
+        tmp_path / "t",
+        "[agent]\ntimeout_sec = 90.5\nuser = 1000\n[verifier]\ntimeout_sec = 30\nenv = { K = '${KEY}', D = '${NO:-d}' }\n"
+        "[environment]\ndocker_image = 'i:1'\ncpus = 2\nmemory = '2G'\nstorage_mb = 100\nworkdir = '/w'\n"
+        "allow_internet = false\n[environment.healthcheck]\ncommand = 'true'\n",
+    )
+    task = one(folder, {"KEY": "secret"})
+    sandbox, verifier = task.sandbox, task.verifier
+    assert verifier is not None
+    assert (task.timeouts.agent_seconds, task.timeouts.verifier_seconds) == (91, 30)
+    assert (sandbox.image, sandbox.user, verifier.user, sandbox.working_dir) == ("i:1", "1000", "root", "/w")
+    assert sandbox.resources is not None
+    assert (sandbox.resources.cpu, sandbox.resources.memory, sandbox.resources.disk) == ("2", "2048Mi", "100Mi")
+    assert {variable.name: variable.value for variable in verifier.env} == {"K": "secret", "D": "d"}
+    assert verifier.mode is VerifierMode.SHARED
+    assert "timeout 30 sh -c true" in task.setup[-1]
+    assert "needs the environment variable KEY, which is not set" in refused(folder)
+
+
+NETWORKS = {
+    "": ("Public", "Public", "Public"),
+    "[environment]\nnetwork_mode = 'no-network'\n": ("None", "None", "None"),
+    "[environment]\nnetwork_mode = 'no-network'\n[agent]\nnetwork_mode = 'public'\n": ("None", "Public", "None"),
+    "[environment]\nallow_internet = false\n[verifier]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.example']\n": (
+        "None",
+        "None",
+        ["a.example:443", "a.example:80"],
+    ),
+    "[environment]\nnetwork_mode = 'no-network'\n[verifier.environment]\nnetwork_mode = 'public'\n": (
+        "None",
+        "None",
+        "Public",
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "expected"), NETWORKS.items())
+def test_each_phase_has_the_network_that_the_task_says(
+    config: str, expected: tuple[object, ...], tmp_path: Path
+) -> None:
+    network = one(with_config(tmp_path / "t", config)).sandbox.network
+    assert network is not None
+    assert (network.setup, network.agent, network.verifier) == expected
+
+
+def test_a_wildcard_host_is_told_and_not_reachable(tmp_path: Path) -> None:
+    config = "[agent]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['*.example', '::1']\n"
+    loaded = load(with_config(tmp_path / "t", config))
+    network = loaded.tasks[0].sandbox.network
+    assert network is not None
+    assert network.agent == ["[::1]:443", "[::1]:80"]
+    assert any("*.example is not reachable" in str(warning) for warning in loaded.warnings)
+
+
+BROKEN = {
+    "task.toml: is not TOML": {"task.toml": "a = ["},
+    "schema_version '2.0' is not known, expected 1.x": {"task.toml": "schema_version = '2.0'"},
+    "task.toml:2: agent.timeout_sec: is 'x', expected a whole number or a number": {
+        "task.toml": "[agent]\ntimeout_sec = 'x'"
+    },
+    "task.toml:2: environment.tpu": {"task.toml": "[environment]\ntpu = { type = 'v4', topology = '2x2' }"},
+    "environment.os: is not linux": {"task.toml": "[environment]\nos = 'Windows'"},
+    "needs more than one container": {"environment/docker-compose.yaml": "services: {}"},
+    "instruction.md: is empty": {"instruction.md": "# canary\n"},
+    "verifier.environment_mode: is 'own', expected shared or separate": {
+        "task.toml": "[verifier]\nenvironment_mode = 'own'"
+    },
+    "is for environment_mode separate alone": {
+        "task.toml": "[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ncpus = 1"
+    },
+    "'/' holds the working directory": {
+        "task.toml": "artifacts = ['/']\n[environment]\nworkdir = '/a'\n[verifier]\nenvironment_mode = 'separate'"
+    },
+}
+
+
+@pytest.mark.parametrize(("message", "files"), BROKEN.items(), ids=BROKEN)
+def test_a_folder_that_cannot_be_a_task_says_why(message: str, files: dict[str, str | bytes], tmp_path: Path) -> None:
+    assert message in refused(hello_world(tmp_path / "t", **files))
+
+
+def test_every_broken_folder_is_told_at_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (hello_world(tmp_path / name) / "tests" / "test.sh").unlink()
+    told = refused(tmp_path)
+    assert "a/tests/test.sh: is missing" in told
+    assert "b/tests/test.sh: is missing" in told
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (hello_world(tmp_path / "t") / "tests" / "passwd").symlink_to("/etc/passwd")
+    assert "leads out of the task's folder" in refused(tmp_path)
+
+
+def test_what_is_not_honoured_is_told_once_for_all_tasks(tmp_path: Path) -> None:
+    for name in "abc":
+        hello_world(tmp_path / name, 'gpus = 1\nskills_dir = "/s"\nunheard = 1\n')
+    told = [str(warning) for warning in load(tmp_path).warnings]
+    assert any("a/task.toml:14: environment.gpus is not honoured" in line and "2 more tasks" in line for line in told)
+    assert any("environment.skills_dir is not honoured" in line for line in told)
+    assert any("environment.unheard is not honoured: is not a key" in line for line in told)
+
+
+def test_an_image_is_named_after_what_it_is_built_from(tmp_path: Path) -> None:
+    folder = hello_world(tmp_path / "My.Task", SEPARATE, **{"tests/Dockerfile": "FROM scratch\n"})
+    first = one(folder, template="registry.example/{name}:{digest}")
+    image, grading = first.sandbox.image, first.verifier and first.verifier.image
+    assert image is not None
+    assert image.startswith("registry.example/my.task:")
+    assert grading is not None
+    assert grading.startswith("registry.example/my.task-tests:")
+    (folder / "environment" / "more").write_text("x")
+    assert one(folder, template="registry.example/{name}:{digest}").sandbox.image != image
+    tasks = Tasks.model_validate(
+        {"from": {"uri": str(folder), "format": "Harbor"}, "imageTemplate": "r/{name}:{digest}"}
+    )
+    assert [build.context for build in needed_images(tasks, tmp_path, {})] == ["environment", "tests"]
+
+
+def test_without_a_template_the_dockerfile_is_told_to_be_unused(tmp_path: Path) -> None:
+    told = [str(warning) for warning in load(hello_world(tmp_path / "t")).warnings]
+    assert any("environment/Dockerfile: is not built" in line for line in told)
+
+
+def test_steps_have_prompts_gates_and_tests_of_their_own(tmp_path: Path) -> None:
+    task = one(in_two_steps(tmp_path / "t", gate=0.5))
+    write, double = task.steps
+    assert (write.min_rewards, double.min_rewards) == ({"reward": 0.5}, {})
+    assert [file.path for file in double.files] == ["given.txt", "setup.sh"]
+    assert double.setup == ["bash ./setup.sh"]
+    assert (task.prompt, task.verifier, task.has_solution) == (write.prompt, None, True)
+
+
+def test_a_step_without_tests_takes_those_of_the_task(tmp_path: Path) -> None:
+    folder = in_two_steps(tmp_path / "t")
+    (folder / "steps/write/tests/test.sh").unlink()
+    write_folder(folder, {"tests/test.sh": "true", "tests/common.py": "x = 1"})
+    (task,) = load(folder).tasks
+    assert [[file.path for file in step.verifier.files] for step in task.steps if step.verifier] == [
+        ["/tests/common.py", "/tests/test.sh"],
+        ["/tests/common.py", "/tests/test.sh"],
+    ]

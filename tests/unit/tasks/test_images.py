@@ -1,0 +1,40 @@
+"""Images of task folders: their names, their bases, and what a Dockerfile says of working in them."""
+
+import pytest
+
+from agent_runtime.tasks.images import DockerfileFacts, dockerfile_facts, image_name, rewritten, with_other_bases
+
+DOCKERFILES = {
+    "FROM a\nWORKDIR /app\nUSER me\n": DockerfileFacts("/app", "me"),
+    "FROM a AS build\nWORKDIR /src\nFROM b\n": DockerfileFacts(None, None),
+    "FROM a\nWORKDIR /app\nWORKDIR sub/x\n": DockerfileFacts("/app/sub/x", None),
+    "FROM a\nWORKDIR sub\n": DockerfileFacts(None, None),
+    "FROM a\nWORKDIR /app\nWORKDIR $HOME\nUSER $U\n": DockerfileFacts(None, None),
+    'from a\nworkdir "/with space"\n': DockerfileFacts("/with space", None),
+}
+
+
+@pytest.mark.parametrize(("text", "facts"), DOCKERFILES.items())
+def test_commands_start_where_the_dockerfile_says(text: str, facts: DockerfileFacts) -> None:
+    assert dockerfile_facts(text) == facts
+
+
+def test_bases_are_taken_from_elsewhere_and_nothing_else_is_changed() -> None:
+    text = (
+        "FROM --platform=linux/amd64 ubuntu:24.04 AS x\nRUN echo FROM ubuntu:24.04\n"
+        "COPY --from=images.example/u/uv:1 /uv /\nFROM x\n"
+    )
+    bases = {"ubuntu:24.04": "mirror/ubuntu@sha256:1", "images.example/": "mirror/ghcr/"}
+    assert with_other_bases(text, bases) == (
+        "FROM --platform=linux/amd64 mirror/ubuntu@sha256:1 AS x\nRUN echo FROM ubuntu:24.04\n"
+        "COPY --from=mirror/ghcr/u/uv:1 /uv /\nFROM x\n"
+    )
+
+
+def test_the_longest_beginning_decides() -> None:
+    bases = {"a/": "x/", "a/b/": "y/", "a/b": "whole"}
+    assert [rewritten(image, bases) for image in ("a/c:1", "a/b/c", "ab/c", "a/b")] == ["x/c:1", "y/c", "ab/c", "whole"]
+
+
+def test_a_name_is_one_that_a_registry_takes() -> None:
+    assert image_name("r/{name}:{digest}", "My Task@1_", "abc") == "r/my-task-1:abc"
