@@ -1,5 +1,6 @@
 """Scalars of a run while it goes on, for TensorBoard and for Weights & Biases, where those are installed."""
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -55,11 +56,8 @@ class ScalarLog:
 
 class _TensorBoard:
     def __init__(self, folder: Path) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError as error:
-            raise _missing("--tensorboard", "tensorboardX", "agent-rollouts[tensorboard]") from error
-        self._writer: Any = SummaryWriter(str(folder))
+        package = _imported("--tensorboard", "tensorboardX", "agent-rollouts[tensorboard]")
+        self._writer = package.SummaryWriter(str(folder))
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -71,12 +69,8 @@ class _TensorBoard:
 
 class _WeightsAndBiases:
     def __init__(self, project: str, name: str) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise _missing("--wandb", "wandb", "wandb") from error
         # The same id again goes on with the same curve.
-        self._run: Any = wandb.init(project=project, name=name, id=name, resume="allow")
+        self._run = _imported("--wandb", "wandb", "wandb").init(project=project, name=name, id=name, resume="allow")
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
@@ -85,5 +79,10 @@ class _WeightsAndBiases:
         self._run.finish()
 
 
-def _missing(option: str, package: str, requirement: str) -> CommandError:
-    return CommandError(f"{option} needs {package}, which is not installed.", hint=f"pip install '{requirement}'")
+def _imported(option: str, package: str, requirement: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise CommandError(
+            f"{option} needs {package}, which is not installed.", hint=f"pip install '{requirement}'"
+        ) from error

@@ -38,7 +38,10 @@ async def check_job(
     provider: Provider | None = None,
     observer: Observer = lambda event: None,
 ) -> list[CheckRow]:
-    """Run Oracle and Nop over all tasks; nothing is written to the job's output. Tasks without a verifier are not sound."""
+    """Run Oracle and Nop over all tasks; nothing is written to the job's output. Tasks without a verifier are not sound.
+
+    An environment is sound when it can be reset.
+    """
     tasks = load_tasks(job.spec.tasks, base_dir, environ)
     missing = await missing_programs(job, tasks, Surroundings(base_dir, environ, provider))
     broken = {
@@ -50,6 +53,9 @@ async def check_job(
     oracle = await _run_agent(job, "Oracle", solvable, base_dir, environ, provider, observer)
     nop = await _run_agent(job, "Nop", tasks, base_dir, environ, provider, observer)
     for task in tasks:
+        if task.environment is not None:
+            rows.append(_environment_row(task, nop.get(task.name)))
+            continue
         rows += [_row(task, "Oracle", oracle.get(task.name)), _row(task, "Nop", nop.get(task.name))]
     return rows
 
@@ -88,6 +94,13 @@ async def _run_agent(
         checked = job.model_copy(update={"spec": spec})
         await run_job(checked, base_dir=base_dir, environ=environ, provider=provider, observer=observe)
     return results
+
+
+def _environment_row(task: Task, result: Result | None) -> CheckRow:
+    """It can be reset; nobody knows its solution."""
+    ok = result is not None and result.outcome is Outcome.COMPLETED
+    message = "" if ok or result is None else f"{result.reason}: {result.message}"
+    return CheckRow(task.name, "Nop", result.reward if result else None, result.outcome if result else "-", ok, message)
 
 
 def _row(task: Task, agent: str, result: Result | None) -> CheckRow:

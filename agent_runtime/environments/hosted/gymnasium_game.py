@@ -25,7 +25,7 @@ class GymnasiumGame:
         self._environment, self._name = environment, name
         self._space: Any = getattr(environment, "action_space", None)
         first, count = 0, 0
-        if type(self._space).__name__ == "Discrete":
+        if self._space is not None and type(self._space).__name__ == "Discrete":
             first, count = int(self._space.start), int(self._space.n)
         if action_names is not None and len(action_names) != count:
             raise GameError(f"environment {name!r}: actions has {len(action_names)} names, its space is {self._space}")

@@ -23,7 +23,7 @@ from agent_runtime.environments.hosted.game import GameError
 SOCKET = "environment.socket"  # in the folder of the program: paths of sockets must be short
 CONNECT_SECONDS = 30.0  # importing an environment's packages may take long on a cold disk
 PAUSE_SECONDS = 0.02
-MOVES_CHARACTERS = 100_000  # of moves that are told again, besides the last: an answer has to fit into one output
+MOVES_CHARACTERS = 300_000  # of moves in an answer, which has to fit into one output; the last is told in any case
 
 
 class Kept:
@@ -52,15 +52,20 @@ class Kept:
         for action in actions[known:]:
             self._moves += self._episode.steps([action])
             self._actions.append(action)
-        *again, last = self._moves[min(known, len(actions) - 1) :] if actions else [None]
-        told = [] if last is None else [last]
-        characters = 0
-        for move in reversed(again):
-            characters += len(json.dumps(move))
-            if characters > MOVES_CHARACTERS:
-                break
-            told.insert(0, move)
-        return {"start": self._beginning, "moves": told}
+        taken = self._moves[min(known, len(actions) - 1) :] if actions else []
+        return {"start": self._beginning, "moves": latest(taken)}
+
+
+def latest(moves: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last of these moves, as many as one output holds, and one at least."""
+    told: list[dict[str, Any]] = []
+    characters = 0
+    for move in reversed(moves):
+        characters += len(json.dumps(move))
+        if told and characters > MOVES_CHARACTERS:
+            break
+        told.append(move)
+    return told[::-1]
 
 
 def serve() -> None:

@@ -1,5 +1,5 @@
-import builtins
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,7 @@ def finished(group: int, reward: float) -> GroupFinished:
 def test_what_is_not_installed_is_named_with_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, option: str, package: str
 ) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *arguments: Any, **options: Any) -> Any:
-        if name == package:
-            raise ImportError(name)
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, package, None)
     targets: dict[str, Any] = {"tensorboard": None, "wandb": None, option: Path("x")}
     with pytest.raises(CommandError, match=f"--{option} needs {package}, which is not installed"):
         ScalarLog(lambda event: None, "job", **targets)
