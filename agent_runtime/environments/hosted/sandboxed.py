@@ -115,10 +115,10 @@ def ask(request: bytes) -> bytes:
 
 
 def main() -> None:
-    """Both sides, in the folder of the program, with the modules of the working directory at hand."""
-    sys.path.insert(1, os.getcwd())
+    """Both sides, in the folder of the program; the modules of the working directory, which has that folder, are at hand."""
     program = os.path.abspath(sys.argv[0])
     os.chdir(os.path.dirname(program))
+    sys.path.insert(1, os.path.dirname(os.getcwd()))
     sys.argv[0] = program
     if sys.argv[1:] == ["serve"]:
         serve()
