@@ -21,7 +21,7 @@ MAPS = 40
 ROLLOUTS = 32  # of each map
 STEPS = 10  # what ROLL's examples allow
 AT_ONCE = 256
-PEER_MAPS, PEER_ROLLOUTS, PEER_AT_ONCE = 4, 4, 4
+PEER_MAPS, PEER_ROLLOUTS, PEER_AT_ONCE = 2, 2, 2
 LEAST = Target("at least", 5)
 ACTION = "Right"
 

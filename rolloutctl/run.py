@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from agent_runtime.engine.events import JobSummary
+from agent_runtime.engine.events import JobSummary, Observer
 from agent_runtime.engine.run import run_job
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
@@ -25,6 +25,7 @@ from rolloutctl.notes import notes
 from rolloutctl.progress import Display, display_for
 from rolloutctl.results import print_results
 from rolloutctl.runs import DEFAULT_OUTPUT, find_run
+from rolloutctl.scalars import ScalarLog
 from rolloutctl.transcript import harmless
 
 MASKED_BY_FAILURE = ("InfraFailed", "VerifierFailed")
@@ -46,14 +47,23 @@ def run(
     api_key_env: Annotated[
         str | None, typer.Option("--api-key-env", help="Environment variable that holds the endpoint's key.")
     ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", help="Write scalars for TensorBoard below this folder.")
+    ] = None,
+    wandb: Annotated[
+        str | None, typer.Option("--wandb", help="Write scalars to this project of Weights & Biases.")
+    ] = None,
     form: FormOption = Form.TEXT,
 ) -> None:
     """Run a job on this machine, or go on with it where it was left."""
     job = with_options(
         read_manifest(manifest), output=output, model_url=model_url, model_name=model_name, api_key_env=api_key_env
     )
-    with display_for(err) as display:
-        summary = asyncio.run(_run(job, manifest.resolve().parent, provider, new, display))
+    with (
+        display_for(err) as display,
+        ScalarLog(display, job.metadata.name, tensorboard=tensorboard, wandb=wandb) as observer,
+    ):
+        summary = asyncio.run(_run(job, manifest.resolve().parent, provider, new, display, observer))
     if form is Form.JSON:
         answer_json(summary_json(summary))
     else:
@@ -61,11 +71,13 @@ def run(
     raise typer.Exit(exit_code(summary))
 
 
-async def _run(job: RolloutJob, base_dir: Path, provider: Provider | None, new: bool, display: Display) -> JobSummary:
+async def _run(
+    job: RolloutJob, base_dir: Path, provider: Provider | None, new: bool, display: Display, observer: Observer
+) -> JobSummary:
     stop = asyncio.Event()
     with _stopping_cleanly(stop, display):
         return await run_job(
-            job, base_dir=base_dir, environ=os.environ, provider=provider, new=new, observer=display, stop=stop
+            job, base_dir=base_dir, environ=os.environ, provider=provider, new=new, observer=observer, stop=stop
         )
 
 

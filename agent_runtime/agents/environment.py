@@ -44,7 +44,8 @@ class Environment:
             shown = told(
                 act.template,
                 observation=seen.content,
-                feedback="" if seen.data["valid"] else INVALID,
+                # A plugin may have refused the call: then nothing was taken.
+                feedback="" if seen.data.get("valid") else INVALID,
                 turn=turn + 1,
                 actions_left=act.max_steps - turn,
             )

@@ -42,7 +42,10 @@ async def check_job(
     provider: Provider | None = None,
     observer: Observer = lambda event: None,
 ) -> list[CheckRow]:
-    """Run Oracle and Nop over all tasks; nothing is written to the job's output. Tasks without a verifier are not sound."""
+    """Run Oracle and Nop over all tasks; nothing is written to the job's output. Tasks without a verifier are not sound.
+
+    An environment is sound when it can be reset.
+    """
     missing = await missing_programs(job, tasks, Surroundings(base_dir, environ, provider))
     broken = {
         found.task: CheckRow(found.task, "-", None, "-", False, str(found)) for found in missing if not found.has_setup
@@ -64,6 +67,9 @@ async def check_job(
     oracle |= await run("Oracle", [task for task in solvable if task.name in only_shared])
     nop = await run("Nop", tasks)
     for task in tasks:
+        if task.environment is not None:
+            rows.append(_environment_row(task, nop.get(task.name)))
+            continue
         row = _row(task, "Oracle", oracle.get(task.name))
         if row.ok and _asks_for_shared(job, task):
             message = ONLY_SHARED if task.name in only_shared else SEPARATE_TOO
@@ -117,6 +123,13 @@ async def _run_agent(
         checked = job.model_copy(update={"spec": spec})
         await run_job(checked, base_dir=base_dir, environ=environ, provider=provider, observer=observe)
     return results
+
+
+def _environment_row(task: Task, result: Result | None) -> CheckRow:
+    """It can be reset; nobody knows its solution."""
+    ok = result is not None and result.outcome is Outcome.COMPLETED
+    message = "" if ok or result is None else f"{result.reason}: {result.message}"
+    return CheckRow(task.name, "Nop", result.reward if result else None, result.outcome if result else "-", ok, message)
 
 
 def _row(task: Task, agent: str, result: Result | None) -> CheckRow:

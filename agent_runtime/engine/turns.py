@@ -21,6 +21,7 @@ from agent_runtime.engine.seeds import turn_seed
 from agent_runtime.engine.staleness_policy import NewestPolicy, StalePolicy, numbers, stale_message
 from agent_runtime.engine.sub_agent import SubAgent
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
+from agent_runtime.environments.act import Act
 from agent_runtime.models.base import (
     CallHealth,
     ContentFiltered,
@@ -442,7 +443,8 @@ class Turns:
             record = ObservationsRecord(turn=turn, time=time.time(), results=observations)
             self._unwritten.append(record)
         else:
-            self._shift_deadline(-max((result.seconds for result in record.results), default=0.0))
+            counted = [result.seconds for result in record.results if not isinstance(tools.get(result.tool), Act)]
+            self._shift_deadline(-max(counted, default=0.0))
         self.records.append(record)
         self._observed_turn = self.turn
         self.tool_calls += len(calls)
@@ -495,9 +497,13 @@ class Turns:
                 content="The outcome of this call is unknown: the process that ran it was interrupted. It was not repeated.",
                 error=True,
             )
-        seconds_left = self._seconds_left()
-        workspace = KeyedWorkspace(self._workspace, key, min(self.task.timeouts.command_seconds, seconds_left))
+        seconds_left, limit = self._seconds_left(), float(self.task.timeouts.command_seconds)
+        # One that hangs must not look like an agent that ran out of time, nor the other way round.
+        acts = isinstance(tool, Act)
+        workspace = KeyedWorkspace(self._workspace, key, limit if acts else min(limit, seconds_left))
         context = ToolContext(workspace=workspace, task=self.task, call_id=call.id, seconds_left=seconds_left)
+        if acts:
+            return await self._untimed(dispatch(tools, call, context))
         if tool is None or tool.runs_in == "Runner":
             return await dispatch(tools, call, context)
         async with self._workspace_lock:
@@ -527,7 +533,7 @@ class Turns:
             self._deadline.reschedule(when + seconds)
 
     async def _untimed(self, waiting: Awaitable[T]) -> T:
-        """Wait for storage, for plugins or for the engine's own work, without using up the agent's time."""
+        """Wait for storage, plugins, an environment or the engine's own work, without using up the agent's time."""
         self._hold(True)
         try:
             return await waiting

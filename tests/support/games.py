@@ -25,6 +25,8 @@ class Game:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if action == "hang":
             time.sleep(3600)
+        if action == "slow":
+            time.sleep(1.5)
         if action == "die":
             os._exit(3)
         if action == "raise":

@@ -5,8 +5,9 @@ So nothing here imports anything else of this repository, and all of it runs on 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Mapping, Protocol  # noqa: UP035 - collections.abc has no Protocol, and one line is enough
+from typing import Any, Protocol
 
 
 class GameError(Exception):

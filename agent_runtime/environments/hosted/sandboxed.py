@@ -23,7 +23,7 @@ from agent_runtime.environments.hosted.game import GameError
 SOCKET = "environment.socket"  # in the folder of the program: paths of sockets must be short
 CONNECT_SECONDS = 30.0  # importing an environment's packages may take long on a cold disk
 PAUSE_SECONDS = 0.02
-MOVES_CHARACTERS = 100_000  # of moves that are told again, besides the last: an answer has to fit into one output
+MOVES_CHARACTERS = 300_000  # of moves in an answer, which has to fit into one output; the last is told in any case
 
 
 class Kept:
@@ -52,15 +52,20 @@ class Kept:
         for action in actions[known:]:
             self._moves += self._episode.steps([action])
             self._actions.append(action)
-        again = self._moves[min(known, len(actions) - 1) :] if actions else []
-        told = [again.pop()] if again else []
-        characters = 0
-        for move in reversed(again):
-            characters += len(json.dumps(move))
-            if characters > MOVES_CHARACTERS:
-                break
-            told.insert(0, move)
-        return {"start": self._beginning, "moves": told}
+        taken = self._moves[min(known, len(actions) - 1) :] if actions else []
+        return {"start": self._beginning, "moves": latest(taken)}
+
+
+def latest(moves: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last of these moves, as many as one output holds, and one at least."""
+    told: list[dict[str, Any]] = []
+    characters = 0
+    for move in reversed(moves):
+        characters += len(json.dumps(move))
+        if told and characters > MOVES_CHARACTERS:
+            break
+        told.append(move)
+    return told[::-1]
 
 
 def serve() -> None:
@@ -110,10 +115,10 @@ def ask(request: bytes) -> bytes:
 
 
 def main() -> None:
-    """Both sides, in the folder of the program, with the modules of the working directory at hand."""
-    sys.path.insert(1, os.getcwd())
+    """Both sides, in the folder of the program; the modules of the working directory, which has that folder, are at hand."""
     program = os.path.abspath(sys.argv[0])
     os.chdir(os.path.dirname(program))
+    sys.path.insert(1, os.path.dirname(os.getcwd()))
     sys.argv[0] = program
     if sys.argv[1:] == ["serve"]:
         serve()

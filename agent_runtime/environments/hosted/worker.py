@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
+import threading
+from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 from agent_runtime.environments.hosted.episode import Episode
 from agent_runtime.environments.hosted.game import GameError
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+def serve(requests: Iterable[bytes], answers: BinaryIO) -> None:
     """Answer until the requests end."""
     episodes: dict[int, Episode] = {}
     for line in requests:
@@ -49,10 +52,19 @@ def answer(episodes: dict[int, Episode], number: int, request: dict[str, Any]) -
 
 
 def main() -> None:
-    """Keep the real output for answers: what environments print goes nowhere."""
+    """Keep the real output for answers: what environments print goes nowhere. End when the requests do, whatever hangs."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    serve(sys.stdin.buffer, answers)
+    waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            waiting.put(line)
+        # The engine is gone, or let go: nobody waits for an answer any more.
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    serve(iter(waiting.get, b""), answers)
 
 
 if __name__ == "__main__":

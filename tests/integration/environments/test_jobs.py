@@ -94,6 +94,22 @@ async def test_one_that_hangs_is_masked_and_its_neighbours_are_rewarded(tmp_path
     assert (hanging.advantage, fine.advantage) == (None, 0.0)
 
 
+@pytest.mark.parametrize("run_in", ["Runner", "Sandbox"])
+async def test_a_slow_environment_does_not_use_up_the_agents_time_and_no_agent_can_make_one_seem_to_hang(
+    tmp_path: Path, run_in: str
+) -> None:
+    files = [{"path": "games.py", "content": (ROOT / "tests/support/games.py").read_text()}]
+    slow = {
+        "name": "slow",
+        "prompt": "{observation}",
+        "files": files,
+        "timeouts": {"agentSeconds": 1, "commandSeconds": 60},
+        "environment": {"id": "games:Game" if run_in == "Sandbox" else GAME, "maxSteps": 2, "runIn": run_in},
+    }
+    [result] = await results(tmp_path, {"slow": "<answer>slow</answer>"}, tasks={"inline": [slow]})
+    assert (result.outcome, result.stop_reason, result.reward) == (Outcome.COMPLETED, StopReason.FINISHED, 2.0)
+
+
 async def test_an_action_that_breaks_the_environment_twice_is_the_policys_own(tmp_path: Path) -> None:
     [result] = await results(
         tmp_path,

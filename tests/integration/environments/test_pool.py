@@ -1,6 +1,9 @@
 """Environments in real processes: none blocks the engine, none takes its neighbours along."""
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -102,3 +105,17 @@ async def test_an_environment_never_sees_the_runners_credentials(
     environment = open(f"/proc/{process.process.pid}/environ").read()  # noqa: ASYNC230, SIM115
     assert "AWS_SECRET" not in environment
     assert "PATH=" in environment
+
+
+def test_nothing_is_left_of_an_environment_that_hangs_when_its_engine_is_gone() -> None:
+    command = [sys.executable, "-m", "agent_runtime.environments.hosted.worker"]
+    start = {"id": "tests.support.games:Game", "seed": 1, "maxSteps": 5, "formatPenalty": 0, "config": {}}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"episode": 1, "start": start, "actions": []}).encode() + b"\n")
+        process.stdin.write(json.dumps({"episode": 1, "actions": ["hang"]}).encode() + b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline()
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0

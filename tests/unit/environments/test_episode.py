@@ -1,4 +1,6 @@
 import json
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -36,9 +38,6 @@ class Counter:
 
 @pytest.fixture(autouse=True)
 def counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-    from types import ModuleType
-
     module = ModuleType("counting")
     module.__dict__["Counter"] = Counter
     monkeypatch.setitem(sys.modules, "counting", module)
