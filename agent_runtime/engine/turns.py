@@ -98,6 +98,7 @@ class Turns:
         snapshots: Snapshots | None = None,
         checkpoints: Checkpoints | None = None,
         moved: Callable[[Workspace], AttemptRecord] | None = None,
+        rerun: Callable[[ObservationsRecord, Sequence[ToolCall]], Awaitable[None]] | None = None,
     ) -> None:
         self.task, self.spec, self.tools = task, spec, tools
         self.working_dir = workspace.working_dir
@@ -113,6 +114,7 @@ class Turns:
         self._definitions = definitions
         self._model, self._workspace, self._journal, self._observer = model, workspace, journal, observer
         self._snapshots, self._checkpoints, self._moved = snapshots, checkpoints, moved
+        self._rerun = rerun
         self._drain = drain or Drain()
         self._newest_policy, self._max_policy_lag = newest_policy or NewestPolicy(), max_policy_lag
         self._first_policy: int | None = None
@@ -203,6 +205,11 @@ class Turns:
 
     async def run_command(self, command: str) -> CommandResult:
         """Run a shell command outside of any turn (see AgentContext). Repeated after a crash it gives the same result."""
+        if self._rerun is not None:
+            self.fault = NotReplayable(
+                "the agent runs commands outside of its turns, and their results are not recorded"
+            )
+            raise self.fault
         self._commands += 1
         return await self._guarded(
             self._workspace.run(
@@ -366,6 +373,8 @@ class Turns:
             self._unwritten.append(record)
         else:
             self._shift_deadline(-max((result.seconds for result in record.results), default=0.0))
+            if self._rerun is not None:
+                await self._rerun(record, calls)
         self.records.append(record)
         self._observed_turn = self.turn
         self.tool_calls += len(calls)
