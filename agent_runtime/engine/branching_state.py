@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 from agent_runtime.agents.base import Agent, Stop
 from agent_runtime.engine.branching import Origin
@@ -155,7 +154,7 @@ class _End:
     """Implements Model: where the copied turns end."""
 
     name = "none"
-    token_capture: Literal["TextOnly"] = "TextOnly"
+    token_capture = "TextOnly"
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """See Model."""
