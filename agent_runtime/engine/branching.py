@@ -166,7 +166,7 @@ async def branch_tasks(job: RolloutJob, base_dir: Path, environ: Mapping[str, st
     for number, entry in enumerate(job.spec.tasks.branch or []):
         try:
             source = await runs.source(entry)
-            _refuse_other_agent(source.run.reader.job, job)
+            _refuse_other_agent(source.run.reader.job, job, entry.turn)
             task = await source.task()
             if any(other.name == task.name for other in tasks):
                 task = task.model_copy(update={"name": f"{task.name}-{number}"})
@@ -270,8 +270,12 @@ def _model_name(spec: ModelSpec) -> str:
     return spec.server_ref or spec.function or "scripted"
 
 
-def _refuse_other_agent(source: RolloutJob, own: RolloutJob) -> None:
+def _refuse_other_agent(source: RolloutJob, own: RolloutJob, turn: int) -> None:
     """Raise ValueError unless the agent repeats the source's turns: it is brought to the turn by a replay."""
+    if own.spec.agent.max_turns <= turn + 1:
+        raise ValueError(
+            f"spec.agent.maxTurns is {own.spec.agent.max_turns}, and {turn + 1} turns are copied; raise it"
+        )
     for field in ("type", "tools", "system_prompt"):
         theirs, ours = getattr(source.spec.agent, field), getattr(own.spec.agent, field)
         if theirs != ours:

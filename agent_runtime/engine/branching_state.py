@@ -9,18 +9,16 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from agent_runtime.agents.base import Agent, Stop
 from agent_runtime.engine.branching import Origin
-from agent_runtime.engine.conversation import Conversation
-from agent_runtime.engine.turns import NotReplayable, Turns
-from agent_runtime.models.base import ModelReply, ToolCall
+from agent_runtime.engine.tool_workspace import KeyedWorkspace
+from agent_runtime.engine.turns import Turns
+from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import (
-    CommandResult,
     FileError,
     SandboxFailure,
     Workspace,
@@ -28,12 +26,12 @@ from agent_runtime.sandboxes.base import (
     WorkspaceSpec,
 )
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, prepare
-from agent_runtime.tools.base import Tool
+from agent_runtime.tools.base import Tool, ToolContext
+from agent_runtime.tools.dispatch import dispatch
 from agent_runtime.tools.schema import openai_definition
 from rollout_api.model import Sampling
 from rollout_api.records import (
     BranchRecord,
-    Message,
     Observation,
     ObservationsRecord,
     Record,
@@ -41,6 +39,7 @@ from rollout_api.records import (
     StopReason,
 )
 from rollout_api.rollout_job import RolloutJob
+from rollout_api.tasks import Task
 
 SHOWN_CHARACTERS = 200
 """Of each side of a difference: enough to see it, little enough for a line of results."""
@@ -111,22 +110,36 @@ class Branching:
 
     async def _run_again(self, workspace: Workspace, after: int) -> list[str]:
         """Run the tool calls after that turn; what differs from the record. Raises SandboxFailure."""
-        rerun = Rerun(self.origin, self._job, self._tools, workspace, after)
+        origin, rerun = self.origin, Rerun(self.origin.task, self._tools, workspace, after)
+        turns = Turns(
+            task=origin.task,
+            spec=self._job.spec.agent,
+            sampling=Sampling(),
+            seed=0,
+            index=origin.index,
+            member=0,
+            tools=self._tools,
+            definitions=[openai_definition(tool) for tool in self._tools.values()],
+            model=_End,
+            workspace=workspace,
+            journal=_NoJournal(),
+            replay=origin.prefix,
+            rerun=rerun.run,
+        )
         try:
-            async with asyncio.timeout(self.origin.task.timeouts.agent_seconds):
-                await self._make_agent().run(rerun)
+            async with asyncio.timeout(origin.task.timeouts.agent_seconds):
+                await self._make_agent().run(turns)
         except TimeoutError as error:
             raise SandboxFailure(
-                "RerunFailed", f"the tool calls up to turn {self.origin.turn} took longer than timeouts.agentSeconds"
+                "RerunFailed", f"the tool calls up to turn {origin.turn} took longer than timeouts.agentSeconds"
             ) from error
         except Exception as error:  # noqa: BLE001 what ended it is known better than what the agent made of it
-            if rerun.fault is None:
-                rerun.fault = error
-        if isinstance(rerun.fault, SandboxFailure):
-            raise rerun.fault
-        if not isinstance(rerun.fault, _Reached):
-            why = f"{rerun.fault}" if rerun.fault is not None else "the agent ended before it came there"
-            raise SandboxFailure("RerunFailed", f"turn {self.origin.turn} was not reached again: {why}")
+            turns.fault = turns.fault or error
+        if isinstance(turns.fault, SandboxFailure):
+            raise turns.fault
+        if not isinstance(turns.fault, _Reached):
+            why = f"{turns.fault}" if turns.fault is not None else "the agent ended before it came there"
+            raise SandboxFailure("RerunFailed", f"turn {origin.turn} was not reached again: {why}")
         return rerun.differences
 
 
@@ -137,57 +150,51 @@ class _Reached(Stop):
         super().__init__(StopReason.FINISHED, "the turn to branch from is reached")
 
 
+class _End:
+    """Implements Model: where the copied turns end."""
+
+    name = "none"
+    token_capture = "TextOnly"
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """See Model."""
+        raise _Reached
+
+    async def check(self) -> None:
+        """See Model."""
+
+    async def close(self) -> None:
+        """See Model."""
+
+
 class _NoJournal:
     async def append(self, records: Sequence[Record]) -> None:
         """All of it is recorded already."""
 
 
-class Rerun(Turns):
-    """A replay of the copied turns in which tool calls after a turn are run, and compared with the record."""
+class Rerun:
+    """Runs the tool calls of replayed turns once more, those after a turn, and compares them with the record."""
 
-    def __init__(
-        self, origin: Origin, job: RolloutJob, tools: Mapping[str, Tool], workspace: Workspace, after: int
-    ) -> None:
-        super().__init__(
-            task=origin.task,
-            spec=job.spec.agent,
-            sampling=Sampling(),
-            seed=0,
-            index=origin.index,
-            member=0,
-            tools=tools,
-            definitions=[openai_definition(tool) for tool in tools.values()],
-            model=lambda: None,
-            workspace=workspace,
-            journal=_NoJournal(),
-            replay=origin.prefix,
-        )
+    def __init__(self, task: Task, tools: Mapping[str, Tool], workspace: Workspace, after: int) -> None:
         self.differences: list[str] = []
-        self._after = after
+        self._task, self._tools, self._workspace, self._after = task, tools, workspace, after
+        self._times = 0
 
-    async def run_command(self, command: str) -> CommandResult:
-        """Not to be run again: nobody recorded what it gave."""
-        self.fault = NotReplayable("the agent runs commands outside of its turns, and their results are not recorded")
-        raise self.fault
-
-    async def _call_model(
-        self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
-    ) -> ModelReply:
-        if not self._replay:
-            raise _Reached
-        return await super()._call_model(conversation, messages, tools)
-
-    async def _call_tools(
-        self, conversation: Conversation, calls: Sequence[ToolCall], tools: Mapping[str, Tool], *, may_stop: bool
-    ) -> list[Observation]:
-        recorded = self._next_replayed(ObservationsRecord)
-        if recorded is None:
-            raise _Reached
-        if self.turn > self._after:
-            here = [call for call in calls if (tool := tools.get(call.name)) is not None and tool.runs_in != "Runner"]
-            found = {result.call_id: result for result in await self._dispatch_all(here, tools, f"{self.turn + 1}:")}
-            self.differences += differences(self.turn, recorded.results, found)
-        return recorded.results
+    async def run(self, record: ObservationsRecord, calls: Sequence[ToolCall]) -> None:
+        """The calls of one record. Those that run in the runner changed nothing here, and are not made again."""
+        if record.turn <= self._after:
+            return
+        self._times += 1
+        found: dict[str, Observation] = {}
+        for position, call in enumerate(calls):
+            tool = self._tools.get(call.name)
+            if tool is None or tool.runs_in == "Runner":
+                continue
+            seconds = float(self._task.timeouts.command_seconds)
+            keyed = KeyedWorkspace(self._workspace, f"{record.turn + 1}:rerun-{self._times}.{position}", seconds)
+            context = ToolContext(workspace=keyed, task=self._task, call_id=call.id, seconds_left=seconds)
+            found[call.id] = await dispatch(self._tools, call, context)
+        self.differences += differences(record.turn, record.results, found)
 
 
 def differences(turn: int, recorded: Sequence[Observation], found: Mapping[str, Observation]) -> list[str]:

@@ -104,6 +104,7 @@ class Turns:
         snapshots: Snapshots | None = None,
         checkpoints: Checkpoints | None = None,
         moved: Callable[[Workspace], AttemptRecord] | None = None,
+        rerun: Callable[[ObservationsRecord, Sequence[ToolCall]], Awaitable[None]] | None = None,
     ) -> None:
         self.task, self.spec, self.tools = task, spec, tools
         self.working_dir = workspace.working_dir
@@ -119,6 +120,7 @@ class Turns:
         self._definitions = definitions
         self._model, self._workspace, self._journal, self._observer = model, workspace, journal, observer
         self._snapshots, self._checkpoints, self._moved = snapshots, checkpoints, moved
+        self._rerun = rerun
         self._drain, self._plugins = drain or Drain(), plugins
         self._newest_policy, self._max_policy_lag = newest_policy or NewestPolicy(), max_policy_lag
         self._first_policy: int | None = None
@@ -236,6 +238,11 @@ class Turns:
 
     async def run_command(self, command: str) -> CommandResult:
         """Run a shell command outside of any turn (see AgentContext). Repeated after a crash it gives the same result."""
+        if self._rerun is not None:
+            self.fault = NotReplayable(
+                "the agent runs commands outside of its turns, and their results are not recorded"
+            )
+            raise self.fault
         self._commands += 1
         return await self._guarded(
             self._workspace.run(
@@ -439,27 +446,31 @@ class Turns:
             turn = self.turn if conversation.turn is None else conversation.turn
             # Of an earlier turn's calls, which waited for a sub-agent: its keys may be forgotten by now.
             key = f"{self.turn + 1}:" if turn == self.turn else f"{self.turn + 1}:turn-{turn}."
-            observations = await self._run_tools(calls, tools, key)
+            observations = await self._run_tools(turn, calls, tools, key)
             record = ObservationsRecord(turn=turn, time=time.time(), results=observations)
             self._unwritten.append(record)
         else:
             counted = [result.seconds for result in record.results if not isinstance(tools.get(result.tool), Act)]
             self._shift_deadline(-max(counted, default=0.0))
+            if self._rerun is not None:
+                await self._rerun(record, calls)
         self.records.append(record)
-        self._observed_turn = self.turn
+        self._observed_turn = record.turn
         self.tool_calls += len(calls)
         for observation in record.results:
             if observation.stop and may_stop:
                 raise Stop(StopReason.FINISHED, observation.content)
         return record.results
 
-    async def _run_tools(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool], key: str) -> list[Observation]:
+    async def _run_tools(
+        self, turn: int, calls: Sequence[ToolCall], tools: Mapping[str, Tool], key: str
+    ) -> list[Observation]:
         """Run the calls, with what the plugins make of them; their time is not the agent's."""
         if (plugins := self._plugins) is None:
             return await self._dispatch_all(calls, tools, key)
-        admitted = await self._untimed(plugins.admit(self.turn, calls))
+        admitted = await self._untimed(plugins.admit(turn, calls))
         results = await self._dispatch_all(admitted, tools, key)
-        observations = await self._untimed(plugins.ran(self.turn, calls, admitted, results))
+        observations = await self._untimed(plugins.ran(turn, calls, admitted, results))
         called = plugins.take_record()
         self.records += called
         self._unwritten += called

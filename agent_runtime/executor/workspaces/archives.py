@@ -1,7 +1,6 @@
-"""Tars in and out of a workspace, and its own layer as one.
+"""Tars out of a workspace, and its own layer as one; `unpacking.py` is the way back.
 
-Names in a tar are untrusted and so is the tree it meets. Unpacking walks from the target folder one name at a time and
-never through a link, so nothing leaves the target. A layer's tar uses the marks of OCI image layers: `.wh.NAME` says that
+A layer's tar uses the marks of OCI image layers: `.wh.NAME` says that
 NAME of the parent is deleted, `.wh..wh..opq` that a folder hides what the parent has in it; a file that has such a name
 itself says so in a PAX header of our own. Times are kept to the
 nanosecond, as decimals of PAX headers.
@@ -16,19 +15,17 @@ import os
 import stat
 import tarfile
 from collections.abc import Iterator
-from decimal import Decimal
-from typing import IO
 
 from agent_runtime.executor.workspaces.channel import Message
 from agent_runtime.executor.workspaces.identity import Refused
-from agent_runtime.executor.workspaces.trees import NO_WAIT, open_folder, remove_entry
+from agent_runtime.executor.workspaces.trees import NO_WAIT, open_folder
 
 COPY_BYTES = 1024 * 1024
-_DELETED = ".wh."
-_OPAQUE = ".wh..wh..opq"
+DELETED = ".wh."
+OPAQUE = ".wh..wh..opq"
 _OPAQUE_XATTR = "user.overlay.opaque"
-_OWN_NAME = "ROLLOUT.ownName"
-_SECOND = 1_000_000_000  # in nanoseconds
+OWN_NAME = "ROLLOUT.ownName"
+SECOND = 1_000_000_000  # in nanoseconds
 
 
 def copy(source: int, target: int, limit: int | None) -> int:
@@ -47,23 +44,12 @@ def copy(source: int, target: int, limit: int | None) -> int:
 
 def _set_time(member: tarfile.TarInfo, nanoseconds: int) -> None:
     """Give a member a time. tarfile itself writes a time with a fraction as a float, which has no room for nanoseconds."""
-    seconds, rest = divmod(abs(nanoseconds), _SECOND)
+    seconds, rest = divmod(abs(nanoseconds), SECOND)
     if rest:
         sign = "-" if nanoseconds < 0 else ""
         member.pax_headers = {**member.pax_headers, "mtime": f"{sign}{seconds}.{rest:09}"}
     else:
-        member.mtime = nanoseconds // _SECOND
-
-
-def _time_of(member: tarfile.TarInfo) -> int:
-    """The time of a member in nanoseconds."""
-    written = member.pax_headers.get("mtime")
-    if written is None:
-        return int(member.mtime) * _SECOND
-    try:
-        return int((Decimal(written) * _SECOND).to_integral_value())
-    except (ArithmeticError, ValueError):
-        raise Refused(errno.EINVAL, member.name, f"tar member {member.name!r}: {written!r} is no time") from None
+        member.mtime = nanoseconds // SECOND
 
 
 class _Exactly:
@@ -97,8 +83,8 @@ class _Writer:
     def add(self, folder: int, name: str, stored: str, info: os.stat_result) -> None:
         """Store the entry `name` of `folder` as `stored`; sockets and devices have no content and are left out."""
         member = tarfile.TarInfo(stored)
-        if name.startswith(_DELETED):
-            member.pax_headers = {_OWN_NAME: "1"}
+        if name.startswith(DELETED):
+            member.pax_headers = {OWN_NAME: "1"}
         member.mode, member.uid, member.gid = stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid
         _set_time(member, info.st_mtime_ns)
         if stat.S_ISDIR(info.st_mode):
@@ -223,7 +209,7 @@ def snapshot_folders(root: str, paths: tuple[str, ...], stream: int) -> Message:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         writer.add(folder, ".", stored, os.fstat(folder))
         prefix = "" if stored == "." else f"{stored}/"
-        writer.mark(f"{prefix}{_OPAQUE}")
+        writer.mark(f"{prefix}{OPAQUE}")
         _add_below(writer, folder, prefix, of_layer=False)
     return writer.close()
 
@@ -232,12 +218,12 @@ def _add_below(writer: _Writer, folder: int, prefix: str, *, of_layer: bool) -> 
     """Add all below a folder; of a layer's own folder its marks too."""
     for parent, name, stored, info in _walk(folder, prefix):
         if of_layer and stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
-            writer.mark(f"{stored[: len(stored) - len(name)]}{_DELETED}{name}")
+            writer.mark(f"{stored[: len(stored) - len(name)]}{DELETED}{name}")
             continue
         with contextlib.suppress(FileNotFoundError):
             writer.add(parent, name, stored, info)
             if of_layer and stat.S_ISDIR(info.st_mode) and _is_opaque(parent, name):
-                writer.mark(f"{stored}/{_OPAQUE}")
+                writer.mark(f"{stored}/{OPAQUE}")
 
 
 def _is_opaque(parent: int, name: str) -> bool:
@@ -248,208 +234,3 @@ def _is_opaque(parent: int, name: str) -> bool:
         return False
     finally:
         os.close(folder)
-
-
-def _members(stream: int) -> Iterator[tuple[tarfile.TarInfo, list[str], IO[bytes] | None]]:
-    """(member, the parts of its name, its content) of a tar. Raises Refused for names that leave the target."""
-    try:
-        with open(stream, "rb", buffering=0, closefd=False) as file:
-            with tarfile.open(fileobj=file, mode="r|", encoding="utf-8", errors="surrogateescape") as tar:
-                while (member := tar.next()) is not None:
-                    tar.members = []  # type: ignore[attr-defined]
-                    yield member, _parts(member.name), tar.extractfile(member) if member.isreg() else None
-            while os.read(stream, COPY_BYTES):
-                pass  # padding after the end mark; a writer must not meet a closed pipe
-    except tarfile.TarError as error:
-        raise Refused(
-            errno.EINVAL, "tar", f"the body is not a tar that can be read: {error}; send an uncompressed tar"
-        ) from None
-
-
-def _parts(name: str) -> list[str]:
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    if name.startswith("/") or ".." in parts or "\0" in name:
-        raise Refused(
-            errno.EINVAL, name, f"tar member {name!r} leaves the target folder; use relative names without '..'"
-        )
-    return parts
-
-
-class _Target:
-    """The folder that a tar is unpacked into."""
-
-    def __init__(self, root: int, *, owners: bool) -> None:
-        self.root, self._owners = root, owners
-        self._folders: list[tuple[list[str], int, int]] = []
-
-    def parent(self, parts: list[str]) -> int:
-        """A descriptor of the folder that `parts` lie in; missing folders are made, links are refused."""
-        here = os.dup(self.root)
-        for part in parts[:-1]:
-            try:
-                try:
-                    below = open_folder(here, part)
-                except FileNotFoundError:
-                    os.mkdir(part, 0o755, dir_fd=here)
-                    below = open_folder(here, part)
-            except OSError as error:
-                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-                    raise
-                name = "/".join(parts)
-                raise Refused(
-                    errno.ELOOP, name, f"tar member {name!r}: {part!r} on its way is a link or no folder"
-                ) from None
-            finally:
-                os.close(here)
-            here = below
-        return here
-
-    def put(self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None) -> None:
-        if not parts:
-            if self._owners and member.isdir():
-                self._folders.append((parts, member.mode & 0o7777, _time_of(member)))
-                self._own(self.root, ".", member)
-            return
-        parent, name = self.parent(parts), parts[-1]
-        try:
-            self._put(parent, name, member, content, parts)
-        finally:
-            os.close(parent)
-
-    def _put(
-        self, parent: int, name: str, member: tarfile.TarInfo, content: IO[bytes] | None, parts: list[str]
-    ) -> None:
-        mode = member.mode & 0o7777
-        if member.isdir():
-            try:
-                os.close(open_folder(parent, name))
-            except OSError:
-                remove_entry(parent, name, missing_ok=True)
-                os.mkdir(name, dir_fd=parent)
-            # Modes and times of folders last: both would stand in the way of what comes into them.
-            self._folders.append((parts, mode, _time_of(member)))
-            self._own(parent, name, member)
-            return
-        if member.islnk():
-            self._link(parent, name, member)
-            return
-        remove_entry(parent, name, missing_ok=True)
-        if member.issym():
-            os.symlink(member.linkname, name, dir_fd=parent)
-            self._own(parent, name, member)
-        elif member.isfifo():
-            os.mkfifo(name, 0o600, dir_fd=parent)
-            self._own(parent, name, member)
-            os.chmod(name, mode, dir_fd=parent)
-        elif content is not None:
-            self._file(parent, name, member, content)
-            return
-        else:
-            raise Refused(
-                errno.EINVAL,
-                member.name,
-                f"tar member {member.name!r}: only files, folders, links and FIFOs can be unpacked",
-            )
-        os.utime(name, ns=(_time_of(member),) * 2, dir_fd=parent, follow_symlinks=False)
-
-    def _file(self, parent: int, name: str, member: tarfile.TarInfo, content: IO[bytes]) -> None:
-        target = os.open(
-            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent
-        )
-        try:
-            while block := content.read(COPY_BYTES):
-                view = memoryview(block)
-                while view:
-                    view = view[os.write(target, view) :]
-            self._own(parent, name, member)
-            os.fchmod(target, member.mode & 0o7777)
-            os.utime(target, ns=(_time_of(member),) * 2)
-        finally:
-            os.close(target)
-
-    def _link(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
-        source_parts = _parts(member.linkname)
-        if not source_parts:
-            raise Refused(
-                errno.EINVAL, member.name, f"tar member {member.name!r} is a hard link to the target folder itself"
-            )
-        source = self.parent(source_parts)
-        try:
-            beside = f".{os.getpid()}.{os.urandom(6).hex()}.link"
-            os.link(source_parts[-1], beside, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
-            remove_entry(parent, name, missing_ok=True)
-            os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
-        finally:
-            os.close(source)
-
-    def _own(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
-        if not self._owners:
-            return
-        standing = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if (standing.st_uid, standing.st_gid) == (member.uid, member.gid):
-            return  # who has no right to give a file away may keep its own
-        try:
-            os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
-        except PermissionError:
-            raise Refused(
-                errno.EPERM,
-                member.name,
-                f"{member.name!r} belongs to {member.uid}:{member.gid}, and uid {os.geteuid()} of this workspace may not "
-                "give it to them; restore it where commands run as root, or as that user",
-            ) from None
-
-    def finish(self) -> None:
-        """Give folders their modes and times, deepest first."""
-        for parts, mode, modified in reversed(self._folders):
-            try:
-                parent = self.parent(parts) if parts else os.dup(self.root)
-                try:
-                    folder = open_folder(parent, parts[-1] if parts else ".")
-                finally:
-                    os.close(parent)
-            except (OSError, Refused):
-                continue  # a later member replaced it
-            try:
-                if stat.S_IMODE(os.fstat(folder).st_mode) != mode:
-                    os.fchmod(folder, mode)
-                os.utime(folder, ns=(modified, modified))
-            except PermissionError:
-                if os.fstat(folder).st_uid == os.geteuid():
-                    raise
-                # Somebody else's, such as /tmp: those who may write into it cannot set its times.
-            finally:
-                os.close(folder)
-
-
-def unpack(location: str, stream: int) -> Message:
-    """Unpack a tar below `location`, owned by this process's user. What stands at a name is replaced."""
-    target = _Target(os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), owners=False)
-    entries = 0
-    for member, parts, content in _members(stream):
-        target.put(member, parts, content)
-        entries += 1
-    target.finish()
-    return {"entries": entries}
-
-
-def restore(location: str, stream: int) -> Message:
-    """Apply a layer's tar below `location`, deletions and owners included."""
-    target = _Target(os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), owners=True)
-    entries = 0
-    for member, parts, content in _members(stream):
-        entries += 1
-        is_mark = bool(parts) and parts[-1].startswith(_DELETED) and _OWN_NAME not in member.pax_headers
-        if is_mark and parts[-1] == _OPAQUE:
-            # Our own snapshots put this mark before anything of the folder, so all that is there is the parent's.
-            folder = target.parent(parts)
-            for name in os.listdir(folder):
-                remove_entry(folder, name, missing_ok=True)
-            os.close(folder)
-        elif is_mark:
-            folder = target.parent(parts)
-            remove_entry(folder, parts[-1].removeprefix(_DELETED), missing_ok=True)
-            os.close(folder)
-        else:
-            target.put(member, parts, content)
-    target.finish()
-    return {"entries": entries}

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from agent_runtime.executor.workspaces import archives
+from agent_runtime.executor.workspaces import archives, unpacking
 from agent_runtime.executor.workspaces.channel import Channel, Message
 from agent_runtime.executor.workspaces.commands import Surroundings
 from agent_runtime.executor.workspaces.identity import Accounts, Refused, become
@@ -173,7 +173,7 @@ def _tar(where: Surroundings, arguments: Message, stream: int) -> Message:
 def _untar(where: Surroundings, arguments: Message, stream: int) -> Message:
     location = where.locate(arguments["path"])
     os.makedirs(location, exist_ok=True)
-    return archives.unpack(location, stream)
+    return unpacking.unpack(location, stream)
 
 
 def _snapshot(where: Surroundings, arguments: Message, stream: int) -> Message:
@@ -184,7 +184,7 @@ def _snapshot(where: Surroundings, arguments: Message, stream: int) -> Message:
 
 
 def _restore(where: Surroundings, arguments: Message, stream: int) -> Message:
-    return archives.restore("/" if where.layer else where.locate("/"), stream)
+    return unpacking.restore("/" if where.layer else where.locate("/"), stream)
 
 
 # A layer is its workspace's alone, so its root may see to it whole; what `Plain` writes is the machine's.

@@ -1,10 +1,16 @@
 """Jobs to branch, and agents that branch their own workspace; imported by the tests and by the runs that they start."""
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from agent_runtime.agents.base import AgentContext
+from agent_runtime.engine.run import run_job
 from agent_runtime.models.base import ToolCall
+from agent_runtime.recording.reader import RunReader, open_run
+from agent_runtime.recording.store import Store
+from rollout_api.rollout_job import RolloutJob
 
 TURNS = 5
 
@@ -66,6 +72,18 @@ def branching(
     return job(name, {"branch": entries}, scripts, **spec)
 
 
+def searching(sandbox: Mapping[str, Any]) -> dict[str, Any]:
+    """A job of one rollout, whose agent searches."""
+    task = {
+        "name": "search",
+        "prompt": "Search.",
+        "verifier": {"commands": ['test "$(cat log.txt | xargs)" = "start two"']},
+    }
+    turns = [{"content": "go", "delaySeconds": 0.05}] * 5
+    agent = {"type": "tests.integration.engine.branching:Searcher", "tools": ["bash"]}
+    return job("search", {"inline": [task]}, {"search": turns}, agent=agent, sandbox=dict(sandbox))
+
+
 class Searcher:
     """Tries three ways from one checkpoint, each in the same state, and goes on in the second."""
 
@@ -89,3 +107,16 @@ class Searcher:
         await context.go_back(ends[1])
         await step("cat log.txt")
         return " | ".join(seen)
+
+
+async def done(folder: Path, manifest: Mapping[str, Any]) -> RunReader:
+    """The finished run of a job."""
+    parsed = RolloutJob.model_validate(manifest)
+    summary = await run_job(parsed, base_dir=folder, environ=os.environ)
+    assert summary.completed
+    return await open_run(Store.open(str(folder / "out"), {}), parsed.metadata.name)
+
+
+def run_of(reader: RunReader) -> str:
+    """Its folder, as a manifest beside the output names it."""
+    return f"out/{reader.folder}"

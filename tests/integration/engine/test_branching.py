@@ -1,46 +1,20 @@
-"""Branches begin in the state that their source had: restored or run again, in both modes, through kills."""
+"""Branches begin in the state that their source had: restored or run again, in both modes."""
 
 import asyncio
 import contextlib
-import copy
-import json
-import os
-import random
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from agent_runtime.engine.run import run_job
 from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.tasks import TaskSourceError
 from rollout_api.records import BranchRecord, Outcome, SnapshotRecord
-from rollout_api.rollout_job import RolloutJob
-from tests.integration.engine.branching import bash, branching, counting, job
-from tests.support.fingerprint import fingerprint
+from tests.integration.engine.branching import bash, branching, counting, done, run_of, searching
 
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
-
-
-async def done(folder: Path, manifest: Mapping[str, Any]) -> RunReader:
-    """The finished run of a job."""
-    parsed = RolloutJob.model_validate(manifest)
-    summary = await run_job(parsed, base_dir=folder, environ=os.environ)
-    assert summary.completed
-    return await open_run(Store.open(str(folder / "out"), {}), parsed.metadata.name)
-
-
-def run_of(reader: RunReader) -> str:
-    return f"out/{reader.folder}"
 
 
 async def observed(reader: RunReader, index: int) -> list[str]:
@@ -57,11 +31,10 @@ async def test_branches_go_on_from_the_state_and_the_messages_of_a_turn(
     tmp_path: Path, workspaces: dict[str, str]
 ) -> None:
     sandbox = {"snapshotEveryTurns": 2, "workspaces": workspaces}
-    source = await done(tmp_path, counting(sandbox=sandbox))
-    when = (await observed(await done(tmp_path, branching(run_of(source), 3, sandbox={"workspaces": workspaces})), 0))[
-        4
-    ]
-    branched = await done(tmp_path, branching(run_of(source), 3, 2, name="more", sandbox={"workspaces": workspaces}))
+    commands = ["echo 0 >> log.txt; cat when.txt", *(f"echo {turn} >> log.txt" for turn in range(1, 5))]
+    source = await done(tmp_path, counting(sandbox=sandbox, commands=commands))
+    when = (await observed(source, 0))[0]
+    branched = await done(tmp_path, branching(run_of(source), 3, 2, sandbox={"workspaces": workspaces}))
     results = branched.results()
     assert [result.outcome for result in results] == [Outcome.COMPLETED] * 4
     assert [result.reward for result in results] == [1.0] * 4
@@ -74,8 +47,7 @@ async def test_branches_go_on_from_the_state_and_the_messages_of_a_turn(
         lines = "0\n1\n2\n3\nb\n" if index < 2 else "0\n1\n2\nb\n"
         shown = (await observed(branched, index))[-2]
         # The setup's own time: it was restored, and not run again.
-        assert shown.startswith(lines)
-        assert shown.removeprefix(lines) == when.removeprefix("0\n1\n2\n3\nb\n")
+        assert shown == lines + when
         steps = (await branched.trajectory(index) or {})["steps"]
         copied = [bool(step.get("is_copied_context")) for step in steps]
         assert copied == sorted(copied, reverse=True)
@@ -153,29 +125,24 @@ async def test_a_rollout_that_still_runs_is_branched_from_what_is_recorded(tmp_p
     await asyncio.gather(running, return_exceptions=True)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"turn": 9}, "turn 9 is not recorded: it has turns 0 to 4 to branch from"),
-        ({"index": 7}, "it has 1 rollouts; lower index"),
-        ({"job": "out/missing-00000000"}, "has no run of 'missing-00000000'"),
-    ],
-)
-async def test_what_cannot_be_branched_is_told_before_the_first_rollout(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
-    source = await done(tmp_path, counting())
-    manifest = branching(run_of(source), 1)
-    manifest["spec"]["tasks"]["branch"][0] |= change
-    with pytest.raises(TaskSourceError, match=message):
+async def test_all_that_cannot_be_branched_is_told_before_the_first_rollout(tmp_path: Path) -> None:
+    source = await done(tmp_path, counting(commands=["true"]))
+    manifest = branching(run_of(source), 0)
+    entry = manifest["spec"]["tasks"]["branch"][0]
+    changes = [{"turn": 9}, {"index": 7}, {"job": "out/missing-00000000"}]
+    manifest["spec"]["tasks"]["branch"] = [entry | change for change in changes]
+    with pytest.raises(TaskSourceError) as refused:
         await done(tmp_path, manifest)
-
-
-async def test_another_agent_than_the_sources_is_refused(tmp_path: Path) -> None:
-    source = await done(tmp_path, counting())
-    manifest = branching(run_of(source), 1, agent={"tools": ["bash", "finish"], "systemPrompt": "Be brief."})
+    messages = [
+        "turn 9 is not recorded: it has turns 0 to 0 to branch from",
+        "it has 1 rollouts; lower index",
+        "has no run of 'missing-00000000'",
+    ]
+    for problem, message in zip(refused.value.problems, messages, strict=True):
+        assert message in str(problem)
+    other = branching(run_of(source), 0, agent={"tools": ["bash", "finish"], "systemPrompt": "Be brief."})
     with pytest.raises(TaskSourceError, match=r"spec\.agent\.systemPrompt is 'Be brief\.' here and was None there"):
-        await done(tmp_path, manifest)
+        await done(tmp_path, other)
 
 
 @pytest.mark.parametrize("workspaces", MODES, ids=["overlay", "plain"])
@@ -189,76 +156,3 @@ async def test_an_agent_goes_back_to_its_checkpoints(tmp_path: Path, workspaces:
     assert result.branches == 5
     (snapshot,) = [record for record in await reader.records(0) if isinstance(record, SnapshotRecord)]
     assert (snapshot.turn, bool(snapshot.layers)) == (0, True)
-
-
-def searching(sandbox: Mapping[str, Any]) -> dict[str, Any]:
-    task = {
-        "name": "search",
-        "prompt": "Search.",
-        "verifier": {"commands": ['test "$(cat log.txt | xargs)" = "start two"']},
-    }
-    turns = [{"content": "go", "delaySeconds": 0.05}] * 5
-    agent = {"type": "tests.integration.engine.branching:Searcher", "tools": ["bash"]}
-    return job("search", {"inline": [task]}, {"search": turns}, agent=agent, sandbox=dict(sandbox))
-
-
-@pytest.fixture
-def environ() -> Iterator[dict[str, str]]:
-    """With a temporary folder of its own; not the test's, whose path may be too long for a socket."""
-    with tempfile.TemporaryDirectory(prefix="r-") as temporary:
-        yield dict(os.environ, TMPDIR=temporary)
-
-
-def killed_until_done(folder: Path, environ: dict[str, str], manifest: Mapping[str, Any], kills: int) -> int:
-    """Run a job to its end, with SIGKILLs on the way; how many there were."""
-    seed = int(os.environ.get("ROLLOUT_SEED", time.time()))
-    print(f"ROLLOUT_SEED={seed}")
-    rng = random.Random(seed)
-    (folder / "job.yaml").write_text(yaml.safe_dump(dict(manifest)))
-    done_kills = 0
-    while True:
-        log = (folder / "stderr.log").open("ab")
-        process = subprocess.Popen(ROLLOUTCTL, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=log)
-        log.close()
-        try:
-            process.communicate(timeout=rng.uniform(0.7, 1.6) if done_kills < kills else 120)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            done_kills += 1
-            continue
-        assert process.returncode == 0, (folder / "stderr.log").read_text()[-3000:]
-        return done_kills
-
-
-def prints(folder: Path, name: str) -> dict[int, Any]:
-    return asyncio.run(fingerprint(Store.open(str(folder / "out"), {}), name))
-
-
-def test_a_branching_run_that_is_killed_loses_and_doubles_nothing(tmp_path: Path, environ: dict[str, str]) -> None:
-    sandbox = {"snapshotEveryTurns": 2}
-    source = asyncio.run(done(tmp_path, counting(sandbox=sandbox)))
-    manifest = branching(run_of(source), 2, count=4, sandbox=sandbox)
-    turns = manifest["spec"]["model"]["scripted"]["tasks"][0]["members"][0]["turns"]
-    turns[3:4] = [bash(f"echo b{number} >> log.txt; sleep 0.05; cat log.txt", 0.1) for number in range(4)]
-    manifest["spec"]["tasks"]["branch"][0]["job"] = str(tmp_path / run_of(source))
-    calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
-    for folder in (calm, disturbed):
-        folder.mkdir()
-    asyncio.run(done(calm, manifest))
-    assert killed_until_done(disturbed, environ, manifest, kills=4) > 0
-    assert prints(disturbed, "branch") == prints(calm, "branch")
-
-
-def test_an_agent_that_is_killed_among_its_checkpoints_ends_as_it_would_have(
-    tmp_path: Path, environ: dict[str, str]
-) -> None:
-    manifest = searching({})
-    calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
-    for folder in (calm, disturbed):
-        folder.mkdir()
-    asyncio.run(done(calm, copy.deepcopy(manifest)))
-    environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    killed_until_done(disturbed, environ, manifest, kills=4)
-    expected, found = prints(calm, "search"), prints(disturbed, "search")
-    assert json.dumps(found) == json.dumps(expected)

@@ -31,7 +31,7 @@ def endpoint(**changes: Any) -> dict[str, Any]:
         ({"output": {"uri": "s3:///prefix"}}, "spec.output.uri", "names no bucket"),
         ({"tasks": {"from": {"uri": "tasks.jsonl"}}}, "spec.tasks.from.uri", "tasks.inline"),
         (
-            {"tasks": {"branch": [{"job": "out/run", "index": 0, "turn": 0, "count": 1}]}},
+            {"tasks": {"branch": [{"job": "out/run", "index": 0, "turn": 0, "count": 4}]}},
             "spec.tasks.branch[0].job",
             "that runners can read",
         ),

@@ -1,0 +1,87 @@
+"""SIGKILL while a run branches: the same command goes on, and what comes out is what an undisturbed run gives."""
+
+import asyncio
+import copy
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent_runtime.recording.store import Store
+from tests.integration.engine.branching import bash, branching, counting, done, run_of, searching
+from tests.support.fingerprint import fingerprint
+
+ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
+KILLS = 20 if os.environ.get("ROLLOUT_FULL") else 2
+
+
+@pytest.fixture
+def environ() -> Iterator[dict[str, str]]:
+    """With a temporary folder of its own; not the test's, whose path may be too long for a socket."""
+    with tempfile.TemporaryDirectory(prefix="r-") as temporary:
+        yield dict(os.environ, TMPDIR=temporary)
+
+
+def killed_until_done(folder: Path, environ: dict[str, str], manifest: Mapping[str, Any], kills: int) -> int:
+    """Run a job to its end, with SIGKILLs on the way; how many there were."""
+    seed = int(os.environ.get("ROLLOUT_SEED", time.time()))
+    print(f"ROLLOUT_SEED={seed}")
+    rng = random.Random(seed)
+    (folder / "job.yaml").write_text(yaml.safe_dump(dict(manifest)))
+    done_kills = 0
+    while True:
+        log = (folder / "stderr.log").open("ab")
+        process = subprocess.Popen(ROLLOUTCTL, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=log)
+        log.close()
+        try:
+            process.communicate(timeout=rng.uniform(0.7, 1.6) if done_kills < kills else 120)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            done_kills += 1
+            continue
+        assert process.returncode == 0, (folder / "stderr.log").read_text()[-3000:]
+        return done_kills
+
+
+def prints(folder: Path, name: str) -> dict[int, Any]:
+    return asyncio.run(fingerprint(Store.open(str(folder / "out"), {}), name))
+
+
+def test_a_branching_run_that_is_killed_loses_and_doubles_nothing(tmp_path: Path, environ: dict[str, str]) -> None:
+    sandbox = {"snapshotEveryTurns": 2}
+    source = asyncio.run(done(tmp_path, counting(sandbox=sandbox)))
+    manifest = branching(run_of(source), 2, count=4, sandbox=sandbox)
+    turns = manifest["spec"]["model"]["scripted"]["tasks"][0]["members"][0]["turns"]
+    turns[3:4] = [bash(f"echo b{number} >> log.txt; sleep 0.05; cat log.txt", 0.1) for number in range(4)]
+    manifest["spec"]["tasks"]["branch"][0]["job"] = str(tmp_path / run_of(source))
+    calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
+    for folder in (calm, disturbed):
+        folder.mkdir()
+    asyncio.run(done(calm, manifest))
+    assert killed_until_done(disturbed, environ, manifest, KILLS) > 0
+    assert prints(disturbed, "branch") == prints(calm, "branch")
+
+
+def test_an_agent_that_is_killed_among_its_checkpoints_ends_as_it_would_have(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    manifest = searching({})
+    calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
+    for folder in (calm, disturbed):
+        folder.mkdir()
+    asyncio.run(done(calm, copy.deepcopy(manifest)))
+    environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    killed_until_done(disturbed, environ, manifest, KILLS)
+    expected, found = prints(calm, "search"), prints(disturbed, "search")
+    assert json.dumps(found) == json.dumps(expected)
