@@ -103,7 +103,10 @@ def settings(folder: Path) -> DictConfig:
                 "+actor_rollout_ref.rollout.custom.completion.maxInfraFailureFraction=1",
                 f"trainer.default_local_dir={folder}",
                 "trainer.experiment_name=fruit",
+                "algorithm.adv_estimator=grpo",
                 "reward.num_workers=1",
+                # The policy's log probabilities would need a policy: those of the servers are taken for them.
+                "algorithm.rollout_correction.bypass_mode=true",
                 "transfer_queue.enable=true",
                 "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
             ],
@@ -222,10 +225,13 @@ def play_v1(
                 "num_turns": int(data["num_turns"][i]),
             }
         )
-    PPOTrainer._compute_advantage(SimpleNamespace(config=config), sampled, {})
-    advantages = tq.kv_batch_get(keys=sampled.keys, partition_id=partition, select_fields=["advantages"])["advantages"]
-    for row, advantage in zip(rows, advantages, strict=True):
-        row["advantage"] = float(advantage.sum())
+    if not validate:
+        trainer = SimpleNamespace(config=config)
+        PPOTrainer._compute_old_log_prob(trainer, sampled, {})
+        PPOTrainer._compute_advantage(trainer, sampled, {})
+        trained = tq.kv_batch_get(keys=sampled.keys, partition_id=partition, select_fields=["advantages"])
+        for i, row in enumerate(rows):
+            row["advantage"] = float(trained["advantages"][i].sum())
     tq.kv_clear(keys=sampled.keys, partition_id=partition)
     return {
         "rows": rows,
