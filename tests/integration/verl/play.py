@@ -252,7 +252,9 @@ def main(folder: Path) -> None:
     tokenizer = hf_tokenizer(str(folder / "model"))
     dataset = RLHFDataset(str(folder / "train.parquet"), tokenizer, config.data)
     tq.init(config.transfer_queue)
-    legacy = make_manager(config, LLMServerClient(config, balancer), rewards)
+    shared = config.copy()
+    shared.actor_rollout_ref.rollout.agent.num_workers = 2
+    legacy = make_manager(shared, LLMServerClient(config, balancer), rewards)
     v1 = make_manager(config, FullyAsyncLLMServerClient(config, balancer), rewards)
     buffer = ReplayBuffer("sync", config.trainer, None, "drop", config.trainer, poll_interval=0.05)
     played: dict[str, Any] = {"legacy": [], "v1": []}
