@@ -45,6 +45,7 @@ PROMPTS = {
     "cut": "CUT in the middle. Write the word fig to out.txt.",
     "sum": "SUM of 2 and 2?",
     "flaky-sum": "FLAKY server. SUM of 2 and 2?",
+    "dead-sum": "DEAD server. SUM of 2 and 2?",
 }
 LEGACY = ("plain", "flaky", "looked-up", "dead", "forgetful")
 WORDS = {
@@ -261,7 +262,7 @@ def main(folder: Path) -> None:
     for step in STEPS:
         ray.get(server.set_version.remote(step))
         played["legacy"].append(play_legacy(legacy, config, dataset, step, list(LEGACY)))
-    played["graded_by_verl"] = play_legacy(legacy, config, dataset, STEPS[-1], ["sum", "flaky-sum"])
+    played["graded_by_verl"] = play_legacy(legacy, config, dataset, STEPS[-1], ["sum", "dead-sum", "flaky-sum"])
     for step in STEPS:
         ray.get(server.set_version.remote(step))
         names = [*LEGACY, *(["cut", "sum"] if step == STEPS[-1] else [])]
