@@ -1,5 +1,6 @@
 """Which rows of a batch are the members of one group, and what lost members stand for. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -34,3 +35,9 @@ def mean_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         key: fmean(float(info[key]) for info in infos) if isinstance(value, int | float) else value
         for key, value in (infos[0] if infos else {}).items()
     }
+
+
+def same_keys(infos: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each with the keys of all in the same order, as verl's batches need it; NaN where a reward function said nothing."""
+    keys = sorted({key for info in infos for key in info})
+    return [{key: info.get(key, math.nan) for key in keys} for info in infos]

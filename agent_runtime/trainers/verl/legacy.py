@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from agent_runtime.trainers.verl.groups import Group, mean_info
+from agent_runtime.trainers.verl.groups import Group, mean_info, same_keys
 from agent_runtime.trainers.verl.outputs import outputs_of, placeholder
 from agent_runtime.trainers.verl.rollouts import Member
 
@@ -51,7 +51,10 @@ async def outputs_by_row(
         scores = [output.reward_score for output in own]
         graded = all(output.reward_score is not None for output in kept)
         output = nothing(row, member, (fmean(scores) if scores else math.nan) if graded else None)
-        if infos := [output.extra_fields.get("reward_extra_info", {}) for output in own or kept]:
-            output.extra_fields["reward_extra_info"] = mean_info(infos)
+        output.extra_fields["reward_extra_info"] = mean_info(
+            [known.extra_fields["reward_extra_info"] for known in own or kept]
+        )
         await place(row, output, 0, lost=True)
+    for output, info in zip(outputs, same_keys([o.extra_fields["reward_extra_info"] for o in outputs]), strict=True):
+        output.extra_fields["reward_extra_info"] = info
     return outputs

@@ -1,6 +1,7 @@
 """verl's way in: its setting `agent_loop_manager_class` is `agent_runtime.trainers.verl.manager.RolloutManager`."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
                 for worker, share in zip(self.agent_loop_workers, shares, strict=False)
             )
         )
+        _give_all_the_same_reward_keys(outputs)
         output = DataProto.concat(outputs)
         metrics = [part.meta_info.pop("metrics") for part in outputs]
         timing = self._performance_metrics(metrics, output)
@@ -70,6 +72,16 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
         output = output.select_idxs(np.argsort(np.concatenate(shares)))
         output.meta_info = {"timing": timing, **outputs[0].meta_info}
         return output
+
+
+def _give_all_the_same_reward_keys(outputs: Sequence[DataProto]) -> None:
+    """A worker that lost all of its rollouts has none of what a reward function says beside its score."""
+    keys = sorted({key for output in outputs for key in output.meta_info.get("reward_extra_keys", [])})
+    for output in outputs:
+        if "reward_extra_keys" in output.meta_info:
+            output.meta_info["reward_extra_keys"] = keys
+            for key in keys:
+                output.non_tensor_batch.setdefault(key, np.full(len(output), np.nan))
 
 
 def _with_mean_for_lost_groups(scores: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,13 @@ def placeholder(result: Result, prompt_ids: Sequence[int], end_id: int, reward: 
         reward_score=reward,
         num_turns=2 * result.turns,
         metrics=_metrics(result),
-        extra_fields={"min_global_steps": version, "max_global_steps": version},
+        extra_fields={
+            "min_global_steps": version,
+            "max_global_steps": version,
+            "turn_scores": [],
+            "tool_rewards": [],
+            "reward_extra_info": {},
+        },
     )
 
 
@@ -48,6 +54,8 @@ def _output(member: Member, sample: Sample, version: int) -> Any:
             "max_global_steps": version if sample.max_version is None else sample.max_version,
             "turn_scores": [],
             "tool_rewards": list(member.tool_rewards),
+            # verl's reward functions put theirs here; its batches need the same keys in all rows.
+            "reward_extra_info": {},
         },
     )
 

@@ -140,8 +140,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         )
         for output in outputs[:-1]:
             output.reward_score = final.reward_score
-            if "reward_extra_info" in final.extra_fields:
-                output.extra_fields["reward_extra_info"] = final.extra_fields["reward_extra_info"]
+            output.extra_fields["reward_extra_info"] = final.extra_fields["reward_extra_info"]
         samples = [self._sample(output, columns) for output in outputs]
         await transfer_queue.async_kv_batch_put(
             keys=[f"{fields['uid']}_{number}_{branch}" for branch in range(len(outputs))],

@@ -45,6 +45,7 @@ PROMPTS = {
     "cut": "CUT in the middle. Write the word fig to out.txt.",
     "sum": "SUM of 2 and 2?",
     "flaky-sum": "FLAKY server. SUM of 2 and 2?",
+    "dead-sum": "DEAD server. SUM of 2 and 2?",
 }
 LEGACY = ("plain", "flaky", "looked-up", "dead", "forgetful")
 WORDS = {
@@ -103,7 +104,10 @@ def settings(folder: Path) -> DictConfig:
                 "+actor_rollout_ref.rollout.custom.completion.maxInfraFailureFraction=1",
                 f"trainer.default_local_dir={folder}",
                 "trainer.experiment_name=fruit",
+                "algorithm.adv_estimator=grpo",
                 "reward.num_workers=1",
+                # The policy's log probabilities would need a policy: those of the servers are taken for them.
+                "algorithm.rollout_correction.bypass_mode=true",
                 "transfer_queue.enable=true",
                 "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
             ],
@@ -222,10 +226,13 @@ def play_v1(
                 "num_turns": int(data["num_turns"][i]),
             }
         )
-    PPOTrainer._compute_advantage(SimpleNamespace(config=config), sampled, {})
-    advantages = tq.kv_batch_get(keys=sampled.keys, partition_id=partition, select_fields=["advantages"])["advantages"]
-    for row, advantage in zip(rows, advantages, strict=True):
-        row["advantage"] = float(advantage.sum())
+    if not validate:
+        trainer = SimpleNamespace(config=config)
+        PPOTrainer._compute_old_log_prob(trainer, sampled, {})
+        PPOTrainer._compute_advantage(trainer, sampled, {})
+        trained = tq.kv_batch_get(keys=sampled.keys, partition_id=partition, select_fields=["advantages"])
+        for i, row in enumerate(rows):
+            row["advantage"] = float(trained["advantages"][i].sum())
     tq.kv_clear(keys=sampled.keys, partition_id=partition)
     return {
         "rows": rows,
@@ -246,14 +253,16 @@ def main(folder: Path) -> None:
     tokenizer = hf_tokenizer(str(folder / "model"))
     dataset = RLHFDataset(str(folder / "train.parquet"), tokenizer, config.data)
     tq.init(config.transfer_queue)
-    legacy = make_manager(config, LLMServerClient(config, balancer), rewards)
+    shared = config.copy()
+    shared.actor_rollout_ref.rollout.agent.num_workers = 2
+    legacy = make_manager(shared, LLMServerClient(config, balancer), rewards)
     v1 = make_manager(config, FullyAsyncLLMServerClient(config, balancer), rewards)
     buffer = ReplayBuffer("sync", config.trainer, None, "drop", config.trainer, poll_interval=0.05)
     played: dict[str, Any] = {"legacy": [], "v1": []}
     for step in STEPS:
         ray.get(server.set_version.remote(step))
         played["legacy"].append(play_legacy(legacy, config, dataset, step, list(LEGACY)))
-    played["graded_by_verl"] = play_legacy(legacy, config, dataset, STEPS[-1], ["sum", "flaky-sum"])
+    played["graded_by_verl"] = play_legacy(legacy, config, dataset, STEPS[-1], ["sum", "dead-sum", "flaky-sum"])
     for step in STEPS:
         ray.get(server.set_version.remote(step))
         names = [*LEGACY, *(["cut", "sum"] if step == STEPS[-1] else [])]

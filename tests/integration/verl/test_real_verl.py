@@ -216,6 +216,10 @@ def test_without_a_verifier_the_reward_is_that_of_verls_own_reward_function(play
     lost, kept = sorted((row for row in rows if row["task"] == "flaky-sum"), key=lambda row: not row["lost"])
     assert (lost["lost"], kept["lost"]) == (True, False)
     assert lost["score"] == kept["score"]
+    # One worker had nothing but these.
+    unknown = [row["score"] for row in rows if row["task"] == "dead-sum"]
+    known = [row["score"] for row in rows if row["task"] != "dead-sum"]
+    assert unknown == [pytest.approx(sum(known) / len(known))] * 2
     assert sorted(row["score"] for _, row in v1_rows(played) if row["task"] == "sum") == [0.0, 1.0]
 
 

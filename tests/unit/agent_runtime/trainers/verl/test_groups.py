@@ -1,11 +1,12 @@
 """Members of a group stay together whatever the number of workers, and no row is lost on the way."""
 
+import math
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.trainers.verl.groups import groups_of, mean_info, shares_of
+from agent_runtime.trainers.verl.groups import groups_of, mean_info, same_keys, shares_of
 
 ROWS = st.lists(
     st.fixed_dictionaries({"uid": st.sampled_from("abcdef")}, optional={"__do_sample__": st.booleans()}), max_size=30
@@ -26,3 +27,11 @@ def test_every_row_goes_to_one_worker_together_with_its_whole_group(rows: list[d
 
 def test_a_lost_member_stands_for_the_mean_of_what_a_reward_function_said() -> None:
     assert mean_info([{"acc": 1.0, "pred": "a"}, {"acc": 0.0, "pred": "b"}]) == {"acc": 0.5, "pred": "a"}
+
+
+def test_rows_of_which_a_reward_function_said_different_things_fit_into_one_batch() -> None:
+    first, second = same_keys([{"pred": "a"}, {"acc": 1.0, "pred": "b"}])
+
+    assert list(first) == list(second) == ["acc", "pred"]
+    assert (second, first["pred"]) == ({"acc": 1.0, "pred": "b"}, "a")
+    assert math.isnan(first["acc"])
