@@ -30,7 +30,7 @@ ENTRYPOINT ["/executor"]
 FROM base AS requirements
 WORKDIR /build
 COPY pyproject.toml hack/images/requirements.py ./
-RUN python3 requirements.py cluster terminal > runtime.txt && python3 requirements.py operator > operator.txt
+RUN python3 requirements.py cluster environments mcp terminal > runtime.txt && python3 requirements.py operator > operator.txt
 
 # What the package index needs here (its address, a certificate authority) comes as build secrets, which no layer keeps.
 FROM base AS runtime-dependencies

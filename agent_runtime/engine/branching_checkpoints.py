@@ -87,7 +87,7 @@ class Checkpoints:
 
     async def end(self, workspace: Workspace) -> None:
         """The attempt ends: what it kept beside `workspace` goes."""
-        for name in {record.workspace for record in self._kept.values()} - {str(workspace.handle["workspace"])}:
+        for name in {record.workspace for record in self._kept.values()} - {str(workspace.handle.get("workspace"))}:
             if (frozen := self._frozen.get(name)) is not None:
                 await frozen.release()
             else:
