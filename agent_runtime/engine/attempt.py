@@ -212,7 +212,8 @@ class Attempt:
         self, turns: Turns, make_agent: Callable[[], Agent], workspace: Workspace
     ) -> tuple[StopReason, str]:
         """The agent, step by step. A step in which a limit ended it is graded as well."""
-        agent = InSteps(make_agent, self._context.job.spec, workspace, epoch=self._fence.epoch)
+        spec, epoch = self._context.job.spec, self._fence.epoch
+        agent = InSteps(make_agent, spec, workspace, epoch=epoch, watch=self._plugins)
         ended = await turns.run_agent(agent)
         turns.fault = None
         await agent.grade(turns)

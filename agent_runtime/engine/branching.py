@@ -21,6 +21,7 @@ from agent_runtime.tasks import LoadedTasks, TaskProblem, TaskSourceError, load_
 from rollout_api.base import ApiModel
 from rollout_api.model import ModelSpec
 from rollout_api.records import (
+    AttemptRecord,
     CheckpointRecord,
     IntentRecord,
     ObservationsRecord,
@@ -122,7 +123,12 @@ class _Source:
                 "its agent is of type Command: the program's processes are not restored, so it cannot be branched; use an "
                 "agent that calls the model through its context"
             )
+        if spec.agent.mcp_servers:
+            raise ValueError("its agent has MCP servers, whose state is not restored, so it cannot be branched")
         task = await self.run.task(self.entry.index // spec.group_size)
+        if task.environment is not None or task.steps:
+            what = "acts in an environment" if task.environment is not None else "has steps"
+            raise ValueError(f"its task {what}, which a branch could not go on with in the middle; branch other tasks")
         sandbox = task.sandbox.apply(spec.sandbox)
         own = {name: getattr(sandbox, name) for name in SandboxOverrides.model_fields}
         name = f"{task.name[:150]}@{self.entry.index}.{self.entry.turn}"
@@ -144,6 +150,9 @@ class _Source:
         if entry.turn > last:
             known = "no turn with its tool results yet" if last < 0 else f"turns 0 to {last} to branch from"
             raise ValueError(f"turn {entry.turn} is not recorded: it has {known}")
+        changed = next((r.task for r in reversed(records) if isinstance(r, AttemptRecord) and r.task is not None), None)
+        if changed is not None:  # by plugins of that job
+            task = changed.model_copy(update={"sandbox": task.sandbox, "name": task.name})
         taken = [r for r in records if isinstance(r, SnapshotRecord) and r.layers and r.turn <= entry.turn]
         return Origin(
             job=reader.store.uri,

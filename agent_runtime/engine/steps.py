@@ -13,6 +13,7 @@ from agent_runtime.engine.grading import GRADING_TURN, TURNS_PER_EPOCH, grade_in
 from agent_runtime.engine.turns import Turns
 from agent_runtime.models.base import ContentFiltered, ContextExceeded
 from agent_runtime.sandboxes.base import SetupFailed, Workspace, WorkspaceLimit
+from agent_runtime.verification.grade import CommandWatch
 from agent_runtime.verification.reward_file import FOLDER, TESTS_FOLDER
 from rollout_api.records import Record, StepRecord, StopReason, TestVerdict, Verdict
 from rollout_api.rollout_job import RolloutJobSpec
@@ -28,8 +29,16 @@ SHOWN_OUTPUT = 2000
 class InSteps:
     """Implements Agent: the job's own agent, made anew for each step of the task, each step graded where it was worked."""
 
-    def __init__(self, make: Callable[[], Agent], spec: RolloutJobSpec, workspace: Workspace, *, epoch: int) -> None:
-        self._make, self._spec, self._workspace, self._epoch = make, spec, workspace, epoch
+    def __init__(
+        self,
+        make: Callable[[], Agent],
+        spec: RolloutJobSpec,
+        workspace: Workspace,
+        *,
+        epoch: int,
+        watch: CommandWatch | None = None,
+    ) -> None:
+        self._make, self._spec, self._workspace, self._epoch, self._watch = make, spec, workspace, epoch, watch
         self._at_work: tuple[int, TaskStep, Task] | None = None
         """The step that has begun and has no verdict yet."""
 
@@ -96,7 +105,7 @@ class InSteps:
 
     async def _grade_and_clear(self, number: int, task: Task) -> Verdict:
         rules = self._spec.verifier_of(task)
-        verdict = await grade_in_place(task, rules, self._workspace, epoch=self._epoch, step=number)
+        verdict = await grade_in_place(task, rules, self._workspace, epoch=self._epoch, step=number, watch=self._watch)
         key = f"{GRADING_TURN + self._epoch * TURNS_PER_EPOCH + number}:clear"
         try:
             for place, path in enumerate(traces(task)):

@@ -145,6 +145,19 @@ async def test_all_that_cannot_be_branched_is_told_before_the_first_rollout(tmp_
         await done(tmp_path, other)
 
 
+async def test_an_episode_of_an_environment_is_not_branched_in_its_middle_and_it_is_said(tmp_path: Path) -> None:
+    lake = counting()
+    lake["spec"]["tasks"] = {"environments": [{"id": "FrozenLake"}]}
+    lake["spec"]["agent"] = {"type": "Environment"}
+    lake["spec"]["model"] = {
+        "scripted": {"tasks": [{"task": "FrozenLake-0", "members": [{"turns": [{"content": "<answer>Right</answer>"}] * 20}]}]}
+    }
+    lake["spec"].pop("verifier", None)
+    source = await done(tmp_path, lake)
+    with pytest.raises(TaskSourceError, match="its task acts in an environment"):
+        await done(tmp_path, branching(run_of(source), 0, agent={"type": "Environment"}))
+
+
 @pytest.mark.parametrize("workspaces", MODES, ids=["overlay", "plain"])
 async def test_an_agent_goes_back_to_its_checkpoints(tmp_path: Path, workspaces: dict[str, str]) -> None:
     reader = await done(tmp_path, searching({"workspaces": workspaces, "snapshotPaths": ["/else"]}))
