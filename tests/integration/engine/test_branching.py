@@ -149,9 +149,8 @@ async def test_an_episode_of_an_environment_is_not_branched_in_its_middle_and_it
     lake = counting()
     lake["spec"]["tasks"] = {"environments": [{"id": "FrozenLake"}]}
     lake["spec"]["agent"] = {"type": "Environment"}
-    lake["spec"]["model"] = {
-        "scripted": {"tasks": [{"task": "FrozenLake-0", "members": [{"turns": [{"content": "<answer>Right</answer>"}] * 20}]}]}
-    }
+    turns = [{"content": "<answer>Right</answer>"}] * 20
+    lake["spec"]["model"] = {"scripted": {"tasks": [{"task": "FrozenLake-0", "members": [{"turns": turns}]}]}}
     lake["spec"].pop("verifier", None)
     source = await done(tmp_path, lake)
     with pytest.raises(TaskSourceError, match="its task acts in an environment"):
