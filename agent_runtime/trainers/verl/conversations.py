@@ -6,7 +6,7 @@
 import json
 from typing import Any
 
-from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset  # type: ignore[import-not-found]
 
 from rollout_api.records import Message
 
