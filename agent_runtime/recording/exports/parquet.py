@@ -35,7 +35,7 @@ async def write_rollouts(run: RunReader, file: Path) -> int:
 async def write_table(file: Path, schema: Callable[[Any], Any], rows: AsyncIterator[Row]) -> int:
     """Write rows of a schema, which is made by a function of the module pyarrow; the number of rows.
 
-    Raises PyarrowMissing, OSError, and whatever `rows` raises; the file is then no Parquet file.
+    Raises PyarrowMissing, OSError, and whatever `rows` raises; the file is then as it was before.
     """
     try:
         import pyarrow  # type: ignore[import-untyped]
@@ -44,16 +44,22 @@ async def write_table(file: Path, schema: Callable[[Any], Any], rows: AsyncItera
         raise PyarrowMissing from error
     columns = schema(pyarrow)
     count = 0
-    with pyarrow.parquet.ParquetWriter(file, columns, compression="zstd") as writer:
-        pending: list[Row] = []
-        async for row in rows:
-            pending.append(row)
-            count += 1
-            if len(pending) == ROW_GROUP:
+    # pyarrow closes a file that it was interrupted in as one that is whole, with fewer rows.
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        with pyarrow.parquet.ParquetWriter(partial, columns, compression="zstd") as writer:
+            pending: list[Row] = []
+            async for row in rows:
+                pending.append(row)
+                count += 1
+                if len(pending) == ROW_GROUP:
+                    writer.write_table(pyarrow.Table.from_pylist(pending, columns))
+                    pending = []
+            if pending:
                 writer.write_table(pyarrow.Table.from_pylist(pending, columns))
-                pending = []
-        if pending:
-            writer.write_table(pyarrow.Table.from_pylist(pending, columns))
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
     return count
 
 
@@ -63,7 +69,12 @@ def json_text(value: Any) -> str:
 
 
 def _schema(pyarrow: Any) -> Any:
-    plain = {int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_(), list[str]: pyarrow.list_(pyarrow.string())}
+    plain = {
+        int: pyarrow.int64(),
+        float: pyarrow.float64(),
+        bool: pyarrow.bool_(),
+        list[str]: pyarrow.list_(pyarrow.string()),
+    }
     columns = [(name, plain.get(kind, pyarrow.string())) for name, kind in _FIELDS.items()]
     return pyarrow.schema([*columns, ("conversations", pyarrow.string())])
 

@@ -9,6 +9,7 @@ import pytest
 
 from agent_runtime.recording.exports.parquet import ROW_GROUP, PyarrowMissing, write_rollouts, write_table
 from agent_runtime.recording.messages import fold, last_of_each_branch
+from agent_runtime.recording.segments import RecordCorrupt
 from rollout_api.records import Result
 from tests.support.recorded_run import FORKED, LOST, ROLLOUTS, TOOLS, record_run
 
@@ -48,6 +49,15 @@ async def test_no_row_is_lost_or_doubled_where_row_groups_meet(tmp_path: Path, c
     file = tmp_path / "n.parquet"
     assert await write_table(file, lambda pa: pa.schema([("n", pa.int64())]), rows()) == count
     assert pq.read_table(file)["n"].to_pylist() == list(range(count))
+
+
+async def test_a_run_that_is_damaged_leaves_no_file_that_looks_whole(tmp_path: Path) -> None:
+    run = await record_run(tmp_path / "out")
+    for segment in (tmp_path / "out" / run.folder / "attempts" / "1").rglob("*.jsonl.zst"):
+        segment.write_bytes(b"damaged")
+    with pytest.raises(RecordCorrupt):
+        await write_rollouts(run, tmp_path / "run.parquet")
+    assert [found.name for found in tmp_path.iterdir()] == ["out"]
 
 
 async def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
