@@ -26,7 +26,7 @@ recorded = load_extern_object("pkg://agent_runtime.trainers.verl.conversations",
 sft = recorded(
     [conversations],
     tokenizer,
-    OmegaConf.create({"max_length": 4096, "ignore_input_ids_mismatch": True}),
+    OmegaConf.create({"max_length": 4096}),
 )
 
 
