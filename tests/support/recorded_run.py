@@ -28,7 +28,7 @@ ASK: Message = {"role": "user", "content": "List the files."}
 CALL = {"id": "call-0", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
 CALLING: Message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 FOUND: Message = {"role": "tool", "tool_call_id": "call-0", "content": "a.txt"}
-DONE: Message = {"role": "assistant", "content": "There is a.txt."}
+DONE: Message = {"role": "assistant", "content": "There is a.txt.", "reasoning": "I saw it."}
 OTHER: Message = {"role": "user", "content": "Once more."}
 
 

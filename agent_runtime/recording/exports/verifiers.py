@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from agent_runtime.recording.atif import text_of
+from agent_runtime.recording.atif import reasoning_of, text_of
 from agent_runtime.recording.exports.parquet import json_text
 from agent_runtime.recording.messages import Turn, fold
 from agent_runtime.recording.reader import RunReader
@@ -51,11 +51,11 @@ async def rollout_output(run: RunReader, index: int) -> list[dict[str, Any]]:
 
 def _message(message: Message) -> dict[str, Any]:
     calls = message.get("tool_calls") or []
-    kept = {name: message[name] for name in ("tool_call_id", "reasoning_content") if message.get(name)}
+    given = {"tool_call_id": message.get("tool_call_id"), "reasoning_content": reasoning_of(message)}
     return {
         "role": message["role"],
         "content": text_of(message.get("content")),
-        **kept,
+        **{name: value for name, value in given.items() if value},
         # Each one JSON text: Hugging Face's datasets would give all calls the fields of all.
         **(
             {"tool_calls": [json_text({"id": call.get("id", ""), **call.get("function", {})}) for call in calls]}

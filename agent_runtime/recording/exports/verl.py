@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from agent_runtime.recording.atif import text_of
+from agent_runtime.recording.atif import reasoning_of, text_of
 from agent_runtime.recording.exports.parquet import Row, json_text, write_table
 from agent_runtime.recording.messages import fold, last_of_each_branch
 from agent_runtime.recording.reader import RunReader
@@ -92,6 +92,7 @@ def _message(message: Message) -> Row:
     return {
         **message,
         "content": text_of(message.get("content")),
+        "reasoning_content": reasoning_of(message) or None,
         "tool_calls": [_call(call) for call in message.get("tool_calls") or []] or None,
     }
 

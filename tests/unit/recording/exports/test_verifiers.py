@@ -27,6 +27,7 @@ def test_a_lost_rollout_has_an_error_and_no_reward_and_a_failed_one_has_0(lines:
 def test_prompt_and_completion_are_those_of_the_last_turn(lines: Lines) -> None:
     assert [line["prompt"] for line in lines] == [[SYSTEM, ASK], [OTHER], [SYSTEM, ASK], []]
     assert [message["role"] for message in lines[0]["completion"]] == ["assistant", "tool", "assistant"]
+    assert lines[0]["completion"][2]["reasoning_content"] == "I saw it."
     assert json.loads(lines[0]["completion"][0]["tool_calls"][0]) == {
         "id": "call-0",
         "name": "bash",

@@ -48,6 +48,11 @@ def test_a_prompt_ends_before_the_first_answer_and_the_messages_have_all_of_it(c
     assert conversations[0]["messages"][2]["tool_calls"][0]["function"]["arguments"] == '{"command": "ls"}'
 
 
+def test_what_a_model_thought_is_kept(conversations: Rows) -> None:
+    assert [row["messages"][-1]["reasoning_content"] for row in conversations[:3]] == ["I saw it."] * 3
+    assert conversations[3]["messages"][-1]["reasoning_content"] is None
+
+
 def test_tools_keep_their_own_parameters(conversations: Rows) -> None:
     assert json.loads(conversations[0]["tools_json"]) == TOOLS
 
