@@ -53,7 +53,7 @@ async def _conversations(run: RunReader) -> AsyncIterator[Row]:
 async def _token_rows(run: RunReader) -> AsyncIterator[Row]:
     for index, seal in run.seals.items():
         for number, branch in enumerate(await run.tokens(index)):
-            start = _first_trained(branch.mask)
+            start = first_trained(branch.mask)
             yield {
                 **_sample(run, seal.result, number),
                 "prompt_ids": branch.token_ids[:start],
@@ -64,7 +64,7 @@ async def _token_rows(run: RunReader) -> AsyncIterator[Row]:
             }
 
 
-def _first_trained(mask: Sequence[int]) -> int:
+def first_trained(mask: Sequence[int]) -> int:
     """Where the response begins; at the end where nothing is trained."""
     return next((position for position, trained in enumerate(mask) if trained), len(mask))
 

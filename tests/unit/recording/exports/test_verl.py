@@ -6,8 +6,10 @@ from typing import Any
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agent_runtime.recording.exports.verl import write_conversations, write_tokens
+from agent_runtime.recording.exports.verl import first_trained, write_conversations, write_tokens
 from tests.support.recorded_run import ASK, OTHER, SYSTEM, TOOLS, record_run
 
 Rows = list[dict[str, Any]]
@@ -71,3 +73,10 @@ def test_what_is_trained_is_what_was_sampled_and_a_tools_result_is_not(tokens: R
         [[9], [6, 7], [1, 1], [-0.5, -0.5]],
         [[1, 2], [3, 4], [1, 1], [-0.5, -0.5]],
     ]
+
+
+@given(st.lists(st.sampled_from((0, 1))))
+def test_no_token_to_train_on_is_in_a_prompt_and_a_response_begins_with_one(mask: list[int]) -> None:
+    start = first_trained(mask)
+    assert not any(mask[:start])
+    assert mask[start:][:1] in ([], [1])
