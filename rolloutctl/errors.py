@@ -6,6 +6,7 @@ from enum import IntEnum
 
 from agent_runtime.models.base import ModelConfigError, ModelError
 from agent_runtime.models.extensions import ExtensionError
+from agent_runtime.recording.exports.parquet import PyarrowMissing
 from agent_runtime.recording.job_record import ManifestChanged, NameTaken
 from agent_runtime.recording.journal import Superseded
 from agent_runtime.recording.reader import NoSuchRun
@@ -62,6 +63,7 @@ _KNOWN: tuple[tuple[type[Exception], Exit, str], ...] = (
     (StreamClosed, Exit.BAD_INPUT, ""),
     (NameTaken, Exit.BAD_INPUT, ""),
     (NoSuchRun, Exit.BAD_INPUT, ""),
+    (PyarrowMissing, Exit.BAD_INPUT, ""),
     (ModelConfigError, Exit.BAD_INPUT, ""),
     (ModelError, Exit.FAILED, "Nothing was run. Try again when the model can be reached."),
     (SandboxFailure, Exit.FAILED, ""),

@@ -1,4 +1,4 @@
-"""`rolloutctl export`: a run as JSON lines for other programs."""
+"""`rolloutctl export`: a run as other programs read it."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agent_runtime.recording.export import FOLDERS, Format
+from agent_runtime.recording.export import FILES, FOLDERS, Format
 from agent_runtime.recording.export import export as lines_of
 from rolloutctl.console import say
 from rolloutctl.errors import CommandError
@@ -17,17 +17,23 @@ from rolloutctl.runs import JobArgument, find_run
 
 def export(
     job: JobArgument,
-    form: Annotated[Format, typer.Option("--format", help="What a line is; docs/recording.md describes each.")],
+    form: Annotated[Format, typer.Option("--format", help="Who is to read it; docs/exports.md describes each.")],
     file: Annotated[
         Path | None, typer.Option("-o", help="File or folder to write; standard output when left out.")
     ] = None,
 ) -> None:
-    """Write the finished rollouts of a run as JSON lines, or, for format harbor, as folders below -o."""
+    """Write the finished rollouts of a run as JSON lines, as a Parquet file, or, for format harbor, as folders below -o."""
     if form in FOLDERS:
         if file is None:
             raise CommandError(f"--format {form.value} writes a folder; name a new one with -o")
         count = asyncio.run(_export_folder(job, form, file))
         say(f"{count} trials in {file}")
+        return
+    if form in FILES:
+        if file is None:
+            raise CommandError(f"--format {form.value} writes a Parquet file; name it with -o")
+        count = asyncio.run(_export_file(job, form, file))
+        say(f"{count} rows in {file}")
         return
     count = asyncio.run(_export(job, form, file))
     say(f"{count} lines{f' in {file}' if file else ''}")
@@ -39,6 +45,10 @@ async def _export_folder(reference: str, form: Format, folder: Path) -> int:
         return await FOLDERS[form](run, folder)
     except FileExistsError as error:
         raise CommandError(f"{error.filename} is there already; name a new folder with -o") from error
+
+
+async def _export_file(reference: str, form: Format, file: Path) -> int:
+    return await FILES[form](await find_run(reference, os.environ), file)
 
 
 async def _export(reference: str, form: Format, file: Path | None) -> int:

@@ -85,7 +85,7 @@ def _agent_step(turn: Turn, response: ResponseRecord, *, copied: bool) -> dict[s
         "source": "agent",
         "message": text_of(message.get("content")),
         **_given(model_name=response.model),
-        **_given(reasoning_content=text_of(message.get("reasoning_content") or message.get("reasoning"))),
+        **_given(reasoning_content=reasoning_of(message)),
         **_given(tool_calls=calls),
         **_given(observation=_given(results=[_result(result, ids) for result in turn.observations])),
         **_given(metrics={} if copied else _metrics(response), is_copied_context=copied),
@@ -143,6 +143,11 @@ def text_of(content: Any) -> str:
         parts = (part if isinstance(part, dict) else {"text": str(part)} for part in content)
         return "\n".join(str(part.get("text") or f"[{part.get('type')}]") for part in parts)
     return "" if content is None else str(content)
+
+
+def reasoning_of(message: Message) -> str:
+    """What the model thought before an answer, by either of the names that servers have for it."""
+    return text_of(message.get("reasoning_content") or message.get("reasoning"))
 
 
 def _given(**fields: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A run as JSON lines for other programs: results, ATIF trajectories, OpenAI conversations, token sequences."""
+"""A run as other programs read it: JSON lines, a Parquet file, or a folder."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent_runtime.recording.exports.harbor import write_trials
+from agent_runtime.recording.exports.parquet import write_rollouts
 from agent_runtime.recording.exports.predictions import prediction
+from agent_runtime.recording.exports.verifiers import rollout_output
+from agent_runtime.recording.exports.verl import write_conversations, write_tokens
 from agent_runtime.recording.messages import fold, last_of_each_branch
 from agent_runtime.recording.reader import RunReader
 
 
 class Format(StrEnum):
-    """What a line is."""
+    """What other programs are given; docs/exports.md has a table."""
 
     RESULTS = "results"
     """A rollout's result."""
@@ -27,6 +30,14 @@ class Format(StrEnum):
     """A token sequence: ids, mask, logprobs, policy versions, with the result. One a branch."""
     SWE_BENCH = "swe-bench"
     """A prediction of SWE-bench: `instance_id`, `model_name_or_path`, `model_patch`."""
+    VERIFIERS = "verifiers"
+    """A rollout as verifiers' `vf-eval` saves it in `results.jsonl`."""
+    PARQUET = "parquet"
+    """Not lines: a Parquet file with a row a rollout."""
+    VERL = "verl"
+    """Not lines: a Parquet file for verl's datasets, with a conversation a row. One a branch."""
+    VERL_TOKENS = "verl-tokens"
+    """Not lines: a Parquet file with a token sequence a row, named as verl names its parts. One a branch."""
     HARBOR = "harbor"
     """Not lines: a folder, with a trial in Harbor's layout for each rollout."""
 
@@ -70,6 +81,13 @@ async def _tokens(run: RunReader, index: int) -> list[dict[str, Any]]:
 FOLDERS: Final[dict[Format, Callable[[RunReader, Path], Awaitable[int]]]] = {Format.HARBOR: write_trials}
 """Formats that are written into a folder, a piece for each rollout."""
 
+FILES: Final[dict[Format, Callable[[RunReader, Path], Awaitable[int]]]] = {
+    Format.PARQUET: write_rollouts,
+    Format.VERL: write_conversations,
+    Format.VERL_TOKENS: write_tokens,
+}
+"""Formats that are written into one file, which is no text. They need pyarrow."""
+
 _LINES: Final[dict[Format, Callable[[RunReader, int], Any]]] = {
     Format.RESULTS: _results,
     Format.ATIF: _atif,
@@ -77,4 +95,5 @@ _LINES: Final[dict[Format, Callable[[RunReader, int], Any]]] = {
     Format.OPENAI: _openai,
     Format.TOKENS: _tokens,
     Format.SWE_BENCH: prediction,
+    Format.VERIFIERS: rollout_output,
 }

@@ -142,13 +142,26 @@ def test_a_job_is_found_by_name_manifest_folder_and_uri(finished: Shell) -> None
 
 
 def test_exports_are_json_lines(finished: Shell) -> None:
-    for form in ("results", "atif", "openai"):
+    for form in ("results", "atif", "openai", "verifiers"):
         lines = finished("export", "starter", "--format", form).stdout.splitlines()
         assert len([json.loads(line) for line in lines]) == 6
     written = finished("export", "starter", "--format", "openai", "-o", "samples.jsonl")
     assert written.stdout == ""
     conversation = json.loads((finished.folder / "samples.jsonl").read_text().splitlines()[0])["messages"]
     assert [message["role"] for message in conversation][:3] == ["system", "user", "assistant"]
+
+
+def test_exports_to_a_file_say_how_much_is_in_it_and_need_its_name(finished: Shell) -> None:
+    for form, what in (("parquet", "6 rows"), ("verl", "6 rows"), ("verl-tokens", "0 rows"), ("harbor", "6 trials")):
+        refused = finished("export", "starter", "--format", form)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "with -o" in refused.stderr
+        written = finished("export", "starter", "--format", form, "-o", f"{form}.out")
+        assert (written.returncode, written.stderr) == (0, f"{what} in {form}.out\n")
+        assert (finished.folder / f"{form}.out").exists()
+    elsewhere = finished("export", "starter", "--format", "parquet", "-o", "nowhere/run.parquet")
+    assert elsewhere.returncode == 2
+    assert "nowhere" in elsewhere.stderr
 
 
 def test_the_report_is_one_file_and_says_where_it_is(finished: Shell) -> None:

@@ -1,0 +1,49 @@
+"""Lines as `vf-eval` saves them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime.recording.export import Format, export
+from tests.support.recorded_run import ASK, OTHER, SYSTEM, record_run
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture
+async def lines(tmp_path: Path) -> Lines:
+    run = await record_run(tmp_path / "out")
+    return [json.loads(line) async for line in export(run, Format.VERIFIERS)]
+
+
+def test_a_lost_rollout_has_an_error_and_no_reward_and_a_failed_one_has_0(lines: Lines) -> None:
+    assert [line["reward"] for line in lines] == [0.0, 1.0, None, None]
+    assert [line["error"] and line["error"]["error"] for line in lines] == [None, None, "SandboxLost", "SandboxLost"]
+    assert [line["is_completed"] for line in lines] == [True, True, False, False]
+
+
+def test_prompt_and_completion_are_those_of_the_last_turn(lines: Lines) -> None:
+    assert [line["prompt"] for line in lines] == [[SYSTEM, ASK], [OTHER], [SYSTEM, ASK], []]
+    assert [message["role"] for message in lines[0]["completion"]] == ["assistant", "tool", "assistant"]
+    assert lines[0]["completion"][2]["reasoning_content"] == "I saw it."
+    assert json.loads(lines[0]["completion"][0]["tool_calls"][0]) == {
+        "id": "call-0",
+        "name": "bash",
+        "arguments": '{"command": "ls"}',
+    }
+
+
+def test_rollouts_of_a_task_share_the_example_and_say_which_mode_they_are_of(lines: Lines) -> None:
+    assert [line["example_id"] for line in lines] == [0, 0, 1, 1]
+    assert [line["info"]["mode"] for line in lines] == ["Eval", "Train", "Train", "Train"]
+
+
+def test_times_are_those_of_the_rollout(lines: Lines) -> None:
+    timing = lines[0]["timing"]
+    assert timing["setup"] == {"start": 100.0, "end": 101.0, "duration": 1.0}
+    assert timing["generation"] == {"start": 101.0, "end": 103.0, "duration": 2.0}
+    assert timing["scoring"] == {"start": 108.0, "end": 110.0, "duration": 2.0}
+    assert timing["model"]["duration"] == 2.0
+    assert lines[3]["timing"]["scoring"]["end"] == 0
