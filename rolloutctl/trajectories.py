@@ -115,41 +115,63 @@ async def read_trajectory(run: RunReader, index: int) -> Trajectory:
 
 
 def steps_of(records: Sequence[Record], result: Result) -> list[TrajectoryStep]:
-    """The steps of an attempt, in order."""
-    turns = fold(records)
+    """The steps of an attempt, in order, the final answer last. Several conversations stand one after another."""
     steps: list[TrajectoryStep] = []
     known: set[str] = set()
+    answered: set[str] = set()
+    names: dict[str, str] = {}
     told: list[Observation] = []
-    for position, turn in enumerate(turns):
-        # A new branch repeats what was told in an earlier one; within one, what is told twice was told twice.
-        is_new_branch = position > 0 and turn.branch != turns[position - 1].branch
+    branch = turn_number = 0
+    for turn in fold(records):
         for message in turn.messages[turn.kept :]:
+            # A new branch repeats what stood in an earlier one; within one, what is told twice was told twice.
             written = json.dumps(message, sort_keys=True)
-            if message.get("role") in ("tool", "assistant") or (is_new_branch and written in known):
+            if (turn.branch != branch and written in known) or message.get("tool_call_id") in answered:
                 continue
             known.add(written)
             content = text_of(message.get("content"))
             # An agent that calls tools in text tells their results as the user; they are steps already.
-            if told and told[0].content in content:
+            if told and message.get("role") == "user" and told[0].content in content:
                 told = told[1:]
                 continue
-            steps.append(TrajectoryStep(step_type=StepType.OBSERVATION, content=content, turn=turn.number))
-        is_end = position == len(turns) - 1 and result.stop_reason is StopReason.FINISHED
-        steps += _answer_steps(turn, is_end=is_end)
-        is_native = turn.response is not None and bool(turn.response.message.get("tool_calls"))
-        told = [] if is_native else list(turn.observations)
-    return steps
+            steps.append(_told_step(message, content, turn.number, names))
+        steps += _answer_steps(turn)
+        message = turn.response.message if turn.response else {}
+        known.add(json.dumps(message, sort_keys=True))
+        names |= {call.id: call.name for call in ModelReply(message, "").tool_calls}
+        answered |= {observation.call_id for observation in turn.observations}
+        told = [] if message.get("tool_calls") else list(turn.observations)
+        branch, turn_number = turn.branch, turn.number
+    return _with_final_answer(steps, result, turn_number)
 
 
-def _answer_steps(turn: Turn, *, is_end: bool) -> list[TrajectoryStep]:
+def _with_final_answer(steps: list[TrajectoryStep], result: Result, turn: int) -> list[TrajectoryStep]:
+    if result.stop_reason is not StopReason.FINISHED or not result.message:
+        return steps
+    answer = TrajectoryStep(step_type=StepType.FINAL_ANSWER, content=result.message, turn=turn)
+    if not steps or steps[-1].step_type is not StepType.THOUGHT:
+        return [*steps, answer]
+    last = steps[-1]
+    if last.content.strip() == result.message.strip():
+        return [*steps[:-1], answer.model_copy(update={"log_probs": last.log_probs})]
+    parsed = parse_step(last.content)
+    if parsed.final_answer == result.message:
+        last = last.model_copy(update={"content": parsed.thought})
+    return [*steps[:-1], last, answer]
+
+
+def _told_step(message: Message, content: str, turn: int, names: Mapping[str, str]) -> TrajectoryStep:
+    """What the model was told by no tool of ours; a program's own tools tell their results so."""
+    if message.get("role") != "tool":
+        return TrajectoryStep(step_type=StepType.OBSERVATION, content=content, turn=turn)
+    name = names.get(str(message.get("tool_call_id")))
+    return TrajectoryStep(step_type=StepType.ACTION_RESULT, content=content, turn=turn, tool_name=name)
+
+
+def _answer_steps(turn: Turn) -> list[TrajectoryStep]:
     if turn.response is None:
         return []
-    text, calls, answer = _parts(turn.response.message, turn.observations)
-    ends = [result.content for result in turn.observations if result.stop]
-    if is_end and not calls and answer is None:
-        text, answer = "", text
-    elif is_end and ends:
-        answer = ends[-1]
+    text, calls = _parts(turn.response.message, turn.observations)
     steps = [TrajectoryStep(step_type=StepType.THOUGHT, content=text, turn=turn.number)] if text.strip() else []
     steps += [
         TrajectoryStep(
@@ -172,25 +194,22 @@ def _answer_steps(turn: Turn, *, is_end: bool) -> list[TrajectoryStep]:
         )
         for result in turn.observations
     ]
-    if answer is not None:
-        steps.append(TrajectoryStep(step_type=StepType.FINAL_ANSWER, content=answer, turn=turn.number))
     if steps and turn.response.logprobs is not None:
         steps[0] = steps[0].model_copy(update={"log_probs": turn.response.logprobs})
     return steps
 
 
-def _parts(message: Message, results: Sequence[Observation]) -> tuple[str, list[ToolCall], str | None]:
-    """Text, tool calls and final answer of a message. A call in text is one where a tool answered it."""
+def _parts(message: Message, results: Sequence[Observation]) -> tuple[str, list[ToolCall]]:
+    """Text and tool calls of a message. A call in text is one where a tool answered it."""
     reply = ModelReply(message, "")
-    if reply.tool_calls:
-        return reply.text, reply.tool_calls, None
-    step = parse_step(reply.text)
-    if not results:
-        return (step.thought, [], step.final_answer) if step.final_answer is not None else (reply.text, [], None)
+    text = text_of(message.get("content"))
+    if reply.tool_calls or not results:
+        return text, reply.tool_calls
+    step = parse_step(text)
     if step.action is not None and [result.tool for result in results] == [step.action]:
-        return step.thought, [ToolCall(results[0].call_id, step.action, step.action_input)], None
+        return step.thought, [ToolCall(results[0].call_id, step.action, step.action_input)]
     # A form of the agent's own: which tool was called is known from who answered.
-    return "", [ToolCall(result.call_id, result.tool, reply.text) for result in results], None
+    return "", [ToolCall(result.call_id, result.tool, text) for result in results]
 
 
 def _arguments(written: str) -> dict[str, Any] | None:

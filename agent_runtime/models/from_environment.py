@@ -34,7 +34,7 @@ def model_from_environment(environ: Mapping[str, str]) -> ModelSpec:
         found = " and ".join(family.model for family in named) or "none of them"
         raise ModelConfigError(
             "NoModel",
-            f"{found} is set in the environment; set exactly one of "
+            f"{found} {'are' if len(named) > 1 else 'is'} set in the environment; set exactly one of "
             f"{', '.join(family.model for family in _FAMILIES)}, with _BASE_URL and _API_KEY beside it",
         )
     family = named[0]
