@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 from agent_runtime.models.base import ModelError
-from agent_runtime.models.function import FunctionModel
 from rollout_api.base import API_VERSION
 from rollout_api.records import Outcome
 from rollout_api.rollout_job import RolloutJob
@@ -43,7 +42,7 @@ async def main() -> None:
         }
     )
     prompts = [{"name": f"square-{number}", "prompt": f"Square of {number}"} for number in range(12)]
-    async for group in Client(model=FunctionModel(generate, "generate")).run(job, tasks=prompts):
+    async for group in Client().run(job, tasks=prompts):
         for result in group.results:
             answered = result.outcome is Outcome.COMPLETED
             print(f"{group.task}: {result.message}" if answered else f"{group.task}: {result.outcome}, {result.reason}")

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-from agent_runtime.models.function import FunctionModel
 from rollout_api.base import API_VERSION
 from rollout_api.rollout_job import RolloutJob
 from rolloutctl.client import Client
@@ -35,7 +34,7 @@ async def main() -> None:
             },
         }
     )
-    async for group in Client(model=FunctionModel(generate, "generate")).run(job):
+    async for group in Client().run(job):
         print(f"{group.task}: {group.results[0].message}")
 
 

@@ -209,3 +209,14 @@ async def test_their_configuration_is_a_manifest(tmp_path: Path, server: Scripte
     server.scripts = {"12 + 30": ["Final Answer: 42"], "2 ** 10": ["Final Answer: 1024"]}
     assert sorted(await run("configuration", tmp_path, server, "3")) == ["power: 1024", "sum: 42"]
     assert list(tmp_path.glob("trajectories/react-math-*/job.json")), "saved where the manifest says"
+
+
+async def test_the_program_of_the_page_runs_and_a_second_start_runs_nothing(
+    tmp_path: Path, server: ScriptedServer
+) -> None:
+    page = EXAMPLES.parents[1] / "docs" / "coming-from-agentic-rollout-library.md"
+    program = tmp_path / "echo.py"
+    program.write_text(page.read_text().split("```python\n")[1].split("```")[0])
+    for _ in range(2):
+        assert await run(str(program.with_suffix("")), tmp_path, server) == ["task-001 Completed", "You said: Hello!"]
+    assert len(list(tmp_path.glob("trajectories/echo-*"))) == 1
