@@ -126,7 +126,7 @@ def steps_of(records: Sequence[Record], result: Result) -> list[TrajectoryStep]:
         for message in turn.messages[turn.kept :]:
             # A new branch repeats what stood in an earlier one; within one, what is told twice was told twice.
             written = json.dumps(message, sort_keys=True)
-            if (turn.branch != branch and written in known) or message.get("tool_call_id") in answered:
+            if (turn.branch != branch and written in known) or str(message.get("tool_call_id")) in answered:
                 continue
             known.add(written)
             content = text_of(message.get("content"))
@@ -151,13 +151,13 @@ def _with_final_answer(steps: list[TrajectoryStep], result: Result, turn: int) -
     answer = TrajectoryStep(step_type=StepType.FINAL_ANSWER, content=result.message, turn=turn)
     if not steps or steps[-1].step_type is not StepType.THOUGHT:
         return [*steps, answer]
-    last = steps[-1]
-    if last.content.strip() == result.message.strip():
-        return [*steps[:-1], answer.model_copy(update={"log_probs": last.log_probs})]
+    *before, last = steps
     parsed = parse_step(last.content)
-    if parsed.final_answer == result.message:
-        last = last.model_copy(update={"content": parsed.thought})
-    return [*steps[:-1], last, answer]
+    if parsed.final_answer == result.message and parsed.thought:
+        return [*before, last.model_copy(update={"content": parsed.thought}), answer]
+    if result.message in (last.content.strip(), last.content, parsed.final_answer):
+        return [*before, answer.model_copy(update={"log_probs": last.log_probs})]
+    return [*steps, answer]
 
 
 def _told_step(message: Message, content: str, turn: int, names: Mapping[str, str]) -> TrajectoryStep:
@@ -215,6 +215,6 @@ def _parts(message: Message, results: Sequence[Observation]) -> tuple[str, list[
 def _arguments(written: str) -> dict[str, Any] | None:
     try:
         arguments = json.loads(written)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return arguments if isinstance(arguments, dict) else None

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,6 +108,25 @@ def test_calls_in_text_are_tool_calls_too_and_their_results_stand_once() -> None
         ("thought", "I know."),
         ("final_answer", "one file"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "expected"),
+    [
+        ("It is 4. ", "It is 4. ", ["final_answer"]),
+        ("Final Answer: 4", "4", ["final_answer"]),
+        ("Thought: two twos\nFinal Answer: 4", "4", ["thought", "final_answer"]),
+        ("It is 4.", "4", ["thought", "final_answer"]),
+        ("It is 4.", "", ["thought"]),
+    ],
+)
+def test_the_final_answer_is_the_agents_and_what_the_model_wrote_is_not_lost(
+    text: str, message: str, expected: list[str]
+) -> None:
+    steps = steps_of([asked(0, 0), said(0, text, logprobs=[-1.0])], result(message))
+    assert [step.step_type.value for step in steps] == expected
+    assert steps[0].log_probs == [-1.0]
+    assert message in (steps[-1].content, "")
 
 
 def test_results_of_a_programs_own_tools_are_results() -> None:
