@@ -22,6 +22,7 @@ from agent_runtime.engine.opening import output_uri
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import FinishedGroup, RolloutSession
 from agent_runtime.models.base import Model
+from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxProvider
 from rollout_api.manifest import load_manifest
@@ -29,8 +30,9 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
 from rolloutctl.sources import stored_tasks
+from rolloutctl.trajectories import Trajectory, read_trajectory
 
-__all__ = ["Client", "FinishedGroup", "GroupFinished", "RolloutSession", "RunAborted"]
+__all__ = ["Client", "FinishedGroup", "GroupFinished", "RolloutSession", "RunAborted", "Trajectory"]
 
 
 class RunAborted(Exception):
@@ -103,6 +105,13 @@ class Client:
         finally:
             stop.set()
             await asyncio.gather(work, return_exceptions=True)
+
+    async def trajectories(self, job: RolloutJob | str | Path) -> AsyncGenerator[Trajectory, None]:
+        """The sealed rollouts of a job's newest run as lists of steps, by index. Raises NoSuchRun, RecordCorrupt."""
+        loaded, base_dir = _loaded(job)
+        run = await open_run(Store.open(output_uri(loaded, base_dir), self._environ), loaded.metadata.name)
+        for index in run.seals:
+            yield await read_trajectory(run, index)
 
     def session(self, job: RolloutJob | str | Path, *, new: bool = False) -> RolloutSession:
         """An open run of a job with `tasks: {stream: {maxInFlight: N}}`; an async context manager.

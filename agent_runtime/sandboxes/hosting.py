@@ -138,6 +138,8 @@ class OverlaySandboxes:
         self._opening: dict[str, asyncio.Task[OverlaySandbox]] = {}
         self._groups: dict[str, set[str]] = {}
         self._under_way: dict[str, int] = {}
+        self._judging = asyncio.Lock()
+        """Held while it is found out whether a sandbox is needed: groups end side by side, and one of them ends it."""
 
     @contextlib.asynccontextmanager
     async def _in_use(self, key: str, spec: WorkspaceSpec) -> AsyncIterator[OverlaySandbox]:
@@ -183,10 +185,20 @@ class OverlaySandboxes:
             if task is None or not task.done() or task.exception() is not None:
                 continue
             sandbox = task.result()
-            await sandbox.forget_group(group)
-            if not groups and not self._under_way[key] and await sandbox.is_empty() and not self._under_way[key]:
-                del self._opening[key]
+            self._under_way[key] += 1
+            try:
+                await sandbox.forget_group(group)
+            finally:
+                self._under_way[key] -= 1
+            async with self._judging:
+                is_over = self._is_idle(key, task) and await sandbox.is_empty() and self._is_idle(key, task)
+                if is_over:
+                    del self._opening[key]
+            if is_over:
                 await sandbox.end()
+
+    def _is_idle(self, key: str, task: asyncio.Task[OverlaySandbox]) -> bool:
+        return self._opening.get(key) is task and not self._groups[key] and not self._under_way[key]
 
     async def close(self) -> None:
         """Close all connections."""

@@ -38,7 +38,8 @@ def tasks_of_starter() -> list[Task]:
 
 
 def test_the_public_surface_is_what_the_docs_name() -> None:
-    assert sorted(client.__all__) == ["Client", "FinishedGroup", "GroupFinished", "RolloutSession", "RunAborted"]
+    public = ["Client", "FinishedGroup", "GroupFinished", "RolloutSession", "RunAborted", "Trajectory"]
+    assert sorted(client.__all__) == public
 
 
 async def test_every_group_comes_once_with_all_its_rewards(tmp_path: Path) -> None:

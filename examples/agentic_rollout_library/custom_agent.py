@@ -1,0 +1,78 @@
+"""Agents of one's own: one that is a single method, and one that changes every part of the common loop."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from agent_runtime.agents.base import AgentContext
+from agent_runtime.agents.base_class import BaseAgent, ParsedAnswer, Trajectory
+from agent_runtime.agents.registry import agent
+from agent_runtime.models.base import ModelReply, ToolCall
+from agent_runtime.models.from_environment import model_from_environment
+from rollout_api.base import API_VERSION
+from rollout_api.records import Message, Observation
+from rollout_api.rollout_job import RolloutJob
+from rolloutctl.client import Client
+
+
+@agent("OneQuestion")
+class OneQuestion:
+    """Asks once."""
+
+    async def run(self, context: AgentContext) -> str | None:
+        reply = await context.call_model([{"role": "user", "content": context.task.prompt}])
+        return reply.text
+
+
+@agent("Careful")
+class Careful(BaseAgent):
+    """Looks at few messages, keeps to one tool call an answer, and asks for a second look before it is done."""
+
+    system_prompt = "Use the calculator for every number."
+
+    async def run_trajectory(self, trajectory: Trajectory) -> None:
+        await super().run_trajectory(trajectory)
+        trajectory.messages.append({"role": "user", "content": "Look at it once more. Is that right?"})
+        trajectory.final = None
+        await super().run_trajectory(trajectory)
+
+    def should_continue(self, trajectory: Trajectory) -> bool:
+        return trajectory.final is None and len(trajectory.messages) < self.context.spec.config["most_messages"]
+
+    def format_messages_for_llm(self, trajectory: Trajectory) -> Sequence[Message]:
+        return [*trajectory.messages[:2], *trajectory.messages[2:][-20:]]
+
+    def parse_llm_output(self, reply: ModelReply) -> ParsedAnswer:
+        if len(reply.tool_calls) > 1:
+            return ParsedAnswer(complaint="One tool call an answer, please.")
+        return super().parse_llm_output(reply)
+
+    async def execute_tool_call(self, calls: Sequence[ToolCall]) -> list[Observation]:
+        observations = await super().execute_tool_call(calls)
+        return [result.model_copy(update={"content": f"= {result.content}"}) for result in observations]
+
+    def finalize_trajectory(self, trajectory: Trajectory) -> str | None:
+        return trajectory.final and trajectory.final.strip().rstrip(".")
+
+
+async def main() -> None:
+    for name, config in (("OneQuestion", {}), ("Careful", {"most_messages": 40})):
+        job = RolloutJob.model_validate(
+            {
+                "apiVersion": API_VERSION,
+                "kind": "RolloutJob",
+                "metadata": {"name": name.lower()},
+                "spec": {
+                    "mode": "Eval",
+                    "model": model_from_environment(os.environ),
+                    "agent": {"type": name, "tools": ["calculator"], "config": config},
+                    "tasks": {"inline": [{"name": "product", "prompt": "What is 17 * 23?"}]},
+                    "output": {"uri": "out"},
+                },
+            }
+        )
+        async for group in Client().run(job):
+            print(f"{name}: {group.results[0].message} after {group.results[0].turns} turns")
+
+
+asyncio.run(main())
