@@ -29,7 +29,7 @@ SEARCH_PATH: Final = "/root/.local/bin:/root/.cargo/bin:/usr/local/sbin:/usr/loc
 TIMEOUTS: Final = Timeouts(agent_seconds=3600, setup_seconds=1800, verifier_seconds=600)
 
 _COLOR: Final = re.compile("\x1b\\[[0-9;]*m")
-_PROGRAM: Final = resources.files("agent_runtime.tasks.in_sandbox").joinpath("sealed_tests.py").read_text()
+_PROGRAM: Final = resources.files("agent_runtime.tasks.in_sandbox").joinpath("sealed_tests.py").read_text("utf-8")
 _PROGRAM_FILE: Final = TaskFile(path=f"{repository.TESTS_FOLDER}/sealed_tests.py", content=_PROGRAM)
 
 

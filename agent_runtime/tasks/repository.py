@@ -148,7 +148,7 @@ def patched_paths(patch: str) -> list[str]:
 
 _HEADER = re.compile(r'"?a/(.+?)"? "?b/(.+?)"?')
 
-_APPLY_PATCH = resources.files("agent_runtime.tasks.in_sandbox").joinpath("apply_patch.py").read_text()
+_APPLY_PATCH = resources.files("agent_runtime.tasks.in_sandbox").joinpath("apply_patch.py").read_text("utf-8")
 _LOADED_BY_ITSELF = (
     rf"(^|/)({'|'.join(re.escape(name) for name in sorted(LOADED_BY_THEMSELVES))})$|\.(pth|pyc|pyo)$"
     rf"|({'|'.join(re.escape(suffix) for suffix in METADATA_SUFFIXES)})(/|$)"

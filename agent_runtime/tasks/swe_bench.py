@@ -43,7 +43,7 @@ TIMEOUTS: Final = Timeouts(agent_seconds=3600, setup_seconds=1800, verifier_seco
 REPORT: Final = f"{repository.TESTS_FOLDER}/report.xml"
 _REPORT_TESTS: Final = TaskFile(
     path=f"{repository.TESTS_FOLDER}/report_tests.py",
-    content=resources.files("agent_runtime.tasks.in_sandbox").joinpath("report_tests.py").read_text(),
+    content=resources.files("agent_runtime.tasks.in_sandbox").joinpath("report_tests.py").read_text("utf-8"),
 )
 _WITHOUT_PARALLEL: Final = frozenset({"1.7", "1.8", "1.9"})
 """Versions of Django for which SWE-bench's harness passes neither settings nor `--parallel`."""

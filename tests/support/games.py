@@ -40,7 +40,7 @@ class Game:
 
 async def wander(messages: list[dict[str, Any]], task: str, member: int, **_: Any) -> str:
     """Walks at random, the same way whenever it sees the same; every fifth answer has no action."""
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)
     drawn = hashlib.sha256(f"{task}{member}{messages}".encode()).digest()[0] % 5
     return ["<answer>Left</answer>", "<answer>Down</answer>", "<answer>Right</answer>", "<answer>Up</answer>", "Hm."][
         drawn

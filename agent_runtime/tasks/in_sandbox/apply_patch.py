@@ -15,13 +15,11 @@ import tempfile
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SCRATCH = tempfile.mkdtemp()
 
 
 def git(*arguments: str, data: bytes = b"") -> bytes:
-    """Output of git, with a configuration of its own. Ends the program where git fails."""
-    environment = dict(os.environ, HOME=SCRATCH, GIT_CONFIG_NOSYSTEM="1", GIT_INDEX_FILE=os.path.join(SCRATCH, "index"))
-    run = subprocess.Popen(["git", *arguments], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    """Output of git. Ends the program where git fails."""
+    run = subprocess.Popen(["git", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     output, _ = run.communicate(data)
     if run.returncode:
         sys.exit("git %s failed with exit code %d" % (" ".join(arguments[:2]), run.returncode))
@@ -37,6 +35,9 @@ def read_json(name: str) -> Any:
 def main() -> None:
     """Agent's patch, without what would be loaded by itself; then the tests as they were, and the hidden ones."""
     instance, by_itself = read_json("instance.json"), read_json("loaded_by_itself.json")
+    # git's configuration and index are our own: those of the repository may be anything.
+    scratch = tempfile.mkdtemp()
+    os.environ.update(HOME=scratch, GIT_CONFIG_NOSYSTEM="1", GIT_INDEX_FILE=os.path.join(scratch, "index"))
     git("config", "--global", "--add", "safe.directory", "*")
     git("read-tree", instance["prepared"])
     if os.path.exists(instance["patch"]) and os.path.getsize(instance["patch"]):
@@ -55,7 +56,7 @@ def main() -> None:
         number += 1
     if tests:
         git("apply", "--whitespace=nowarn", data=tests)
-    shutil.rmtree(SCRATCH, ignore_errors=True)
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def changes(prepared: str) -> "list[tuple[str, str]]":

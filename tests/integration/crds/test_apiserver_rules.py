@@ -125,8 +125,11 @@ def test_the_quickstart_and_a_sandbox_are_accepted() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "two task sources": (lambda spec: spec["tasks"].update(stream={}), "exactly one of inline, from, stream, branch"),
-    "no task source": (lambda spec: spec.update(tasks={}), "exactly one of inline, from, stream, branch"),
+    "two task sources": (
+        lambda spec: spec["tasks"].update(stream={}),
+        "exactly one of inline, from, stream, environments, branch",
+    ),
+    "no task source": (lambda spec: spec.update(tasks={}), "exactly one of inline, from, stream, envi"),
     "two models": (lambda spec: spec["model"].update(serverRef="x"), "exactly one of endpoint, serverRef"),
     "no model": (lambda spec: spec.pop("model"), "model is needed for this agent"),
     "too many to complete": (

@@ -118,4 +118,5 @@ def test_a_change_of_code_is_in_the_next_image_and_only_there(tmp_path: Path) ->
     assert changed_by("hack/images/launcher.c") == {"executor"}
     assert changed_by("constraints.txt") == {"operator", "runtime", "quickstart", "vllm-standin"}
     assert changed_by("tests/support/vllm_server/model.py") == {"vllm-standin"}
-    assert changed_by("Dockerfile") == {"operator", "runtime", "executor", "quickstart", "vllm-standin"}
+    everything = {"operator", "runtime", "executor", "quickstart", "vllm-standin", "mini-swe-agent"}
+    assert changed_by("Dockerfile") == everything

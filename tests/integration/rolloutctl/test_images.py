@@ -57,7 +57,7 @@ def test_a_build_that_fails_leaves_nothing_and_says_what_the_builder_said(tmp_pa
 def test_trials_are_written_in_harbors_layout(tmp_path: Path) -> None:
     hello_world(tmp_path / "tasks" / "hello")
     in_two_steps(tmp_path / "tasks" / "two")
-    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "job.yaml").write_text(JOB.replace("./images/{name}-{digest}", "agent-rollouts-quickstart:latest"))
     ran = rolloutctl("run", "job.yaml", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     (run,) = (tmp_path / "out").iterdir()

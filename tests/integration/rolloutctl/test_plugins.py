@@ -142,7 +142,7 @@ async def test_a_configuration_of_real_work_runs_as_it_comes_out(shell: Shell, t
     async with VllmStandIn(script={"*": steps}) as server:
         environment = {
             "id": "calculator",
-            "docker_image": "python:3.12-slim",
+            "docker_image": "agent-rollouts-quickstart:latest",
             "init_commands": ["echo prepared > made"],
             "unit_tests": ["PYTHONPATH=. python3 tests/test_app.py", "test -f readme.md"],
             "prompt": "Write app.py.",

@@ -21,6 +21,9 @@ from rollout_api.rollout_job import RolloutJob
 from rolloutctl.client import Client
 from tests.support.repository import FIX, commit, git, make_repository
 
+THIS_MACHINE = "agent-rollouts-quickstart:latest"
+"""The image in whose place the local provider takes the environment that runs it."""
+
 FIXES = "sed -i 's/a - b/a + b/' calculator.py"
 CHEATING_TESTS = (
     "sed -i 's/a - b/a - b # looked/' calculator.py && "
@@ -63,7 +66,7 @@ async def run(
             "mode": "Eval",
             "groupSize": len(commands) or 1,
             "agent": {"type": agent},
-            "tasks": {"from": {"uri": str(folder / "instances.jsonl"), "format": form}},
+            "tasks": {"from": {"uri": str(folder / "instances.jsonl"), "format": form}, "imageTemplate": THIS_MACHINE},
             "model": {"scripted": {"tasks": [{"task": instance["instance_id"], "members": members}]}}
             if members
             else None,
@@ -194,7 +197,7 @@ def make_r2e(folder: Path) -> dict[str, Any]:
         "instance_id": "calculator-1",
         "repo_name": "calculator",
         "commit_hash": "f" * 40,
-        "docker_image": "localhost/calculator:1",
+        "docker_image": THIS_MACHINE,
         "problem_statement": instance["problem_statement"],
         "expected_output_json": json.dumps(outcomes),
         "parsed_commit_content": json.dumps({"old_commit_hash": instance["base_commit"]}),
