@@ -18,7 +18,8 @@ import importlib, pkgutil, sys
 for name in sys.argv[1:]:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, name + "."):
-        if not module.name.endswith("__main__"):
+        # Trainers bring their own environment, and run the engine in it.
+        if not module.name.endswith("__main__") and ".trainers." not in module.name:
             importlib.import_module(module.name)
         print(module.name)
 """
