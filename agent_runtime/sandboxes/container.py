@@ -25,6 +25,7 @@ from agent_runtime.sandboxes.hosting import (
     OverlaySandboxes,
     PlainSandboxes,
     found_or_started,
+    sweep_executors,
 )
 from agent_runtime.sandboxes.oci_files import ImageConfig, ImageError
 from agent_runtime.sandboxes.oci_store import ImageStore, place_of
@@ -162,12 +163,7 @@ class ContainerProvider:
         if isinstance(host, PlainSandboxes):
             await host.sweep(unwanted)
             return
-        for name in self._executors.names():
-            executor = await self._executors.find(name)
-            if executor is not None:
-                sandbox = self._hosting.sandbox(executor)
-                await sandbox.sweep(unwanted)
-                await sandbox.close()
+        await sweep_executors(self._executors, self._hosting, unwanted)
 
     async def forget_group(self, group: str) -> None:
         """See SandboxProvider."""

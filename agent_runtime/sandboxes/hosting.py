@@ -127,6 +127,16 @@ async def found_or_started(executors: Executors, name: str, spec: WorkspaceSpec)
     return await executors.find(name) or await executors.start(name, spec)
 
 
+async def sweep_executors(executors: Executors, hosting: Hosting, unwanted: Callable[[str, str], bool]) -> None:
+    """Sweep each executor that an earlier process has left running (see SandboxProvider); they run on."""
+    for name in executors.names():
+        executor = await executors.find(name)
+        if executor is not None:
+            sandbox = hosting.sandbox(executor)
+            await sandbox.sweep(unwanted)
+            await sandbox.close()
+
+
 class OverlaySandboxes:
     """One sandbox for each image, made when its first workspace is asked for, ended when no group needs it any more.
 

@@ -23,6 +23,7 @@ from agent_runtime.sandboxes.hosting import (
     OverlaySandboxes,
     PlainSandboxes,
     found_or_started,
+    sweep_executors,
 )
 from agent_runtime.sandboxes.local_environment import (
     STANDARD_PATH,
@@ -203,12 +204,7 @@ class LocalProvider:
             await host.sweep(unwanted)
             return
         assert self._machine is not None  # made by open
-        for name in self._executors.names():
-            executor = await self._executors.find(name)
-            if executor is not None:
-                sandbox = self._machine.sandbox(executor)
-                await sandbox.sweep(unwanted)
-                await sandbox.close()
+        await sweep_executors(self._executors, self._machine, unwanted)
 
     async def forget_group(self, group: str) -> None:
         """See SandboxProvider."""
