@@ -16,7 +16,7 @@ from agent_runtime.engine.program import Program
 from agent_runtime.engine.program_trajectory import collect as collect_trajectory
 from agent_runtime.engine.results import build_result
 from agent_runtime.engine.staleness_policy import StalePolicy, stale_message, versions_of
-from agent_runtime.engine.steps import GOES_ON, InSteps, verdict_of_steps
+from agent_runtime.engine.steps import GOES_ON, NOT_FOR_PROGRAMS, InSteps, verdict_of_steps
 from agent_runtime.engine.turns import NotReplayable, Turns
 from agent_runtime.environments.open import OpenEnvironment, open_environment
 from agent_runtime.environments.verdict import episode_verdict
@@ -177,9 +177,7 @@ class Attempt:
         task = self._rollout.task
         if (make_agent := self._context.make_agent) is None:
             if task.steps:
-                raise SetupFailed(
-                    f"task {task.name} has steps, and a program (agent Command) cannot take them one by one"
-                )
+                raise SetupFailed(f"task {task.name} {NOT_FOR_PROGRAMS}")
             work = program = self._make_program(workspace, recorded)
             running = program.run()
         else:

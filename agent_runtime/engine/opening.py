@@ -16,6 +16,7 @@ from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
 from agent_runtime.engine.mcp import require_sdk
 from agent_runtime.engine.run_folder import run_folder
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
+from agent_runtime.engine.steps import NOT_FOR_PROGRAMS
 from agent_runtime.environments.open import check_environments
 from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.models.base import Model, ModelConfigError
@@ -74,13 +75,7 @@ async def open_run(
     """A run that is ready to start, closed at the end. Raises what is wrong with any part of it."""
     is_command = job.spec.agent.is_command
     if is_command and (stepped := next((task.name for task in tasks if task.steps), None)) is not None:
-        raise TaskSourceError(
-            [
-                TaskProblem(
-                    f"task {stepped}", None, "has steps, and a program (agent Command) cannot take them one by one"
-                )
-            ]
-        )
+        raise TaskSourceError([TaskProblem(f"task {stepped}", None, NOT_FOR_PROGRAMS)])
     make_agent = None if is_command else find_agent(job.spec.agent.type)
     require_sdk(job.spec.agent)
     tools = open_tools([] if is_command else job.spec.agent.tools)

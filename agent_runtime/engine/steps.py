@@ -22,6 +22,9 @@ from rollout_api.tasks import StepReward, Task, TaskStep
 GOES_ON = frozenset({StopReason.FINISHED, StopReason.AGENT_ERROR})
 """Ends of an agent after which the next step begins; the others are limits of the whole rollout."""
 
+NOT_FOR_PROGRAMS = "has steps, and a program (agent Command) cannot take them one by one"
+"""What is said of such a task: at the start, and of one that a stream brings."""
+
 SHOWN_OUTPUT = 2000
 """Characters of a failed setup command's output: its end is where the error is."""
 
