@@ -14,8 +14,10 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Self
 
 from agent_runtime.engine.session import FinishedGroup
-from agent_runtime.recording.reader import RunReader
+from agent_runtime.recording.branches import Branch
+from agent_runtime.recording.reader import RunReader, sealed_tokens
 from agent_runtime.recording.stream import FedGroup, StreamRecord
+from rollout_api.records import Result
 from rollout_api.tasks import Task
 from rolloutctl.errors import CommandError
 from rolloutctl.runs import find_run
@@ -33,7 +35,7 @@ class JobStream:
                 f"{run.folder} has a fixed list of tasks, so nothing can be submitted to it",
                 hint="A job that stays open has tasks: {stream: {}}.",
             )
-        self._record = StreamRecord(run.store)
+        self._store, self._record = run.store, StreamRecord(run.store)
         self._shards = run.job.spec.runners.replicas
 
     @classmethod
@@ -71,6 +73,13 @@ class JobStream:
                 if seen == await self._record.closed():
                     return
                 await asyncio.sleep(POLL_SECONDS)
+
+    async def tokens(self, result: Result) -> list[Branch]:
+        """What to train on of a finished rollout, an entry a branch; empty where the model gave no token ids.
+
+        Raises RecordCorrupt.
+        """
+        return await sealed_tokens(self._store, result.index)
 
     async def _finished(self, fed: FedGroup) -> FinishedGroup:
         entry = await self._record.entry(fed.group)

@@ -14,7 +14,9 @@ from agent_runtime.engine.opening import Surroundings, open_run, refuse_text_onl
 from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
 from agent_runtime.recording.attempt_folder import AttemptFolder
+from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.reader import sealed_tokens
 from agent_runtime.recording.stream import StreamRecord
 from agent_runtime.sandboxes.base import SandboxProvider
 from rollout_api.model import ModelSpec
@@ -131,6 +133,13 @@ class RolloutSession:
         """What the journal has of a finished rollout: model calls with their tokens, tool calls. Raises RecordCorrupt."""
         store = self._context.record.store
         return linear(await AttemptFolder.of_rollout(store, result.index, result.attempt).records())
+
+    async def tokens(self, result: Result) -> list[Branch]:
+        """What to train on of a finished rollout, an entry a branch; empty where the model gave no token ids.
+
+        Raises RecordCorrupt.
+        """
+        return await sealed_tokens(self._context.record.store, result.index)
 
     def __aiter__(self) -> AsyncIterator[FinishedGroup]:
         """Finished groups in the order in which they finish."""

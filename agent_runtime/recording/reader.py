@@ -10,6 +10,7 @@ from agent_runtime.recording.branches import Branch, decode_branches, token_bran
 from agent_runtime.recording.job_record import (
     JobFile,
     newest_run,
+    parse_seal,
     read_attempt_numbers,
     read_job_file,
     read_seals,
@@ -21,6 +22,10 @@ from agent_runtime.recording.store import Store
 from agent_runtime.rewards.normalize import with_advantages
 from rollout_api.records import ObjectDigest, Record, Result, Seal
 from rollout_api.rollout_job import RolloutJob
+
+
+_TOKENS = "-tokens.jsonl.zst"
+"""The end of the key of a rollout's token sequences."""
 
 
 class NoSuchRun(Exception):
@@ -92,13 +97,10 @@ class RunReader:
     async def tokens(self, index: int) -> list[Branch]:
         """The token sequences of a rollout, a branch each; empty where token ids were not recorded."""
         seal = self.seals.get(index)
-        if seal is None:
-            return token_branches(await self.records(index))
-        stored = next((item for item in seal.objects if item.key.endswith("-tokens.jsonl.zst")), None)
-        return [] if stored is None else decode_branches(stored.key, await self._checked(stored))
+        return token_branches(await self.records(index)) if seal is None else await _tokens_of(self.store, seal)
 
     async def _sealed_records(self, item: ObjectDigest) -> list[Record]:
-        if not item.key.endswith(".jsonl.zst") or item.key.endswith("-tokens.jsonl.zst"):
+        if not item.key.endswith(".jsonl.zst") or item.key.endswith(_TOKENS):
             return []
         content = decode(item.key, await self._checked(item))
         if isinstance(content, Closing):
@@ -106,12 +108,31 @@ class RunReader:
         return content
 
     async def _checked(self, item: ObjectDigest) -> bytes:
-        data = await self.store.get(item.key)
-        if data is None:
-            raise RecordCorrupt(item.key, "it is missing, and a seal lists it")
-        if digest_of(item.key, data) != item:
-            raise RecordCorrupt(item.key, f"its SHA-256 or size is not what the seal says ({item.sha256[:12]}…)")
-        return data
+        return await _checked(self.store, item)
+
+
+async def sealed_tokens(store: Store, index: int) -> list[Branch]:
+    """The token sequences of a sealed rollout, as `RunReader.tokens`, read without the rest of the run. Raises NoSuchRun
+    for one that is not sealed, RecordCorrupt."""
+    key = f"seals/{index}.json"
+    data = await store.get(key)
+    if data is None:
+        raise NoSuchRun(f"rollout {index} of {store.uri} is not sealed")
+    return await _tokens_of(store, parse_seal(key, data))
+
+
+async def _tokens_of(store: Store, seal: Seal) -> list[Branch]:
+    stored = next((item for item in seal.objects if item.key.endswith(_TOKENS)), None)
+    return [] if stored is None else decode_branches(stored.key, await _checked(store, stored))
+
+
+async def _checked(store: Store, item: ObjectDigest) -> bytes:
+    data = await store.get(item.key)
+    if data is None:
+        raise RecordCorrupt(item.key, "it is missing, and a seal lists it")
+    if digest_of(item.key, data) != item:
+        raise RecordCorrupt(item.key, f"its SHA-256 or size is not what the seal says ({item.sha256[:12]}…)")
+    return data
 
 
 async def open_run(store: Store, name: str) -> RunReader:

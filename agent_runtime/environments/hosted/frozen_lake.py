@@ -6,7 +6,7 @@ was meant to with probability 1/3, else to one of its sides (Gymnasium's FrozenL
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,10 @@ SLIPPERY = " The ice is slippery: a step may carry you to one side of where you 
 
 
 class FrozenLake:
-    """`size` × `size` tiles, each frozen with probability `p`. Reward 1 on the goal, where it ends, as it does in a hole."""
+    """`size` × `size` tiles, each frozen with probability `p`. Reward 1 on the goal, where it ends, as it does in a hole.
+
+    `desc` is a map of one's own, as Gymnasium takes it: rows of S, F, H and G. Then the seed decides over the ice alone.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,10 @@ class FrozenLake:
         grid_vocab: Mapping[str, str] | None = None,
         action_lookup: Mapping[Any, str] | None = None,
         env_instruction: str | None = None,
+        desc: Sequence[str] | None = None,
     ) -> None:
+        self._given = None if desc is None else checked_map(desc)
+        size = size if desc is None else len(desc)
         if size < 2 or not 0 < p <= 1:
             raise GameError(f"FrozenLake: size {size} and p {p} allow no map; expected size from 2 and p in (0, 1]")
         self._size, self._p, self._slippery = size, p, is_slippery
@@ -50,8 +56,8 @@ class FrozenLake:
         self._instruction = instruction(rules, VOCABULARY if grid_vocab is None else grid_vocab, self._actions)
 
     def reset(self, seed: int) -> Start:
-        """Draw the map of that seed."""
-        self._map = random_map(self._size, self._p, seed)
+        """Draw what that seed decides."""
+        self._map = self._given or random_map(self._size, self._p, seed)
         start = self._map.index("S")
         self._row, self._column = divmod(start, self._size)
         self._ice = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
@@ -91,6 +97,18 @@ class FrozenLake:
         cells[self._row * self._size + self._column] = {"H": IN_HOLE, "G": ON_GOAL}.get(self._tile(), PLAYER)
         shown = [self._symbols.get(cell, "?") for cell in cells]
         return "\n".join("".join(shown[first : first + self._size]) for first in range(0, len(shown), self._size))
+
+
+def checked_map(desc: Sequence[str]) -> str:
+    """A map of one's own, row by row in one text. Raises GameError."""
+    tiles = "".join(desc)
+    square = len(desc) > 1 and all(len(row) == len(desc) for row in desc)
+    if not square or set(tiles) - set("SFHG") or tiles.count("S") != 1 or not _has_path(tiles, len(desc)):
+        raise GameError(
+            f"FrozenLake: desc {list(desc)} is no map; expected as many rows as columns, of F and H, one S, and a G to which "
+            "a path leads"
+        )
+    return tiles
 
 
 def random_map(size: int, p: float, seed: int) -> str:

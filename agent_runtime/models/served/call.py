@@ -70,7 +70,7 @@ class Call:
         """Forget what this try has brought."""
         if len(self.progress.ids) > self._begun_with:
             del self.progress.ids[self._begun_with :], self.progress.logprobs[self._begun_with :]
-            self.progress.finish_reason = None
+            self.progress.policy_spans, self.progress.finish_reason = [], None
 
     def heard(self, now: float) -> None:
         """A token has come."""

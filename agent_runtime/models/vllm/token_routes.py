@@ -13,7 +13,8 @@ from agent_runtime.models.http_client import Answer, JsonClient, StreamBroken
 from agent_runtime.models.openai_endpoint import parse_completion
 from agent_runtime.models.refusals import final_refusal
 from agent_runtime.models.vllm.prefix import end_of_turn, find_seam, say_the_same
-from rollout_api.records import Message
+from agent_runtime.models.vllm.weight_versions import extended, said_spans
+from rollout_api.records import Message, PolicySpan
 
 RENDER = "/v1/chat/completions/render"
 DERENDER = "/v1/chat/completions/derender"
@@ -41,6 +42,8 @@ class Progress:
     """The sampled ids so far."""
     logprobs: list[float] = field(default_factory=list)
     """One for each of them."""
+    policy_spans: list[PolicySpan] = field(default_factory=list)
+    """Which weights made which of them, as far as the server has said so: it does at the end of what it sends."""
     finish_reason: str | None = None
     """Why sampling has ended; such an answer is never gone on with."""
 
@@ -51,6 +54,8 @@ class Ending:
 
     finish_reason: str = ""
     cached_tokens: int = 0
+    weight_versions: Any = None
+    """As vLLM says them; see `weight_versions.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,7 @@ class TokenRoutes:
             **({} if cache_salt is None else {"cache_salt": cache_salt}),
             **({} if priority is None else {"priority": priority}),
         }
-        ending = Ending()
+        ending, before = Ending(), len(progress.ids)
         async with self._client.stream(
             GENERATE,
             body,
@@ -170,6 +175,8 @@ class TokenRoutes:
                     progress.ids += ids
                     progress.logprobs += logprobs
                     on_tokens(len(ids))
+                if said.weight_versions:
+                    progress.policy_spans = self._spans(progress, before, said.weight_versions)
                 if ending.finish_reason not in UNFINISHED:
                     progress.finish_reason = ending.finish_reason
         if progress.finish_reason is None:
@@ -341,7 +348,15 @@ class TokenRoutes:
                 f"{self._client.base_url}{GENERATE} gave {len(ids)} token ids with {len(logprobs)} logprobs; a token "
                 "without its logprob cannot be trained on. Is logprobs switched off in this server?",
             )
-        return ids, logprobs, Ending(choice.get("finish_reason") or "", cached)
+        return ids, logprobs, Ending(choice.get("finish_reason") or "", cached, choice.get("weight_versions"))
+
+    def _spans(self, progress: Progress, before: int, said: Any) -> list[PolicySpan]:
+        """Those of all tokens so far, of which the server has sent all but the first `before` in this stream."""
+        try:
+            spans = said_spans(said, len(progress.ids) - before)
+        except ValueError as error:
+            raise ModelError("BadResponse", f"{self._client.base_url}{GENERATE}: weight_versions: {error}") from None
+        return extended(progress.policy_spans, before, spans)
 
     def _bad(self, path: str, what: str, expected: str, got: Any) -> ModelError:
         return ModelError(

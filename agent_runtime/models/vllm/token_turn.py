@@ -13,6 +13,7 @@ from agent_runtime.models.retries import retry_delay
 from agent_runtime.models.vllm.stops import Stops, cut_at_stop
 from agent_runtime.models.vllm.text_stream import PartialAnswers, TextStream
 from agent_runtime.models.vllm.token_routes import CallOptions, Ending, Progress, TokenRoutes
+from agent_runtime.models.vllm.weight_versions import extended
 from rollout_api.records import Usage
 
 
@@ -164,6 +165,7 @@ class TokenTurn:
             prompt_token_ids=list(prompt),
             completion_token_ids=list(progress.ids),
             logprobs=list(progress.logprobs),
+            policy_spans=extended(progress.policy_spans, len(progress.ids)),
             stop_sequence=stop,
         )
 

@@ -1,0 +1,41 @@
+"""Which weights made which token of an answer, as vLLM says it at the end of one. Pure.
+
+vLLM, docs/serving/online_serving/token_in_token_out.md, "Weight versions" (newer than 0.29): the last chunk of a choice has
+`weight_versions: [{version, start, end}]`, ranges of its output tokens, in order and without gaps.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollout_api.records import PolicySpan
+
+UNLABELLED = "default"
+"""The version of weights to which nobody has given one."""
+
+
+def said_spans(said: Any, tokens: int) -> list[PolicySpan]:
+    """The spans of an output with so many tokens; none where the server does not say, or nobody has named its weights.
+
+    Raises ValueError for ranges that are not those of the output.
+    """
+    if not said:
+        return []
+    spans, place = [], 0
+    for entry in said if isinstance(said, list) else [said]:
+        match entry:
+            case {"version": str(version), "start": int(start), "end": int(end)} if start == place <= end:
+                spans.append(PolicySpan(tokens=end - start, version=version))
+                place = end
+            case _:
+                raise ValueError(f"expected ranges without gaps from token 0, got {str(said)[:200]}")
+    if place != tokens:
+        raise ValueError(f"expected ranges up to token {tokens}, got {str(said)[:200]}")
+    return [] if all(span.version == UNLABELLED for span in spans) else spans
+
+
+def extended(spans: Sequence[PolicySpan], tokens: int, more: Sequence[PolicySpan] = ()) -> list[PolicySpan]:
+    """The spans of the first `tokens` tokens, and more behind them. Tokens that nothing was said of have no version."""
+    missing = tokens - sum(span.tokens for span in spans)
+    if not spans and not more:
+        return []
+    return [*spans, *([PolicySpan(tokens=missing, version=None)] if missing else []), *more]

@@ -1,0 +1,51 @@
+"""The lake that is learned, and how well anybody could do on it."""
+
+from typing import Any
+
+import numpy as np
+
+from agent_runtime.environments.hosted.frozen_lake import DIRECTIONS
+from rollout_api.environments import TaskEnvironment
+from rollout_api.tasks import Task
+
+MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
+"""Gymnasium's own 4 × 4 map: start, frozen, hole, goal."""
+STEPS = 20
+
+
+def task(number: int, *, slippery: bool) -> Task:
+    """The lake as a task: always the same map, and ice of its own."""
+    config: dict[str, Any] = {"desc": list(MAP), "is_slippery": slippery}
+    environment = TaskEnvironment(id="FrozenLake", seed=number, max_steps=STEPS, config=config)
+    return Task(name=f"lake-{number}", prompt="{feedback}\n{observation}", environment=environment)
+
+
+def best_possible(*, slippery: bool) -> float:
+    """The share of episodes in which a player who knows everything reaches the goal: value iteration over the steps left."""
+    return _value(slippery, best=True)
+
+
+def at_random(*, slippery: bool) -> float:
+    """The same for a player who draws each step."""
+    return _value(slippery, best=False)
+
+
+def _value(slippery: bool, *, best: bool) -> float:
+    tiles, size = "".join(MAP), len(MAP)
+    values = np.array([float(tile == "G") for tile in tiles])
+    for _ in range(STEPS):
+        new = values.copy()
+        for place, tile in enumerate(tiles):
+            if tile in "SF":
+                reached = [values[_walk(place, direction, size)] for direction in DIRECTIONS.values()]
+                # Slippery ice carries as often to either side, which are the neighbours in the list of directions.
+                turns = (-1, 0, 1) if slippery else (0,)
+                chances = [np.mean([reached[(action + turn) % 4] for turn in turns]) for action in range(4)]
+                new[place] = max(chances) if best else np.mean(chances)
+        values = new
+    return float(values[tiles.index("S")])
+
+
+def _walk(place: int, direction: tuple[int, int], size: int) -> int:
+    row, column = place // size + direction[0], place % size + direction[1]
+    return min(max(row, 0), size - 1) * size + min(max(column, 0), size - 1)

@@ -1,0 +1,93 @@
+"""Learning on one machine: `python -m examples.train.laptop`. The policy's server is a process beside this one."""
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from examples.train import lake, policy
+from examples.train.policy import Weights
+from examples.train.trainer import Settings, Trainer, WrongPolicy
+from rollout_api.manifest import load_manifest
+from rolloutctl.client import Client
+
+JOB = Path(__file__).with_name("job.yaml")
+
+
+class LaptopServer:
+    """A policy server that is told about new weights by vLLM's own routes. `folder` is where it finds them."""
+
+    def __init__(self, url: str, folder: Path, http: aiohttp.ClientSession) -> None:
+        self._url, self._folder, self._http = url, folder, http
+
+    async def update(self, version: int, weights: Weights) -> None:
+        """See PolicyServer: pause, load, name, resume, verify. Raises WrongPolicy, aiohttp.ClientError."""
+        folder = self._folder / f"policy-{version}"
+        policy.save(weights, folder)
+        await self._post("/pause?mode=keep")
+        await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        await self._post("/update_weight_version", {"new_version": str(version)})
+        await self._post("/resume")
+        said = (await self._post("/weight_checker", {"action": "checksum"}))["checksums"]
+        if said != {"table": policy.checksum(weights)}:
+            raise WrongPolicy(f"{self._url} was given policy {version}, and its weights have other checksums: {said}")
+
+    async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        async with self._http.post(self._url + path, json=body or {}) as response:
+            response.raise_for_status()
+            return await response.json()
+
+
+@contextlib.asynccontextmanager
+async def server_process() -> AsyncIterator[str]:
+    """The policy's server, on a free port; its URL."""
+    command = (sys.executable, "-m", "examples.train.server")
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        yield (await process.stdout.readline()).decode().strip()
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def learn(url: str, output: Path, settings: Settings, seed: int, trainer: type[Trainer] = Trainer) -> list[float]:
+    """The learning curve; rollouts, weights and all go into `output`."""
+    job = load_manifest(JOB.read_text().replace("MODEL_URL", url))
+    spec = {"seed": seed, "output": job.spec.output.model_copy(update={"uri": str(output)})}
+    job = job.model_copy(update={"spec": job.spec.model_copy(update=spec)})
+    with tempfile.TemporaryDirectory(prefix="policy-") as folder:
+        async with aiohttp.ClientSession() as http, Client().session(job, new=True) as session:
+            server = LaptopServer(url, Path(folder), http)
+            curve = await trainer(session, aiter(session), server, settings).run(tell)
+            await session.close()
+            return curve
+
+
+def tell(number: int, share: float) -> None:
+    """A line an update."""
+    print(f"update {number:2}: {share:6.1%} reach the goal", flush=True)
+
+
+async def _main(options: argparse.Namespace) -> None:
+    best = lake.best_possible(slippery=options.slippery)
+    print(f"best possible: {best:.1%}; at random: {lake.at_random(slippery=options.slippery):.1%}")
+    settings = Settings(slippery=options.slippery, updates=options.updates)
+    async with server_process() as url:
+        await learn(url, options.output, settings, options.seed)
+    print(f"rolloutctl report lake --output {options.output} draws the curve")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m examples.train.laptop", description=__doc__)
+    parser.add_argument("--slippery", action="store_true", help="ice that carries you to the side two times of three")
+    parser.add_argument("--updates", type=int, default=Settings.updates)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path("out"), help="folder of the recorded run (default: out)")
+    asyncio.run(_main(parser.parse_args()))

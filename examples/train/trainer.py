@@ -1,0 +1,179 @@
+"""The trainer: policy gradient on what one open job brings, update after update.
+
+    submit groups → follow results → read tokens → check them → step → new weights to the server → again
+
+It knows nothing of where rollouts run, nor of how a server gets its weights: see `laptop.py` and `cluster.py`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from agent_runtime.engine.session import FinishedGroup
+from agent_runtime.recording.branches import Branch
+from examples.train import lake, policy
+from examples.train.policy import Weights
+from rollout_api.records import Result
+from rollout_api.tasks import Task
+
+SAME = 1e-6
+"""Most that a log probability may differ from its recomputation. Both are of 64 bits, on perhaps different machines."""
+
+
+class Stream(Protocol):
+    """An open job: RolloutSession in this process, or JobStream where runners are elsewhere."""
+
+    async def submit(self, task: Task, label: str | None = None) -> int:
+        """Hand a group in."""
+
+    async def tokens(self, result: Result) -> list[Branch]:
+        """What to train on of a finished rollout."""
+
+
+class PolicyServer(Protocol):
+    """Whoever answers the rollouts."""
+
+    async def update(self, version: int, weights: Weights) -> None:
+        """Serve these weights from now on, under that version. Returns when that is verified."""
+
+
+class WrongPolicy(Exception):
+    """Rollouts are not of the policy that they should be of; the message says how that was seen."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A token sequence, and how much better its rollout was than the others of its group."""
+
+    branch: Branch
+    advantage: float
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is learned, and how fast."""
+
+    slippery: bool = False
+    updates: int = 16
+    groups: int = 32
+    """Of each update; how many members they have is said in the job."""
+    learning_rate: float = 8.0
+    """Large, because the table starts at 0 and each situation has weights of its own."""
+
+
+class Trainer:
+    """Learns from the rollouts of one open job. `groups` are the stream's finished groups."""
+
+    def __init__(
+        self, stream: Stream, groups: AsyncIterator[FinishedGroup], server: PolicyServer, settings: Settings
+    ) -> None:
+        self._stream, self._groups, self._server, self._settings = stream, groups, server, settings
+        self.weights = policy.fresh_weights()
+        self.version = 0
+        self._submitted = 0
+
+    async def run(self, on_update: Callable[[int, float], None]) -> list[float]:
+        """The share of episodes that reached the goal, for each update; `on_update` gets its number and that share.
+
+        Raises WrongPolicy, and what stream and server raise.
+        """
+        await self._server.update(self.version, self.weights)
+        curve: list[float] = []
+        for number in range(self._settings.updates):
+            groups = await self._play(f"update-{number}")
+            curve.append(success(groups))
+            on_update(number, curve[-1])
+            samples = [sample for group in groups for sample in await self.samples(group)]
+            self.weights = step(self.weights, samples, self._settings.learning_rate)
+            self.version += 1
+            await self._server.update(self.version, self.weights)
+        return curve
+
+    async def samples(self, group: FinishedGroup) -> list[Sample]:
+        """What to train on of a group; rollouts that were lost to infrastructure are not in it. Raises WrongPolicy."""
+        kept = [(result, result.advantage) for result in group.results if result.advantage is not None]
+        branches = await asyncio.gather(*(self._stream.tokens(result) for result, _ in kept))
+        found = [
+            Sample(branch, advantage)
+            for (_, advantage), of_rollout in zip(kept, branches, strict=True)
+            for branch in of_rollout
+        ]
+        check([sample.branch for sample in found], str(self.version), self.weights)
+        return found
+
+    async def _play(self, label: str) -> list[FinishedGroup]:
+        """One update's groups, in the order in which they were submitted."""
+        for _ in range(self._settings.groups):
+            task = lake.task(self._submitted, slippery=self._settings.slippery)
+            await self._stream.submit(task, label)
+            self._submitted += 1
+        groups = [await anext(self._groups) for _ in range(self._settings.groups)]
+        return sorted(groups, key=lambda group: group.sequence)
+
+
+def success(groups: Sequence[FinishedGroup]) -> float:
+    """The share of episodes that reached the goal, of those that were played."""
+    passed = [result.passed for group in groups for result in group.results if result.passed is not None]
+    return sum(passed) / max(len(passed), 1)
+
+
+def check(branches: Sequence[Branch], version: str, weights: Weights) -> None:
+    """See that these very weights, under that version, sampled every token to train on. Raises WrongPolicy."""
+    for branch in branches:
+        places = trained(branch)
+        others = {branch.policy_versions[place] for place in places} - {version}
+        if others:
+            raise WrongPolicy(f"tokens of policy {others} were recorded, expected those of {version} alone")
+        if branch.logprobs is None:
+            raise WrongPolicy("tokens were recorded without log probabilities; which weights made them cannot be checked")
+        recorded = np.array([branch.logprobs[place] for place in places])
+        if places and not np.allclose(recorded, _log_likelihoods(weights, branch, places), rtol=0, atol=SAME):
+            raise WrongPolicy(
+                f"what was recorded for policy {version} has other log probabilities than its weights give: the server "
+                "serves other weights than it says"
+            )
+
+
+def trained(branch: Branch) -> list[int]:
+    """Places of the tokens that the policy sampled. The first of all tokens follows on nothing, so nobody sampled it."""
+    return [place for place in range(1, len(branch.mask)) if branch.mask[place]]
+
+
+def step(weights: Weights, samples: Sequence[Sample], learning_rate: float) -> Weights:
+    """One step of policy gradient (REINFORCE): tokens of good rollouts become likelier, those of bad ones less likely.
+
+    The gradient of a token's log probability, by the logits before it, is its own unit vector less all probabilities.
+    """
+    rows, last, tokens, advantages = (
+        np.concatenate(parts) if (parts := list(column)) else np.empty(0)
+        for column in zip(*(_positions(sample) for sample in samples), strict=True)
+    )
+    gradient = np.zeros_like(weights)
+    np.add.at(gradient, (rows, tokens), advantages)
+    situations, of_position = np.unique(np.stack([rows, last]), axis=1, return_inverse=True)
+    total = np.bincount(of_position.ravel(), weights=advantages)
+    probabilities = np.exp(policy.log_probabilities(weights, situations[0], situations[1]))
+    np.subtract.at(gradient, situations[0], total[:, None] * probabilities)
+    return weights + learning_rate * gradient / len(samples)
+
+
+def _positions(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Row, last token, token and advantage of each trained place."""
+    ids, places = sample.branch.token_ids, trained(sample.branch)
+    return (
+        np.array([policy.row_of(ids[:place]) for place in places], dtype=np.intp),
+        np.array([ids[place - 1] for place in places], dtype=np.intp),
+        np.array([ids[place] for place in places], dtype=np.intp),
+        np.full(len(places), sample.advantage),
+    )
+
+
+def _log_likelihoods(weights: Weights, branch: Branch, places: Sequence[int]) -> np.ndarray:
+    ids = branch.token_ids
+    rows = np.array([policy.row_of(ids[:place]) for place in places], dtype=np.intp)
+    last = np.array([ids[place - 1] for place in places], dtype=np.intp)
+    found = policy.log_probabilities(weights, rows, last)
+    return found[np.arange(len(places)), [ids[place] for place in places]]
