@@ -57,10 +57,10 @@ class Settings:
     """What is learned, and how fast."""
 
     slippery: bool = False
-    updates: int = 16
+    updates: int = 12
     groups: int = 32
     """Of each update; how many members they have is said in the job."""
-    learning_rate: float = 8.0
+    learning_rate: float = 16.0
     """Large, because the table starts at 0 and each situation has weights of its own."""
 
 

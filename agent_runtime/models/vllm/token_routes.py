@@ -304,7 +304,7 @@ class TokenRoutes:
         if not isinstance(rendered, dict) or not isinstance(rendered.get("sampling_params"), dict):
             raise self._bad(path, "sampling_params", "an object", rendered)
         ids = rendered.get("token_ids")
-        if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+        if not isinstance(ids, list) or {*map(type, ids)} != {int}:
             raise self._bad(path, "token_ids", "a list of whole numbers", rendered)
         return rendered
 

@@ -156,6 +156,39 @@ async def test_another_server_of_the_model_goes_on_without_a_check_of_its_own(
     assert reply.completion_token_ids == made_by(0, reply.prompt_token_ids or [], 40, seed=5, ignore_eos=True)
 
 
+async def test_a_server_that_says_which_weights_made_an_answer_is_believed_token_for_token(
+    connect: Connect, make_request: MakeRequest
+) -> None:
+    async with VllmStandIn(weight_versions=True, tokens_per_second=200) as server, ClientSession() as http:
+        model = await connect(server)
+        request = make_request(sampling=Sampling(max_tokens=120, extra={"ignore_eos": True}))
+        unnamed = await model.complete(request)
+        server.weights.version, server.weights.label = 7, "7"
+        call = asyncio.create_task(model.complete(request))
+        while not server.served_in("s")[-1].ids or server.served_in("s")[-1].finish:
+            await asyncio.sleep(0.005)
+        await http.post(f"{server.url}/pause?mode=keep")
+        server.weights.version, server.weights.label = 8, "8"
+        await http.post(f"{server.url}/resume")
+        reply = await call
+        truth = last(server)
+    assert unnamed.policy_spans == [], "nobody has given these weights a version"
+    told = [span.version for span in reply.policy_spans for _ in range(span.tokens)]
+    assert told == [str(version) for version in truth.versions]
+    assert {"7", "8"} == set(told)
+
+
+async def test_tokens_whose_weights_a_broken_stream_did_not_name_have_no_version(
+    connect: Connect, make_request: MakeRequest
+) -> None:
+    async with VllmStandIn(weight_versions=True) as server:
+        model = await connect(server)
+        server.weights.version, server.weights.label = 7, "7"
+        server.faults.update({"drop_after": 10, "times": 1})
+        reply = await model.complete(make_request(sampling=Sampling(max_tokens=60, extra={"ignore_eos": True})))
+    assert [(span.tokens, span.version) for span in reply.policy_spans] == [(10, None), (50, "7")]
+
+
 async def pieces_of(model: VllmServer, request: ModelRequest) -> tuple[list[str], ModelReply]:
     pieces: list[str] = []
     reply = await model.complete(ModelRequest(**{**_fields(request), "on_text": pieces.append}))

@@ -34,7 +34,7 @@ class VllmStandIn:
     tokens_per_second: of each request, None for as fast as it can. load_seconds: what loading weights takes.
     abort_seconds: how long the engine goes on for a client that has gone. base_version: version of the weights that it
     starts and restarts with. scale_out: whether render, derender and generate are there. weight_checker: whether that
-    route is there. tool_parser: whether tool calls are parsed. drops_streamed_ids: streamed chat with tools loses ids, as
+    route is there. weight_versions: answers of generate say which weights made them, as those newer than 0.29 do. tool_parser: whether tool calls are parsed. drops_streamed_ids: streamed chat with tools loses ids, as
     before vLLM's pull request 29074. max_num_seqs: requests that run at once. kv_blocks: of 16 tokens. keep_served: how
     many requests the record keeps.
     """
@@ -52,6 +52,7 @@ class VllmStandIn:
         base_version: int = 0,
         scale_out: bool = True,
         weight_checker: bool = True,
+        weight_versions: bool = False,
         tool_parser: bool = True,
         drops_streamed_ids: bool = True,
         priority_scheduling: bool = True,
@@ -66,7 +67,7 @@ class VllmStandIn:
         self.model, self.max_model_len, self.api_key, self.script = model, max_model_len, api_key, script
         self.tokens_per_second, self.load_seconds, self.abort_seconds = tokens_per_second, load_seconds, abort_seconds
         self.base_version, self.scale_out, self.tool_parser = base_version, scale_out, tool_parser
-        self.weight_checker = weight_checker
+        self.weight_checker, self.weight_versions = weight_checker, weight_versions
         self.drops_streamed_ids, self.priority_scheduling = drops_streamed_ids, priority_scheduling
         self.max_num_seqs, self.kv_blocks = max_num_seqs, kv_blocks
         self.faults = faults or Faults()

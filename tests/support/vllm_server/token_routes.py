@@ -15,6 +15,7 @@ from tests.support.vllm_server.engine import Request
 from tests.support.vllm_server.errors import ApiError, json_object
 from tests.support.vllm_server.openai_routes import chat_message, prompt_ids, takes_tools
 from tests.support.vllm_server.tokenizer import tokenizer
+from tests.support.vllm_server.weights import UNLABELLED
 
 if TYPE_CHECKING:
     from tests.support.vllm_server.server import VllmStandIn
@@ -139,9 +140,9 @@ async def generate(http: web.Request) -> web.StreamResponse:
     logprobs = sampling.get("logprobs")
     wanted = asking.wanted(server, body, None if logprobs is None else int(logprobs))
     if wanted.stream:
-        return await answering.stream(server, http, request, _generate_events(request, wanted))
+        return await answering.stream(server, http, request, _generate_events(server, request, wanted))
     await answering.whole(server, http, request)
-    choice = _choice(request, wanted, 0, len(request.ids), request.finish)
+    choice = _choice(request, wanted, 0, len(request.ids), request.finish) | _weight_versions(server, request)
     return web.json_response(
         {
             "request_id": request.id,
@@ -163,11 +164,26 @@ def _choice(request: Request, wanted: asking.Wanted, start: int, end: int, finis
     return {"index": 0, "logprobs": logprobs, "finish_reason": finish, "token_ids": request.ids[start:end]}
 
 
-async def _generate_events(request: Request, wanted: asking.Wanted) -> AsyncIterator[bytes]:
+def _weight_versions(server: VllmStandIn, request: Request) -> dict[str, Any]:
+    """vLLM newer than 0.29, docs/serving/online_serving/token_in_token_out.md: said with the last token of a choice."""
+    if not server.weight_versions:
+        return {}
+    unnamed = server.weights.label == UNLABELLED
+    return {
+        "weight_versions": [
+            {"version": UNLABELLED if unnamed else str(version), "start": start, "end": end}
+            for version, start, end in request.spans
+        ]
+    }
+
+
+async def _generate_events(server: VllmStandIn, request: Request, wanted: asking.Wanted) -> AsyncIterator[bytes]:
     async for start, end, finish in answering.pieces(request):
         # vLLM 0.26 sends nothing for an output without tokens: of an abort, a stream tells only that it has ended.
-        if start < end:
+        if start < end or (server.weight_versions and finish is not None):
             choice = _choice(request, wanted, start, end, finish)
+            if finish is not None:
+                choice |= _weight_versions(server, request)
             yield answering.event({"request_id": request.id, "choices": [choice], "usage": None})
     if wanted.usage:
         yield answering.event({"request_id": request.id, "choices": [], "usage": answering.usage(request)})

@@ -1,0 +1,63 @@
+"""What a server says of the weights behind its tokens becomes the version of each token, and nothing is guessed."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.models.vllm.weight_versions import UNLABELLED, extended, said_spans
+from rollout_api.records import PolicySpan
+
+parts = st.lists(st.tuples(st.integers(1, 50), st.sampled_from(["7", "8", UNLABELLED])), max_size=5)
+
+
+def said(told: list[tuple[int, str]]) -> list[dict[str, Any]]:
+    """As vLLM tells it."""
+    ranges, place = [], 0
+    for tokens, version in told:
+        ranges.append({"version": version, "start": place, "end": place + tokens})
+        place += tokens
+    return ranges
+
+
+def versions(spans: list[PolicySpan]) -> list[str | None]:
+    return [span.version for span in spans for _ in range(span.tokens)]
+
+
+@given(parts)
+def test_every_token_has_the_version_that_the_server_said(told: list[tuple[int, str]]) -> None:
+    expected = [version for tokens, version in told for _ in range(tokens)]
+    if set(expected) <= {UNLABELLED}:
+        expected = []
+    assert versions(said_spans(said(told), sum(tokens for tokens, _ in told))) == expected
+
+
+@given(parts, parts, st.integers(0, 9))
+def test_tokens_of_a_stream_that_broke_before_it_said_their_version_have_none(
+    first: list[tuple[int, str]], second: list[tuple[int, str]], lost: int
+) -> None:
+    known, more = (said_spans(said(told), sum(tokens for tokens, _ in told)) for told in (first, second))
+    before = sum(span.tokens for span in known) + lost
+    whole = versions(extended(known, before, more))
+    if known or more:
+        assert whole == [*versions(known), *[None] * lost, *versions(more)]
+    else:
+        assert whole == [], "a server that says nothing of versions leaves every token as it was sampled"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [{"version": "7", "start": 0, "end": 3}],
+        [{"version": "7", "start": 1, "end": 4}],
+        [{"version": "7", "start": 0, "end": 2}, {"version": "8", "start": 3, "end": 4}],
+        [{"version": 7, "start": 0, "end": 4}],
+        [{"start": 0, "end": 4}],
+        {"version": "7"},
+        "7",
+    ],
+)
+def test_ranges_that_are_not_those_of_the_answer_are_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="expected ranges"):
+        said_spans(wrong, 4)
