@@ -77,6 +77,17 @@ RUN printf '#!/bin/sh\nexec python3 -m tests.support.vllm_server "$@"\n' > /opt/
 USER 65532:65532
 ENTRYPOINT ["vllm", "serve"]
 
+# ---- The policy of examples/train, which learns on nodes without GPUs: a ModelServer's engine ----
+FROM runtime AS lake-policy
+LABEL org.opencontainers.image.title="agent-rollouts lake-policy" \
+      org.opencontainers.image.description="The policy of examples/train behind the part of vLLM's API that a ModelServer uses"
+USER 0
+COPY examples/train/policy.py examples/train/server.py examples/train/
+RUN printf '#!/bin/sh\nshift\nexec python3 -m examples.train.server "$@"\n' > /opt/venv/bin/vllm && chmod 755 /opt/venv/bin/vllm \
+    && python3 -m compileall -q examples
+USER 65532:65532
+ENTRYPOINT ["vllm", "serve"]
+
 FROM product AS operator
 LABEL org.opencontainers.image.title="agent-rollouts operator" \
       org.opencontainers.image.description="The control plane: turns RolloutJobs, Sandboxes and ModelServers into pods"

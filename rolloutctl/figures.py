@@ -40,6 +40,16 @@ class Figures:
     outcomes: dict[str, int]
 
 
+@dataclass(frozen=True)
+class BatchFigures:
+    """The rollouts that were submitted with one label: a point of a learning curve."""
+
+    label: str
+    graded: int
+    mean: float | None
+    """None without a graded rollout."""
+
+
 def how_it_ended(result: Result) -> str:
     """The stop reason of a Completed rollout, the outcome of a masked one."""
     if result.outcome is Outcome.COMPLETED and result.stop_reason is not None:
@@ -86,6 +96,16 @@ def overall_figures(results: Sequence[Result], groups: Sequence[GroupFigures]) -
         pass_at_k=_mean([group.pass_at_k for group in groups if group.pass_at_k is not None]),
         outcomes=_outcomes(results),
     )
+
+
+def batch_figures(results: Iterable[Result]) -> list[BatchFigures]:
+    """Figures of each label, in the order in which they were submitted first; none where nothing has a label."""
+    batches: dict[str, list[Result]] = {}
+    for result in sorted(results, key=lambda result: result.group):
+        if result.batch is not None:
+            batches.setdefault(result.batch, []).append(result)
+    rewards = {label: [result.reward or 0.0 for result in _graded(members)] for label, members in batches.items()}
+    return [BatchFigures(label, len(found), _mean(found)) for label, found in rewards.items()]
 
 
 def _graded(results: Sequence[Result]) -> list[Result]:

@@ -10,12 +10,13 @@ All of it goes through object storage: submitter and runners never talk to one a
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Self
 
 from agent_runtime.engine.session import FinishedGroup
 from agent_runtime.recording.branches import Branch
-from agent_runtime.recording.reader import RunReader, sealed_tokens
+from agent_runtime.recording.reader import NoSuchRun, RunReader, sealed_tokens
 from agent_runtime.recording.stream import FedGroup, StreamRecord
 from rollout_api.records import Result
 from rollout_api.tasks import Task
@@ -39,12 +40,22 @@ class JobStream:
         self._shards = run.job.spec.runners.replicas
 
     @classmethod
-    async def open(cls, reference: str, environ: Mapping[str, str] = os.environ) -> Self:
+    async def open(
+        cls, reference: str, environ: Mapping[str, str] = os.environ, *, patience_seconds: float = 0
+    ) -> Self:
         """The stream of a run: its URI or folder, its manifest, or its name in ./out.
 
-        Raises CommandError for a job that is not open, NoSuchRun before its runners have started, StorageError.
+        The run is there once its runners have started; they have `patience_seconds` for that. Raises NoSuchRun after it,
+        CommandError for a job that is not open, StorageError.
         """
-        return cls(await find_run(reference, environ))
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            try:
+                return cls(await find_run(reference, environ))
+            except NoSuchRun:
+                if time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(POLL_SECONDS)
 
     async def submit(self, task: Task, label: str | None = None) -> int:
         """Hand a task in; durable when this returns its number. Raises StreamClosed."""

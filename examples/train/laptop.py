@@ -15,6 +15,7 @@ from examples.train import lake, policy
 from examples.train.policy import Weights
 from examples.train.trainer import Settings, Trainer, WrongPolicy
 from rollout_api.manifest import load_manifest
+from rollout_api.rollout_job import RolloutJob
 from rolloutctl.client import Client
 
 JOB = Path(__file__).with_name("job.yaml")
@@ -57,11 +58,16 @@ async def server_process() -> AsyncIterator[str]:
         await process.wait()
 
 
-async def learn(url: str, output: Path, settings: Settings, seed: int, trainer: type[Trainer] = Trainer) -> list[float]:
-    """The learning curve; rollouts, weights and all go into `output`."""
+def job_for(url: str, output: Path, seed: int) -> RolloutJob:
+    """The job of `job.yaml`, with what is different each time."""
     job = load_manifest(JOB.read_text().replace("MODEL_URL", url))
     spec = {"seed": seed, "output": job.spec.output.model_copy(update={"uri": str(output)})}
-    job = job.model_copy(update={"spec": job.spec.model_copy(update=spec)})
+    return job.model_copy(update={"spec": job.spec.model_copy(update=spec)})
+
+
+async def learn(url: str, output: Path, settings: Settings, seed: int, trainer: type[Trainer] = Trainer) -> list[float]:
+    """The learning curve; the rollouts go into `output`. Raises WrongPolicy."""
+    job = job_for(url, output, seed)
     with tempfile.TemporaryDirectory(prefix="policy-") as folder:
         async with aiohttp.ClientSession() as http, Client().session(job, new=True) as session:
             server = LaptopServer(url, Path(folder), http)

@@ -40,6 +40,8 @@ class Engine:
         self._first = policy.fresh_weights() if folder is None else policy.load(folder)
         self.weights = self._first
         self.version = UNLABELLED
+        self.sampled = 0
+        """Tokens so far."""
         self.running = asyncio.Event()
         self.running.set()
 
@@ -60,6 +62,7 @@ class Engine:
             most if wanted is None else min(wanted, most),
             secrets.randbits(31) if seed is None else seed,
         )
+        self.sampled += len(ids)
         return {
             "index": 0,
             "token_ids": ids,
@@ -129,7 +132,12 @@ class Routes:
         }
         for path, say in gets.items():
             app.router.add_get(path, _handler(lambda body, say=say: _soon(say())))
+        app.router.add_get("/metrics", self._metrics)
         return app
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        """By which runners see that it gets on."""
+        return web.Response(text=f"vllm:generation_tokens_total {self._engine.sampled}\n")
 
     def _models(self) -> Json:
         model = {"id": self._name, "object": "model", "owned_by": "examples", "max_model_len": CONTEXT_LENGTH}

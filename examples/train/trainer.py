@@ -58,6 +58,8 @@ class Settings:
 
     slippery: bool = False
     updates: int = 12
+    enough: float | None = None
+    """It ends earlier, as soon as this share of episodes reaches the goal."""
     groups: int = 32
     """Of each update; how many members they have is said in the job."""
     learning_rate: float = 16.0
@@ -80,17 +82,23 @@ class Trainer:
 
         Raises WrongPolicy, and what stream and server raise.
         """
-        await self._server.update(self.version, self.weights)
+        await self.publish()
         curve: list[float] = []
         for number in range(self._settings.updates):
             groups = await self._play(f"update-{number}")
             curve.append(success(groups))
             on_update(number, curve[-1])
+            if self._settings.enough is not None and curve[-1] >= self._settings.enough:
+                break
             samples = [sample for group in groups for sample in await self.samples(group)]
             self.weights = step(self.weights, samples, self._settings.learning_rate)
             self.version += 1
-            await self._server.update(self.version, self.weights)
+            await self.publish()
         return curve
+
+    async def publish(self) -> None:
+        """Have the server serve the weights that there are."""
+        await self._server.update(self.version, self.weights)
 
     async def samples(self, group: FinishedGroup) -> list[Sample]:
         """What to train on of a group; rollouts that were lost to infrastructure are not in it. Raises WrongPolicy."""

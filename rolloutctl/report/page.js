@@ -117,22 +117,53 @@ function fill(share, color) {
   return bar;
 }
 
+// An SVG of that size, and what adds a shape to it.
+function drawing(width, height, label) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", label);
+  const add = (tag, attributes, text) => {
+    const shape = document.createElementNS(svg.namespaceURI, tag);
+    for (const [name, value] of Object.entries(attributes)) shape.setAttribute(name, value);
+    if (text !== undefined) shape.textContent = text;
+    svg.append(shape);
+    return shape;
+  };
+  return [svg, add];
+}
+
+function drawCurve() {
+  const points = data.batches.filter((batch) => batch.mean !== null);
+  if (points.length < 2) return;
+  $("curve-card").hidden = false;
+  const means = points.map((batch) => batch.mean);
+  const low = Math.min(0, ...bounds(means)), high = Math.max(1, ...bounds(means));
+  const x = (i) => 44 + 1056 * i / (points.length - 1), y = (mean) => 190 - 170 * (mean - low) / (high - low);
+  const [svg, add] = drawing(1120, 220, "Mean reward by label: " + points.map((batch) => `${batch.label}: ${number(batch.mean, 3)}`).join(", "));
+  for (let i = 0; i <= 4; i += 1) {
+    const mean = low + (high - low) * i / 4;
+    add("line", { x1: 44, x2: 1100, y1: y(mean), y2: y(mean) });
+    add("text", { x: 20, y: y(mean) + 4 }, number(mean, 2));
+  }
+  add("polyline", { points: points.map((batch, i) => `${x(i)},${y(batch.mean)}`).join(" ") });
+  const every = Math.ceil(points.length / 12); // so many labels fit beside one another
+  points.forEach((batch, i) => {
+    const title = document.createElementNS(svg.namespaceURI, "title");
+    title.textContent = `${batch.label}: ${number(batch.mean, 3)} over ${count(batch.graded)} graded`;
+    add("circle", { cx: x(i), cy: y(batch.mean), r: 4 }).append(title);
+    if (i % every === 0) add("text", { x: Math.min(x(i), 1080), y: 212 }, batch.label.length > 12 ? batch.label.slice(0, 11) + "…" : batch.label);
+  });
+  replace($("curve"), [svg]);
+}
+
 function drawRewards() {
   const rewards = rollouts.filter(hasReward).map((rollout) => rollout.reward);
   if (!rewards.length) return replace($("rewards"), [make("p", { className: "hint" }, "No rollout has a reward.")]);
   const low = Math.min(0, ...bounds(rewards)), high = Math.max(1, ...bounds(rewards));
   const bins = new Array(11).fill(0); // 0, 0.1 … 1: rewards are mostly fractions of a few tests
   for (const reward of rewards) bins[Math.round(10 * (reward - low) / (high - low))] += 1;
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", "0 0 330 150");
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", "Rollouts by reward: " + bins.map((amount, i) => `${number(low + (high - low) * i / 10)}: ${amount}`).join(", "));
-  const add = (tag, attributes, text) => {
-    const shape = document.createElementNS(svg.namespaceURI, tag);
-    for (const [name, value] of Object.entries(attributes)) shape.setAttribute(name, value);
-    if (text !== undefined) shape.textContent = text;
-    svg.append(shape);
-  };
+  const [svg, add] = drawing(330, 150, "Rollouts by reward: " + bins.map((amount, i) => `${number(low + (high - low) * i / 10)}: ${amount}`).join(", "));
   const most = Math.max(...bins);
   add("line", { x1: 0, x2: 330, y1: 130.5, y2: 130.5 });
   bins.forEach((amount, i) => {
@@ -443,6 +474,7 @@ addEventListener("hashchange", followAddress);
 drawHead();
 drawOutcomes();
 drawRewards();
+drawCurve();
 drawTimes();
 groupTable.show(data.groups);
 filter();

@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from rollout_api.records import Record, Result, Verdict
-from rolloutctl.figures import group_figures, overall_figures
+from rolloutctl.figures import batch_figures, group_figures, overall_figures
 from rolloutctl.transcript import Step, harmless, readable_arguments, steps
 
 FIELD_CHARACTERS = 200_000
@@ -145,6 +145,7 @@ def summary(job: JobFacts, results: Sequence[Result]) -> dict[str, Any]:
             }
             for group in groups
         ],
+        "batches": [asdict(batch) for batch in batch_figures(results)],
         "rollouts": [
             _without_plugins(result) | {"tokens": result.usage.prompt_tokens + result.usage.completion_tokens}
             for result in sorted(results, key=lambda result: result.index)

@@ -113,11 +113,13 @@ def test_a_change_of_code_is_in_the_next_image_and_only_there(tmp_path: Path) ->
 
     assert changed_by("README.md") == set()
     assert changed_by("agent_runtime/executor/__pycache__/server.pyc") == set()
-    assert changed_by("agent_runtime/executor/server.py") == {"executor", "runtime", "vllm-standin"}
-    assert changed_by("rollout_api/base.py") == {"operator", "runtime", "vllm-standin"}
+    engines = {"vllm-standin", "lake-policy"}
+    assert changed_by("agent_runtime/executor/server.py") == {"executor", "runtime", *engines}
+    assert changed_by("rollout_api/base.py") == {"operator", "runtime", *engines}
     assert changed_by("operator/rollout_operator/new_file.py") == {"operator"}
     assert changed_by("hack/images/launcher.c") == {"executor"}
-    assert changed_by("constraints.txt") == {"operator", "runtime", "quickstart", "vllm-standin"}
+    assert changed_by("constraints.txt") == {"operator", "runtime", "quickstart", *engines}
     assert changed_by("tests/support/vllm_server/model.py") == {"vllm-standin"}
-    everything = {"operator", "runtime", "executor", "quickstart", "vllm-standin", "mini-swe-agent"}
+    assert changed_by("examples/train/server.py") == {"lake-policy"}
+    everything = {"operator", "runtime", "executor", "quickstart", "mini-swe-agent", *engines}
     assert changed_by("Dockerfile") == everything

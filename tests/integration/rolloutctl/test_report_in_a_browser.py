@@ -57,6 +57,19 @@ async def test_it_loads_without_errors_and_asks_for_nothing_else(
         assert tab.problems == []
 
 
+async def test_what_was_submitted_step_by_step_is_a_learning_curve(browser: Browser, tmp_path: Path) -> None:
+    rollouts = [samples.made_up_rollout(index, GROUP_SIZE) for index in range(48)]
+    labelled = [r.result.model_copy(update={"batch": f"step-{r.result.group // 2}", "reward": 0.5}) for r in rollouts]
+    facts = page.JobFacts("curve", "out/curve", "Train", "m", "Environment", GROUP_SIZE, 48)
+    file = tmp_path / "curve.html"
+    file.write_text(page.head(facts, labelled) + page.tail(), encoding="utf-8")
+    async with browser(file) as tab:
+        assert await tab.run("document.querySelectorAll('#curve circle').length") == 3
+        said = await tab.run("document.querySelector('#curve svg').getAttribute('aria-label')")
+        assert said == "Mean reward by label: step-0: 0.5, step-1: 0.5, step-2: 0.5"
+        assert tab.problems == []
+
+
 async def test_nothing_that_a_model_wrote_runs_or_becomes_markup(
     browser: Browser, report: tuple[Path, list[page.Rollout]]
 ) -> None:

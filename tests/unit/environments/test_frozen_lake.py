@@ -69,3 +69,30 @@ def test_symbols_and_names_of_actions_can_be_the_users_own() -> None:
 def test_a_lake_that_cannot_be_is_refused_with_what_would_do() -> None:
     with pytest.raises(GameError, match=r"size 1 and p 0.8 .* expected size from 2"):
         FrozenLake(size=1)
+
+
+def test_a_map_of_ones_own_stays_whatever_the_seed_and_the_ice_does_not() -> None:
+    desc = ["SFFF", "FHFH", "FFFH", "HFFG"]
+    walks = set()
+    for seed in range(8):
+        ours, theirs = FrozenLake(desc=desc), FrozenLakeEnv(desc=desc, is_slippery=True)
+        assert ours.reset(seed).observation == "P___\n_O_O\n___O\nO__G"
+        theirs.reset(seed=seed)
+        places = []
+        for action in [2, 2, 1, 2, 0, 3]:
+            shown = ours.step(ACTIONS[action]).observation.replace("\n", "")
+            place, _, terminated, _, _ = theirs.step(action)
+            places.append(next(index for index, symbol in enumerate(shown) if symbol in "PX√"))
+            assert places[-1] == place
+            if terminated:
+                break
+        walks.add(tuple(places))
+    assert len(walks) > 1
+
+
+@pytest.mark.parametrize(
+    "desc", [[], ["S"], ["SG"], ["SFF", "FGF"], ["SS", "FG"], ["FF", "FG"], ["SX", "FG"], ["SH", "HG"], ["SF", "FF"]]
+)
+def test_what_is_no_map_is_refused_before_the_first_rollout(desc: list[str]) -> None:
+    with pytest.raises(GameError, match="is no map"):
+        FrozenLake(desc=desc)

@@ -1,0 +1,80 @@
+"""The proof that tokens, masks, log probabilities, advantages and policy updates are right: a policy learns from them, and
+learns nothing as soon as one of them is wrong."""
+
+import asyncio
+import functools
+import os
+import statistics
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent_runtime.engine.session import FinishedGroup
+from examples.train import lake
+from examples.train.laptop import learn, server_process
+from examples.train.trainer import Sample, Settings, Trainer
+
+HALF = Settings(enough=0.5)
+WHOLE = Settings()
+# Even the best player mostly fails there, so there is less to learn from in each group.
+SLIPPERY = Settings(slippery=True, updates=40, learning_rate=40.0)
+FULL = bool(os.environ.get("ROLLOUT_FULL"))
+TRAININGS = [(WHOLE, 0), (WHOLE, 1), (WHOLE, 2), (SLIPPERY, 0)] if FULL else [(HALF, 0)]
+LAST = 5
+"""Updates over which the end of a whole curve is averaged: in one, members of a group slip alike."""
+NEAR = 0.1
+
+
+class DealtToOthers(Trainer):
+    """Gives each member the reward of the one before it."""
+
+    async def samples(self, group: FinishedGroup) -> list[Sample]:
+        found = await super().samples(group)
+        others = [found[-1], *found[:-1]]
+        return [replace(mine, advantage=other.advantage) for mine, other in zip(found, others, strict=True)]
+
+
+class MaskInverted(Trainer):
+    """Trains what the policy was told, and not what it said."""
+
+    async def samples(self, group: FinishedGroup) -> list[Sample]:
+        return [
+            replace(sample, branch=sample.branch.model_copy(update={"mask": [1 - mask for mask in sample.branch.mask]}))
+            for sample in await super().samples(group)
+        ]
+
+
+BROKEN = [DealtToOthers, MaskInverted] if FULL else [DealtToOthers]
+
+
+@functools.cache
+def curve(settings: Settings, seed: int, trainer: type[Trainer] = Trainer) -> list[float]:
+    """A training, in a run of its own."""
+
+    async def train(folder: Path) -> list[float]:
+        async with server_process() as url:
+            return await learn(url, folder, settings, seed, trainer)
+
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(train(Path(folder)))
+
+
+def wanted(settings: Settings) -> float:
+    """The share of episodes that have to reach the goal at the end."""
+    return settings.enough or lake.best_possible(slippery=settings.slippery) - NEAR
+
+
+@pytest.mark.parametrize(("settings", "seed"), TRAININGS)
+def test_a_policy_learns_from_what_rollouts_record(settings: Settings, seed: int) -> None:
+    found = curve(settings, seed)
+    assert found[0] < 0.05, "it begins with a policy that knows nothing"
+    assert (found[-1] if settings.enough else statistics.fmean(found[-LAST:])) >= wanted(settings)
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_nothing_is_learned_where_rewards_or_masks_are_wrong(broken: type[Trainer]) -> None:
+    settings, seed = TRAININGS[0]
+    needed = next(number for number, share in enumerate(curve(settings, seed), 1) if share >= wanted(settings))
+    assert max(curve(replace(settings, updates=needed, enough=None), seed, broken)) < 0.2

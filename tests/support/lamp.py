@@ -1,0 +1,17 @@
+"""An environment of one step whose rewards are moved by an offset that each of its groups has for itself."""
+
+from typing import Any
+
+
+class Lamp:
+    """Goes on by `Up`: reward 1 and the offset, else the offset alone."""
+
+    def __init__(self, offset: float = 0.0) -> None:
+        self._offset = offset
+
+    def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
+        return "dark", {"instruction": "Switch it on."}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        is_on = action == "Up"
+        return "lit" if is_on else "dark", self._offset + is_on, True, False, {"success": is_on}
