@@ -23,7 +23,6 @@ from agent_runtime.rewards.normalize import with_advantages
 from rollout_api.records import ObjectDigest, Record, Result, Seal
 from rollout_api.rollout_job import RolloutJob
 
-
 _TOKENS = "-tokens.jsonl.zst"
 """The end of the key of a rollout's token sequences."""
 

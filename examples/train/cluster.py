@@ -128,7 +128,9 @@ async def _main(options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m examples.train.cluster", description=__doc__)
     parser.add_argument("--namespace", default="default")
-    parser.add_argument("--image", default="agent-rollouts-lake-policy:latest", help="made by: hack/images/build lake-policy")
+    parser.add_argument(
+        "--image", default="agent-rollouts-lake-policy:latest", help="made by: hack/images/build lake-policy"
+    )
     parser.add_argument("--uri", required=True, help="where runs and weights go, in object storage")
     parser.add_argument("--secret", required=True, help="Secret of the namespace with the storage's credentials")
     parser.add_argument("--slippery", action="store_true", help="ice that carries you to the side two times of three")

@@ -257,7 +257,9 @@ async def _run(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m examples.train.server", description=__doc__, allow_abbrev=False)
-    parser.add_argument("model", nargs="?", help="folder with the first weights; a policy that has learned nothing without it")
+    parser.add_argument(
+        "model", nargs="?", help="folder with the first weights; a policy that has learned nothing without it"
+    )
     parser.add_argument("--served-model-name", default="lake")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)

@@ -136,7 +136,9 @@ def check(branches: Sequence[Branch], version: str, weights: Weights) -> None:
         if others:
             raise WrongPolicy(f"tokens of policy {others} were recorded, expected those of {version} alone")
         if branch.logprobs is None:
-            raise WrongPolicy("tokens were recorded without log probabilities; which weights made them cannot be checked")
+            raise WrongPolicy(
+                "tokens were recorded without log probabilities; which weights made them cannot be checked"
+            )
         recorded = np.array([branch.logprobs[place] for place in places])
         if places and not np.allclose(recorded, _log_likelihoods(weights, branch, places), rtol=0, atol=SAME):
             raise WrongPolicy(

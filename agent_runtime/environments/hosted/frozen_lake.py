@@ -105,8 +105,8 @@ def checked_map(desc: Sequence[str]) -> str:
     square = len(desc) > 1 and all(len(row) == len(desc) for row in desc)
     if not square or set(tiles) - set("SFHG") or tiles.count("S") != 1 or not _has_path(tiles, len(desc)):
         raise GameError(
-            f"FrozenLake: desc {list(desc)} is no map; expected as many rows as columns, of F and H, one S, and a G to which "
-            "a path leads"
+            f"FrozenLake: desc {list(desc)} is no map; expected as many rows as columns, of F and H, one S, and a G to "
+            "which a path leads"
         )
     return tiles
 

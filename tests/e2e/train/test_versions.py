@@ -47,7 +47,7 @@ async def test_a_server_that_lies_about_its_checksums_too_is_refused_by_what_it_
 
 
 async def test_every_token_has_the_version_of_the_weights_that_sampled_it(tmp_path: Path) -> None:
-    async with opened(tmp_path) as (trainer, session):
+    async with opened(tmp_path) as (trainer, _):
         seen = []
         known = trainer.samples
 

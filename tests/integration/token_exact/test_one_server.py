@@ -164,9 +164,9 @@ async def test_a_server_that_says_which_weights_made_an_answer_is_believed_token
         request = make_request(sampling=Sampling(max_tokens=120, extra={"ignore_eos": True}))
         unnamed = await model.complete(request)
         server.weights.version, server.weights.label = 7, "7"
-        call = asyncio.create_task(model.complete(request))
-        while not server.served_in("s")[-1].ids or server.served_in("s")[-1].finish:
-            await asyncio.sleep(0.005)
+        begun = asyncio.Event()
+        call = asyncio.create_task(model.complete(request, on_tokens=lambda count: begun.set()))
+        await begun.wait()
         await http.post(f"{server.url}/pause?mode=keep")
         server.weights.version, server.weights.label = 8, "8"
         await http.post(f"{server.url}/resume")
