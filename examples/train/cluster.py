@@ -120,7 +120,7 @@ async def _main(options: argparse.Namespace) -> None:
     config.load_config()
     best = lake.best_possible(slippery=options.slippery)
     print(f"best possible: {best:.1%}; at random: {lake.at_random(slippery=options.slippery):.1%}")
-    settings = Settings(slippery=options.slippery, updates=options.updates)
+    settings = Settings(options.slippery, options.updates, learning_rate=options.learning_rate)
     objects = client.CustomObjectsApi()
     await learn(objects, options.namespace, options.image, options.uri, options.secret, os.environ, settings)
 
@@ -135,4 +135,5 @@ if __name__ == "__main__":
     parser.add_argument("--secret", required=True, help="Secret of the namespace with the storage's credentials")
     parser.add_argument("--slippery", action="store_true", help="ice that carries you to the side two times of three")
     parser.add_argument("--updates", type=int, default=Settings.updates)
+    parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
     asyncio.run(_main(parser.parse_args()))

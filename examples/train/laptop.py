@@ -84,7 +84,7 @@ def tell(number: int, share: float) -> None:
 async def _main(options: argparse.Namespace) -> None:
     best = lake.best_possible(slippery=options.slippery)
     print(f"best possible: {best:.1%}; at random: {lake.at_random(slippery=options.slippery):.1%}")
-    settings = Settings(slippery=options.slippery, updates=options.updates)
+    settings = Settings(options.slippery, options.updates, learning_rate=options.learning_rate)
     async with server_process() as url:
         await learn(url, options.output, settings, options.seed)
     print(f"rolloutctl report lake --output {options.output} draws the curve")
@@ -94,6 +94,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m examples.train.laptop", description=__doc__)
     parser.add_argument("--slippery", action="store_true", help="ice that carries you to the side two times of three")
     parser.add_argument("--updates", type=int, default=Settings.updates)
+    parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("out"), help="folder of the recorded run (default: out)")
     asyncio.run(_main(parser.parse_args()))

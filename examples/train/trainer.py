@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent_runtime.engine.session import FinishedGroup
 from agent_runtime.recording.branches import Branch
@@ -18,6 +19,8 @@ from examples.train import lake, policy
 from examples.train.policy import Weights
 from rollout_api.records import Result
 from rollout_api.tasks import Task
+
+Numbers = NDArray[np.intp]
 
 SAME = 1e-6
 """Most that a log probability may differ from its recomputation. Both are of 64 bits, on perhaps different machines."""
@@ -63,7 +66,7 @@ class Settings:
     groups: int = 32
     """Of each update; how many members they have is said in the job."""
     learning_rate: float = 16.0
-    """Large, because the table starts at 0 and each situation has weights of its own."""
+    """Large, because each situation has weights of its own, and is met in few of the tokens of a step."""
 
 
 class Trainer:
@@ -140,7 +143,7 @@ def check(branches: Sequence[Branch], version: str, weights: Weights) -> None:
                 "tokens were recorded without log probabilities; which weights made them cannot be checked"
             )
         recorded = np.array([branch.logprobs[place] for place in places])
-        if places and not np.allclose(recorded, _log_likelihoods(weights, branch, places), rtol=0, atol=SAME):
+        if places and not np.allclose(recorded, _log_likelihoods(weights, branch), rtol=0, atol=SAME):
             raise WrongPolicy(
                 f"what was recorded for policy {version} has other log probabilities than its weights give: the server "
                 "serves other weights than it says"
@@ -157,12 +160,14 @@ def step(weights: Weights, samples: Sequence[Sample], learning_rate: float) -> W
 
     The gradient of a token's log probability, by the logits before it, is its own unit vector less all probabilities.
     """
-    rows, last, tokens, advantages = (
-        np.concatenate(parts) if (parts := list(column)) else np.empty(0)
-        for column in zip(*(_positions(sample) for sample in samples), strict=True)
-    )
+    if not samples:
+        return weights
+    parts = [(*_positions(sample.branch), sample.advantage) for sample in samples]
+    rows, last, tokens = (np.concatenate([part[column] for part in parts]) for column in range(3))
+    advantages = np.concatenate([np.full(len(part[0]), part[3]) for part in parts])
     gradient = np.zeros_like(weights)
     np.add.at(gradient, (rows, tokens), advantages)
+    # Many positions are in the same situation, and have the same probabilities.
     situations, of_position = np.unique(np.stack([rows, last]), axis=1, return_inverse=True)
     total = np.bincount(of_position.ravel(), weights=advantages)
     probabilities = np.exp(policy.log_probabilities(weights, situations[0], situations[1]))
@@ -170,20 +175,16 @@ def step(weights: Weights, samples: Sequence[Sample], learning_rate: float) -> W
     return weights + learning_rate * gradient / len(samples)
 
 
-def _positions(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Row, last token, token and advantage of each trained place."""
-    ids, places = sample.branch.token_ids, trained(sample.branch)
-    return (
-        np.array([policy.row_of(ids[:place]) for place in places], dtype=np.intp),
-        np.array([ids[place - 1] for place in places], dtype=np.intp),
-        np.array([ids[place] for place in places], dtype=np.intp),
-        np.full(len(places), sample.advantage),
-    )
+def _log_likelihoods(weights: Weights, branch: Branch) -> NDArray[np.float64]:
+    """Of the trained tokens."""
+    rows, last, tokens = _positions(branch)
+    found: NDArray[np.float64] = policy.log_probabilities(weights, rows, last)[np.arange(len(tokens)), tokens]
+    return found
 
 
-def _log_likelihoods(weights: Weights, branch: Branch, places: Sequence[int]) -> np.ndarray:
-    ids = branch.token_ids
-    rows = np.array([policy.row_of(ids[:place]) for place in places], dtype=np.intp)
-    last = np.array([ids[place - 1] for place in places], dtype=np.intp)
-    found = policy.log_probabilities(weights, rows, last)
-    return found[np.arange(len(places)), [ids[place] for place in places]]
+def _positions(branch: Branch) -> tuple[Numbers, Numbers, Numbers]:
+    """Of the trained tokens: row of the table, token before, token."""
+    ids, places = branch.token_ids, trained(branch)
+    rows = [policy.row_of(ids[:place]) for place in places]
+    last, tokens = [ids[place - 1] for place in places], [ids[place] for place in places]
+    return np.array(rows, dtype=np.intp), np.array(last, dtype=np.intp), np.array(tokens, dtype=np.intp)

@@ -1,0 +1,46 @@
+"""The example that learns, on real pods: its rollouts by runners, its policy by a ModelServer, its weights by S3."""
+
+import asyncio
+import json
+
+from kubernetes import client, config
+
+from agent_runtime.recording.reader import open_run
+from agent_runtime.recording.store import Store
+from examples.train.cluster import learn
+from examples.train.trainer import Settings
+from tests.support.cluster import STORAGE_SECRET, Cluster, Object, eventually
+
+POLICY_IMAGE = "agent-rollouts-lake-policy:test"
+
+
+def test_a_policy_learns_from_a_jobs_rollouts_while_its_model_server_is_updated(
+    cluster: Cluster, namespace: str
+) -> None:
+    objects = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
+    uri = f"s3://{cluster.bucket}/{namespace}"
+    settings = Settings(enough=0.5)
+
+    def job() -> Object:
+        return cluster.get("rolloutjob", "lake", namespace) or {}
+
+    try:
+        curve = asyncio.run(learn(objects, namespace, POLICY_IMAGE, uri, STORAGE_SECRET, cluster.environ, settings))
+    except TimeoutError as error:
+        events = cluster.kubectl("get", "modelservers,rolloutjobs,pods,events", "-n", namespace, check=False).stdout
+        raise AssertionError(f"{error}\n{json.dumps(job().get('status'))}\n{events}") from error
+    assert curve[0] < 0.05, "it begins with a policy that knows nothing"
+    assert curve[-1] >= 0.5
+
+    def succeeded() -> bool | None:
+        found = job()["status"]["conditions"]
+        return any(entry["type"] == "Succeeded" and entry["status"] == "True" for entry in found) or None
+
+    eventually(succeeded, 120, lambda: json.dumps(job()["status"]))
+    where, name = job()["status"]["resultURI"].rsplit("/", 1)
+    run = asyncio.run(open_run(Store.open(where, cluster.environ, patience_seconds=30), name))
+    assert len(run.results()) == len(curve) * settings.groups * 8
+    for result in run.results():
+        assert (result.token_capture, result.token_forks) == ("Tokens", 0)
+        assert result.policy_versions == [(result.batch or "").removeprefix("update-")]
+    eventually(lambda: True if cluster.get("modelserver", "lake", namespace) is None else None, 60)
