@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from kubernetes import client, config
+from kubernetes.aio import client, config
 
 from agent_runtime.recording.store import Store
 from examples.train import lake, policy
@@ -46,7 +46,7 @@ class ClusterServer:
             await upload(weights, uri, self._environ)
             spec = {"policy": {"version": version, "uri": uri}}
             where = (GROUP, VERSION, self._namespace, PLURALS["ModelServer"], "lake")
-            await asyncio.to_thread(self._objects.patch_namespaced_custom_object, *where, {"spec": spec})
+            await self._objects.patch_namespaced_custom_object(*where, {"spec": spec})
         await found(self._objects, self._namespace, "ModelServer", lambda status: serves(status, version))
 
 
@@ -74,7 +74,8 @@ async def found(objects: client.CustomObjectsApi, namespace: str, kind: str, loo
             while (there := look(status)) is None:
                 await asyncio.sleep(LOOK_SECONDS)
                 where = (GROUP, VERSION, namespace, PLURALS[kind], "lake")
-                status = (await asyncio.to_thread(objects.get_namespaced_custom_object, *where)).get("status", {})
+                there_is: Any = await objects.get_namespaced_custom_object(*where)
+                status = there_is.get("status", {})
     except TimeoutError:
         raise TimeoutError(f"{kind} lake is not so far after {PATIENCE_SECONDS:g} s; its status: {status}") from None
     return there
@@ -97,7 +98,7 @@ async def learn(
         text = text.replace(name, value)
     for manifest in yaml.safe_load_all(text):
         where = (GROUP, VERSION, namespace, PLURALS[manifest["kind"]])
-        await asyncio.to_thread(objects.create_namespaced_custom_object, *where, manifest)
+        await objects.create_namespaced_custom_object(*where, manifest)
     try:
         server = ClusterServer(objects, namespace, weights_uri, environ)
         run = await found(objects, namespace, "RolloutJob", running)
@@ -106,7 +107,7 @@ async def learn(
         await stream.close()
     finally:
         where = (GROUP, VERSION, namespace, PLURALS["ModelServer"], "lake")
-        await asyncio.to_thread(objects.delete_namespaced_custom_object, *where)
+        await objects.delete_namespaced_custom_object(*where)
     return curve
 
 
@@ -117,12 +118,12 @@ def running(status: Object) -> str | None:
 
 
 async def _main(options: argparse.Namespace) -> None:
-    config.load_config()
     best = lake.best_possible(slippery=options.slippery)
     print(f"best possible: {best:.1%}; at random: {lake.at_random(slippery=options.slippery):.1%}")
     settings = Settings(options.slippery, options.updates, learning_rate=options.learning_rate)
-    objects = client.CustomObjectsApi()
-    await learn(objects, options.namespace, options.image, options.uri, options.secret, os.environ, settings)
+    async with await config.new_client_from_config() as api:
+        objects = client.CustomObjectsApi(api)
+        await learn(objects, options.namespace, options.image, options.uri, options.secret, os.environ, settings)
 
 
 if __name__ == "__main__":

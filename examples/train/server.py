@@ -27,6 +27,7 @@ UNLABELLED = "default"
 """vLLM's name for weights to which nobody has given one."""
 
 Json = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 class Refused(Exception):
@@ -108,7 +109,7 @@ class Routes:
     def app(self) -> web.Application:
         """All routes."""
         app = web.Application(client_max_size=BODY_BYTES)
-        posts: dict[str, Callable[[Json], Awaitable[Any]]] = {
+        posts: dict[str, Callable[[Json], Awaitable[Json]]] = {
             "/v1/chat/completions": self._chat,
             "/v1/chat/completions/render": self._render,
             "/v1/chat/completions/derender": self._derender,
@@ -121,9 +122,9 @@ class Routes:
             "/weight_checker": self._check_weights,
         }
         for path, answer in posts.items():
-            app.router.add_post(path, _handler(answer))
+            app.router.add_post(path, _answering(answer))
         app.router.add_post("/inference/v1/generate", self._generate)
-        gets: dict[str, Callable[[], Any]] = {
+        gets: dict[str, Callable[[], Json]] = {
             "/health": dict,
             "/version": lambda: {"version": "0.30.0"},
             "/v1/models": self._models,
@@ -131,7 +132,7 @@ class Routes:
             "/weight_info": lambda: {"weight_version": self._engine.version},
         }
         for path, say in gets.items():
-            app.router.add_get(path, _handler(lambda body, say=say: _soon(say())))
+            app.router.add_get(path, _saying(say))
         app.router.add_get("/metrics", self._metrics)
         return app
 
@@ -216,11 +217,14 @@ class Routes:
         return {"checksums": self._engine.checksums()}
 
 
-async def _soon(answer: Any) -> Any:
-    return answer
+def _saying(say: Callable[[], Json]) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        return web.json_response(say())
+
+    return handle
 
 
-def _handler(answer: Callable[[Json], Awaitable[Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _answering(answer: Callable[[Json], Awaitable[Json]]) -> Handler:
     async def handle(request: web.Request) -> web.Response:
         try:
             return web.json_response(await answer(await request.json() if request.can_read_body else {}))

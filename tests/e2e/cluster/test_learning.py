@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from kubernetes import client, config
+from kubernetes.aio import client, config
 
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
@@ -17,15 +17,19 @@ POLICY_IMAGE = "agent-rollouts-lake-policy:test"
 def test_a_policy_learns_from_a_jobs_rollouts_while_its_model_server_is_updated(
     cluster: Cluster, namespace: str
 ) -> None:
-    objects = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
     uri = f"s3://{cluster.bucket}/{namespace}"
     settings = Settings(enough=0.5)
+
+    async def train() -> list[float]:
+        async with await config.new_client_from_config(str(cluster.kubeconfig)) as api:
+            objects = client.CustomObjectsApi(api)
+            return await learn(objects, namespace, POLICY_IMAGE, uri, STORAGE_SECRET, cluster.environ, settings)
 
     def job() -> Object:
         return cluster.get("rolloutjob", "lake", namespace) or {}
 
     try:
-        curve = asyncio.run(learn(objects, namespace, POLICY_IMAGE, uri, STORAGE_SECRET, cluster.environ, settings))
+        curve = asyncio.run(train())
     except TimeoutError as error:
         events = cluster.kubectl("get", "modelservers,rolloutjobs,pods,events", "-n", namespace, check=False).stdout
         raise AssertionError(f"{error}\n{json.dumps(job().get('status'))}\n{events}") from error
