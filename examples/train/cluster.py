@@ -106,8 +106,7 @@ async def learn(
         curve = await Trainer(stream, stream.groups(), server, settings).run(tell)
         await stream.close()
     finally:
-        where = (GROUP, VERSION, namespace, PLURALS["ModelServer"], "lake")
-        await objects.delete_namespaced_custom_object(*where)
+        await objects.delete_namespaced_custom_object(GROUP, VERSION, namespace, PLURALS["ModelServer"], "lake")
     return curve
 
 
@@ -121,7 +120,7 @@ async def _main(options: argparse.Namespace) -> None:
     best = lake.best_possible(slippery=options.slippery)
     print(f"best possible: {best:.1%}; at random: {lake.at_random(slippery=options.slippery):.1%}")
     settings = Settings(options.slippery, options.updates, learning_rate=options.learning_rate)
-    async with await config.new_client_from_config() as api:
+    async with await config.new_client_from_config() as api:  # type: ignore[no-untyped-call]
         objects = client.CustomObjectsApi(api)
         await learn(objects, options.namespace, options.image, options.uri, options.secret, os.environ, settings)
 
