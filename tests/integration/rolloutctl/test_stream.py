@@ -1,5 +1,6 @@
 """A job that stays open, fed from another process while it runs: what a trainer beside the cluster does."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from agent_runtime.recording.reader import NoSuchRun
+from rolloutctl.job_stream import JobStream
 
 STARTER = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"
 
@@ -89,3 +93,14 @@ def test_a_job_with_fixed_tasks_says_that_it_takes_none(rolloutctl_program: list
     assert refused.returncode == 2
     assert "fixed list of tasks" in refused.stderr
     assert "stream: {}" in refused.stderr
+
+
+async def test_a_trainer_may_open_a_stream_before_its_runners_have_started(job: OpenJob, tmp_path: Path) -> None:
+    [written] = (tmp_path / "out").glob("*/job.json")
+    away = written.rename(tmp_path / "job.json")
+    with pytest.raises(NoSuchRun):
+        await JobStream.open(str(written.parent), {})
+    opening = asyncio.create_task(JobStream.open(str(written.parent), {}, patience_seconds=60))
+    await asyncio.sleep(0)
+    away.rename(written)
+    assert await (await opening).close() == 0

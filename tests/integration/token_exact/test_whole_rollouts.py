@@ -8,6 +8,7 @@ import pytest
 
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models.base import ModelConfigError
+from agent_runtime.recording.reader import NoSuchRun, sealed_tokens
 from agent_runtime.sandboxes.dummy import DummyProvider
 from rollout_api.model import ModelSpec
 from rollout_api.rollout_job import RolloutJob
@@ -48,6 +49,9 @@ def truth(requests: list[Request]) -> list[list[tuple[int, int, float]]]:
 
 async def exported(ran: Any) -> list[list[tuple[int, int, float]]]:
     branches = await ran.run.tokens(0)
+    assert await sealed_tokens(ran.run.store, 0) == branches, "a trainer that follows a stream reads the same"
+    with pytest.raises(NoSuchRun, match="rollout 1 of .* is not sealed"):
+        await sealed_tokens(ran.run.store, 1)
     assert all(branch.logprobs is not None for branch in branches)
     return [list(zip(b.token_ids, b.mask, b.logprobs, strict=True)) for b in branches]
 
