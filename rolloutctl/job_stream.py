@@ -45,17 +45,19 @@ class JobStream:
     ) -> Self:
         """The stream of a run: its URI or folder, its manifest, or its name in ./out.
 
-        The run is there once its runners have started; they have `patience_seconds` for that. Raises NoSuchRun after it,
-        CommandError for a job that is not open, StorageError.
+        The run is there once its runners have started; they have `patience_seconds` for that. Raises CommandError and
+        NoSuchRun after it, CommandError for a job that is not open, StorageError.
         """
         deadline = time.monotonic() + patience_seconds
         while True:
             try:
-                return cls(await find_run(reference, environ))
-            except NoSuchRun:
+                run = await find_run(reference, environ)
+            except (CommandError, NoSuchRun):
                 if time.monotonic() >= deadline:
                     raise
                 await asyncio.sleep(POLL_SECONDS)
+            else:
+                return cls(run)
 
     async def submit(self, task: Task, label: str | None = None) -> int:
         """Hand a task in; durable when this returns its number. Raises StreamClosed."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent_runtime.recording.reader import NoSuchRun
+from rolloutctl.errors import CommandError
 from rolloutctl.job_stream import JobStream
 
 STARTER = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"
@@ -98,7 +98,7 @@ def test_a_job_with_fixed_tasks_says_that_it_takes_none(rolloutctl_program: list
 async def test_a_trainer_may_open_a_stream_before_its_runners_have_started(job: OpenJob, tmp_path: Path) -> None:
     [written] = (tmp_path / "out").glob("*/job.json")
     away = written.rename(tmp_path / "job.json")
-    with pytest.raises(NoSuchRun):
+    with pytest.raises(CommandError, match="holds no run"):
         await JobStream.open(str(written.parent), {})
     opening = asyncio.create_task(JobStream.open(str(written.parent), {}, patience_seconds=60))
     await asyncio.sleep(0)

@@ -50,7 +50,7 @@ def truth(requests: list[Request]) -> list[list[tuple[int, int, float]]]:
 async def exported(ran: Any) -> list[list[tuple[int, int, float]]]:
     branches = await ran.run.tokens(0)
     assert await sealed_tokens(ran.run.store, 0) == branches, "a trainer that follows a stream reads the same"
-    with pytest.raises(NoSuchRun, match="rollout 1 of .* is not sealed"):
+    with pytest.raises(NoSuchRun, match=r"rollout 1 of .* is not sealed"):
         await sealed_tokens(ran.run.store, 1)
     assert all(branch.logprobs is not None for branch in branches)
     return [list(zip(b.token_ids, b.mask, b.logprobs, strict=True)) for b in branches]
