@@ -87,7 +87,7 @@ async def _main(options: argparse.Namespace) -> None:
     settings = Settings(options.slippery, options.updates, learning_rate=options.learning_rate)
     async with server_process() as url:
         await learn(url, options.output, settings, options.seed)
-    print(f"rolloutctl report lake --output {options.output} draws the curve")
+    print(f"rolloutctl report {options.output} draws the curve")
 
 
 if __name__ == "__main__":
