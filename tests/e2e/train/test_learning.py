@@ -15,6 +15,7 @@ from agent_runtime.engine.session import FinishedGroup
 from examples.train import lake
 from examples.train.laptop import learn, server_process
 from examples.train.trainer import Sample, Settings, Trainer
+from tests.support.bare_lake import bare_curve
 
 HALF = Settings(enough=0.5)
 WHOLE = Settings()
@@ -71,6 +72,14 @@ def test_a_policy_learns_from_what_rollouts_record(settings: Settings, seed: int
     found = curve(settings, seed)
     assert found[0] < 0.05, "it begins with a policy that knows nothing"
     assert (found[-1] if settings.enough else statistics.fmean(found[-LAST:])) >= wanted(settings)
+
+
+@pytest.mark.parametrize(("settings", "seed"), TRAININGS)
+def test_not_one_token_reward_or_step_is_other_than_without_server_engine_and_storage(
+    settings: Settings, seed: int
+) -> None:
+    found = curve(settings, seed)
+    assert found == bare_curve(settings, seed, len(found))
 
 
 @pytest.mark.parametrize("broken", BROKEN)
