@@ -5,39 +5,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from agent_runtime.agents.base import Agent
+from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
+from agent_runtime.engine.attempt_log import AttemptLog, NotReplayable
 from agent_runtime.engine.attempts_policy import INTERRUPTED, UNCOUNTED
 from agent_runtime.engine.branching_checkpoints import Checkpoints
 from agent_runtime.engine.branching_snapshots import Snapshots
-from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
+from agent_runtime.engine.context import RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
-from agent_runtime.engine.grading import GradingLost, collect, failed_verdict, grade_artifacts, grade_in_place
+from agent_runtime.engine.grading import GradingLost, failed_verdict, grade_artifacts, grade_in_place, store_artifacts
 from agent_runtime.engine.mcp import AttemptTools
 from agent_runtime.engine.program import Program
 from agent_runtime.engine.program_trajectory import collect as collect_trajectory
 from agent_runtime.engine.results import build_result
-from agent_runtime.engine.staleness_policy import StalePolicy, stale_message, versions_of
+from agent_runtime.engine.staleness_policy import PolicyLag, StalePolicy, stale_message, versions_of
 from agent_runtime.engine.steps import GOES_ON, NOT_FOR_PROGRAMS, InSteps, verdict_of_steps
-from agent_runtime.engine.turns import NotReplayable, Turns
+from agent_runtime.engine.turns import Turns
+from agent_runtime.engine.workspace_states import Keeping
 from agent_runtime.environments.open import OpenEnvironment, open_environment
 from agent_runtime.environments.verdict import episode_verdict
 from agent_runtime.models.base import Model, ModelError
 from agent_runtime.plugins.of_rollout import PluginFailed
-from agent_runtime.recording.journal import ArtifactsTooLarge, Journal
+from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.message_tree import linear
-from agent_runtime.sandboxes.base import Fence, FileError, SandboxFailure, SetupFailed, Workspace, WorkspaceLimit
-from agent_runtime.tools.schema import openai_definition
-from rollout_api.base import quantity_value
+from agent_runtime.sandboxes.base import Fence, SandboxFailure, SetupFailed, Workspace
 from rollout_api.model import OnStale
 from rollout_api.records import (
     ArtifactsRecord,
     AttemptRecord,
-    BranchRecord,
     FailedRecord,
     Outcome,
-    PluginsRecord,
     Record,
     Result,
-    SnapshotRecord,
     StopReason,
     StopRecord,
     Verdict,
@@ -70,7 +68,7 @@ class Attempt:
         self._environment: OpenEnvironment | None = None
         self._checkpoints = Checkpoints(context.snapshots)
         self._work: Turns | Program | None = None
-        self._tools = AttemptTools(context.job.spec.agent, context.tools, context.tool_definitions)
+        self._tools = AttemptTools(context.job.spec.agent, context.tools)
         self._records: list[Record] = []
         self._seconds: dict[str, float] = {}
 
@@ -200,7 +198,10 @@ class Attempt:
                 self._workspace or workspace, wanted, session, self._journal.store_program_trajectory
             )
             stop = stop.model_copy(update={"program_trajectory": own})
-        stop, artifacts = await self._store_artifacts(self._workspace or workspace, stop)
+        verifier = self._context.job.spec.verifier_of(task)
+        stop, artifacts = await store_artifacts(
+            task, verifier, self._workspace or workspace, self._journal, stop, key_turn=work.turn + 2
+        )
         await self._journal.append([*work.take_unwritten(), stop, artifacts])
         self._records = [*work.records, stop, artifacts]
         self._work = None
@@ -230,6 +231,15 @@ class Attempt:
     def _first_records(self, workspace: Workspace) -> list[Record]:
         return [self._begun(workspace), *self._plugins.take_record()]
 
+    def _first_unwritten(self, workspace: Workspace, recorded: Sequence[Record]) -> list[Record]:
+        begun = any(isinstance(record, AttemptRecord) for record in recorded)
+        return [] if begun else self._first_records(workspace)
+
+    def _oversight(self) -> Oversight:
+        most = None if self._on_stale is OnStale.KEEP else self._max_policy_lag
+        context = self._context
+        return Oversight(context.drain, PolicyLag(context.newest_policy, most), self._plugins, context.observer)
+
     def _make_program(self, workspace: Workspace, recorded: Sequence[Record]) -> Program:
         rollout, spec, current = self._rollout, self._context.job.spec, self._context.current_model
 
@@ -239,52 +249,30 @@ class Attempt:
             return found
 
         return Program(
-            task=rollout.task,
-            spec=spec.agent,
-            sampling=spec.sampling,
-            seed=rollout.seed,
-            index=rollout.index,
-            member=rollout.member,
+            Assignment(rollout, spec.agent, spec.sampling),
             session=f"rollout-{rollout.index}-{self._number}",
             model=model,
             workspace=workspace,
             journal=self._journal,
             recorded=recorded,
-            unwritten=[] if any(isinstance(r, AttemptRecord) for r in recorded) else self._first_records(workspace),
-            drain=self._context.drain,
-            newest_policy=self._context.newest_policy,
-            max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
-            plugins=self._plugins,
-            observer=self._context.observer,
+            unwritten=self._first_unwritten(workspace, recorded),
+            oversight=self._oversight(),
         )
 
-    def _make_turns(self, workspace: Workspace, replay: Sequence[Record]) -> Turns:
+    def _make_turns(self, workspace: Workspace, recorded: Sequence[Record]) -> Turns:
         rollout, spec = self._rollout, self._context.job.spec
-        resumed = [record for record in replay if isinstance(record, AttemptRecord | BranchRecord | SnapshotRecord)]
         act = None if self._environment is None else self._environment.act
+        if act is not None:
+            rollout = replace(rollout, task=act.task)
+        snapshots = Snapshots(self._context.snapshots, spec.sandbox.snapshot_every_turns, recorded)
         return Turns(
-            task=rollout.task if act is None else act.task,
-            spec=spec.agent,
-            sampling=spec.sampling,
-            seed=rollout.seed,
-            index=rollout.index,
-            member=rollout.member,
+            Assignment(rollout, spec.agent, spec.sampling),
             tools=self._tools.tools if act is None else {act.name: act},
-            definitions=self._tools.definitions if act is None else [openai_definition(act)],
             model=self._context.current_model,
             workspace=workspace,
-            journal=self._journal,
-            replay=replay,
-            recorded=[*resumed, *(record for record in replay if isinstance(record, PluginsRecord))],
-            unwritten=[] if resumed else self._first_records(workspace),
-            drain=self._context.drain,
-            newest_policy=self._context.newest_policy,
-            max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
-            plugins=self._plugins,
-            observer=self._context.observer,
-            snapshots=Snapshots(self._context.snapshots, self._context.job.spec.sandbox.snapshot_every_turns, replay),
-            checkpoints=self._checkpoints,
-            moved=self._moved,
+            log=AttemptLog(self._journal, recorded, self._first_unwritten(workspace, recorded)),
+            oversight=self._oversight(),
+            keeping=Keeping(snapshots, self._checkpoints, self._moved),
         )
 
     async def _change_task(self) -> None:
@@ -315,29 +303,6 @@ class Attempt:
         self._seconds["boot"] = seconds = time.perf_counter() - started
         self._context.observer(WorkspaceAcquired(self._rollout.index, seconds))
         return workspace
-
-    async def _store_artifacts(self, workspace: Workspace, stop: StopRecord) -> tuple[StopRecord, ArtifactsRecord]:
-        """Store what grading needs. Where the policy made that impossible, it is its own ResourceLimit."""
-        task, verifier = self._rollout.task, self._context.job.spec.verifier_of(self._rollout.task)
-        if task.verifier is None or verifier.mode is VerifierMode.SHARED:
-            return stop, ArtifactsRecord(time=time.time())
-        try:
-            turn = self._work.turn + 2 if self._work else 0
-            await workspace.kill_all(key=f"{turn}:end-agent")
-            if failed := await collect(task, workspace, turn):
-                stop = stop.model_copy(update={"message": "; ".join(filter(None, (stop.message, failed)))})
-            stored = await self._journal.store_artifacts(
-                workspace.tar(task.verifier.artifacts_folder or "."),
-                limit=int(quantity_value(verifier.artifacts_limit)),
-            )
-        except (ArtifactsTooLarge, WorkspaceLimit) as error:
-            message = stop.message if stop.stop_reason is StopReason.RESOURCE_LIMIT else str(error)
-            over = stop.model_copy(update={"stop_reason": StopReason.RESOURCE_LIMIT, "message": message})
-            return over, ArtifactsRecord(time=time.time())
-        except FileError as error:
-            gone = f"the working directory cannot be packed: {error.message}"
-            return stop.model_copy(update={"message": stop.message or gone}), ArtifactsRecord(time=time.time())
-        return stop, stored
 
     async def _grade_and_seal(self, stop: StopRecord, artifacts: ArtifactsRecord) -> Result:
         started = time.perf_counter()

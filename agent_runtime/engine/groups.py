@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_runtime.engine.abort_policy import abort_reason
+from agent_runtime.engine.assignment import Rollout
 from agent_runtime.engine.completion_policy import GroupState, plan_group
-from agent_runtime.engine.context import Rollout, RunContext
+from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import GroupFinished, RolloutSealed
 from agent_runtime.engine.rollout import RolloutRun
 from agent_runtime.plugins.of_group import STOPPED, GroupPlugins
