@@ -1,8 +1,9 @@
 """One attempt at a rollout: agent, artifacts, grading, seal. Each step is taken once, whoever takes it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
@@ -42,6 +43,7 @@ from rollout_api.records import (
 )
 from rollout_api.tasks import Task, VerifierMode
 
+R = TypeVar("R", bound=Record)
 Failures = Sequence[tuple[int, FailedRecord]]
 """The failed attempts of a rollout by number, oldest first."""
 
@@ -86,7 +88,7 @@ class Attempt:
         """
         try:
             await self._resume()
-            failed = next((record for record in self._records if isinstance(record, FailedRecord)), None)
+            failed = _first(self._records, FailedRecord)
             if failed is not None:
                 return failed
             stop, artifacts = await self._agent_part()
@@ -139,7 +141,7 @@ class Attempt:
 
     async def _reattach(self, records: Sequence[Record]) -> Workspace | None:
         """The live workspace of an attempt that still needs one."""
-        attempt = next((record for record in reversed(records) if isinstance(record, AttemptRecord)), None)
+        attempt = _first(reversed(records), AttemptRecord)
         if attempt is not None and attempt.task is not None:
             self._use_task(attempt.task)
         if attempt is None or any(isinstance(record, FailedRecord | ArtifactsRecord) for record in records):
@@ -151,11 +153,26 @@ class Attempt:
 
     async def _agent_part(self) -> tuple[StopRecord, ArtifactsRecord]:
         """The agent's work up to stored artifacts; from the journal where it is done already."""
-        stop = next((record for record in self._records if isinstance(record, StopRecord)), None)
-        artifacts = next((record for record in self._records if isinstance(record, ArtifactsRecord)), None)
+        stop, artifacts = _first(self._records, StopRecord), _first(self._records, ArtifactsRecord)
         if stop is not None and artifacts is not None:
             return stop, artifacts
-        recorded = self._records
+        workspace, recorded = await self._prepare_work()
+        self._records = []
+        self._work, running = await self._start_work(workspace, recorded)
+        self._context.observer(
+            RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
+        )
+        started = time.perf_counter()
+        reason, message = await running
+        self._work.refuse_if_stale()
+        stop = StopRecord(
+            time=time.time(), stop_reason=reason, message=message, agent_seconds=time.perf_counter() - started
+        )
+        return await self._end_work(self._work, self._workspace or workspace, stop)
+
+    async def _prepare_work(self) -> tuple[Workspace, Sequence[Record]]:
+        """The workspace, an environment in it where there is one, and what is recorded of the agent's work in it."""
+        recorded: Sequence[Record] = self._records
         if self._workspace is None:
             await self._change_task()
         workspace = self._workspace or await self._acquire()
@@ -163,56 +180,47 @@ class Attempt:
             self._environment = await open_environment(
                 self._rollout.task, self._context.environments, workspace, recorded, epoch=self._fence.epoch
             )
-        if self._branching is not None and not any(isinstance(record, AttemptRecord) for record in recorded):
-            recorded = [
-                *self._first_records(workspace),
-                self._branching.record(workspace),
-                *self._branching.origin.prefix,
-            ]
+        if self._branching is not None and _first(recorded, AttemptRecord) is None:
+            branch, prefix = self._branching.record(workspace), self._branching.origin.prefix
+            recorded = [*self._first_records(workspace), branch, *prefix]
             await self._journal.append(recorded)
-        self._records = []
-        work: Turns | Program
+        return workspace, recorded
+
+    async def _start_work(
+        self, workspace: Workspace, recorded: Sequence[Record]
+    ) -> tuple[Turns | Program, Coroutine[Any, Any, tuple[StopReason, str]]]:
+        """The agent, and its run, which ends with why it stopped."""
         task = self._rollout.task
         if (make_agent := self._context.make_agent) is None:
             if task.steps:
                 raise SetupFailed(f"task {task.name} {NOT_FOR_PROGRAMS}")
-            work = program = self._make_program(workspace, recorded)
-            running = program.run()
-        else:
-            await self._tools.open(workspace, recorded, self._rollout.task.timeouts.command_seconds)
-            work = turns = self._make_turns(workspace, recorded)
-            running = self._run_steps(turns, make_agent, workspace) if task.steps else turns.run_agent(make_agent())
-        self._work = work
-        self._context.observer(
-            RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
-        )
-        started = time.perf_counter()
-        reason, message = await running
-        work.refuse_if_stale()
-        stop = StopRecord(
-            time=time.time(), stop_reason=reason, message=message, agent_seconds=time.perf_counter() - started
-        )
-        if (wanted := self._context.job.spec.agent.trajectory) is not None:
+            program = self._make_program(workspace, recorded)
+            return program, program.run()
+        await self._tools.open(workspace, recorded, task.timeouts.command_seconds)
+        turns = self._make_turns(workspace, recorded)
+        return turns, self._run_steps(turns, make_agent) if task.steps else turns.run_agent(make_agent())
+
+    async def _end_work(
+        self, work: Turns | Program, workspace: Workspace, stop: StopRecord
+    ) -> tuple[StopRecord, ArtifactsRecord]:
+        """Keep what the agent leaves behind, and journal that it has stopped."""
+        task, spec = self._rollout.task, self._context.job.spec
+        if spec.agent.trajectory is not None:
             session = f"{self._context.record.folder}/{self._rollout.index}"
             own = await collect_trajectory(
-                self._workspace or workspace, wanted, session, self._journal.store_program_trajectory
+                workspace, spec.agent.trajectory, session, self._journal.store_program_trajectory
             )
             stop = stop.model_copy(update={"program_trajectory": own})
-        verifier = self._context.job.spec.verifier_of(task)
-        stop, artifacts = await store_artifacts(
-            task, verifier, self._workspace or workspace, self._journal, stop, key_turn=work.turn + 2
-        )
+        verifier = spec.verifier_of(task)
+        stop, artifacts = await store_artifacts(task, verifier, workspace, self._journal, stop, key_turn=work.turn + 2)
         await self._journal.append([*work.take_unwritten(), stop, artifacts])
         self._records = [*work.records, stop, artifacts]
         self._work = None
         return stop, artifacts
 
-    async def _run_steps(
-        self, turns: Turns, make_agent: Callable[[], Agent], workspace: Workspace
-    ) -> tuple[StopReason, str]:
+    async def _run_steps(self, turns: Turns, make_agent: Callable[[], Agent]) -> tuple[StopReason, str]:
         """The agent, step by step. A step in which a limit ended it is graded as well."""
-        spec, epoch = self._context.job.spec, self._fence.epoch
-        agent = InSteps(make_agent, spec, workspace, epoch=epoch, watch=self._plugins)
+        agent = InSteps(make_agent, self._context.job.spec, epoch=self._fence.epoch, watch=self._plugins)
         ended = await turns.run_agent(agent)
         turns.fault = None
         await agent.grade(turns)
@@ -232,8 +240,7 @@ class Attempt:
         return [self._begun(workspace), *self._plugins.take_record()]
 
     def _first_unwritten(self, workspace: Workspace, recorded: Sequence[Record]) -> list[Record]:
-        begun = any(isinstance(record, AttemptRecord) for record in recorded)
-        return [] if begun else self._first_records(workspace)
+        return [] if _first(recorded, AttemptRecord) is not None else self._first_records(workspace)
 
     def _oversight(self) -> Oversight:
         most = None if self._on_stale is OnStale.KEEP else self._max_policy_lag
@@ -343,7 +350,8 @@ class Attempt:
         )
 
     async def _reattach_for_grading(self) -> Workspace:
-        attempt = next(record for record in reversed(self._records) if isinstance(record, AttemptRecord))
+        attempt = _first(reversed(self._records), AttemptRecord)
+        assert attempt is not None  # an agent has worked in it
         self._workspace = await self._provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
         return self._workspace
 
@@ -402,3 +410,7 @@ class Attempt:
 
     def _all_records(self) -> list[Record]:
         return [*self._records, *(self._work.records if self._work is not None else [])]
+
+
+def _first(records: Iterable[Record], form: type[R]) -> R | None:
+    return next((record for record in records if isinstance(record, form)), None)

@@ -91,6 +91,11 @@ class Turns:
         return self._log.records
 
     @property
+    def workspace(self) -> Workspace:
+        """Where the agent works now: it moves when the agent keeps a checkpoint, or goes back to one."""
+        return self._states.workspace
+
+    @property
     def died_in_tool_call(self) -> bool:
         """The sandbox was lost while a tool call of this very rollout ran in it."""
         return self._tool_runner.lost_sandbox
