@@ -384,7 +384,9 @@ class Store:
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             return StorageError(f"{where}: access was refused; check the credentials and their policy: {text}")
         status = re.search(r"status code: (\d{3})", str(error))
-        if status and status[1].startswith("4") and status[1] not in _PASSING_CLIENT_ERRORS:
+        if status and status[1] in _PASSING_CLIENT_ERRORS:
+            return StorageUnavailable(f"{where}: {text}")  # also where obstore takes a 409 for "already exists"
+        if status and status[1].startswith("4"):
             return StorageError(f"{where}: the request was refused; check credentials, region and bucket: {text}")
         if "Received redirect without LOCATION" in text:
             return StorageError(f"{where}: the bucket is in another region; set AWS_REGION: {text}")

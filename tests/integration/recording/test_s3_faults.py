@@ -73,6 +73,16 @@ async def test_racing_writers_on_a_bad_network_have_one_winner_a_key(
         assert await direct.get(f"key/{key}") == b"writer %d" % won.index(True)
 
 
+async def test_results_are_written_although_another_write_of_them_is_under_way(
+    through: Store, direct: Store, proxy: FaultProxy
+) -> None:
+    proxy.conflict = 0.5
+    for number in range(5):
+        await through.put("results.jsonl", b"%d" % number)
+        assert await direct.get("results.jsonl") == b"%d" % number
+    assert proxy.seen["conflict"]
+
+
 async def test_runners_that_take_over_on_a_bad_network_lose_no_acknowledged_record(
     through: Store, direct: Store, proxy: FaultProxy
 ) -> None:
