@@ -15,6 +15,23 @@ from rollout_api.records import (
     Result,
     StopReason,
 )
+from rollout_api.rollout_job import RolloutJob
+
+
+def small_job(**metadata: str) -> RolloutJob:
+    """A job of one task, which asks no model. `metadata` is in addition to its name, fix."""
+    return RolloutJob.model_validate(
+        {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "RolloutJob",
+            "metadata": {"name": "fix", **metadata},
+            "spec": {
+                "tasks": {"inline": [{"name": "a", "prompt": "x"}]},
+                "agent": {"type": "Nop"},
+                "output": {"uri": "out"},
+            },
+        }
+    )
 
 
 def call(call_id: str, arguments: str) -> dict[str, Any]:
