@@ -24,6 +24,6 @@ def connect() -> str:
     except config.ConfigException as error:
         raise CommandError(f"no cluster: {error}", hint="Set KUBECONFIG, or run this in a pod.") from error
     with contextlib.suppress(config.ConfigException):
-        _, active = config.list_kube_config_contexts()
+        _, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
         return str(active["context"].get("namespace", "default"))
     return _NAMESPACE_OF_POD.read_text() if _NAMESPACE_OF_POD.exists() else "default"
