@@ -156,9 +156,9 @@ class Attempt:
         stop, artifacts = _first(self._records, StopRecord), _first(self._records, ArtifactsRecord)
         if stop is not None and artifacts is not None:
             return stop, artifacts
-        workspace, recorded = await self._prepare_work()
-        self._records = []
-        self._work, running = await self._start_work(workspace, recorded)
+        workspace = await self._prepare_work()
+        self._work, running = await self._start_work(workspace, self._records)
+        self._records = []  # from here on they are the work's
         self._context.observer(
             RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
         )
@@ -170,21 +170,20 @@ class Attempt:
         )
         return await self._end_work(self._work, self._workspace or workspace, stop)
 
-    async def _prepare_work(self) -> tuple[Workspace, Sequence[Record]]:
-        """The workspace, an environment in it where there is one, and what is recorded of the agent's work in it."""
-        recorded: Sequence[Record] = self._records
+    async def _prepare_work(self) -> Workspace:
+        """The workspace, with an environment in it where the task has one, and the turns of the source where it branches."""
         if self._workspace is None:
             await self._change_task()
         workspace = self._workspace or await self._acquire()
         if self._rollout.task.environment is not None:
             self._environment = await open_environment(
-                self._rollout.task, self._context.environments, workspace, recorded, epoch=self._fence.epoch
+                self._rollout.task, self._context.environments, workspace, self._records, epoch=self._fence.epoch
             )
-        if self._branching is not None and _first(recorded, AttemptRecord) is None:
+        if self._branching is not None and _first(self._records, AttemptRecord) is None:
             branch, prefix = self._branching.record(workspace), self._branching.origin.prefix
-            recorded = [*self._first_records(workspace), branch, *prefix]
-            await self._journal.append(recorded)
-        return workspace, recorded
+            self._records = [*self._first_records(workspace), branch, *prefix]
+            await self._journal.append(self._records)
+        return workspace
 
     async def _start_work(
         self, workspace: Workspace, recorded: Sequence[Record]

@@ -28,6 +28,18 @@ from rollout_api.sandbox import WORKING_DIR
 from rollout_api.tasks import Task
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """What earlier processes have come to."""
+
+    sealed: Mapping[int, Result] = field(default_factory=dict)
+    """Results by index."""
+    begun: Set[int] = frozenset()
+    """Rollouts of which an attempt was claimed."""
+    told_groups: Set[int] = frozenset()
+    """Groups of whose end plugins have been told."""
+
+
 @dataclass
 class RunContext:
     """One run of one job in this process. `model` may be replaced while it runs; a call takes the one of its moment."""
@@ -43,10 +55,7 @@ class RunContext:
     runner: str
     snapshots: SnapshotStore
     """Where snapshots of workspaces go."""
-    sealed: Mapping[int, Result]
-    """Results that earlier processes sealed, by index."""
-    begun: Set[int] = frozenset()
-    """Rollouts of which an earlier process has claimed an attempt."""
+    earlier: Earlier = field(default_factory=Earlier)
     shard: Shard = WHOLE_JOB
     drain: Drain = field(default_factory=Drain)
     newest_policy: NewestPolicy = field(default_factory=NewestPolicy)

@@ -23,7 +23,7 @@ class RolloutRun:
 
     async def run(self) -> Result:
         """The rollout's sealed result. Cancelling it leaves everything as it is, to be resumed or sealed by `cancel`."""
-        if self._rollout.index in self._context.begun:
+        if self._rollout.index in self._context.earlier.begun:
             await self._read_earlier_attempts()
         while True:
             await self._context.drain.gate()
