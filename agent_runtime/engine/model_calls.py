@@ -46,26 +46,9 @@ class ModelCalls:
         self._health = health = CallHealth(
             on_hold=lambda held: (self._deadline.wait if held else self._deadline.go_on)(call)
         )
-        started = time.perf_counter()
-        try:
-            reply = await model.complete(self._request(turn, tokens, messages, tools, budget, health))
-        finally:
-            self._deadline.go_on(call)
-        self._deadline.shift(health.lost_seconds)
-        return reply, time.perf_counter() - started - health.lost_seconds - health.held_seconds
-
-    def _request(
-        self,
-        turn: int,
-        tokens: TokenHistory,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        budget: Budget,
-        health: CallHealth,
-    ) -> ModelRequest:
         rollout, sampling = self._assignment.rollout, self._assignment.sampling
         most, left = sampling.max_tokens, budget.tokens
-        return ModelRequest(
+        request = ModelRequest(
             messages=messages,
             tools=tools,
             sampling=sampling,
@@ -79,3 +62,10 @@ class ModelCalls:
             prefix=TokenPrefix(tokens.messages, tokens.ids) if tokens.messages else None,
             health=health,
         )
+        started = time.perf_counter()
+        try:
+            reply = await model.complete(request)
+        finally:
+            self._deadline.go_on(call)
+        self._deadline.shift(health.lost_seconds)
+        return reply, time.perf_counter() - started - health.lost_seconds - health.held_seconds
