@@ -1,13 +1,12 @@
 """The MCP servers of an attempt, for those jobs that have any: only they need the SDK."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
 from agent_runtime.models.extensions import ExtensionError
 from agent_runtime.sandboxes.base import SandboxFailure, Workspace
 from agent_runtime.tools.base import Tool
-from agent_runtime.tools.schema import openai_definition
 from rollout_api.records import AttemptRecord, McpRecord, Record
 from rollout_api.rollout_job import Agent as AgentSpec
 
@@ -29,8 +28,8 @@ def require_sdk(spec: AgentSpec) -> None:
 class AttemptTools:
     """The tools of one attempt: those of the manifest, and those of its MCP servers."""
 
-    def __init__(self, spec: AgentSpec, tools: Mapping[str, Tool], definitions: Sequence[Mapping[str, Any]]) -> None:
-        self.tools, self.definitions = dict(tools), list(definitions)
+    def __init__(self, spec: AgentSpec, tools: Mapping[str, Tool]) -> None:
+        self.tools = dict(tools)
         self.introduced: list[McpRecord] = []
         self._servers: McpServers | None = None
         self._spec = spec
@@ -53,7 +52,6 @@ class AttemptTools:
             if tool.name in self.tools:
                 raise SandboxFailure("McpServerFailed", f"two tools are named {tool.name!r}; drop one of them")
             self.tools[tool.name] = tool
-            self.definitions.append(openai_definition(tool))
 
     async def close(self) -> None:
         """Leave the servers."""
