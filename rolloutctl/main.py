@@ -24,6 +24,7 @@ from rolloutctl import (
     results,
     run,
     sandbox,
+    serve,
     show,
     stream,
     submit,
@@ -121,6 +122,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     gc.gc,
     proxy.proxy,
     proxy.proxy_worker,
+    serve.serve,
     doctor.doctor,
 )
 for command in COMMANDS:
