@@ -6,14 +6,12 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from agent_runtime.remote.forms import RolloutDetail, RunRequest, RunResult, RunStatus
+from agent_runtime.remote.forms import AgentRequest, RolloutDetail, RunRequest, RunResult, RunStatus, VerifierRequest
 from rollout_api.manifest import explain, path_of, validate
 from rollout_api.records import Outcome, Record, ResponseRecord, Result, Verdict
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, RolloutJob
 from rollout_api.tasks import Task
 
-MODEL_KEY: Final = "ROLLOUT_RUN_MODEL_KEY"
-"""Environment variable with the key of a run's own model, in what the job is run with; no process has it."""
 PROVIDER_PREFIXES: Final = ("openai/", "hosted_vllm/")
 """What LiteLLM, which Harbor's agents name models for, takes off before it asks the endpoint."""
 _LONGEST: Final = 604_800
@@ -22,6 +20,15 @@ _HARBORS_RESOURCES: Final = {
     "override_memory_mb": ("memory", "{:g}Mi"),
     "override_storage_mb": ("disk", "{:g}Mi"),
 }
+
+
+@dataclass(frozen=True)
+class SessionUrl:
+    """A session at a proxy of the client's. Each call at it is a turn that the client records."""
+
+    base_url: str
+    name: str
+    key: str | None
 
 
 class RunRefused(ValueError):
@@ -36,8 +43,8 @@ class PlannedRun:
     """Name of the server's job that it is made of."""
     job: RolloutJob
     task: Task
-    environ: Mapping[str, str]
-    """Added to the environment that the job is run with: the model's key, which no manifest holds."""
+    model: "SessionUrl | None"
+    """The model that the client brings; None where the server's own answers."""
     warnings: Sequence[str]
 
 
@@ -65,13 +72,15 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
     for known in ("model_base_url", "session_id"):
         kwargs.pop(known, None)
     overrides.pop("OPENAI_BASE_URL", None)
-    environ: dict[str, str] = {}
+    model: SessionUrl | None = None
     key = overrides.pop("OPENAI_API_KEY", None)
     if url and template.spec.agent.type not in AGENTS_WITHOUT_MODEL:
-        endpoint: dict[str, Any] = {"baseURL": str(url).rstrip("/"), "name": _model_name(agent.model_name, template)}
-        if key:
-            endpoint["apiKeyFrom"], environ[MODEL_KEY] = {"env": MODEL_KEY}, str(key)
-        spec["model"] = {"endpoint": endpoint}
+        model = SessionUrl(
+            str(url).rstrip("/"), _model_name(agent.model_name, template), None if key is None else str(key)
+        )
+        endpoint = {"baseURL": model.base_url, "name": model.name}
+        # Its tokens are recorded where the session is.
+        spec["model"] = {"endpoint": endpoint, "allowTextOnly": True}
     elif agent.model_name is not None and template.spec.agent.type not in AGENTS_WITHOUT_MODEL:
         warnings.append("agent.model_name is not honoured without agent.llm_proxy_url: the server's own model answers")
     if agent.import_path is not None:
@@ -104,7 +113,7 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
         "spec": spec,
     }
     planned, timed = _valid(RolloutJob, manifest, "the job of this run"), _valid(Task, changed, "the task")
-    return PlannedRun(template_name, planned, timed, environ, tuple(warnings))
+    return PlannedRun(template_name, planned, timed, model, tuple(warnings))
 
 
 def result_of(run_id: str, result: Result, verdict: Verdict | None, records: Sequence[Record], uri: str) -> RunResult:
@@ -151,9 +160,14 @@ def _template(name: str | None, jobs: Mapping[str, RolloutJob]) -> str:
     return found
 
 
+def without_provider(name: str) -> str:
+    """A model's name as its endpoint is asked for it, by LiteLLM's rule: `openai/qwen` is `qwen` there."""
+    return next((name.removeprefix(prefix) for prefix in PROVIDER_PREFIXES if name.startswith(prefix)), name)
+
+
 def _model_name(given: str | None, template: RolloutJob) -> str:
     if given is not None:
-        return next((given.removeprefix(prefix) for prefix in PROVIDER_PREFIXES if given.startswith(prefix)), given)
+        return without_provider(given)
     model = template.spec.model
     return model.endpoint.name if model is not None and model.endpoint is not None else "default"
 
@@ -161,7 +175,10 @@ def _model_name(given: str | None, template: RolloutJob) -> str:
 def _timed(task: Task, request: RunRequest) -> dict[str, Any]:
     """The task with the run's time limits: override, then the multiplier, and at most the maximum, as in Harbor."""
     wire: dict[str, Any] = task.model_dump(mode="json", by_alias=True)
-    by_field = {"agentSeconds": request.agent, "verifierSeconds": request.verifier}
+    by_field: dict[str, AgentRequest | VerifierRequest] = {
+        "agentSeconds": request.agent,
+        "verifierSeconds": request.verifier,
+    }
     for field, limits in by_field.items():
         seconds = (limits.override_timeout_sec or wire["timeouts"][field]) * request.timeout_multiplier
         wire["timeouts"][field] = max(1, round(min(seconds, limits.max_timeout_sec or _LONGEST, _LONGEST)))

@@ -21,9 +21,10 @@ from pydantic import BaseModel
 
 from agent_runtime.engine.opening import output_uri
 from agent_runtime.engine.session import RolloutSession
+from agent_runtime.models.openai_endpoint import OpenAIEndpoint
 from agent_runtime.remote.archive import BadArchive, unpack
 from agent_runtime.remote.forms import RunRequest, RunResult, RunStatus
-from agent_runtime.remote.plan import PlannedRun, RunRefused, plan_run, result_of
+from agent_runtime.remote.plan import PlannedRun, RunRefused, SessionUrl, plan_run, result_of
 from agent_runtime.sandboxes.oci_store import place_of
 from agent_runtime.tasks import TaskSourceError, load_tasks
 from rollout_api.rollout_job import RolloutJob
@@ -31,8 +32,24 @@ from rollout_api.tasks import Task, TaskFormat, Tasks, TaskSource
 
 MOST_WAITING: Final = 4096
 """Runs that may be accepted and not ended: each has its task's folder on disk."""
+CALL_SECONDS: Final = 1800.0
+"""Deadline of one answer of a client's session, as long as an agent has by default: a trainer may hold calls meanwhile."""
+CLEAN_UP_SECONDS: Final = 60.0
+"""For opening a run of an earlier server, whose sandboxes are to go."""
 _REQUEST, _RESULT, _TASK, _INCOMING = "request.json", "result.json", "task", ".incoming-"
 _LOG = logging.getLogger(__name__)
+
+
+class SessionModel(OpenAIEndpoint):
+    """A client's session as a model. It is not tried out first: the trial would be a turn of the recorded conversation."""
+
+    def __init__(self, url: SessionUrl) -> None:
+        headers = {} if url.key is None else {"Authorization": f"Bearer {url.key}"}
+        origin = "environment_overrides.OPENAI_API_KEY"
+        super().__init__(url.base_url, url.name, headers=headers, key_origin=origin, call_seconds=CALL_SECONDS)
+
+    async def check(self) -> None:
+        """Nothing is asked."""
 
 
 class Conflict(Exception):
@@ -178,7 +195,7 @@ class Runs:
         """The one task of an archive. Its `${NAME}` are filled in from the request alone, and its image is no path: what
         this machine has in its environment and on its disk is none of the sender's business."""
         task, warnings = self._loaded(folder, request, None)
-        for image in (task.sandbox.image, task.verifier and task.verifier.image):
+        for image in (task.sandbox.image, None if task.verifier is None else task.verifier.image):
             if image is not None and place_of(image, folder) is not None:
                 raise RunRefused(
                     f"task.toml: docker_image {image!r} is a path of the server; name an image of a registry"
@@ -219,37 +236,51 @@ class Runs:
         return result
 
     async def _result(self, run_id: str, kept: _Kept, planned: PlannedRun) -> RunResult:
+        """Play the run, unless it is cancelled first."""
+        cancelled = self._cancelled[run_id]
+        # What an earlier server began is opened before it is given up, so that its sandboxes go.
+        grace = CLEAN_UP_SECONDS if cancelled.is_set() else 0.0
+        playing = asyncio.create_task(self._played(run_id, planned, cancelled))
+        stop = asyncio.create_task(cancelled.wait())
+        try:
+            await asyncio.wait({playing, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not playing.done():
+                await asyncio.wait({playing}, timeout=grace)
+        finally:
+            for task in (playing, stop):
+                task.cancel()
+            await asyncio.gather(playing, stop, return_exceptions=True)
+        if not playing.cancelled():
+            return playing.result()
+        return RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"Cancelled: {_why(kept)}")
+
+    async def _played(self, run_id: str, planned: PlannedRun, cancelled: asyncio.Event) -> RunResult:
         served = self._jobs[planned.template]
-        environ = {**self._environ, **planned.environ}
         output = planned.job.spec.output.model_copy(update={"uri": output_uri(planned.job, served.base_dir)})
         job = planned.job.model_copy(update={"spec": planned.job.spec.model_copy(update={"output": output})})
-        cancelled = self._cancelled[run_id]
+        model = None if planned.model is None else SessionModel(planned.model)
         async with (
             _place(self._places, cancelled),
-            RolloutSession(job, base_dir=served.base_dir, environ=environ) as session,
+            contextlib.AsyncExitStack() as stack,
         ):
-            if not session.submitted:
-                await session.submit(planned.task)
-            await session.close()
-            finished = asyncio.ensure_future(anext(session))
-            stop = asyncio.ensure_future(cancelled.wait())
+            if model is not None:
+                stack.push_async_callback(model.close)
+            session = await stack.enter_async_context(
+                RolloutSession(job, base_dir=served.base_dir, environ=self._environ, model=model)
+            )
             try:
-                await asyncio.wait({finished, stop}, return_when=asyncio.FIRST_COMPLETED)
-                if not finished.done():
-                    await session.abandon("Cancelled", _why(kept))
-                    return RunResult(
-                        run_id=run_id,
-                        status=RunStatus.FAILED,
-                        error=f"Cancelled: {_why(kept)}",
-                        result_uri=session.uri,
-                    )
-                (result,) = (await finished).results
+                if cancelled.is_set():
+                    raise asyncio.CancelledError
+                if not session.submitted:
+                    await session.submit(planned.task)
+                await session.close()
+                (result,) = (await anext(session)).results
                 seal = (await session.seals())[result.index]
                 return result_of(run_id, result, seal.verdict, await session.records(result), session.uri)
-            finally:
-                for task in (finished, stop):
-                    task.cancel()
-                await asyncio.gather(finished, stop, return_exceptions=True)
+            except asyncio.CancelledError:
+                if cancelled.is_set():
+                    await session.abandon("Cancelled", "the run was cancelled")
+                raise
 
     def _known_digest(self, run_id: str) -> str | None:
         if (ended := self._ended(run_id)) is not None:

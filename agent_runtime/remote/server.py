@@ -17,6 +17,7 @@ import binascii
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -62,10 +63,10 @@ def make_app(runs: Runs, key: str) -> web.Application:
             return _detail(503, str(error), {"Retry-After": "30"})
 
     app = web.Application(client_max_size=0, middlewares=[guarded])
-    app.router.add_post(PATH, lambda request: _post(runs, request))
-    app.router.add_get(PATH + "/{run}", lambda request: _get(runs, request))
-    app.router.add_delete(PATH + "/{run}", lambda request: _delete(runs, request))
-    app.router.add_get("/health", lambda request: _health(runs))
+    app.router.add_post(PATH, partial(_post, runs))
+    app.router.add_get(PATH + "/{run}", partial(_get, runs))
+    app.router.add_delete(PATH + "/{run}", partial(_delete, runs))
+    app.router.add_get("/health", partial(_health, runs))
     return app
 
 
@@ -116,7 +117,7 @@ async def _delete(runs: Runs, request: web.Request) -> web.StreamResponse:
     return _found(await runs.cancel(run_id), run_id)
 
 
-async def _health(runs: Runs) -> web.StreamResponse:
+async def _health(runs: Runs, _: web.Request) -> web.StreamResponse:
     return web.json_response({"status": "ok", "runs": runs.count})
 
 
