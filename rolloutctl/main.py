@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from rolloutctl import (
     check,
     convert,
+    dataset,
     doctor,
     export,
     gc,
@@ -118,6 +119,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     report.report,
     export.export,
     convert.convert,
+    dataset.dataset,
     plugins.plugins,
     gc.gc,
     proxy.proxy,

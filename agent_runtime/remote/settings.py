@@ -4,7 +4,7 @@ The command line goes before the environment, and the environment before the yam
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -147,7 +147,8 @@ def read_settings(
     """
     problems: list[str] = []
     values: dict[str, Any] = {}
-    given = bool(config.get("remote_agent")) or any(environ.get(s.variable) for s in SOURCES if s.variable)
+    said = any(value is not None for value in (config.get("remote_agent") or {}).values())
+    given = said or any(environ.get(s.variable) for s in SOURCES if s.variable and s.place == "remote_agent")
     for source in SOURCES:
         path = f"{source.place}.{source.key or source.field}"
         variable = source.variable and environ.get(source.variable)
@@ -176,6 +177,17 @@ def read_settings(
     if problems:
         raise SettingsError("\n".join(problems))
     return RemoteSettings(**values) if given else None
+
+
+def given_at(overrides: Sequence[str], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the settings the command line says: `overrides` are Hydra's, `config` what they came to."""
+    named = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    found = {}
+    for source in SOURCES:
+        path = f"{source.place}.{source.key or source.field}"
+        if any(name == path or name.startswith(f"{path}.") for name in named):
+            found[path] = (config.get(source.place) or {}).get(source.key or source.field)
+    return found
 
 
 def as_environment(settings: RemoteSettings) -> dict[str, str]:
