@@ -77,6 +77,8 @@ class HarborClient:
         while True:
             try:
                 async with http.get(f"{self._url}{PATH}/{run_id}", params={"wait": str(FETCH_SECONDS)}) as reply:
+                    if reply.status >= 500:  # a load balancer, while the server is away
+                        reply.raise_for_status()
                     result = await _result(reply)
                 answered = time.monotonic()
                 if result.status != RunStatus.RUNNING:

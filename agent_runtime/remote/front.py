@@ -15,30 +15,38 @@ from agent_runtime.proxy.keys import session_of
 
 
 class Front:
-    """Listens from `open` to `close`. `url` is how agents reach it."""
+    """Listens from the first `open` to the last `close`. `url` is how agents reach it."""
 
     def __init__(self, host: str, port: int, known_as: str) -> None:
         self._host, self._port, self._known_as = host, port, known_as
         self._trials: dict[str, web.Server] = {}
         self._calls: dict[str, set[asyncio.Task[web.StreamResponse]]] = {}
         self._runner: web.AppRunner | None = None
+        self._users = 0
+        self._changing = asyncio.Lock()
         self.url = ""
 
     async def open(self) -> None:
         """Listen. Raises OSError, as for a port that another worker of this machine has."""
-        app = web.Application(client_max_size=0)
-        app.router.add_route("*", "/{path:.*}", self._carry)
-        # Paths may have keys in them, so there is no access log.
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.0)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self._host, self._port, backlog=1024).start()
-        self.url = f"http://{self._known_as}:{self._runner.addresses[0][1]}"
+        async with self._changing:
+            self._users += 1
+            if self._runner is not None:
+                return
+            app = web.Application(client_max_size=0)
+            app.router.add_route("*", "/{path:.*}", self._carry)
+            # Paths may have keys in them, so there is no access log.
+            self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.0)
+            await self._runner.setup()
+            await web.TCPSite(self._runner, self._host, self._port, backlog=1024).start()
+            self.url = f"http://{self._known_as}:{self._runner.addresses[0][1]}"
 
     async def close(self) -> None:
-        """Listen no more. Done twice is fine."""
-        if self._runner is not None:
-            runner, self._runner = self._runner, None
-            await runner.cleanup()
+        """Listen no more, once all have closed it."""
+        async with self._changing:
+            self._users -= 1
+            if self._users == 0 and self._runner is not None:
+                runner, self._runner = self._runner, None
+                await runner.cleanup()
 
     @contextlib.asynccontextmanager
     async def serving(self, secrets: Iterable[str], server: web.Server) -> AsyncIterator[str]:
@@ -71,3 +79,5 @@ class Front:
         finally:
             call.cancel()
             calls.discard(call)
+            if not calls:
+                self._calls.pop(secret, None)

@@ -103,7 +103,8 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
         changed["verifier"] = None
         changed["steps"] = [{**step, "verifier": None} for step in changed["steps"]]
     sandbox = changed["sandbox"]
-    sandbox["env"] = [*sandbox["env"], *({"name": name, "value": str(value)} for name, value in overrides.items())]
+    kept = [variable for variable in sandbox["env"] if variable["name"] not in overrides]
+    sandbox["env"] = [*kept, *({"name": name, "value": str(value)} for name, value in overrides.items())]
     if resources:
         sandbox["resources"] = {**(sandbox.get("resources") or {}), **resources}
     manifest = {

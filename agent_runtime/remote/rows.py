@@ -18,6 +18,8 @@ from rollout_api.tasks import Task, TaskFormat, Tasks, TaskSource, TaskVerifier,
 
 _WEEK: Final = 604_800
 """Longest that an agent may take: the limits of a trial are the server's."""
+_MOST_TURNS: Final = 100_000
+"""What a manifest can say at most, where PR #83 has no limit: the agent on the server has its own."""
 AGENTS: Final = ("ToolCalling", "ReAct", "Coding", "SWE", "Oracle", "Nop")
 """Agents of ours that `agent_name` may stand for; `swe-agent` is `SWE`."""
 
@@ -76,7 +78,7 @@ def with_remote_agent(config: Mapping[str, Any], settings: RemoteSettings | None
     if not settings.use_local_trial:
         command = [settings.agent_import_path or settings.agent_name or "default"]
         kept = {name: agent[name] for name in ("maxTurns", "tokenBudget") if name in agent}
-        custom["agent"] = {**kept, "type": "Command", "command": command}
+        custom["agent"] = {"maxTurns": _MOST_TURNS, **kept, "type": "Command", "command": command}
     else:
         named = _local_agent(settings)
         custom["agent"] = {**named, **agent}

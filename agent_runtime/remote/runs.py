@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -161,7 +162,8 @@ class Runs:
         """How a run is; None where there is none."""
         if (ended := self._ended(run_id)) is not None:
             return ended.result
-        return RunResult(run_id=run_id, status=RunStatus.RUNNING) if run_id in self._working else None
+        known = run_id in self._working or (_is_run(run_id) and (self._folder / run_id / _REQUEST).exists())
+        return RunResult(run_id=run_id, status=RunStatus.RUNNING) if known else None
 
     async def wait(self, run_id: str, seconds: float | None = None) -> RunResult | None:
         """The result of a run once it has ended, or how it is after so many seconds."""
@@ -290,7 +292,7 @@ class Runs:
 
     def _ended(self, run_id: str) -> _Ended | None:
         path = self._folder / run_id / _RESULT
-        return _Ended.model_validate_json(path.read_bytes()) if path.exists() else None
+        return _Ended.model_validate_json(path.read_bytes()) if _is_run(run_id) and path.exists() else None
 
 
 @contextlib.asynccontextmanager
@@ -307,6 +309,11 @@ async def _place(places: asyncio.Semaphore, cancelled: asyncio.Event) -> AsyncIt
             places.release()
         else:
             taking.cancel()
+
+
+def _is_run(name: str) -> bool:
+    """Whether a run may be called so: names come from URLs, and are folders here."""
+    return re.fullmatch(r"run-[0-9a-f]{24}", name) is not None
 
 
 def _why(kept: _Kept) -> str:

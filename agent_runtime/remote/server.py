@@ -99,6 +99,10 @@ async def _post(runs: Runs, request: web.Request) -> web.StreamResponse:
             # Nobody knows of this run but the client that has gone: what it does from now on is for nobody.
             await asyncio.shield(runs.cancel(run_id))
         raise
+    if result is not None and result.status == RunStatus.RUNNING:
+        return _detail(
+            503, f"the server is being stopped; run {run_id} goes on with the next one", {"Retry-After": "5"}
+        )
     return _found(result, run_id)
 
 

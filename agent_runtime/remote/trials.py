@@ -26,7 +26,7 @@ from agent_runtime.remote.client import HarborClient, TrialLost
 from agent_runtime.remote.forms import RunResult, RunStatus
 from agent_runtime.remote.front import Front
 from agent_runtime.remote.settings import SERVER_KEY, RemoteSettings
-from agent_runtime.sandboxes.base import CommandResult, Fence, FileStat, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.base import CommandResult, Fence, FileStat, SandboxFailure, SandboxProvider, WorkspaceSpec
 from agent_runtime.sandboxes.nowhere import NoSandboxes, Nowhere
 from agent_runtime.verification.reward_file import HIGHEST, JSON_PATH, LOWEST
 
@@ -46,14 +46,13 @@ POLICYS_ERRORS: Final = frozenset(
 
 
 class HarborTrials(NoSandboxes):
-    """Implements SandboxProvider. Model calls of all trials come to one address of this process."""
+    """Implements SandboxProvider. Model calls of all trials come to the front, which several providers may share."""
 
     name = "harbor"
 
-    def __init__(self, settings: RemoteSettings, environ: Mapping[str, str]) -> None:
-        self._settings = settings
+    def __init__(self, settings: RemoteSettings, environ: Mapping[str, str], front: Front) -> None:
+        self._settings, self._front = settings, front
         self._client = HarborClient(settings.harbor_server_url, environ.get(SERVER_KEY) or None)
-        self._front = Front(settings.proxy_host, settings.proxy_port, _known_as(settings))
 
     async def open(self) -> None:
         """Listen for model calls."""
@@ -186,6 +185,14 @@ def rewards_of(result: RunResult) -> dict[str, float]:
             "RewardOutOfRange", f"the rewards ({listed}) sum to {total:g}, expected {LOWEST:g} to {HIGHEST:g}"
         )
     return {**result.rewards, "reward": total}
+
+
+def make_trials(settings: RemoteSettings | None, environ: Mapping[str, str]) -> Callable[[], SandboxProvider] | None:
+    """What makes the provider of each job of this process, all behind one front; None where this engine runs the trials."""
+    if settings is None or settings.use_local_trial:
+        return None
+    front = Front(settings.proxy_host, settings.proxy_port, _known_as(settings))
+    return lambda: HarborTrials(settings, environ, front)
 
 
 def _known_as(settings: RemoteSettings) -> str:

@@ -27,7 +27,7 @@ from verl.workers.rollout.llm_server import (  # type: ignore[import-not-found]
 
 from agent_runtime.remote.rows import HarborRows, model_name_of, with_remote_agent
 from agent_runtime.remote.settings import read_settings
-from agent_runtime.remote.trials import HarborTrials
+from agent_runtime.remote.trials import make_trials
 from agent_runtime.trainers.verl.chat import VerlChat
 from agent_runtime.trainers.verl.groups import groups_of
 from agent_runtime.trainers.verl.job import Kind, uses_verls_client
@@ -65,8 +65,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         self._model_name = model_name_of(remote)
         self._settings = with_remote_agent(self._settings, remote)
         make_model = self._make_model if uses_verls_client(self._settings) else None
-        make_provider = None if not self._harbor.on_server else lambda: HarborTrials(remote, os.environ)
-        self._rollouts = Rollouts(self._settings, make_model, os.environ, make_provider)
+        self._rollouts = Rollouts(self._settings, make_model, os.environ, make_trials(remote, os.environ))
         self._background: set[asyncio.Task[None]] = set()
         if self._settings["transfer_queue"]["enable"]:  # as V1 sets it before it makes a manager
             transfer_queue.init()

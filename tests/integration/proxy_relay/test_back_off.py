@@ -4,18 +4,22 @@ import asyncio
 import logging
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent_runtime.models.function import FunctionModel
 from agent_runtime.models.retries import FIRST_DELAY_SECONDS
-from agent_runtime.models.scripted import ScriptedModel
 from agent_runtime.proxy.relay.hub import Hub
 from agent_runtime.proxy.relay.worker import Worker
 from agent_runtime.proxy.standalone import standalone_proxy
 from agent_runtime.recording.store import Store
-from rollout_api.model import Scripted
 
 KEY = "an-admin-key-of-tests"
+
+
+async def nothing(messages: list[dict[str, Any]], **_: Any) -> str:
+    return ""
 
 
 async def test_after_a_proxy_has_taken_it_a_worker_that_loses_it_waits_no_longer_than_at_first(
@@ -29,7 +33,7 @@ async def test_after_a_proxy_has_taken_it_a_worker_that_loses_it_waits_no_longer
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    model = ScriptedModel(Scripted(turns=[]))
+    model = FunctionModel(nothing, "tiny")
     working = asyncio.ensure_future(Worker(f"http://127.0.0.1:{port}", KEY, model, "w").run())
     try:
         async with asyncio.timeout(60):

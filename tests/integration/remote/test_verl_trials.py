@@ -14,7 +14,7 @@ from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.remote.rows import HarborRows, with_remote_agent
 from agent_runtime.remote.settings import read_settings
-from agent_runtime.remote.trials import HarborTrials
+from agent_runtime.remote.trials import make_trials
 from agent_runtime.trainers.verl.job import Kind
 from agent_runtime.trainers.verl.model import LLMClientModel
 from agent_runtime.trainers.verl.rollouts import Member, Rollouts
@@ -89,7 +89,7 @@ async def play(folder: Path, policy: Policy, members: int = 1, **remote: Any) ->
         with_remote_agent(config(folder, **remote), settings),
         policy.model,
         {},
-        (lambda: HarborTrials(settings, {})) if not settings.use_local_trial else None,
+        make_trials(settings, {}),
     )
     row = read_row({"uid": "u", "index": 0, "instance_id": "hello"}, HarborRows(config(folder, **remote), {}, settings))
     try:
