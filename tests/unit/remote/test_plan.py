@@ -35,11 +35,11 @@ def test_the_agents_name_chooses_the_job_and_without_one_it_is_the_first() -> No
 def test_the_clients_session_is_the_model_and_its_key_stands_in_no_manifest() -> None:
     plan = planned(
         agent={"name": "coding", "model_name": "openai/qwen", "llm_proxy_url": "http://proxy/t-1/v1"},
-        environment_overrides={"OPENAI_API_KEY": "secret", "OPENAI_BASE_URL": "http://proxy/t-1/v1", "LANG": "C"},
+        environment_overrides={"OPENAI_API_KEY": "k-of-it", "OPENAI_BASE_URL": "http://proxy/t-1/v1", "LANG": "C"},
     )
 
-    assert (plan.model.base_url, plan.model.name, plan.model.key) == ("http://proxy/t-1/v1", "qwen", "secret")
-    assert "secret" not in plan.job.model_dump_json() + plan.task.model_dump_json()
+    assert (plan.model.base_url, plan.model.name, plan.model.key) == ("http://proxy/t-1/v1", "qwen", "k-of-it")
+    assert "k-of-it" not in plan.job.model_dump_json() + plan.task.model_dump_json()
     assert [(variable.name, variable.value) for variable in plan.task.sandbox.env] == [("LANG", "C")]
 
 
