@@ -25,7 +25,7 @@ class _Form(BaseModel):
 _TimeLimit = Annotated[float, Field(gt=0, le=604_800)] | None
 
 
-class AgentRequest(_Form):
+class AgentRequest(_Form):  # type: ignore[no-redef]  # pydantic's plugin takes the field `kwargs` for that of __init__
     """Who works on the task."""
 
     name: str | None = None
