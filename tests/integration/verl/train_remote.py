@@ -21,7 +21,7 @@ folder = Path(sys.argv.pop(1))
 def tell(config):
     tiny_model.make(folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    config.data.cache_dir = str(folder / "cache")
+    OmegaConf.update(config, "data.cache_dir", str(folder / "cache"), force_add=True)
     rows = RLHFDataset(config.data.train_files, tokenizer, config.data)
     plain = OmegaConf.to_container(config, resolve=True)
     settings = read_settings(plain, os.environ)
