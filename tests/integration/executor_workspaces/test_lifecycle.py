@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.executor.host import FileFailure, WorkspaceFailure, WorkspaceSpec
-from agent_runtime.executor.workspaces import HostFailure, open_host
+from agent_runtime.executor.workspaces import HostFailure, open_host, processes
 from agent_runtime.executor.workspaces.config import Bind, HostConfig
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, run, start
@@ -242,3 +242,26 @@ async def test_the_sandboxes_own_limit_is_not_reached(tmp_path: Path) -> None:
         await first.signal(9, tree=True)
         for output in (first_output, second_output):
             os.close(output)
+
+
+async def test_processes_that_wait_to_become_workspaces_cost_nobody_one_when_they_are_killed(tmp_path: Path) -> None:
+    def waiting() -> list[int]:
+        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            below = processes.descendants(processes.all_processes(proc), host._zygote_pid)
+        finally:
+            os.close(proc)
+        (keeper,) = (process.pid for process in below if process.parent == host._zygote_pid)
+        return [process.pid for process in below if process.parent == keeper]
+
+    async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay", places=3)) as opened_host:
+        host: Any = opened_host
+        async with asyncio.timeout(20):
+            while len(waiting()) < 3:
+                await asyncio.sleep(0.02)
+            for pid in waiting():
+                os.kill(pid, signal.SIGKILL)
+            while waiting():
+                await asyncio.sleep(0.02)
+        made = await asyncio.gather(*(host.create(WorkspaceSpec(f"w{number}")) for number in range(3)))
+        assert [(await run(workspace, "echo made")).output for workspace in made] == ["made\n"] * 3
