@@ -74,12 +74,11 @@ def _live(user: str, *arguments: str) -> Any:
 
 
 def test_a_closed_host_leaves_no_process_no_layer_and_no_mount(user: str, state: str) -> None:
-    mounts = Path("/proc/mounts").read_text()
     seen = _live(user, "Overlay", state)
     assert seen["mode"] == "Overlay", seen
     assert seen["left"] == []
     assert _sleepers() == []
-    assert Path("/proc/mounts").read_text() == mounts
+    assert state not in Path("/proc/mounts").read_text()
 
 
 def test_overlay_works_for_root_and_as_far_as_it_goes_for_anybody(user: str, state: str) -> None:
@@ -257,11 +256,11 @@ async def test_processes_that_wait_to_become_workspaces_cost_nobody_one_when_the
     async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay", places=3)) as opened_host:
         host: Any = opened_host
         async with asyncio.timeout(20):
-            while len(waiting()) < 3:
+            while len(waiting()) < 3:  # noqa: ASYNC110 (nobody tells of it)
                 await asyncio.sleep(0.02)
             for pid in waiting():
                 os.kill(pid, signal.SIGKILL)
-            while waiting():
+            while waiting():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         made = await asyncio.gather(*(host.create(WorkspaceSpec(f"w{number}")) for number in range(3)))
         assert [(await run(workspace, "echo made")).output for workspace in made] == ["made\n"] * 3
