@@ -15,6 +15,7 @@ from rich.text import Text
 
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.local import LocalProvider
+from rollout_api.keys import named_keys
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec, SandboxTemplate, WorkspaceMode
 from rollout_operator.config import Images, LeaseSettings, OperatorConfig
@@ -156,9 +157,9 @@ def _secrets(applied: RolloutJob | None, resolved: RolloutJob | None, config: Op
         return named
     for name in job.spec.runners.image_pull_secrets:
         named[name] = "spec.runners.imagePullSecrets"
-    endpoint = job.spec.model.endpoint if job.spec.model else None
-    if endpoint and endpoint.api_key_from and endpoint.api_key_from.secret_key_ref:
-        named[endpoint.api_key_from.secret_key_ref.name] = "spec.model.endpoint.apiKeyFrom"
+    for key in named_keys(job):
+        if key.source.secret_key_ref is not None:
+            named[key.source.secret_key_ref.name] = key.field
     if job.spec.output.secret_ref:
         own = job.spec.output == applied.spec.output
         named[job.spec.output.secret_ref] = "spec.output.secretRef" if own else "the chart's defaults.output.secretRef"

@@ -70,7 +70,7 @@ class Attempt:
         self._environment: OpenEnvironment | None = None
         self._checkpoints = Checkpoints(context.snapshots)
         self._work: Turns | Program | None = None
-        self._tools = AttemptTools(context.job.spec.agent, context.tools)
+        self._tools = AttemptTools(context.job.spec.agent, context.tools, context.server_keys)
         self._records: list[Record] = []
         self._seconds: dict[str, float] = {}
 

@@ -13,7 +13,7 @@ from agent_runtime.engine.branching_state import branchings
 from agent_runtime.engine.context import Earlier, RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
-from agent_runtime.engine.mcp import require_sdk
+from agent_runtime.engine.mcp import server_keys
 from agent_runtime.engine.run_folder import run_folder
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.steps import NOT_FOR_PROGRAMS
@@ -76,7 +76,7 @@ async def open_run(
     if is_command and (stepped := next((task.name for task in tasks if task.steps), None)) is not None:
         raise TaskSourceError([TaskProblem(f"task {stepped}", None, NOT_FOR_PROGRAMS)])
     make_agent = None if is_command else find_agent(job.spec.agent.type)
-    require_sdk(job.spec.agent)
+    keys = server_keys(job.spec.agent, surroundings.environ)
     tools = open_tools([] if is_command else job.spec.agent.tools)
     plugins = Plugins.open(
         job.spec.plugins,
@@ -110,6 +110,7 @@ async def open_run(
             provider=provider,
             make_agent=make_agent,
             tools=tools,
+            server_keys=keys,
             model=model,
             observer=observer,
             runner=socket.gethostname(),
