@@ -48,6 +48,7 @@ def parse(given: list[str]) -> argparse.Namespace:
     own.add_argument("--load-seconds", type=float, default=0.0)
     own.add_argument("--abort-seconds", type=float, default=0.0)
     own.add_argument("--base-version", type=int, default=0)
+    own.add_argument("--transfer-port", type=int, default=0, help="where a trainer's tensors come in")
     own.add_argument("--kv-blocks", type=int, default=65536)
     own.add_argument("--keep-served", type=int, default=20_000, help="requests in the record")
     own.add_argument("--no-scale-out", action="store_true", help="no render, derender and generate")
@@ -92,6 +93,7 @@ async def serve(arguments: argparse.Namespace, flags: list[str]) -> None:
         flags=flags,
         host=arguments.host,
         port=arguments.port,
+        transfer_port=arguments.transfer_port,
     )
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
