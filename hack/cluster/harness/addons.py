@@ -29,7 +29,13 @@ class Addon:
 
 def start(name: str, addon: str, say: Say) -> None:
     """Makes an addition, or finds it there; it works when this returns. Raises AddonError, ClusterError and NodeError."""
-    ADDONS[addon].start(cluster.existing(name))
+    state = cluster.existing(name)
+    try:
+        ADDONS[addon].start(state)
+    except BaseException:
+        # What is half there would make the cluster look ill.
+        ADDONS[addon].stop(state.layout)
+        raise
     say(f"{addon} is there")
 
 
@@ -43,6 +49,8 @@ def _start_devices(state: State) -> None:
     layout = state.layout
     for index in state.nodes:
         node = layout.node(index)
+        # It makes the folder above alone.
+        nodes.run_in(node, ["mkdir", "-p", f"/var/lib/kubelet/plugins/{components.DRA_DRIVER_NAME}"])
         nodes.start(node, components.dra_driver(node, build.programs_folder()))
     log = nodes.log_file(layout.node(0), components.DRA_DRIVER)
     cluster.wait("the devices of all nodes", lambda: len(_slices(cluster.admin(layout))) >= len(state.nodes), log)
