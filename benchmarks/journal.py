@@ -15,19 +15,9 @@ from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import Store
 from benchmarks.jobs import SAYS_DONE, inline_tasks, rollout_job
 from benchmarks.measuring import Meter, memory_folder, quantile
-from rollout_api.records import (
-    IntentRecord,
-    Message,
-    Observation,
-    ObservationsRecord,
-    Outcome,
-    Record,
-    ResponseRecord,
-    Result,
-    StopReason,
-    Usage,
-)
+from rollout_api.records import Record, Usage
 from tests.support.fault_proxy import FaultProxy
+from tests.support.records import asked, call, completed, gave, said, told
 from tests.support.s3 import serve_s3
 
 TURNS = 100
@@ -99,7 +89,7 @@ async def _measured(store: Store, rollouts: int, proxy: FaultProxy | None) -> Co
                 records += segment
         cpu += meter.read().cpu_seconds
         in_turns += _requests(proxy) - start
-        await journal.seal(_result(index), None, records)
+        await journal.seal(completed(index), None, records)
     besides = _requests(proxy) - before - in_turns
     return Cost(
         append_seconds=seconds,
@@ -115,43 +105,18 @@ def _requests(proxy: FaultProxy | None) -> int:
 
 def _turn(turn: int) -> tuple[list[Record], list[Record]]:
     """The two segments of a turn: what the previous one's tools returned with this one's intent, and the answer."""
-    previous = f"call-{turn - 1}"
-    returned: Message = {"role": "tool", "tool_call_id": previous, "content": OUTPUT}
-    call = {"id": f"call-{turn}", "type": "function", "function": {"name": "bash", "arguments": COMMAND}}
-    now = time.time()
-    return (
-        [
-            ObservationsRecord(
-                turn=turn - 1, time=now, results=[Observation(call_id=previous, tool="bash", content=OUTPUT)]
-            ),
-            IntentRecord(turn=turn, time=now, keep=2 * turn + 1, messages=[returned]),
-        ],
-        [
-            ResponseRecord(
-                turn=turn,
-                time=now,
-                seconds=1,
-                message={"role": "assistant", "content": "Let me run the tests.", "tool_calls": [call]},
-                finish_reason="tool_calls",
-                model="benchmark",
-                usage=Usage(prompt_tokens=40 * turn, completion_tokens=40),
-            )
-        ],
+    previous, now = f"call-{turn - 1}", time.time()
+    answer = said(
+        turn,
+        "Let me run the tests.",
+        call(f"call-{turn}", COMMAND),
+        time=now,
+        finish_reason="tool_calls",
+        model="benchmark",
+        usage=Usage(prompt_tokens=40 * turn, completion_tokens=40),
     )
-
-
-def _result(index: int) -> Result:
-    return Result(
-        index=index,
-        group=index,
-        member=0,
-        task="task",
-        mode="Train",
-        seed=0,
-        outcome=Outcome.COMPLETED,
-        stop_reason=StopReason.FINISHED,
-        attempt=0,
-    )
+    intent = asked(turn, 2 * turn + 1, told(previous, OUTPUT), time=now)
+    return [gave(turn - 1, (previous, OUTPUT), time=now), intent], [answer]
 
 
 if __name__ == "__main__":

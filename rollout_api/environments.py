@@ -7,7 +7,6 @@ from pydantic import Field, StringConstraints
 
 from rollout_api.base import ApiModel
 
-BUILT_IN = ("FrozenLake", "Sokoban")
 # A built-in, a Gymnasium id (`ALE/Pong-v5`, `module:Env-v0`), or module:Class.
 EnvironmentId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w./-]*(:[A-Za-z_][\w.-]*)?$", max_length=512)]
 

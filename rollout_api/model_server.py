@@ -229,7 +229,7 @@ class DisruptionBudget(ApiModel):
     """What a node's drain may take away at once."""
 
     max_unavailable: Annotated[int, Field(ge=0, le=256)] = 1
-    """Servers; 0: no drain goes past them."""
+    """Servers (pods, where one spans several nodes); 0: no drain goes past them."""
 
 
 class ModelServerSpec(ApiModel):

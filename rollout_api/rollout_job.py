@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, Seconds, ShortText
 from rollout_api.conditions import Condition, Metadata
-from rollout_api.model import ModelSpec, Sampling
+from rollout_api.model import ApiKeySource, ModelSpec, Sampling
 from rollout_api.rewards import RewardNormalization
 from rollout_api.sandbox import SandboxTemplate, Security
 from rollout_api.tasks import RewardRule, Task, Tasks, VerifierMode
@@ -84,6 +84,8 @@ class McpServer(ApiModel):
     """Program and arguments, started in the workspace of each rollout; its standard input and output are the connection."""
     url: Annotated[str, StringConstraints(pattern=r"^https?://", max_length=2048)] | None = None
     """A Streamable HTTP endpoint, asked by the runner."""
+    api_key_from: ApiKeySource | None = None
+    """Where the key is read that is sent to `url` as a bearer token."""
     tools: Annotated[list[ShortText], Field(min_length=1, max_length=256)] | None = None
     """Those that the model is offered; all when left out."""
 
@@ -91,6 +93,8 @@ class McpServer(ApiModel):
     def _one_transport(self) -> Self:
         if bool(self.command) == (self.url is not None):
             raise ValueError("give exactly one of command (in the sandbox) and url (HTTP)")
+        if self.command and self.api_key_from is not None:
+            raise ValueError("apiKeyFrom is sent to a url; what a command needs in the sandbox is sandbox.env")
         return self
 
 

@@ -1,7 +1,6 @@
 """`rolloutctl doctor`: is all there that a job needs, on this machine or in a cluster; and what to do where it is not."""
 
 import asyncio
-import contextlib
 import json
 import tempfile
 import uuid
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.local import LocalProvider
+from rollout_api.keys import named_keys
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec, SandboxTemplate, WorkspaceMode
 from rollout_operator.config import Images, LeaseSettings, OperatorConfig
@@ -23,6 +23,7 @@ from rollout_operator.rollout_job.resolve import resolve
 from rollout_operator.sandbox.mode import Choice
 from rollout_operator.sandbox.pod import Identity, pod_for
 from rolloutctl import doctor_checks as checks
+from rolloutctl.cluster_access import connect
 from rolloutctl.console import Form, FormOption, answer_json, answer_table, say
 from rolloutctl.doctor_checks import Answer, Finding, Refusal, State
 from rolloutctl.errors import CommandError, Exit
@@ -156,9 +157,9 @@ def _secrets(applied: RolloutJob | None, resolved: RolloutJob | None, config: Op
         return named
     for name in job.spec.runners.image_pull_secrets:
         named[name] = "spec.runners.imagePullSecrets"
-    endpoint = job.spec.model.endpoint if job.spec.model else None
-    if endpoint and endpoint.api_key_from and endpoint.api_key_from.secret_key_ref:
-        named[endpoint.api_key_from.secret_key_ref.name] = "spec.model.endpoint.apiKeyFrom"
+    for key in named_keys(job):
+        if key.source.secret_key_ref is not None:
+            named[key.source.secret_key_ref.name] = key.field
     if job.spec.output.secret_ref:
         own = job.spec.output == applied.spec.output
         named[job.spec.output.secret_ref] = "spec.output.secretRef" if own else "the chart's defaults.output.secretRef"
@@ -169,17 +170,10 @@ class _Api:
     """The API server by paths, with the person's own rights. Whatever it says is an answer, and nothing is raised."""
 
     def __init__(self) -> None:
-        try:
-            from kubernetes import client, config  # a second of imports that no other command needs
-        except ImportError as error:
-            advice = "pip install 'agent-rollouts[operator]'"
-            raise CommandError("the kubernetes package is not installed", hint=advice) from error
-        try:
-            config.load_config()  # type: ignore[no-untyped-call]
-        except config.ConfigException as error:
-            raise CommandError(f"no cluster: {error}", hint="Set KUBECONFIG, or run this in a pod.") from error
+        self.namespace = connect()
+        from kubernetes import client
+
         self._client = client.ApiClient()
-        self.namespace = _current_namespace(config)
 
     def get(self, path: str, accept: str = "application/json", **query: str) -> Answer:
         """One object, or a list of them."""
@@ -228,11 +222,3 @@ class _Api:
             return Refusal(response.status, data.get("message", response.reason))
         found: Mapping[str, Any] = data
         return found
-
-
-def _current_namespace(config: Any) -> str:
-    with contextlib.suppress(config.ConfigException):
-        _, active = config.list_kube_config_contexts()
-        return str(active["context"].get("namespace", "default"))
-    in_pod = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-    return in_pod.read_text() if in_pod.exists() else "default"

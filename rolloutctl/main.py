@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from rolloutctl import (
     check,
     convert,
+    dataset,
     doctor,
     export,
     gc,
@@ -24,6 +25,7 @@ from rolloutctl import (
     results,
     run,
     sandbox,
+    serve,
     show,
     stream,
     submit,
@@ -117,10 +119,12 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     report.report,
     export.export,
     convert.convert,
+    dataset.dataset,
     plugins.plugins,
     gc.gc,
     proxy.proxy,
     proxy.proxy_worker,
+    serve.serve,
     doctor.doctor,
 )
 for command in COMMANDS:

@@ -23,6 +23,7 @@ from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.prepare import prepare
 from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, by_hand_name, executor_token, runner_name
 from rollout_api.sandbox import WORKING_DIR, Sandbox
+from rolloutctl.cluster_access import connect
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
 
@@ -169,20 +170,12 @@ async def _snapshot(name: str, namespace: str | None, workspace: str, file: Path
 @contextlib.asynccontextmanager
 async def _opened(name: str, namespace: str | None, workspace: str) -> AsyncIterator[ExecutorWorkspace]:
     """The workspace of that name, made where there is none yet."""
-    # A second of imports that no other command needs.
-    try:
-        from kubernetes import client, config
+    namespace_of_context = connect()
+    from kubernetes import client
 
-        from rolloutctl.port_forward import forwarded_port
-    except ImportError as error:
-        raise CommandError(
-            f"the Kubernetes client is not installed: {error}", hint="pip install 'agent-rollouts[cluster]'"
-        ) from error
-    try:
-        config.load_config()  # type: ignore[no-untyped-call]
-    except config.ConfigException as error:
-        raise CommandError(f"no cluster: {error}", hint="Set KUBECONFIG, or run this in a pod.") from error
-    namespace = namespace or current_namespace(config)
+    from rolloutctl.port_forward import forwarded_port
+
+    namespace = namespace or namespace_of_context
     with client.ApiClient() as api:
         sandbox = _ready_sandbox(client.CustomObjectsApi(api), namespace, name)
         core = client.CoreV1Api(api)
@@ -274,15 +267,6 @@ def _token(core: Any, namespace: str, sandbox: dict[str, Any]) -> str:
             hint="It takes the right to get that Secret.",
         ) from error
     return executor_token(base64.b64decode(data[KEY_FILE]).decode(), metadata["name"], metadata["uid"])
-
-
-def current_namespace(config: Any) -> str:
-    """The namespace of the kubeconfig's context, or of the pod that this runs in."""
-    with contextlib.suppress(config.ConfigException):
-        _, active = config.list_kube_config_contexts()
-        return str(active["context"].get("namespace", "default"))
-    in_pod = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-    return in_pod.read_text() if in_pod.exists() else "default"
 
 
 def _without_status(sandbox: dict[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from agent_runtime.tasks import load_tasks
 from rollout_api.base import API_GROUP, API_VERSION
 from rollout_api.rollout_job import RolloutJob
 from rolloutctl.check import ManifestArgument
+from rolloutctl.cluster_access import connect
 from rolloutctl.console import out, say
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.manifest import read_manifest
-from rolloutctl.sandbox import NamespaceOption, current_namespace
+from rolloutctl.sandbox import NamespaceOption
 from rolloutctl.sources import LocalSource, local_source, upload, with_source
 
 FIELD_MANAGER = "rolloutctl"
@@ -61,16 +62,10 @@ def _moved(job: RolloutJob, source: LocalSource, *, dry_run: bool) -> RolloutJob
 
 def _apply(job: RolloutJob, namespace: str | None) -> str:
     """Server-side apply, as `kubectl apply --server-side` does it; the namespace. Raises CommandError."""
-    try:
-        from kubernetes import client, config
-    except ImportError as error:
-        advice = "pip install 'agent-rollouts[cluster]'"
-        raise CommandError("the kubernetes package is not installed", hint=advice) from error
-    try:
-        config.load_config()  # type: ignore[no-untyped-call]
-    except config.ConfigException as error:
-        raise CommandError(f"no cluster can be reached: {error}", hint="Set KUBECONFIG.") from error
-    place = namespace or job.metadata.namespace or current_namespace(config)
+    namespace_of_context = connect()
+    from kubernetes import client
+
+    place = namespace or job.metadata.namespace or namespace_of_context
     document = job.wire()
     document["metadata"]["namespace"] = place
     with client.ApiClient() as api:

@@ -1,49 +1,49 @@
 """One attempt at a rollout: agent, artifacts, grading, seal. Each step is taken once, whoever takes it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from agent_runtime.agents.base import Agent
+from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
+from agent_runtime.engine.attempt_log import AttemptLog, NotReplayable
 from agent_runtime.engine.attempts_policy import INTERRUPTED, UNCOUNTED
 from agent_runtime.engine.branching_checkpoints import Checkpoints
 from agent_runtime.engine.branching_snapshots import Snapshots
-from agent_runtime.engine.context import Rollout, RunContext, workspace_spec
+from agent_runtime.engine.context import RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
-from agent_runtime.engine.grading import GradingLost, collect, failed_verdict, grade_artifacts, grade_in_place
+from agent_runtime.engine.grading import GradingLost, failed_verdict, grade_artifacts, grade_in_place, store_artifacts
 from agent_runtime.engine.mcp import AttemptTools
 from agent_runtime.engine.program import Program
 from agent_runtime.engine.program_trajectory import collect as collect_trajectory
 from agent_runtime.engine.results import build_result
-from agent_runtime.engine.staleness_policy import StalePolicy, stale_message, versions_of
+from agent_runtime.engine.staleness_policy import PolicyLag, StalePolicy, stale_message, versions_of
 from agent_runtime.engine.steps import GOES_ON, NOT_FOR_PROGRAMS, InSteps, verdict_of_steps
-from agent_runtime.engine.turns import NotReplayable, Turns
+from agent_runtime.engine.turns import Turns
+from agent_runtime.engine.workspace_states import Keeping
 from agent_runtime.environments.open import OpenEnvironment, open_environment
 from agent_runtime.environments.verdict import episode_verdict
 from agent_runtime.models.base import Model, ModelError
 from agent_runtime.plugins.of_rollout import PluginFailed
-from agent_runtime.recording.journal import ArtifactsTooLarge, Journal
+from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.message_tree import linear
-from agent_runtime.sandboxes.base import Fence, FileError, SandboxFailure, SetupFailed, Workspace, WorkspaceLimit
-from agent_runtime.tools.schema import openai_definition
-from rollout_api.base import quantity_value
+from agent_runtime.sandboxes.base import Fence, SandboxFailure, SetupFailed, Workspace
 from rollout_api.model import OnStale
 from rollout_api.records import (
     ArtifactsRecord,
     AttemptRecord,
-    BranchRecord,
     FailedRecord,
     Outcome,
-    PluginsRecord,
     Record,
     Result,
-    SnapshotRecord,
     StopReason,
     StopRecord,
     Verdict,
 )
 from rollout_api.tasks import Task, VerifierMode
 
+R = TypeVar("R", bound=Record)
 Failures = Sequence[tuple[int, FailedRecord]]
 """The failed attempts of a rollout by number, oldest first."""
 
@@ -70,7 +70,7 @@ class Attempt:
         self._environment: OpenEnvironment | None = None
         self._checkpoints = Checkpoints(context.snapshots)
         self._work: Turns | Program | None = None
-        self._tools = AttemptTools(context.job.spec.agent, context.tools, context.tool_definitions)
+        self._tools = AttemptTools(context.job.spec.agent, context.tools, context.server_keys)
         self._records: list[Record] = []
         self._seconds: dict[str, float] = {}
 
@@ -88,7 +88,7 @@ class Attempt:
         """
         try:
             await self._resume()
-            failed = next((record for record in self._records if isinstance(record, FailedRecord)), None)
+            failed = _first(self._records, FailedRecord)
             if failed is not None:
                 return failed
             stop, artifacts = await self._agent_part()
@@ -141,7 +141,7 @@ class Attempt:
 
     async def _reattach(self, records: Sequence[Record]) -> Workspace | None:
         """The live workspace of an attempt that still needs one."""
-        attempt = next((record for record in reversed(records) if isinstance(record, AttemptRecord)), None)
+        attempt = _first(reversed(records), AttemptRecord)
         if attempt is not None and attempt.task is not None:
             self._use_task(attempt.task)
         if attempt is None or any(isinstance(record, FailedRecord | ArtifactsRecord) for record in records):
@@ -153,65 +153,73 @@ class Attempt:
 
     async def _agent_part(self) -> tuple[StopRecord, ArtifactsRecord]:
         """The agent's work up to stored artifacts; from the journal where it is done already."""
-        stop = next((record for record in self._records if isinstance(record, StopRecord)), None)
-        artifacts = next((record for record in self._records if isinstance(record, ArtifactsRecord)), None)
+        stop, artifacts = _first(self._records, StopRecord), _first(self._records, ArtifactsRecord)
         if stop is not None and artifacts is not None:
             return stop, artifacts
-        recorded = self._records
-        if self._workspace is None:
-            await self._change_task()
-        workspace = self._workspace or await self._acquire()
-        if self._rollout.task.environment is not None:
-            self._environment = await open_environment(
-                self._rollout.task, self._context.environments, workspace, recorded, epoch=self._fence.epoch
-            )
-        if self._branching is not None and not any(isinstance(record, AttemptRecord) for record in recorded):
-            recorded = [
-                *self._first_records(workspace),
-                self._branching.record(workspace),
-                *self._branching.origin.prefix,
-            ]
-            await self._journal.append(recorded)
-        self._records = []
-        work: Turns | Program
-        task = self._rollout.task
-        if (make_agent := self._context.make_agent) is None:
-            if task.steps:
-                raise SetupFailed(f"task {task.name} {NOT_FOR_PROGRAMS}")
-            work = program = self._make_program(workspace, recorded)
-            running = program.run()
-        else:
-            await self._tools.open(workspace, recorded, self._rollout.task.timeouts.command_seconds)
-            work = turns = self._make_turns(workspace, recorded)
-            running = self._run_steps(turns, make_agent, workspace) if task.steps else turns.run_agent(make_agent())
-        self._work = work
+        workspace = await self._prepare_work()
+        self._work, running = await self._start_work(workspace, self._records)
+        self._records = []  # from here on they are the work's
         self._context.observer(
             RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
         )
         started = time.perf_counter()
         reason, message = await running
-        work.refuse_if_stale()
+        self._work.refuse_if_stale()
         stop = StopRecord(
             time=time.time(), stop_reason=reason, message=message, agent_seconds=time.perf_counter() - started
         )
-        if (wanted := self._context.job.spec.agent.trajectory) is not None:
+        return await self._end_work(self._work, self._workspace or workspace, stop)
+
+    async def _prepare_work(self) -> Workspace:
+        """The workspace, with an environment in it where the task has one, and the turns of the source where it branches."""
+        if self._workspace is None:
+            await self._change_task()
+        workspace = self._workspace or await self._acquire()
+        if self._rollout.task.environment is not None:
+            self._environment = await open_environment(
+                self._rollout.task, self._context.environments, workspace, self._records, epoch=self._fence.epoch
+            )
+        if self._branching is not None and _first(self._records, AttemptRecord) is None:
+            branch, prefix = self._branching.record(workspace), self._branching.origin.prefix
+            self._records = [*self._first_records(workspace), branch, *prefix]
+            await self._journal.append(self._records)
+        return workspace
+
+    async def _start_work(
+        self, workspace: Workspace, recorded: Sequence[Record]
+    ) -> tuple[Turns | Program, Coroutine[Any, Any, tuple[StopReason, str]]]:
+        """The agent, and its run, which ends with why it stopped."""
+        task = self._rollout.task
+        if (make_agent := self._context.make_agent) is None:
+            if task.steps:
+                raise SetupFailed(f"task {task.name} {NOT_FOR_PROGRAMS}")
+            program = self._make_program(workspace, recorded)
+            return program, program.run()
+        await self._tools.open(workspace, recorded, task.timeouts.command_seconds)
+        turns = self._make_turns(workspace, recorded)
+        return turns, self._run_steps(turns, make_agent) if task.steps else turns.run_agent(make_agent())
+
+    async def _end_work(
+        self, work: Turns | Program, workspace: Workspace, stop: StopRecord
+    ) -> tuple[StopRecord, ArtifactsRecord]:
+        """Keep what the agent leaves behind, and journal that it has stopped."""
+        task, spec = self._rollout.task, self._context.job.spec
+        if spec.agent.trajectory is not None:
             session = f"{self._context.record.folder}/{self._rollout.index}"
             own = await collect_trajectory(
-                self._workspace or workspace, wanted, session, self._journal.store_program_trajectory
+                workspace, spec.agent.trajectory, session, self._journal.store_program_trajectory
             )
             stop = stop.model_copy(update={"program_trajectory": own})
-        stop, artifacts = await self._store_artifacts(self._workspace or workspace, stop)
+        verifier = spec.verifier_of(task)
+        stop, artifacts = await store_artifacts(task, verifier, workspace, self._journal, stop, key_turn=work.turn + 2)
         await self._journal.append([*work.take_unwritten(), stop, artifacts])
         self._records = [*work.records, stop, artifacts]
         self._work = None
         return stop, artifacts
 
-    async def _run_steps(
-        self, turns: Turns, make_agent: Callable[[], Agent], workspace: Workspace
-    ) -> tuple[StopReason, str]:
+    async def _run_steps(self, turns: Turns, make_agent: Callable[[], Agent]) -> tuple[StopReason, str]:
         """The agent, step by step. A step in which a limit ended it is graded as well."""
-        spec, epoch = self._context.job.spec, self._fence.epoch
-        agent = InSteps(make_agent, spec, workspace, epoch=epoch, watch=self._plugins)
+        agent = InSteps(make_agent, self._context.job.spec, epoch=self._fence.epoch, watch=self._plugins)
         ended = await turns.run_agent(agent)
         turns.fault = None
         await agent.grade(turns)
@@ -230,6 +238,14 @@ class Attempt:
     def _first_records(self, workspace: Workspace) -> list[Record]:
         return [self._begun(workspace), *self._plugins.take_record()]
 
+    def _first_unwritten(self, workspace: Workspace, recorded: Sequence[Record]) -> list[Record]:
+        return [] if _first(recorded, AttemptRecord) is not None else self._first_records(workspace)
+
+    def _oversight(self) -> Oversight:
+        most = None if self._on_stale is OnStale.KEEP else self._max_policy_lag
+        context = self._context
+        return Oversight(context.drain, PolicyLag(context.newest_policy, most), self._plugins, context.observer)
+
     def _make_program(self, workspace: Workspace, recorded: Sequence[Record]) -> Program:
         rollout, spec, current = self._rollout, self._context.job.spec, self._context.current_model
 
@@ -239,52 +255,30 @@ class Attempt:
             return found
 
         return Program(
-            task=rollout.task,
-            spec=spec.agent,
-            sampling=spec.sampling,
-            seed=rollout.seed,
-            index=rollout.index,
-            member=rollout.member,
+            Assignment(rollout, spec.agent, spec.sampling),
             session=f"rollout-{rollout.index}-{self._number}",
             model=model,
             workspace=workspace,
             journal=self._journal,
             recorded=recorded,
-            unwritten=[] if any(isinstance(r, AttemptRecord) for r in recorded) else self._first_records(workspace),
-            drain=self._context.drain,
-            newest_policy=self._context.newest_policy,
-            max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
-            plugins=self._plugins,
-            observer=self._context.observer,
+            unwritten=self._first_unwritten(workspace, recorded),
+            oversight=self._oversight(),
         )
 
-    def _make_turns(self, workspace: Workspace, replay: Sequence[Record]) -> Turns:
+    def _make_turns(self, workspace: Workspace, recorded: Sequence[Record]) -> Turns:
         rollout, spec = self._rollout, self._context.job.spec
-        resumed = [record for record in replay if isinstance(record, AttemptRecord | BranchRecord | SnapshotRecord)]
         act = None if self._environment is None else self._environment.act
+        if act is not None:
+            rollout = replace(rollout, task=act.task)
+        snapshots = Snapshots(self._context.snapshots, spec.sandbox.snapshot_every_turns, recorded)
         return Turns(
-            task=rollout.task if act is None else act.task,
-            spec=spec.agent,
-            sampling=spec.sampling,
-            seed=rollout.seed,
-            index=rollout.index,
-            member=rollout.member,
+            Assignment(rollout, spec.agent, spec.sampling),
             tools=self._tools.tools if act is None else {act.name: act},
-            definitions=self._tools.definitions if act is None else [openai_definition(act)],
             model=self._context.current_model,
             workspace=workspace,
-            journal=self._journal,
-            replay=replay,
-            recorded=[*resumed, *(record for record in replay if isinstance(record, PluginsRecord))],
-            unwritten=[] if resumed else self._first_records(workspace),
-            drain=self._context.drain,
-            newest_policy=self._context.newest_policy,
-            max_policy_lag=None if self._on_stale is OnStale.KEEP else self._max_policy_lag,
-            plugins=self._plugins,
-            observer=self._context.observer,
-            snapshots=Snapshots(self._context.snapshots, self._context.job.spec.sandbox.snapshot_every_turns, replay),
-            checkpoints=self._checkpoints,
-            moved=self._moved,
+            log=AttemptLog(self._journal, recorded, self._first_unwritten(workspace, recorded)),
+            oversight=self._oversight(),
+            keeping=Keeping(snapshots, self._checkpoints, self._moved),
         )
 
     async def _change_task(self) -> None:
@@ -315,29 +309,6 @@ class Attempt:
         self._seconds["boot"] = seconds = time.perf_counter() - started
         self._context.observer(WorkspaceAcquired(self._rollout.index, seconds))
         return workspace
-
-    async def _store_artifacts(self, workspace: Workspace, stop: StopRecord) -> tuple[StopRecord, ArtifactsRecord]:
-        """Store what grading needs. Where the policy made that impossible, it is its own ResourceLimit."""
-        task, verifier = self._rollout.task, self._context.job.spec.verifier_of(self._rollout.task)
-        if task.verifier is None or verifier.mode is VerifierMode.SHARED:
-            return stop, ArtifactsRecord(time=time.time())
-        try:
-            turn = self._work.turn + 2 if self._work else 0
-            await workspace.kill_all(key=f"{turn}:end-agent")
-            if failed := await collect(task, workspace, turn):
-                stop = stop.model_copy(update={"message": "; ".join(filter(None, (stop.message, failed)))})
-            stored = await self._journal.store_artifacts(
-                workspace.tar(task.verifier.artifacts_folder or "."),
-                limit=int(quantity_value(verifier.artifacts_limit)),
-            )
-        except (ArtifactsTooLarge, WorkspaceLimit) as error:
-            message = stop.message if stop.stop_reason is StopReason.RESOURCE_LIMIT else str(error)
-            over = stop.model_copy(update={"stop_reason": StopReason.RESOURCE_LIMIT, "message": message})
-            return over, ArtifactsRecord(time=time.time())
-        except FileError as error:
-            gone = f"the working directory cannot be packed: {error.message}"
-            return stop.model_copy(update={"message": stop.message or gone}), ArtifactsRecord(time=time.time())
-        return stop, stored
 
     async def _grade_and_seal(self, stop: StopRecord, artifacts: ArtifactsRecord) -> Result:
         started = time.perf_counter()
@@ -378,7 +349,8 @@ class Attempt:
         )
 
     async def _reattach_for_grading(self) -> Workspace:
-        attempt = next(record for record in reversed(self._records) if isinstance(record, AttemptRecord))
+        attempt = _first(reversed(self._records), AttemptRecord)
+        assert attempt is not None  # an agent has worked in it
         self._workspace = await self._provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
         return self._workspace
 
@@ -437,3 +409,7 @@ class Attempt:
 
     def _all_records(self) -> list[Record]:
         return [*self._records, *(self._work.records if self._work is not None else [])]
+
+
+def _first(records: Iterable[Record], form: type[R]) -> R | None:
+    return next((record for record in records if isinstance(record, form)), None)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from agent_runtime.agents.base import Agent, Stop
+from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
+from agent_runtime.engine.attempt_log import AttemptLog
 from agent_runtime.engine.branching import Origin
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
 from agent_runtime.engine.turns import Turns
@@ -28,7 +30,6 @@ from agent_runtime.sandboxes.base import (
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, prepare
 from agent_runtime.tools.base import Tool, ToolContext
 from agent_runtime.tools.dispatch import dispatch
-from agent_runtime.tools.schema import openai_definition
 from rollout_api.model import Sampling
 from rollout_api.records import (
     BranchRecord,
@@ -111,19 +112,14 @@ class Branching:
     async def _run_again(self, workspace: Workspace, after: int) -> list[str]:
         """Run the tool calls after that turn; what differs from the record. Raises SandboxFailure."""
         origin, rerun = self.origin, Rerun(self.origin.task, self._tools, workspace, after)
+        again = Rollout(index=origin.index, group=0, member=0, task=origin.task, seed=0)
         turns = Turns(
-            task=origin.task,
-            spec=self._job.spec.agent,
-            sampling=Sampling(),
-            seed=0,
-            index=origin.index,
-            member=0,
+            Assignment(again, self._job.spec.agent, Sampling()),
             tools=self._tools,
-            definitions=[openai_definition(tool) for tool in self._tools.values()],
             model=_End,
             workspace=workspace,
-            journal=_NoJournal(),
-            replay=origin.prefix,
+            log=AttemptLog(_NoJournal(), origin.prefix),
+            oversight=Oversight(),
             rerun=rerun.run,
         )
         try:

@@ -1,16 +1,15 @@
 """What all rollouts of one run share."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any
 
 from agent_runtime.agents.base import Agent
+from agent_runtime.engine.assignment import Rollout
 from agent_runtime.engine.branching_snapshots import SnapshotStore
 from agent_runtime.engine.branching_state import Branching
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer
-from agent_runtime.engine.seeds import rollout_seed
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.staleness_policy import NewestPolicy
 from agent_runtime.environments.pool import EnvironmentPool
@@ -29,6 +28,18 @@ from rollout_api.sandbox import WORKING_DIR
 from rollout_api.tasks import Task
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """What earlier processes have come to."""
+
+    sealed: Mapping[int, Result] = field(default_factory=dict)
+    """Results by index."""
+    begun: Set[int] = frozenset()
+    """Rollouts of which an attempt was claimed."""
+    told_groups: Set[int] = frozenset()
+    """Groups of whose end plugins have been told."""
+
+
 @dataclass
 class RunContext:
     """One run of one job in this process. `model` may be replaced while it runs; a call takes the one of its moment."""
@@ -39,15 +50,14 @@ class RunContext:
     make_agent: Callable[[], Agent] | None
     """None where a program in the workspace is the agent."""
     tools: Mapping[str, Tool]
+    server_keys: Mapping[str, str]
+    """Keys of MCP servers, by name."""
     model: Model | None
     observer: Observer
     runner: str
     snapshots: SnapshotStore
     """Where snapshots of workspaces go."""
-    sealed: Mapping[int, Result]
-    """Results that earlier processes sealed, by index."""
-    begun: Set[int] = frozenset()
-    """Rollouts of which an earlier process has claimed an attempt."""
+    earlier: Earlier = field(default_factory=Earlier)
     shard: Shard = WHOLE_JOB
     drain: Drain = field(default_factory=Drain)
     newest_policy: NewestPolicy = field(default_factory=NewestPolicy)
@@ -61,15 +71,6 @@ class RunContext:
     finished: bool = False
     """Nothing is left to be gone on with: live sandboxes need not wait for another process."""
 
-    def __post_init__(self) -> None:
-        self.tool_definitions: Sequence[Mapping[str, Any]] = [
-            {
-                "type": "function",
-                "function": {"name": name, "description": tool.description, "parameters": dict(tool.parameters)},
-            }
-            for name, tool in self.tools.items()
-        ]
-
     def current_model(self) -> Model | None:
         """The model that answers from now on."""
         return self.model
@@ -78,7 +79,7 @@ class RunContext:
         """What the plugins have to do with a group."""
         return GroupPlugins(self.plugins, GroupInfo(number, task, self.job.spec.group_size), self.record.folder)
 
-    def plugins_of_attempt(self, rollout: "Rollout", attempt: int) -> RolloutPlugins:
+    def plugins_of_attempt(self, rollout: Rollout, attempt: int) -> RolloutPlugins:
         """What the plugins have to do with an attempt."""
         info = RolloutInfo(rollout.index, rollout.group, rollout.member, attempt, rollout.seed, rollout.task)
         return RolloutPlugins(self.plugins, info, self.record.folder)
@@ -86,26 +87,6 @@ class RunContext:
     def provider_for(self, task: Task) -> SandboxProvider:
         """Where the workspaces of that task's rollouts come from."""
         return self.provider if task.needs_sandbox else NoSandboxes()
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One trajectory to be made: a member of a task's group."""
-
-    index: int
-    group: int
-    member: int
-    task: Task
-    seed: int
-    batch: str | None = None
-    """Label that its group was submitted with."""
-
-    @classmethod
-    def of(cls, job: RolloutJob, group: int, member: int, task: Task, batch: str | None = None) -> "Rollout":
-        """The rollout of that member; its seed follows from the job's."""
-        index = group * job.spec.group_size + member
-        seed = rollout_seed(job.spec.seed, index)
-        return cls(index=index, group=group, member=member, task=task, seed=seed, batch=batch)
 
 
 def workspace_spec(job: RolloutJob, rollout: Rollout) -> WorkspaceSpec:

@@ -1,8 +1,10 @@
 """Grading an attempt: in a new workspace into which only its artifacts go, or, forgeable, in the agent's own."""
 
 import posixpath
+import time
 from collections.abc import AsyncIterator, Callable
 
+from agent_runtime.recording.journal import ArtifactsTooLarge, Journal
 from agent_runtime.sandboxes.base import (
     Fence,
     FileError,
@@ -16,9 +18,10 @@ from agent_runtime.verification.artifacts import carry_rule, dropped_names, list
 from agent_runtime.verification.deletions import deleted_paths
 from agent_runtime.verification.grade import CommandWatch, VerifierUnavailable, grade
 from agent_runtime.verification.tar_filter import BrokenTar, Dropped, Member, filter_tar
-from rollout_api.records import Verdict
+from rollout_api.base import quantity_value
+from rollout_api.records import ArtifactsRecord, StopReason, StopRecord, Verdict
 from rollout_api.rollout_job import Verifier
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, VerifierMode
 
 GRADING_TURN = 1_000_000
 """Turn of the idempotency keys of a grading: above every turn of an agent, so that no watermark forgets them."""
@@ -54,6 +57,29 @@ async def collect(task: Task, workspace: Workspace, turn: int) -> str | None:
             output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
             return f"verifier.collect[{number}] failed with {result.cause or result.exit_code}: {output}"
     return None
+
+
+async def store_artifacts(
+    task: Task, verifier: Verifier, workspace: Workspace, journal: Journal, stop: StopRecord, *, key_turn: int
+) -> tuple[StopRecord, ArtifactsRecord]:
+    """Store what grading needs, the agent's processes ended. Where the policy made that impossible, the stop says so."""
+    nothing = ArtifactsRecord(time=time.time())
+    if task.verifier is None or verifier.mode is VerifierMode.SHARED:
+        return stop, nothing
+    try:
+        await workspace.kill_all(key=f"{key_turn}:end-agent")
+        if failed := await collect(task, workspace, key_turn):
+            stop = stop.model_copy(update={"message": "; ".join(filter(None, (stop.message, failed)))})
+        stored = await journal.store_artifacts(
+            workspace.tar(task.verifier.artifacts_folder or "."), limit=int(quantity_value(verifier.artifacts_limit))
+        )
+    except (ArtifactsTooLarge, WorkspaceLimit) as error:
+        message = stop.message if stop.stop_reason is StopReason.RESOURCE_LIMIT else str(error)
+        return stop.model_copy(update={"stop_reason": StopReason.RESOURCE_LIMIT, "message": message}), nothing
+    except FileError as error:
+        gone = f"the working directory cannot be packed: {error.message}"
+        return stop.model_copy(update={"message": stop.message or gone}), nothing
+    return stop, stored
 
 
 async def grade_artifacts(

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_runtime.engine.abort_policy import abort_reason
+from agent_runtime.engine.assignment import Rollout
 from agent_runtime.engine.completion_policy import GroupState, plan_group
-from agent_runtime.engine.context import Rollout, RunContext
+from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import GroupFinished, RolloutSealed
 from agent_runtime.engine.rollout import RolloutRun
 from agent_runtime.plugins.of_group import STOPPED, GroupPlugins
@@ -45,7 +46,7 @@ class Groups:
         self._at_work: set[asyncio.Task[None]] = set()
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with what ended a rollout from outside: the run cannot go on."""
-        self.results: dict[int, Result] = dict(context.sealed)
+        self.results: dict[int, Result] = dict(context.earlier.sealed)
         """All sealed results by index."""
         self._outcomes = Counter(result.outcome for result in self.results.values())
 
@@ -59,6 +60,7 @@ class Groups:
             await group.plugins.begin()
             await group.plugins.judge(group.results)
         if self._apply_plan(group):
+            await self._tell_plugins(group)
             await self._finish(group)
         for member in waiting:
             await self._unless_failed(self._places.acquire())
@@ -107,11 +109,18 @@ class Groups:
             raise JobAborted(reason)
         if self._apply_plan(group):
             await self._context.provider.forget_group(f"g{group.number}")
-            await group.plugins.end(self._results_of(group))
+            await self._tell_plugins(group)
             await self._finish(group)
 
     def _results_of(self, group: _Group) -> tuple[Result, ...]:
         return tuple(group.results[member] for member in range(self._size))
+
+    async def _tell_plugins(self, group: _Group) -> None:
+        """Tell them that the group has ended, unless an earlier process has: it is noted when they were told."""
+        context = self._context
+        if context.plugins.have("after_group") and group.number not in context.earlier.told_groups:
+            await group.plugins.end(self._results_of(group))
+            await context.record.note_told(group.number)
 
     async def _finish(self, group: _Group) -> None:
         results = tuple(with_group_advantages(self._results_of(group), self._context.job.spec.reward))

@@ -1,13 +1,14 @@
 """The MCP servers of an attempt, for those jobs that have any: only they need the SDK."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
+from agent_runtime.models.api_key import NoKey, read_api_key
 from agent_runtime.models.extensions import ExtensionError
 from agent_runtime.sandboxes.base import SandboxFailure, Workspace
 from agent_runtime.tools.base import Tool
-from agent_runtime.tools.schema import openai_definition
+from rollout_api.keys import mcp_key_variable
 from rollout_api.records import AttemptRecord, McpRecord, Record
 from rollout_api.rollout_job import Agent as AgentSpec
 
@@ -15,25 +16,39 @@ if TYPE_CHECKING:
     from agent_runtime.tools.mcp.servers import McpServers
 
 
-def require_sdk(spec: AgentSpec) -> None:
-    """Raise ExtensionError where the servers of a job could not be asked."""
-    if spec.mcp_servers:
-        try:
-            import mcp.client.session  # noqa: F401
-        except ImportError as error:
-            raise ExtensionError(
-                f"agent.mcpServers needs the MCP SDK ({error}): pip install 'agent-rollouts[mcp]'"
-            ) from None
+def server_keys(spec: AgentSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Keys of the servers that want one, by name. Raises ExtensionError where the servers of a job could not be asked."""
+    if not spec.mcp_servers:
+        return {}
+    try:
+        import mcp.client.session  # noqa: F401
+    except ImportError as error:
+        raise ExtensionError(
+            f"agent.mcpServers needs the MCP SDK ({error}): pip install 'agent-rollouts[mcp]'"
+        ) from None
+    try:
+        return {
+            server.name: read_api_key(
+                server.api_key_from,
+                environ,
+                mcp_key_variable(server.name),
+                f"agent.mcpServers {server.name}.apiKeyFrom",
+            )[0]
+            for server in spec.mcp_servers
+            if server.api_key_from is not None
+        }
+    except NoKey as error:
+        raise ExtensionError(str(error)) from None
 
 
 class AttemptTools:
     """The tools of one attempt: those of the manifest, and those of its MCP servers."""
 
-    def __init__(self, spec: AgentSpec, tools: Mapping[str, Tool], definitions: Sequence[Mapping[str, Any]]) -> None:
-        self.tools, self.definitions = dict(tools), list(definitions)
+    def __init__(self, spec: AgentSpec, tools: Mapping[str, Tool], server_keys: Mapping[str, str]) -> None:
+        self.tools = dict(tools)
         self.introduced: list[McpRecord] = []
         self._servers: McpServers | None = None
-        self._spec = spec
+        self._spec, self._server_keys = spec, server_keys
 
     async def open(self, workspace: Workspace, recorded: Sequence[Record], command_seconds: float) -> None:
         """Have the servers introduce themselves, unless an earlier runner has. Raises SandboxFailure."""
@@ -41,7 +56,7 @@ class AttemptTools:
             return
         from agent_runtime.tools.mcp.servers import McpServers
 
-        self._servers = McpServers(self._spec.mcp_servers)
+        self._servers = McpServers(self._spec.mcp_servers, self._server_keys)
         earlier = [record for record in recorded if isinstance(record, AttemptRecord)]
         if earlier:
             self.introduced = earlier[-1].mcp
@@ -53,7 +68,6 @@ class AttemptTools:
             if tool.name in self.tools:
                 raise SandboxFailure("McpServerFailed", f"two tools are named {tool.name!r}; drop one of them")
             self.tools[tool.name] = tool
-            self.definitions.append(openai_definition(tool))
 
     async def close(self) -> None:
         """Leave the servers."""

@@ -10,10 +10,10 @@ from agent_runtime.agents.registry import find_agent
 from agent_runtime.engine.branching import fixed_origins
 from agent_runtime.engine.branching_snapshots import snapshot_store
 from agent_runtime.engine.branching_state import branchings
-from agent_runtime.engine.context import RunContext
+from agent_runtime.engine.context import Earlier, RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
-from agent_runtime.engine.mcp import require_sdk
+from agent_runtime.engine.mcp import server_keys
 from agent_runtime.engine.run_folder import run_folder
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.steps import NOT_FOR_PROGRAMS
@@ -30,7 +30,6 @@ from agent_runtime.sandboxes.factory import open_provider
 from agent_runtime.sandboxes.nowhere import NoSandboxes
 from agent_runtime.tasks import TaskProblem, TaskSourceError
 from agent_runtime.tools.registry import open_tools
-from rollout_api.records import Result
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
@@ -77,7 +76,7 @@ async def open_run(
     if is_command and (stepped := next((task.name for task in tasks if task.steps), None)) is not None:
         raise TaskSourceError([TaskProblem(f"task {stepped}", None, NOT_FOR_PROGRAMS)])
     make_agent = None if is_command else find_agent(job.spec.agent.type)
-    require_sdk(job.spec.agent)
+    keys = server_keys(job.spec.agent, surroundings.environ)
     tools = open_tools([] if is_command else job.spec.agent.tools)
     plugins = Plugins.open(
         job.spec.plugins,
@@ -95,53 +94,71 @@ async def open_run(
         environments = EnvironmentPool()
         stack.push_async_callback(environments.close)
         await check_environments(tasks, job.spec.agent, environments)
-        model = surroundings.model
-        if model is None and job.spec.model is not None and job.spec.agent.type not in AGENTS_WITHOUT_MODEL:
-            model = open_model(job.spec.model, surroundings.environ)
-            stack.push_async_callback(model.close)
-        if model is not None:
-            await model.check()
-            refuse_text_only(job, model)
+        model = await _checked_model(job, surroundings, stack)
         record = await JobRecord.open(store, job, tasks, new=new)
-        provider = surroundings.provider
-        if tasks and not any(task.needs_sandbox for task in tasks):
-            provider = NoSandboxes()
-        if provider is None or isinstance(provider, Provider):
-            placed = job.spec.model_copy(update={"output": job.spec.output.model_copy(update={"uri": uri})})
-            provider = open_provider(placed, run_folder(record.uid), provider, base_dir=surroundings.base_dir)
-        await provider.open()
-        shard, size = surroundings.shard, job.spec.group_size
-        sealed: dict[int, Result] = {}
-        begun: set[int] = set()
-        if record.resumed:
-            seals = await record.seals(lambda index: shard.has(index // size))
-            sealed, begun = {index: seal.result for index, seal in seals.items()}, await record.begun()
+        provider = await _open_provider(job, tasks, surroundings, uri, record)
+        earlier = await _read_earlier(record, surroundings.shard, job.spec.group_size, plugins)
         if record.resumed:
             # What an earlier process was grading is graded again; what it had sealed needs no workspace any more.
             await provider.sweep(
-                lambda attempt, name: name.split(".")[0] != "agent" or int(attempt.split("-")[0]) in sealed
+                lambda attempt, name: name.split(".")[0] != "agent" or int(attempt.split("-")[0]) in earlier.sealed
             )
         origins = await fixed_origins(record, tasks, surroundings.base_dir, surroundings.environ)
-        layers = Layers(store, record.store)
         context = RunContext(
             job=job,
             record=record,
             provider=provider,
             make_agent=make_agent,
             tools=tools,
+            server_keys=keys,
             model=model,
             observer=observer,
             runner=socket.gethostname(),
-            sealed=sealed,
-            begun=begun,
-            shard=shard,
+            earlier=earlier,
+            shard=surroundings.shard,
             drain=surroundings.drain,
             plugins=plugins,
             environments=environments,
-            snapshots=snapshot_store(layers, job.spec.sandbox),
+            snapshots=snapshot_store(Layers(store, record.store), job.spec.sandbox),
             origins=branchings(origins, job, make_agent, tools, store, surroundings.environ),
         )
         try:
             yield context
         finally:
             await provider.close(keep=not context.finished)
+
+
+async def _checked_model(job: RolloutJob, surroundings: Surroundings, stack: contextlib.AsyncExitStack) -> Model | None:
+    """The model, of which it is known that it answers; the stack closes it. None where the agent needs none."""
+    model = surroundings.model
+    if model is None and job.spec.model is not None and job.spec.agent.type not in AGENTS_WITHOUT_MODEL:
+        model = open_model(job.spec.model, surroundings.environ)
+        stack.push_async_callback(model.close)
+    if model is not None:
+        await model.check()
+        refuse_text_only(job, model)
+    return model
+
+
+async def _open_provider(
+    job: RolloutJob, tasks: Sequence[Task], surroundings: Surroundings, uri: str, record: JobRecord
+) -> SandboxProvider:
+    provider = surroundings.provider
+    if tasks and not any(task.needs_sandbox for task in tasks):
+        provider = NoSandboxes()
+    if provider is None or isinstance(provider, Provider):
+        placed = job.spec.model_copy(update={"output": job.spec.output.model_copy(update={"uri": uri})})
+        provider = open_provider(placed, run_folder(record.uid), provider, base_dir=surroundings.base_dir)
+    await provider.open()
+    return provider
+
+
+async def _read_earlier(record: JobRecord, shard: Shard, group_size: int, plugins: Plugins) -> Earlier:
+    if not record.resumed:
+        return Earlier()
+    seals = await record.seals(lambda index: shard.has(index // group_size))
+    return Earlier(
+        sealed={index: seal.result for index, seal in seals.items()},
+        begun=await record.begun(),
+        told_groups=await record.told_groups() if plugins.have("after_group") else frozenset(),
+    )

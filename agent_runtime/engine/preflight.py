@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_runtime.engine.context import Rollout, workspace_spec
+from agent_runtime.engine.assignment import Rollout
+from agent_runtime.engine.context import workspace_spec
 from agent_runtime.engine.opening import Surroundings
 from agent_runtime.sandboxes.base import Fence, SandboxProvider, WorkspaceSpec
 from agent_runtime.sandboxes.factory import open_provider

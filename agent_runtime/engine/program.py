@@ -10,21 +10,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from agent_runtime.engine.agent_clock import AgentClock
+from agent_runtime.engine.assignment import Assignment, Oversight
 from agent_runtime.engine.attempt_model import AttemptModel
-from agent_runtime.engine.drain import Drain
-from agent_runtime.engine.events import Observer, TurnEnded
+from agent_runtime.engine.events import TurnEnded
 from agent_runtime.engine.program_policy import CALLS_A_TURN, PROMPT_FILE, Ended, doubtful_turn, filled, stop_of
-from agent_runtime.engine.staleness_policy import NewestPolicy, StalePolicy, numbers, stale_message, versions_of
+from agent_runtime.engine.staleness_policy import StalePolicy
 from agent_runtime.engine.workspace_model import WorkspaceModel, serve_model
 from agent_runtime.models.base import Model
-from agent_runtime.plugins.of_rollout import RolloutPlugins
 from agent_runtime.proxy.limits import Exhausted, Limits
 from agent_runtime.proxy.session import Session, SessionJournal
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure, Workspace, WorkspaceLimit
 from rollout_api.model import Sampling
 from rollout_api.records import IntentRecord, Record, ResponseRecord, StopReason
-from rollout_api.rollout_job import Agent as AgentSpec
-from rollout_api.tasks import Task
 
 PROGRAM_KEY = "1:agent"
 _PROMPT_PATH = "/tmp/.rollout/prompt.md"
@@ -43,39 +40,33 @@ class Program:
 
     def __init__(
         self,
+        assignment: Assignment,
         *,
-        task: Task,
-        spec: AgentSpec,
-        sampling: Sampling,
-        seed: int,
-        index: int,
-        member: int,
         session: str,
         model: Callable[[], Model],
         workspace: Workspace,
         journal: SessionJournal,
         recorded: Sequence[Record],
         unwritten: Sequence[Record],
-        drain: Drain,
-        newest_policy: NewestPolicy,
-        max_policy_lag: int | None,
-        observer: Observer,
-        plugins: RolloutPlugins,
+        oversight: Oversight,
     ) -> None:
         self.records: list[Record] = [*recorded, *unwritten]
         """The attempt's records so far, journaled or about to be."""
         self.turn = max((r.turn for r in recorded if isinstance(r, IntentRecord)), default=-1)
         self.died_in_tool_call = False
         """The sandbox was lost while the program ran in it."""
-        self._task, self._spec, self._sampling, self._seed = task, spec, sampling, seed
-        self._index, self._member, self._session = index, member, session
-        self._workspace, self._journal, self._observer = workspace, journal, observer
-        self._unwritten, self._plugins = list(unwritten), plugins
-        self._drain, self._newest_policy, self._max_policy_lag = drain, newest_policy, max_policy_lag
+        self._rollout, self._task, self._spec = assignment.rollout, assignment.rollout.task, assignment.agent
+        self._sampling, self._session = assignment.sampling, session
+        self._workspace, self._journal, self._unwritten = workspace, journal, list(unwritten)
+        self._drain, self._observer, self._plugins = oversight.drain, oversight.observer, oversight.plugins
+        self._policy_lag = oversight.policy_lag
+        for record in recorded:
+            if isinstance(record, ResponseRecord):
+                self._policy_lag.see(record.policy_spans)
         self._doubtful_turn = doubtful_turn(recorded)
         used = (r.agent_seconds for r in reversed(recorded) if isinstance(r, IntentRecord) and r.agent_seconds)
         self._clock = AgentClock(asyncio.get_running_loop().time(), next(used, 0.0))
-        self._model = AttemptModel(model, f"group-{index - member}", self._clock, drain)
+        self._model = AttemptModel(model, assignment.model_group, self._clock, self._drain)
         self._cut_short: asyncio.Future[tuple[StopReason, str]] = asyncio.get_running_loop().create_future()
         """What ends the attempt while the program still runs: a limit, or a failure that it must not see as its own."""
 
@@ -109,6 +100,8 @@ class Program:
                 self._answered(record)
 
     async def _tell_plugins(self, records: Sequence[Record]) -> None:
+        if self._plugins is None:
+            return
         for record in records:
             if isinstance(record, ResponseRecord):
                 await self._plugins.saw(record)
@@ -128,7 +121,8 @@ class Program:
         try:
             async with serve_model(
                 self._workspace, self._model, self, list(self.records), session=self._session, task=self._task.name,
-                member=self._member, seed=self._seed, sampling=fixed, limits=limits, on_over_budget=self._over_budget,
+                member=self._rollout.member, seed=self._rollout.seed, sampling=fixed, limits=limits,
+                on_over_budget=self._over_budget,
             ) as access:  # fmt: skip
                 return await self._beside(self._work(access), access.session)
         except WorkspaceLimit as limit:
@@ -139,9 +133,7 @@ class Program:
 
     def refuse_if_stale(self) -> None:
         """Raise StalePolicy where more work on this rollout would be for nothing."""
-        first = next(iter(versions_of(self.records)), None)
-        if message := stale_message(first, self._newest_policy.version, self._max_policy_lag):
-            raise StalePolicy(message)
+        self._policy_lag.refuse_if_stale()
 
     async def _beside(self, work: Coroutine[Any, Any, CommandResult], session: Session) -> tuple[StopReason, str]:
         """What comes first: the program's own end, a limit, or a failure."""
@@ -219,8 +211,8 @@ class Program:
         await self._drain.park()
 
     def _answered(self, response: ResponseRecord) -> None:
-        self._newest_policy.see(numbers(response.policy_spans))
-        self._observer(TurnEnded(self._index, response.turn, response.seconds, response.usage, replayed=False))
+        self._policy_lag.see(response.policy_spans)
+        self._observer(TurnEnded(self._rollout.index, response.turn, response.seconds, response.usage, replayed=False))
         try:
             self.refuse_if_stale()
         except StalePolicy as stale:

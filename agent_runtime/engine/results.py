@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_runtime.engine.context import Rollout
+from agent_runtime.engine.assignment import Rollout
 from agent_runtime.recording.branches import branch_of, token_forks
 from agent_runtime.recording.results import in_order
 from rollout_api.records import (

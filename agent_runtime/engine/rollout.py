@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
+from agent_runtime.engine.assignment import Rollout
 from agent_runtime.engine.attempt import Attempt
 from agent_runtime.engine.attempts_policy import BlamePolicy, GiveUp, after_failures
-from agent_runtime.engine.context import Rollout, RunContext
+from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import AttemptFailed
 from agent_runtime.recording.journal import read_attempt
 from rollout_api.records import FailedRecord, Outcome, Result
@@ -22,7 +23,7 @@ class RolloutRun:
 
     async def run(self) -> Result:
         """The rollout's sealed result. Cancelling it leaves everything as it is, to be resumed or sealed by `cancel`."""
-        if self._rollout.index in self._context.begun:
+        if self._rollout.index in self._context.earlier.begun:
             await self._read_earlier_attempts()
         while True:
             await self._context.drain.gate()

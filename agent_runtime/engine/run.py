@@ -63,10 +63,10 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
             folder=record.folder,
             uri=record.store.uri,
             total=total,
-            sealed=len(context.sealed),
-            resumed=bool(context.begun or context.sealed),
+            sealed=len(context.earlier.sealed),
+            resumed=bool(context.earlier.begun or context.earlier.sealed),
             warnings=(*map(str, loaded.warnings), *context.provider.warnings, *context.plugins.warnings),
-            results=tuple(context.sealed.values()),
+            results=tuple(context.earlier.sealed.values()),
         )
     )
     stream = StreamFeed(context) if streamed else None

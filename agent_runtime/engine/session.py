@@ -20,7 +20,7 @@ from agent_runtime.recording.reader import sealed_tokens
 from agent_runtime.recording.stream import StreamRecord
 from agent_runtime.sandboxes.base import SandboxProvider
 from rollout_api.model import ModelSpec
-from rollout_api.records import Record, Result
+from rollout_api.records import Record, Result, Seal
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
@@ -74,7 +74,7 @@ class RolloutSession:
         """Models that `use_model` opened; calls may still be under way at those that were replaced."""
         self._fed: set[int] = set()
         self._next = 0
-        self._closed = False
+        self._closed = self._abandoned = False
 
     async def __aenter__(self) -> Self:
         """Open storage, sandboxes and model, and go on with what an earlier session left."""
@@ -94,7 +94,7 @@ class RolloutSession:
         await self._groups.stop()
         for model in self._models:
             await model.close()
-        self._context.finished = not self._unfinished
+        self._context.finished = self._abandoned or not self._unfinished
         await self._run.__aexit__(kind, error, traceback)
 
     async def submit(self, task: Task, label: str | None = None) -> int:
@@ -117,6 +117,28 @@ class RolloutSession:
         await self._stream.close()
         if not self._unfinished:
             self._finished.put_nowait(None)
+
+    async def abandon(self, reason: str, message: str) -> None:
+        """Give the run up: its work ends here, is not gone on with, and its sandboxes go when the session is left."""
+        self._abandoned = True
+        for task in self._starting:
+            task.cancel()
+        await self._groups.stop()
+        await self._context.record.abort(reason, message)
+
+    @property
+    def submitted(self) -> int:
+        """Groups that were submitted, by earlier sessions too."""
+        return self._next
+
+    @property
+    def uri(self) -> str:
+        """Where the run is recorded."""
+        return self._context.record.store.uri
+
+    async def seals(self) -> dict[int, Seal]:
+        """The sealed rollouts, with their verdicts, by index."""
+        return await self._context.record.seals()
 
     async def use_model(self, model: ModelSpec | Model) -> None:
         """Let all further model calls go to another model, those of running rollouts included."""

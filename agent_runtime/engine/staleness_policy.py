@@ -40,3 +40,24 @@ class NewestPolicy:
     def see(self, versions: Iterable[int]) -> None:
         """A call was answered by these."""
         self.version = max((*versions, *(() if self.version is None else (self.version,))), default=None)
+
+
+class PolicyLag:
+    """How far one rollout lies behind the newest policy. `most` versions are allowed, any number where it is None."""
+
+    def __init__(self, newest: NewestPolicy | None = None, most: int | None = None) -> None:
+        self._newest, self._most = newest or NewestPolicy(), most
+        self._first: int | None = None
+        """Version of the first token whose version is known."""
+
+    def see(self, spans: Iterable[PolicySpan]) -> None:
+        """A call of the rollout was answered by these."""
+        versions = numbers(spans)
+        self._newest.see(versions)
+        if self._first is None and versions:
+            self._first = versions[0]
+
+    def refuse_if_stale(self) -> None:
+        """Raise StalePolicy where more work on this rollout would be for nothing."""
+        if message := stale_message(self._first, self._newest.version, self._most):
+            raise StalePolicy(message)

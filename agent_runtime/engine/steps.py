@@ -33,15 +33,9 @@ class InSteps:
     """Implements Agent: the job's own agent, made anew for each step of the task, each step graded where it was worked."""
 
     def __init__(
-        self,
-        make: Callable[[], Agent],
-        spec: RolloutJobSpec,
-        workspace: Workspace,
-        *,
-        epoch: int,
-        watch: CommandWatch | None = None,
+        self, make: Callable[[], Agent], spec: RolloutJobSpec, *, epoch: int, watch: CommandWatch | None = None
     ) -> None:
-        self._make, self._spec, self._workspace, self._epoch, self._watch = make, spec, workspace, epoch, watch
+        self._make, self._spec, self._epoch, self._watch = make, spec, epoch, watch
         self._at_work: tuple[int, TaskStep, Task] | None = None
         """The step that has begun and has no verdict yet."""
 
@@ -79,7 +73,7 @@ class InSteps:
         async def grade() -> StepRecord:
             verdict = None
             if step.verifier is not None:
-                verdict = await context.beside_turns(self._grade_and_clear(number, task))
+                verdict = await context.beside_turns(self._grade_and_clear(context.workspace, number, task))
             return StepRecord(time=time.time(), step=step.name, verdict=verdict, ended=True)
 
         verdict = (await context.recorded_once(grade)).verdict
@@ -88,35 +82,35 @@ class InSteps:
 
     async def _begin(self, context: Turns, number: int, step: TaskStep, task: Task) -> None:
         async def prepare() -> StepRecord:
-            await context.beside_turns(self._prepare(f"{max(context.turn, 0) + 1}:step-{number}", step, task))
+            key = f"{max(context.turn, 0) + 1}:step-{number}"
+            await context.beside_turns(_prepare(context.workspace, key, step, task))
             return StepRecord(time=time.time(), step=step.name)
 
         await context.recorded_once(prepare)
 
-    async def _prepare(self, key: str, step: TaskStep, task: Task) -> None:
-        for number, file in enumerate(step.files):
-            await self._workspace.write(
-                file.path, file.data(), key=f"{key}.file-{number}", mode=file.mode, replace=True
-            )
-        seconds = task.timeouts.setup_seconds
-        for number, command in enumerate(step.setup):
-            result = await self._workspace.run(command, key=f"{key}.setup-{number}", deadline_seconds=seconds)
-            if not result.ok:
-                output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
-                ending = result.cause or f"exit code {result.exit_code}"
-                raise SetupFailed(f"step {step.name}: setup[{number}] ended with {ending}: {output}")
-
-    async def _grade_and_clear(self, number: int, task: Task) -> Verdict:
+    async def _grade_and_clear(self, workspace: Workspace, number: int, task: Task) -> Verdict:
         rules = self._spec.verifier_of(task)
-        verdict = await grade_in_place(task, rules, self._workspace, epoch=self._epoch, step=number, watch=self._watch)
+        verdict = await grade_in_place(task, rules, workspace, epoch=self._epoch, step=number, watch=self._watch)
         key = f"{GRADING_TURN + self._epoch * TURNS_PER_EPOCH + number}:clear"
         try:
             for place, path in enumerate(traces(task)):
-                await self._workspace.remove(path, key=f"{key}-{place}")
-            await self._workspace.enter("agent", key=f"{key}-enter")
+                await workspace.remove(path, key=f"{key}-{place}")
+            await workspace.enter("agent", key=f"{key}-enter")
         except WorkspaceLimit:
             pass  # the next call of the agent meets it, and ends as ResourceLimit
         return verdict
+
+
+async def _prepare(workspace: Workspace, key: str, step: TaskStep, task: Task) -> None:
+    for number, file in enumerate(step.files):
+        await workspace.write(file.path, file.data(), key=f"{key}.file-{number}", mode=file.mode, replace=True)
+    seconds = task.timeouts.setup_seconds
+    for number, command in enumerate(step.setup):
+        result = await workspace.run(command, key=f"{key}.setup-{number}", deadline_seconds=seconds)
+        if not result.ok:
+            output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
+            ending = result.cause or f"exit code {result.exit_code}"
+            raise SetupFailed(f"step {step.name}: setup[{number}] ended with {ending}: {output}")
 
 
 def task_of_step(task: Task, step: TaskStep) -> Task:

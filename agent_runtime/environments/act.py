@@ -49,6 +49,7 @@ class Act:
     runs_in: Literal["Runner"] = "Runner"
     idempotent = True
     """An action that is not journaled is taken anew, after those that are."""
+    takes_agents_time = False
 
     def __init__(self, task: Task, host: EnvironmentHost, start: Beginning, recorded: Sequence[Record] = ()) -> None:
         assert task.environment is not None

@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 
 from agent_runtime.models.anthropic_endpoint import AnthropicEndpoint
+from agent_runtime.models.api_key import NoKey, read_api_key
 from agent_runtime.models.base import Model, ModelConfigError
 from agent_runtime.models.extensions import ExtensionError, load_object
 from agent_runtime.models.function import FunctionModel
 from agent_runtime.models.scripted import ScriptedModel
 from agent_runtime.models.vllm.server import VllmServer
+from rollout_api.keys import MODEL_KEY_VARIABLE
 from rollout_api.model import Endpoint, EndpointApi, ModelSpec
-
-SECRET_KEY_VARIABLE = "ROLLOUT_MODEL_API_KEY"
-"""Runner pods get the key of `apiKeyFrom.secretKeyRef` in this variable."""
 
 
 def open_model(spec: ModelSpec, environ: Mapping[str, str]) -> Model:
@@ -43,19 +42,9 @@ def open_model(spec: ModelSpec, environ: Mapping[str, str]) -> Model:
 
 def _api_key(endpoint: Endpoint, environ: Mapping[str, str]) -> tuple[str | None, str]:
     """The key, and where it was read, for error messages."""
-    source = endpoint.api_key_from
-    if source is None:
+    if endpoint.api_key_from is None:
         return None, "nowhere (endpoint.apiKeyFrom is not set)"
-    if source.env is not None:
-        variable, origin = source.env, f"environment variable {source.env}"
-        advice = "set it"
-    else:
-        secret = source.secret_key_ref
-        assert secret is not None  # ApiKeySource has exactly one of the two
-        variable, origin = SECRET_KEY_VARIABLE, f"key {secret.key} of Secret {secret.name}"
-        advice = "a Secret is read in a cluster only; here use apiKeyFrom.env"
-    # Line breaks come with keys that were pasted or read from files; HTTP headers cannot have them.
-    api_key = environ.get(variable, "").strip()
-    if not api_key:
-        raise ModelConfigError("NoKey", f"endpoint.apiKeyFrom: {origin} is not there or empty; {advice}")
-    return api_key, origin
+    try:
+        return read_api_key(endpoint.api_key_from, environ, MODEL_KEY_VARIABLE, "endpoint.apiKeyFrom")
+    except NoKey as error:
+        raise ModelConfigError("NoKey", str(error)) from None

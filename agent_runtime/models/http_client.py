@@ -17,9 +17,8 @@ from agent_runtime.models.refusals import error_text, final_refusal, refusal
 from agent_runtime.models.retries import is_transient, retry_delay
 from rollout_api.cluster import POLICY_VERSION_HEADER, SERVER_NOT_READY
 
-CONNECT_SECONDS = (
-    30.0  # a SYN that is dropped would else use up the whole deadline; a call that is accepted may take long
-)
+CONNECT_SECONDS = 30.0
+"""A SYN that is dropped would else use up the whole deadline; a call that is accepted may take long."""
 ERROR_CHARACTERS = 500  # of a server's own words in a message
 
 
@@ -29,7 +28,6 @@ class Answer:
 
     status: int
     payload: Any
-    is_json: bool
 
     @property
     def error(self) -> str:
@@ -118,7 +116,7 @@ class JsonClient:
                         return
                     event = json.loads(content)
                     if isinstance(event, dict) and event.get("error"):
-                        self._raise_for(Answer(_error_status(event), event, True), {})
+                        self._raise_for(Answer(_error_status(event), event), {})
                         raise StreamBroken(f"{self.base_url} ended its stream with {error_text(event)[1]}")
                     yield event
         except ValueError as error:
@@ -266,9 +264,9 @@ def _decoded(status: int, raw: bytes) -> Answer:
         # Half of an emoji, cut off by a token limit: no record and no later request could hold it.
         if b"\\ud" in raw or b"\\uD" in raw:
             payload = _whole_characters(payload)
-        return Answer(status, payload, True)
+        return Answer(status, payload)
     except (ValueError, RecursionError):
-        return Answer(status, raw[:4096].decode(errors="replace"), False)
+        return Answer(status, raw[:4096].decode(errors="replace"))
 
 
 def _whole_characters(value: Any) -> Any:

@@ -30,9 +30,8 @@ class GroupPlugins:
 
     async def end(self, results: Sequence[Result]) -> None:
         """All members are sealed."""
-        if self._plugins.have("after_group"):
-            copies = [self._copy(member, result) for member, result in enumerate(results)]
-            await self._tell("after_group", results=copies)
+        copies = [self._copy(member, result) for member, result in enumerate(results)]
+        await self._tell("after_group", results=copies)
 
     async def judge(self, results: Mapping[int, Result]) -> None:
         """Ask about every number of first members that have ended since; `results` by member."""

@@ -70,10 +70,10 @@ class BadKey(Exception):
     """There is no admin key, or it is none."""
 
 
-def admin_key(file: Path | None, environ: Mapping[str, str]) -> str:
+def admin_key(file: Path | None, environ: Mapping[str, str], variable: str = ADMIN_KEY_VARIABLE) -> str:
     """The key in a file, or else in the environment. Raises BadKey."""
     if file is None:
-        key, where = environ.get(ADMIN_KEY_VARIABLE, "").strip(), f"environment variable {ADMIN_KEY_VARIABLE}"
+        key, where = environ.get(variable, "").strip(), f"environment variable {variable}"
     else:
         try:
             key, where = file.read_text().strip(), str(file)
@@ -81,7 +81,7 @@ def admin_key(file: Path | None, environ: Mapping[str, str]) -> str:
             raise BadKey(f"{file}: {error.strerror}") from error
     if len(key) < LEAST_KEY or not key.isprintable() or " " in key:
         raise BadKey(
-            f"{where}: expected an admin key of at least {LEAST_KEY} characters without spaces, got {len(key)} characters; "
+            f"{where}: expected a key of at least {LEAST_KEY} characters without spaces, got {len(key)} characters; "
             'make one with: python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
         )
     return key
@@ -101,7 +101,7 @@ async def serve_proxy(settings: ProxySettings, key: str, environ: Mapping[str, s
         gc.collect()
         gc.freeze()  # what the program itself is made of
         gc.set_threshold(_GARBAGE_OBJECTS)
-        with _stopped() as stop:
+        with until_stopped() as stop:
             async with standalone_proxy(
                 store, model, key, host=settings.host, port=settings.port, address=address
             ) as proxy:
@@ -115,7 +115,7 @@ async def serve_worker(urls: list[str], key: str, model: Model, name: str) -> No
     """Answer the calls of the proxies at `urls` until SIGTERM or SIGINT. Raises ModelError."""
     try:
         await model.check()
-        with _stopped() as stop:
+        with until_stopped() as stop:
             working = [asyncio.ensure_future(Worker(url, key, model, name).run()) for url in urls]
             stopping = asyncio.ensure_future(stop.wait())
             done, under_way = await asyncio.wait({*working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -129,7 +129,8 @@ async def serve_worker(urls: list[str], key: str, model: Model, name: str) -> No
 
 
 @contextlib.contextmanager
-def _stopped() -> Iterator[asyncio.Event]:
+def until_stopped() -> Iterator[asyncio.Event]:
+    """An event that SIGTERM and SIGINT set while the context is open."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
     for each in signals:
@@ -144,6 +145,6 @@ def _stopped() -> Iterator[asyncio.Event]:
 def log_to_stderr() -> None:
     """This package's log, one line a message."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", force=True)
-    logging.getLogger("agent_runtime.proxy").setLevel(
-        logging.DEBUG if os.environ.get("ROLLOUT_LOG_LEVEL", "").lower() == "debug" else logging.INFO
-    )
+    level = logging.DEBUG if os.environ.get("ROLLOUT_LOG_LEVEL", "").lower() == "debug" else logging.INFO
+    for name in ("agent_runtime.proxy", "agent_runtime.remote"):
+        logging.getLogger(name).setLevel(level)

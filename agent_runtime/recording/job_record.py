@@ -109,6 +109,14 @@ class JobRecord:
         """The attempts of a rollout that were claimed, in order."""
         return await read_attempt_numbers(self.store, index)
 
+    async def note_told(self, group: int) -> None:
+        """Plugins have been told of that group's end."""
+        await self.store.create(f"groups/{group}", b"")
+
+    async def told_groups(self) -> set[int]:
+        """Groups of whose end plugins have been told."""
+        return {int(found.key.rpartition("/")[2]) for found in await self.store.list("groups")}
+
     async def abort(self, reason: str, message: str) -> None:
         """Write why the job has to end. The first reason stands."""
         await self.store.create("abort.json", _json({"reason": reason, "message": message, "time": time.time()}))

@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -28,11 +27,12 @@ from obstore.exceptions import (
     PreconditionError,
     UnauthenticatedError,
 )
-from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
+from obstore.store import LocalStore, MemoryStore
 
+from agent_runtime.recording.remote_objects import RemoteObjects, remote_objects
 from rollout_api.records import ObjectDigest
 
-Objects = S3Store | GCSStore | AzureStore | LocalStore | MemoryStore
+Objects = RemoteObjects | LocalStore | MemoryStore
 T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 600.0
@@ -47,13 +47,6 @@ INLINE_BYTES: Final = 1 << 20
 _READS_AT_ONCE: Final = 64
 """Hides a store's 20–40 ms a request, and stays far below the 256 descriptors that some systems give a process."""
 
-# A request is repeated by obstore itself first, where the connection is at hand; what it gives up on is repeated here,
-# with fresh credentials. Its own bound stays well below the five minutes for which signatures are good.
-_REQUEST_RETRY: Final[Any] = {
-    "max_retries": 8,
-    "retry_timeout": timedelta(seconds=60),
-    "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=5), "base": 2},
-}
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 15.0
 
@@ -63,19 +56,6 @@ _PASSING_CLIENT_ERRORS: Final = frozenset({"408", "409", "425", "429"})
 _PASSING_OS_ERRORS: Final = frozenset({"11", "24"})
 # ENOSPC, EDQUOT: nobody makes room unless they are told.
 _FULL: Final = frozenset({"28", "122"})
-
-# The settings that obstore takes from its environment (obstore.store.S3Config, GCSConfig, AzureConfig). Other variables of
-# the same prefix, AWS_PROFILE for one, are not known to it, and an unknown one is refused.
-_SETTINGS: Final = {
-    "AWS": """access_key_id secret_access_key session_token region default_region endpoint endpoint_url endpoint_url_s3
-        virtual_hosted_style_request role_arn role_session_name web_identity_token_file sts_endpoint
-        container_credentials_relative_uri container_credentials_full_uri container_authorization_token_file
-        metadata_endpoint request_payer s3_express server_side_encryption sse_kms_key_id skip_signature""",
-    "GOOGLE": "service_account service_account_key application_credentials",
-    "AZURE": """storage_account_name storage_account_key storage_client_id storage_client_secret storage_tenant_id
-        client_id client_secret tenant_id federated_token_file authority_host storage_sas_key storage_token
-        storage_endpoint msi_endpoint""",
-}
 
 
 class StorageError(Exception):
@@ -129,7 +109,13 @@ class Store:
         prefix = f"{path}/" if (path := parts.path.strip("/")) else ""
         try:
             if parts.scheme in ("s3", "gs", "az"):
-                return cls(uri.rstrip("/"), _remote(parts.scheme, parts.netloc, environ), prefix, patience_seconds)
+                if not parts.netloc:
+                    raise StorageError(
+                        f"{parts.scheme}://: a bucket is needed after it, such as {parts.scheme}://BUCKET/PREFIX"
+                    )
+                return cls(
+                    uri.rstrip("/"), remote_objects(parts.scheme, parts.netloc, environ), prefix, patience_seconds
+                )
             if parts.scheme not in ("", "file"):
                 raise StorageError(f"{uri}: scheme {parts.scheme!r} is not known; use s3, gs, az, file or a local path")
             folder = Path(unquote(parts.path) if parts.scheme else uri).expanduser().absolute()
@@ -384,7 +370,9 @@ class Store:
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             return StorageError(f"{where}: access was refused; check the credentials and their policy: {text}")
         status = re.search(r"status code: (\d{3})", str(error))
-        if status and status[1].startswith("4") and status[1] not in _PASSING_CLIENT_ERRORS:
+        if status and status[1] in _PASSING_CLIENT_ERRORS:
+            return StorageUnavailable(f"{where}: {text}")  # also where obstore takes a 409 for "already exists"
+        if status and status[1].startswith("4"):
             return StorageError(f"{where}: the request was refused; check credentials, region and bucket: {text}")
         if "Received redirect without LOCATION" in text:
             return StorageError(f"{where}: the bucket is in another region; set AWS_REGION: {text}")
@@ -416,27 +404,6 @@ class _Pauses:
             raise StorageUnavailable(f"{self.where}: storage is away, and the patience for it is used up: {reason}")
         await asyncio.sleep(min(left, random.uniform(0, self.pause)))
         self.pause = min(self.pause * 2, _LONGEST_PAUSE_SECONDS)
-
-
-def _remote(scheme: str, bucket: str, environ: Mapping[str, str]) -> Objects:
-    if not bucket:
-        raise StorageError(f"{scheme}://: a bucket is needed after it, such as {scheme}://BUCKET/PREFIX")
-
-    options: Any = {"allow_http": any(v.startswith("http://") for k, v in environ.items() if "ENDPOINT" in k)}
-    if bundle := environ.get("AWS_CA_BUNDLE"):
-        options["root_certificate"] = Path(bundle).read_bytes()
-    if scheme == "s3":
-        return S3Store(bucket, config=_settings("AWS", environ), client_options=options, retry_config=_REQUEST_RETRY)
-    if scheme == "gs":
-        return GCSStore(
-            bucket, config=_settings("GOOGLE", environ), client_options=options, retry_config=_REQUEST_RETRY
-        )
-    return AzureStore(bucket, config=_settings("AZURE", environ), client_options=options, retry_config=_REQUEST_RETRY)
-
-
-def _settings(vendor: str, environ: Mapping[str, str]) -> Any:
-    names = {f"{vendor}_{name}".upper() for name in _SETTINGS[vendor].split()}
-    return {name.lower(): value for name, value in environ.items() if name in names}
 
 
 def _delete_local(objects: LocalStore, path: str) -> None:

@@ -9,64 +9,45 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.container_base import ContainerProviderBase
 from agent_runtime.sandboxes.container_engine import EngineContainers, find_engine, wants_network
 from agent_runtime.sandboxes.container_executor import ContainerExecutors
-from agent_runtime.sandboxes.executor_bundle import executor_bundle
 from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.hosting import (
-    Hosting,
     OverlaySandbox,
     OverlaySandboxes,
     PlainSandboxes,
     found_or_started,
     sweep_executors,
 )
-from agent_runtime.sandboxes.oci_files import ImageConfig, ImageError
-from agent_runtime.sandboxes.oci_store import ImageStore, place_of
+from agent_runtime.sandboxes.oci_files import ImageConfig
+from agent_runtime.sandboxes.oci_store import place_of
 from rollout_api.sandbox import SandboxTemplate, WorkspaceMode
 
 
-class ContainerProvider:
-    """Implements SandboxProvider by Docker or podman.
-
-    `run_dir` keeps the records by which the next process finds containers; `places` workspaces live at once; paths start at
-    `base_dir`.
-    """
+class ContainerProvider(ContainerProviderBase[OverlaySandboxes | PlainSandboxes]):
+    """Implements SandboxProvider by Docker or podman."""
 
     name = "container"
-
-    def __init__(
-        self, run_dir: Path, template: SandboxTemplate, *, places: int, base_dir: Path = Path(),
-        environ: Mapping[str, str] = os.environ, images: ImageStore | None = None,
-    ) -> None:  # fmt: skip
-        self.warnings: Sequence[str] = ()
-        self._records = run_dir / "containers"
-        self._template, self._places, self._environ = template, places, environ
-        self._images = images or ImageStore(base_dir)
-        self._configs: dict[str, asyncio.Task[ImageConfig]] = {}
-        self._host: OverlaySandboxes | PlainSandboxes | None = None
 
     async def open(self) -> None:
         """Find the engine and the executor's bundle, and remove what a killed process has left. Raises SandboxFailure."""
         self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._configs: dict[str, asyncio.Task[ImageConfig]] = {}
         self._engine = engine = await find_engine(self._environ)
-        try:
-            bundle = await asyncio.to_thread(executor_bundle, self._images, self._environ)
-        except ImageError as error:
-            raise SandboxFailure("ProviderUnavailable", str(error)) from error
+        bundle = await self._find_bundle()
         mode = self._mode(engine.has_user_namespace, engine.program)
         run = hashlib.sha256(str(self._records).encode()).hexdigest()[:16]
         self._containers = EngineContainers(engine, bundle, run, mode=mode)
         self._executors = ContainerExecutors(self._records, self._containers, self._settings(mode, None))
         await self._executors.remove_dead()
         await self._containers.remove_unrecorded(self._executors.containers())
-        self._hosting = self._hosting_of(mode)
+        self._hosting = self._hosting_of(mode, engine=engine.program)
         if mode == "Plain":
             self._host = PlainSandboxes(self._hosting, self._executors)
         else:
@@ -82,23 +63,6 @@ class ContainerProvider:
                 f"has; {program} here has not. Set the mode to Auto or Plain, or run podman without root",
             )
         return "Overlay" if has_user_namespace and wanted is not WorkspaceMode.PLAIN else "Plain"
-
-    def _hosting_of(self, mode: str) -> Hosting:
-        return Hosting(
-            mode=mode,
-            places=self._places,
-            idle_seconds=self._template.idle_seconds,
-            environment={},
-            description={
-                "provider": self.name,
-                "mode": mode,
-                "modeReason": None if mode == "Overlay" else "a container has a workspace of its own",
-                "engine": self._engine.program,
-                "root": "image",
-                "imageUsed": True,
-            },
-            provider=self.name,
-        )
 
     def _settings(self, mode: str, config: ImageConfig | None) -> Callable[[WorkspaceSpec], Mapping[str, Any]]:
         # In Plain the executor is the container's user itself; in Overlay it is root, and has to be told.
@@ -170,20 +134,6 @@ class ContainerProvider:
         host = self._opened()
         if isinstance(host, OverlaySandboxes):
             await host.forget_group(group)
-
-    async def close(self, *, keep: bool = False) -> None:
-        """See SandboxProvider."""
-        if self._host is None:
-            return
-        await self._host.close()
-        self._host = None
-        if not keep:
-            await self._executors.remove_all()
-
-    def _opened(self) -> OverlaySandboxes | PlainSandboxes:
-        if self._host is None:
-            raise SandboxFailure("ProviderUnavailable", "the container provider is not open; await open() first")
-        return self._host
 
 
 def sandbox_key(spec: WorkspaceSpec) -> str:

@@ -11,24 +11,21 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import os
 import random
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.container_base import ContainerProviderBase
 from agent_runtime.sandboxes.container_engine import EXECUTOR_MEMORY, EXECUTOR_PROCESSES, PLAIN_CAPABILITIES
 from agent_runtime.sandboxes.container_executor import ContainerExecutors
-from agent_runtime.sandboxes.executor_bundle import executor_bundle
 from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
-from agent_runtime.sandboxes.hosting import Hosting, PlainSandboxes
-from agent_runtime.sandboxes.oci_files import ImageError
-from agent_runtime.sandboxes.oci_store import ImageStore
+from agent_runtime.sandboxes.hosting import PlainSandboxes
 from rollout_api.base import quantity_value
-from rollout_api.sandbox import Kodo, KodoBackend, SandboxTemplate
+from rollout_api.sandbox import Kodo, KodoBackend
 
 # A call that changes one thing takes seconds; a copy of 16 MB through an API server, longer.
 CALL_SECONDS = 120.0
@@ -244,32 +241,16 @@ class KodoContainers:
         return str(await call("read a log", CALL_SECONDS, read, name=container, namespace=namespace, tail_lines=20))
 
 
-class KodoProvider:
-    """Implements SandboxProvider by the kodo package, a container a workspace.
-
-    `run_dir` keeps the records by which the next process finds containers; `places` workspaces live at once.
-    """
+class KodoProvider(ContainerProviderBase[PlainSandboxes]):
+    """Implements SandboxProvider by the kodo package, a container a workspace."""
 
     name = "kodo"
-
-    def __init__(
-        self, run_dir: Path, template: SandboxTemplate, *, places: int, base_dir: Path = Path(),
-        environ: Mapping[str, str] = os.environ, images: ImageStore | None = None,
-    ) -> None:  # fmt: skip
-        self.warnings: Sequence[str] = ()
-        self._records = run_dir / "kodo"
-        self._template, self._places, self._environ = template, places, environ
-        self._images = images or ImageStore(base_dir)
-        self._host: PlainSandboxes | None = None
 
     async def open(self) -> None:
         """Import kodo, reach its backend, and remove what a killed process has left. Raises SandboxFailure."""
         self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
         kodo, settings = import_kodo(), self._template.kodo
-        try:
-            bundle = await asyncio.to_thread(executor_bundle, self._images, self._environ)
-        except ImageError as error:
-            raise SandboxFailure("ProviderUnavailable", str(error)) from error
+        bundle = await self._find_bundle()
         if settings.backend is KodoBackend.DOCKER:
             options: dict[str, Any] = {"backend": "docker"}
         else:
@@ -279,7 +260,7 @@ class KodoProvider:
         containers = KodoContainers(runner, settings, bundle)
         self._executors = ContainerExecutors(self._records, containers, self._settings)
         await self._executors.remove_dead()
-        self._host = PlainSandboxes(self._hosting(), self._executors)
+        self._host = PlainSandboxes(self._hosting_of("Plain", backend=settings.backend.value), self._executors)
         self.warnings = [
             "sandbox.network is not kept: a container of kodo's has its backend's whole network in all phases",
             *(
@@ -289,23 +270,6 @@ class KodoProvider:
             ),
             "sandbox.runtimeClassName and sandbox.podTemplate are not used: kodo makes the containers",
         ]
-
-    def _hosting(self) -> Hosting:
-        return Hosting(
-            mode="Plain",
-            places=self._places,
-            idle_seconds=self._template.idle_seconds,
-            environment={},
-            description={
-                "provider": self.name,
-                "mode": "Plain",
-                "modeReason": "a container has a workspace of its own",
-                "backend": self._template.kodo.backend.value,
-                "root": "image",
-                "imageUsed": True,
-            },
-            provider=self.name,
-        )
 
     def _settings(self, spec: WorkspaceSpec) -> Mapping[str, Any]:
         return {"mode": "Plain", "places": 1, "idleSeconds": self._template.idle_seconds}
@@ -328,17 +292,3 @@ class KodoProvider:
 
     async def forget_group(self, group: str) -> None:
         """Nothing is shared by a group here."""
-
-    async def close(self, *, keep: bool = False) -> None:
-        """See SandboxProvider."""
-        if self._host is None:
-            return
-        await self._host.close()
-        self._host = None
-        if not keep:
-            await self._executors.remove_all()
-
-    def _opened(self) -> PlainSandboxes:
-        if self._host is None:
-            raise SandboxFailure("ProviderUnavailable", "the kodo provider is not open; await open() first")
-        return self._host

@@ -128,3 +128,8 @@ class Tool(Protocol):
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """Do it. Raise ToolError for what the model did wrong; other exceptions are told to it as the tool's failure."""
+
+
+def takes_agents_time(tool: Tool | None) -> bool:
+    """Whether the tool's time is the agent's. It is, unless the tool has an attribute `takes_agents_time` that is False."""
+    return bool(getattr(tool, "takes_agents_time", True))

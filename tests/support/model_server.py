@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_runtime.recording.store import Store
-from rollout_api.cluster import MODEL_ENGINE_PORT
-from tests.support.cluster import STORAGE_SECRET, Cluster, Object, eventually
+from rollout_api.cluster import MODEL_ENGINE_PORT, MODEL_SERVER_LABEL
+from tests.support.cluster import QUICKSTART_IMAGE, STORAGE_SECRET, Cluster, Object, eventually
 
 STANDIN_IMAGE = "agent-rollouts-vllm-standin:test"
 NAME = "policy"
@@ -33,6 +33,16 @@ def small_containers() -> list[Object]:
     """What init containers of a pod template ask for, so that many pods fit on a test's node."""
     small = {"requests": {"cpu": "50m", "memory": "64Mi"}}
     return [{"name": name, "resources": small} for name in ("download", "gateway")]
+
+
+def quick_pods(**engine: object) -> Object:
+    """`podTemplate.spec` of small pods that start and go within seconds; more fields of the container `engine`."""
+    quick = {"startupProbe": {"periodSeconds": 1}, "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}}
+    return {
+        "initContainers": small_containers(),
+        "containers": [{"name": "engine", **quick, **engine}],
+        "terminationGracePeriodSeconds": 5,
+    }
 
 
 def standin_spec(cluster: Cluster, namespace: str, **spec: object) -> Object:
@@ -69,6 +79,12 @@ class Server:
         )
         return self
 
+    def delete(self) -> None:
+        """kubectl delete; returns when its pods are gone."""
+        self.cluster.kubectl("delete", "modelserver", self.name, "-n", self.namespace, "--ignore-not-found")
+        pods = lambda: self.cluster.list("pods", self.namespace, f"{MODEL_SERVER_LABEL}={self.name}")  # noqa: E731
+        eventually(lambda: None if pods() else True, 120, self.describe)
+
     @property
     def found(self) -> Object | None:
         """As the API server has it now; None when it is gone."""
@@ -103,7 +119,11 @@ class Server:
     def ask_for(self, version: int) -> None:
         """kubectl patch: another policy."""
         uri = upload_weights(self.cluster, self.namespace, f"policy-{version}", version)
-        patch = json.dumps({"spec": {"policy": {"version": version, "uri": uri}}})
+        self.patch(policy={"version": version, "uri": uri})
+
+    def patch(self, **spec: object) -> None:
+        """kubectl patch: fields of its spec."""
+        patch = json.dumps({"spec": spec})
         self.cluster.kubectl("patch", "modelserver", self.name, "-n", self.namespace, "--type=merge", "-p", patch)
 
     def wait_step(self, *steps: str) -> None:
@@ -122,6 +142,32 @@ class Server:
         command = ("python3", "-c", ASK_ENGINE, method, url, data)
         done = self.cluster.kubectl("exec", pod, "-n", self.namespace, "-c", "engine", "--", *command)
         return json.loads(done.stdout)
+
+    def evict(self, pod: str) -> bool:
+        """As `kubectl drain` does it: by the eviction API, which obeys PodDisruptionBudgets. False: refused for now."""
+        metadata = {"name": pod, "namespace": self.namespace}
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction"
+        done = self.cluster.kubectl("create", "--raw", path, "-f", "-", text=json.dumps(eviction), check=False)
+        assert done.returncode == 0 or "disruption budget" in done.stderr, done.stderr
+        return done.returncode == 0
+
+    def condition(self, kind: str) -> Object:
+        """A condition, empty when it is not there."""
+        return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
+
+    def run_in_pod(self, name: str, labels: Object, *arguments: str, namespace: str = "") -> str:
+        """What a pod with these labels prints that runs Python with these arguments, where the server is or elsewhere."""
+        place = namespace or self.namespace
+        container = {"name": "main", "image": QUICKSTART_IMAGE, "command": ["python3", "-c", *arguments]}
+        pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container]}
+        metadata = {"name": name, "namespace": place, "labels": labels}
+        self.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod})
+        ended = "--for=jsonpath={.status.phase}=Succeeded"
+        done = self.cluster.kubectl("wait", ended, f"pod/{name}", "-n", place, "--timeout=120s", check=False)
+        said = self.cluster.kubectl("logs", name, "-n", place).stdout
+        assert done.returncode == 0, said + self.describe()
+        return said
 
     def describe(self) -> str:
         """All that a failed test wants to know."""

@@ -8,26 +8,14 @@ from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
-from rollout_api.records import (
-    AttemptSummary,
-    IntentRecord,
-    Message,
-    Observation,
-    ObservationsRecord,
-    Outcome,
-    Record,
-    ResponseRecord,
-    Result,
-    StopReason,
-    Usage,
-)
+from rollout_api.records import AttemptSummary, Message, Outcome, Record, ResponseRecord, Result, Usage
 from rollout_api.rollout_job import RolloutJob
+from tests.support.records import answered, asked, call, completed, gave, told
 
 SYSTEM: Message = {"role": "system", "content": "Use tools."}
 ASK: Message = {"role": "user", "content": "List the files."}
-CALL = {"id": "call-0", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
-CALLING: Message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-FOUND: Message = {"role": "tool", "tool_call_id": "call-0", "content": "a.txt"}
+CALLING: Message = {"role": "assistant", "content": None, "tool_calls": [call("call-0", '{"command": "ls"}')]}
+FOUND = told("call-0", "a.txt")
 DONE: Message = {"role": "assistant", "content": "There is a.txt.", "reasoning": "I saw it."}
 OTHER: Message = {"role": "user", "content": "Once more."}
 
@@ -54,32 +42,23 @@ MANIFEST = {
 
 
 def _answer(turn: int, message: Message, prompt: list[int], sampled: list[int], keep: int = 0) -> ResponseRecord:
-    return ResponseRecord(
-        turn=turn,
-        time=102.0 + turn,
-        seconds=1.0,
-        message=message,
-        finish_reason="stop",
-        prompt_keep=keep,
-        prompt_token_ids=prompt,
-        completion_token_ids=sampled,
-        logprobs=[-0.5] * len(sampled),
-    )
+    tokens = {"prompt_keep": keep, "prompt_token_ids": prompt, "completion_token_ids": sampled}
+    return answered(turn, message, time=102.0 + turn, logprobs=[-0.5] * len(sampled), **tokens)
 
 
 BEGUN: list[Record] = [
-    IntentRecord(turn=0, time=101.0, keep=0, messages=[SYSTEM, ASK], tools=TOOLS),
+    asked(0, 0, SYSTEM, ASK, tools=TOOLS, time=101.0),
     _answer(0, CALLING, [1, 2], [3, 4]),
 ]
 TOOL_USE: list[Record] = [
     *BEGUN,
-    ObservationsRecord(turn=0, time=102.5, results=[Observation(call_id="call-0", tool="bash", content="a.txt")]),
-    IntentRecord(turn=1, time=102.6, keep=3, messages=[FOUND]),
+    gave(0, ("call-0", "a.txt"), time=102.5),
+    asked(1, 3, FOUND, time=102.6),
     _answer(1, DONE, [5], [6], keep=4),
 ]
 FORKED: list[Record] = [
     *TOOL_USE,
-    IntentRecord(turn=2, time=103.5, keep=0, messages=[OTHER], branch=1),
+    asked(2, 0, OTHER, branch=1, time=103.5),
     _answer(2, DONE, [9], [6, 7]),
 ]
 """The agent forgets all, and begins a second branch."""
@@ -91,18 +70,14 @@ def _result(index: int, **fields: Any) -> Result:
         "member": index % 2,
         "task": "first" if index < 2 else "second",
         "tags": ["shell"],
-        "mode": "Train",
         "seed": 7,
-        "outcome": Outcome.COMPLETED,
-        "stop_reason": StopReason.FINISHED,
-        "attempt": 0,
         "turns": 2,
         "usage": Usage(prompt_tokens=30, completion_tokens=5),
         "started": 100.0,
         "ended": 110.0,
         "seconds": {"verifier": 2.0, "total": 10.0},
     }
-    return Result(index=index, **(given | fields))
+    return completed(index, **given | fields)
 
 
 LOST = {"outcome": Outcome.INFRA_FAILED, "stop_reason": None, "reason": "SandboxLost", "message": "its node is gone"}

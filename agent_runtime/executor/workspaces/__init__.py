@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent_runtime.executor.workspaces.config import Bind, HostConfig
 from agent_runtime.executor.workspaces.zygote import start_zygote
 
 if TYPE_CHECKING:
     from agent_runtime.executor.host import WorkspaceHost
+    from agent_runtime.executor.workspaces.config import HostConfig
 
-__all__ = ["Bind", "HostConfig", "HostFailure", "open_host", "start_zygote"]
+__all__ = ["HostFailure", "open_host", "start_zygote"]
 
 
 class HostFailure(Exception):

@@ -118,12 +118,13 @@ class Channel:
             if whole is not None:
                 return *whole, descriptors
 
-    def send(self, number: int, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Answer request `number`; an executor that has gone is no error, its end is noticed by `receive`."""
+    def send(self, number: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
+        """Send what belongs to request `number`; False when the other side has gone, which `receive` notices too."""
         *first, last = packets(number, message)
         try:
             for packet in first:
                 send_packet(self.end, packet)
             send_packet(self.end, last, descriptors)
         except ConnectionError:
-            pass
+            return False
+        return True

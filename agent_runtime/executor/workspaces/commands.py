@@ -18,8 +18,7 @@ import socket
 import stat
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from agent_runtime.executor.workspaces import kernel
 from agent_runtime.executor.workspaces.channel import HEADER_BYTES, Channel, Message, close_all, packets
@@ -37,16 +36,15 @@ _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 _RESTORED_SIGNALS = {signal.SIGPIPE, signal.SIGXFSZ}
 
 
-@dataclass(frozen=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """What init knows of the workspace it serves."""
 
     isolated: bool
     root: str = ""
     user: str = "0"
     working_dir: str = "/"
-    environment: Mapping[str, str] = field(default_factory=dict)
-    rlimits: Mapping[int, int] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
+    rlimits: Mapping[int, int] = {}
     layer: tuple[tuple[str, int], ...] = ()
 
     def locate(self, path: str) -> str:

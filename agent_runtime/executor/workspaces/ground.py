@@ -19,7 +19,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent_runtime.executor.workspaces import kernel
 from agent_runtime.executor.workspaces.lower import (
@@ -53,8 +53,7 @@ _ETC = {
 _KEPT_MOUNTS = ("/", "/proc", "/sys")
 
 
-@dataclass(frozen=True)
-class Ground:
+class Ground(NamedTuple):
     """Where the layers are, and how ids are mapped.
 
     `parts[i]` is the workspace path of part i, `lower[i]` are its lowest layers, the topmost first.

@@ -25,6 +25,10 @@ _HELLO = 0
 # Killing all that a workspace leaves behind takes milliseconds, or 10 s against a fork bomb; tools may hinder who does it.
 _SWEEP_SECONDS = 15.0
 _NOBODY = "65534:65534"
+# Making one takes two thirds of what it takes to make a workspace, and it holds 2 MB: as many as come at once, a group's.
+_SPARES = 8
+# While workspaces are being asked for, making spares would only keep the processors from those.
+_CALM_SECONDS = 0.1
 # CLOCK_REALTIME_COARSE of linux/time.h, from which files get their times: a little behind the finer one.
 _FILE_CLOCK = 5
 
@@ -212,6 +216,9 @@ class OverlayHost(Host):
         self._below: dict[str, str | None] = {}
         self._ids: dict[str, str] = {}
         self._users: dict[str, int] = {}
+        # Processes that wait in the zygote's care to become a workspace.
+        self._spares = 0
+        self._restocking: asyncio.Task[None] | None = None
 
     async def create(self, spec: WorkspaceSpec) -> LiveWorkspace:
         """As in the interface."""
@@ -236,6 +243,31 @@ class OverlayHost(Host):
             raise
         self._by_id[spec.id] = workspace
         return workspace
+
+    async def _make(self, spec: WorkspaceSpec, layer: str, extra: Message) -> LiveWorkspace:
+        self._stop_restocking()
+        self._spares = max(0, self._spares - 1)
+        try:
+            return await super()._make(spec, layer, extra)
+        finally:
+            self._stop_restocking()
+            self._restocking = asyncio.create_task(self._restock())
+
+    def _stop_restocking(self) -> None:
+        if self._restocking is not None:
+            self._restocking.cancel()
+
+    async def _restock(self) -> None:
+        """Once it is calm, have the zygote make spares for the places that are free, one after the other."""
+        await asyncio.sleep(_CALM_SECONDS)
+        wanted = max(1, min(self.places - len(self._by_id), _SPARES))
+        with contextlib.suppress(WorkspaceFailure):
+            while self._spares < wanted:
+                self._spares = int((await self.ask({"do": "spare"}))["waiting"])
+
+    async def _end_all(self) -> None:
+        self._stop_restocking()
+        await super()._end_all()
 
     async def give_up(self) -> None:
         """Let the zygote be as it was before it became an overlay host; this host is closed."""

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import stat
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent_runtime.executor.workspaces import kernel
 
@@ -29,8 +29,7 @@ class Refused(Exception):
         self.errno, self.path, self.message = number, path, message
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """Numeric user and group, supplementary groups, and what HOME and USER should say."""
 
     uid: int

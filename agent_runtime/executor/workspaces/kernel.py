@@ -1,8 +1,8 @@
 """The Linux system calls that the standard library of Python 3.11 does not offer, by way of libc.
 
 Every function raises OSError with the errno of the call and the name of what it was about. Numbers come from the kernel's
-own headers (`linux/mount.h`, `linux/sched.h`, `linux/prctl.h`, `linux/capability.h`); the three system call numbers are the
-same on x86-64 and arm64.
+own headers (`linux/mount.h`, `linux/sched.h`, `linux/prctl.h`, `linux/capability.h`); those of system calls are the same on
+x86-64 and arm64.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import signal
 import socket
 import struct
 
@@ -31,11 +32,11 @@ MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 MNT_DETACH = 0x2
 
-PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 
+_SYS_CLONE3 = 435
 _SYS_OPEN_TREE = 428
 _SYS_MOVE_MOUNT = 429
 _SYS_MOUNT_SETATTR = 442
@@ -74,6 +75,8 @@ CAP_SETUID = 7
 CAP_SYS_ADMIN = 21
 
 _libc = ctypes.CDLL(None, use_errno=True)
+# Calls made this way keep the interpreter's lock, as a fork must.
+_locked = ctypes.PyDLL(None, use_errno=True)
 _libc.mount.argtypes = (
     ctypes.c_char_p,
     ctypes.c_char_p,
@@ -94,6 +97,22 @@ def _check(result: int, about: str) -> int:
 def unshare(flags: int, what: str) -> None:
     """Enter new namespaces; `what` names them in the error."""
     _check(_libc.unshare(flags), f"a new {what} namespace")
+
+
+def fork_into(flags: int, what: str) -> int:
+    """`os.fork`, with the child in new namespaces from its start; `what` names them in the error.
+
+    unshare and fork do not give that: who has unshared a PID namespace can fork into that one alone ever after, so that it
+    took a process in between. The C library's own hooks are passed over, which a process of one thread can afford.
+    """
+    _locked.PyOS_BeforeFork()
+    # struct clone_args of linux/sched.h: flags, three pointers, the signal at its end, and three for a stack.
+    pid = _locked.syscall(_SYS_CLONE3, struct.pack("=8Q", flags, 0, 0, 0, signal.SIGCHLD, 0, 0, 0), ctypes.c_size_t(64))
+    if pid == 0:
+        _locked.PyOS_AfterFork_Child()
+    else:
+        _locked.PyOS_AfterFork_Parent()
+    return _check(pid, f"a process in a new {what} namespace")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # /proc/PID/stat is one line of some 300 bytes.
 _STAT_BYTES = 4096
@@ -20,8 +20,7 @@ _HOLD_SECONDS = 5.0
 _PAUSE_SECONDS = 0.0005
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """What /proc/PID/stat says of a process; `state` is a letter as in proc(5)."""
 
     pid: int

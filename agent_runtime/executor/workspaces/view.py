@@ -16,7 +16,7 @@ from typing import NoReturn
 from agent_runtime.executor.workspaces import kernel
 from agent_runtime.executor.workspaces.channel import Channel, Message
 from agent_runtime.executor.workspaces.commands import Surroundings
-from agent_runtime.executor.workspaces.ground import HOSTNAME, Ground, write_maps
+from agent_runtime.executor.workspaces.ground import HOSTNAME, Ground
 from agent_runtime.executor.workspaces.init import Init
 
 # Without a limit of its own a workspace may fill this much of /dev/shm; Docker gives 64 MiB, too little for PyTorch.
@@ -56,54 +56,35 @@ def process_limits(request: Message, *, own_users: bool = True) -> dict[int, int
     return limits
 
 
-def build(ground: Ground, request: Message, zygote: Channel, number: int, ends: list[int]) -> NoReturn:
-    """Become the parent of a workspace's init, tell the executor (as request `number`) who it is, and end.
+def build(ground: Ground, requests: Channel) -> NoReturn:
+    """Become the init of a workspace, in the mount and PID namespaces of its own that this process was forked into.
 
-    `ends` are the init's sides of its two sockets, for requests and for commands to start. What fails in the init is told
-    over the first, as an answer to request 0.
+    Which one comes over `requests`, with the init's sides of its two sockets, for requests and for commands to start; what
+    fails is told over the first, as an answer to request 0. In its user namespace it says so over `requests`, and goes on
+    when its ids have been mapped.
     """
-    up_read, up_write = os.pipe2(os.O_CLOEXEC)
-    down_read, down_write = os.pipe2(os.O_CLOEXEC)
+    received = requests.receive()
+    if received is None:
+        os._exit(0)
+    number, request, ends = received
+    channel, starts = (Channel(socket.socket(fileno=end)) for end in ends)
     try:
         if not request["view_of"]:
             make_layer(ground, request["layer"], request["chain"][0] if request["chain"] else "base")
-        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID, "mount and pid")
-        pid = os.fork()
+        uppers = _mount_view(ground, request)
+        kernel.unshare(kernel.CLONE_NEWUSER, "user")
+        requests.send(number, {})
+        if requests.receive() is None:
+            raise OSError(0, "its ids could not be mapped", "the user namespace")
+        _settle(ground, request, channel, starts, uppers)
     except OSError as error:
-        zygote.send(number, {"error": _explain(error)})
+        channel.send(HELLO, {"error": f"{error.filename or 'a step'}: {error.strerror}"})
+    finally:
         os._exit(1)
-    if pid == 0:
-        zygote.end.close()
-        os.close(up_read)
-        os.close(down_write)
-        try:
-            channel, starts = (Channel(socket.socket(fileno=end)) for end in ends)
-            _become_init(ground, request, channel, starts, up_write, down_read)
-        except OSError as error:
-            channel.send(HELLO, {"error": _explain(error)})
-        finally:
-            os._exit(1)
-    process = os.pidfd_open(pid)
-    os.close(up_write)
-    zygote.send(number, {"pid": pid}, [process])
-    if os.read(up_read, 1):
-        write_maps(pid, ground.uid_map, ground.gid_map)
-        os.write(down_write, b".")
-    os._exit(0)
 
 
-def _explain(error: OSError) -> str:
-    return f"{error.filename or 'a step'}: {error.strerror}"
-
-
-def _become_init(
-    ground: Ground, request: Message, channel: Channel, starts: Channel, entered: int, mapped: int
-) -> NoReturn:
-    uppers = _mount_view(ground, request)
-    kernel.unshare(kernel.CLONE_NEWUSER, "user")
-    os.write(entered, b".")
-    if not os.read(mapped, 1):
-        raise OSError(0, "its ids could not be mapped", "the user namespace")
+def _settle(ground: Ground, request: Message, channel: Channel, starts: Channel, uppers: list[int]) -> NoReturn:
+    """Shut the workspace off from all outside it, and serve it."""
     with contextlib.suppress(PermissionError):
         os.setgroups([0])
     os.setresgid(0, 0, 0)

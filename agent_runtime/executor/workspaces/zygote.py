@@ -7,18 +7,20 @@ Plain), the original, which is as it was, goes on.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import select
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from agent_runtime.executor.workspaces import kernel, processes
 from agent_runtime.executor.workspaces.channel import Channel, Message
 from agent_runtime.executor.workspaces.commands import Surroundings
-from agent_runtime.executor.workspaces.ground import Ground, prepare
+from agent_runtime.executor.workspaces.ground import Ground, prepare, write_maps
 from agent_runtime.executor.workspaces.init import Init
 from agent_runtime.executor.workspaces.lower import Impossible
 from agent_runtime.executor.workspaces.trees import disk_bytes, remove_entry
@@ -76,25 +78,44 @@ def _duplicate_to_3(end: socket.socket) -> int:
     return 3
 
 
+class _Spare(NamedTuple):
+    """A process that waits to become a workspace's init."""
+
+    pid: int
+    channel: Channel
+
+
 class _Zygote:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._ground: Ground | None = None
+        self._spares: list[_Spare] = []
+        # Those that have their request and will need their ids mapped, by the descriptor on which they say so.
+        self._unmapped: dict[int, _Spare] = {}
+        self._poll = select.poll()
+        self._poll.register(channel.end, select.POLLIN)
 
     def serve(self) -> NoReturn:
         """Answer the executor until it has gone; then end whatever still lives."""
         signal.signal(signal.SIGCHLD, self._reap)
         while True:
-            received = self._channel.receive()
-            if received is None:
-                self._end_everything()
-            number, request, descriptors = received
-            try:
-                self._handle(number, request, descriptors)
-            except OSError as error:
-                self._channel.send(number, {"error": f"{request['do']}: {error.strerror}"})
-            for descriptor in descriptors:
-                os.close(descriptor)
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._channel.end.fileno():
+                    self._take_request()
+                else:
+                    self._map_ids(descriptor)
+
+    def _take_request(self) -> None:
+        received = self._channel.receive()
+        if received is None:
+            self._end_everything()
+        number, request, descriptors = received
+        try:
+            self._handle(number, request, descriptors)
+        except OSError as error:
+            self._channel.send(number, {"error": f"{request['do']}: {error.strerror}"})
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _handle(self, number: int, request: Message, descriptors: list[int]) -> None:
         match request["do"]:
@@ -102,8 +123,14 @@ class _Zygote:
                 self._prepare(number, request)
             case "give up":
                 os._exit(_GIVEN_UP)
+            case "create" if self._ground is not None:
+                self._take_spare(self._ground, number, request, descriptors)
             case "create":
                 self._fork(number, request, lambda: self._create(number, request, descriptors))
+            case "spare":
+                if self._ground is not None:
+                    self._spares.append(self._fork_spare(self._ground))
+                self._channel.send(number, {"waiting": len(self._spares)})
             case "remove":
                 self._fork(number, request, lambda: self._remove(number, request["layer"]))
             case "measure":
@@ -121,6 +148,43 @@ class _Zygote:
                 self._channel.send(number, {"error": f"{request['do']}: {error.strerror}"})
             finally:
                 os._exit(1)
+
+    def _take_spare(self, ground: Ground, number: int, request: Message, descriptors: list[int]) -> None:
+        """Hand the request to a spare; to a new one where none waits. One that was killed meanwhile takes none."""
+        spare = self._spares.pop(0) if self._spares else self._fork_spare(ground)
+        while not spare.channel.send(number, request, descriptors):
+            spare.channel.end.close()
+            spare = self._spares.pop(0) if self._spares else self._fork_spare(ground)
+        process = os.pidfd_open(spare.pid)
+        self._channel.send(number, {"pid": spare.pid}, [process])
+        os.close(process)
+        self._unmapped[spare.channel.end.fileno()] = spare
+        self._poll.register(spare.channel.end, select.POLLIN)
+
+    def _fork_spare(self, ground: Ground) -> _Spare:
+        """A process that becomes the init of one workspace when it is told which, and ends with its channel."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = kernel.fork_into(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID, "mount and pid")
+        if pid == 0:
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                kernel.close_all_but([theirs.fileno()])
+                build(ground, Channel(theirs))
+            finally:
+                os._exit(1)
+        theirs.close()
+        return _Spare(pid, Channel(ours))
+
+    def _map_ids(self, descriptor: int) -> None:
+        """Let an init go on that has entered its user namespace."""
+        spare = self._unmapped.pop(descriptor)
+        self._poll.unregister(descriptor)
+        received = spare.channel.receive()
+        if received is not None and self._ground is not None:
+            with contextlib.suppress(OSError):  # it has died since: whoever waits for its greeting hears of that
+                write_maps(spare.pid, self._ground.uid_map, self._ground.gid_map)
+                spare.channel.send(received[0], {})
+        spare.channel.end.close()
 
     def _reap(self, *_: object) -> None:
         try:
@@ -155,8 +219,6 @@ class _Zygote:
             os._exit(_GIVEN_UP)
 
     def _create(self, number: int, request: Message, ends: list[int]) -> None:
-        if self._ground is not None:
-            build(self._ground, request, self._channel, number, ends)
         self._channel.send(number, {"pid": os.getpid()}, [os.pidfd_open(os.getpid())])
         self._channel.end.close()
         channel, starts = (Channel(socket.socket(fileno=end)) for end in ends)

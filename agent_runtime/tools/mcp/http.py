@@ -2,19 +2,23 @@
 
 import asyncio
 
+import httpx2
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import InitializeResult
 
 CLOSE_SECONDS = 5.0
 """For the server to be told that the session is over."""
+TIMEOUT = httpx2.Timeout(30, read=300)
+"""What the SDK's own client has: a server may hold the stream of an answer open."""
 
 
 class HttpSession:
     """A session with the server at `url`. The SDK wants it opened and closed by one task; calls may come from any."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url = url
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._opening: asyncio.Future[tuple[ClientSession, InitializeResult]] | None = None
@@ -38,7 +42,11 @@ class HttpSession:
 
     async def _live(self, opening: asyncio.Future[tuple[ClientSession, InitializeResult]]) -> None:
         try:
-            async with streamable_http_client(self._url) as (read, write), ClientSession(read, write) as session:
+            async with (
+                httpx2.AsyncClient(headers=self._headers, timeout=TIMEOUT) as client,
+                streamable_http_client(self._url, http_client=client) as (read, write),
+                ClientSession(read, write) as session,
+            ):
                 opening.set_result((session, await session.initialize()))
                 await self._closing.wait()
         except Exception as error:  # noqa: BLE001 - whoever waits for the session, or uses it, is told

@@ -1,7 +1,7 @@
 """The MCP servers of one attempt: started and asked for their tools once, and from then on known by what is recorded."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
@@ -24,9 +24,13 @@ PAGES = 100
 class McpServers:
     """Implements what the engine asks of the servers of `agent.mcpServers`."""
 
-    def __init__(self, servers: Sequence[McpServer]) -> None:
+    def __init__(self, servers: Sequence[McpServer], api_keys: Mapping[str, str]) -> None:
         self._servers = servers
-        self._http = {server.name: HttpSession(server.url) for server in servers if server.url is not None}
+        self._http = {
+            server.name: HttpSession(server.url, api_keys.get(server.name))
+            for server in servers
+            if server.url is not None
+        }
 
     async def introduce(self, processes: Callable[[str], ToolProcesses]) -> list[McpRecord]:
         """Start them, and have each introduce itself. `processes` gives the workspace for a server's name.

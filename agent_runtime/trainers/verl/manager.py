@@ -1,6 +1,8 @@
 """verl's way in: its setting `agent_loop_manager_class` is `agent_runtime.trainers.verl.manager.RolloutManager`."""
 
 import asyncio
+import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +16,13 @@ from verl.protocol import DataProto  # type: ignore[import-not-found]
 from verl.utils.ray_utils import auto_await  # type: ignore[import-not-found]
 from verl.utils.skip import SkipManager  # type: ignore[import-not-found]
 
+from agent_runtime.remote.rows import not_honoured, with_remote_agent
+from agent_runtime.remote.settings import read_settings
 from agent_runtime.trainers.verl.groups import groups_of, shares_of
 from agent_runtime.trainers.verl.job import Kind, rollout_job
 from agent_runtime.trainers.verl.worker import RolloutWorker
+
+log = logging.getLogger(__name__)
 
 
 class RolloutManager(AgentLoopManager):  # type: ignore[misc]
@@ -26,7 +32,11 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
         self.agent_loop_workers_class = ray.remote(RolloutWorker)
         super().__init__(*args, **kwargs)
         # What is wrong with the settings is told here, and not by a process somewhere else.
-        rollout_job(OmegaConf.to_container(self.config, resolve=True), Kind(members=1, validate=False))
+        settings = OmegaConf.to_container(self.config, resolve=True)
+        remote = read_settings(settings, os.environ)
+        rollout_job(with_remote_agent(settings, remote), Kind(members=1, validate=False))
+        for warning in () if remote is None else not_honoured(remote):
+            log.warning("%s", warning)
         if self.rollout_config.get("enable_rollout_routing_replay", False):
             raise ValueError(
                 "actor_rollout_ref.rollout.enable_rollout_routing_replay is not supported by RolloutManager: routed experts "

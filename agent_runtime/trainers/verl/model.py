@@ -47,12 +47,14 @@ class Chat(Protocol):
 
 
 class LLMClientModel:
-    """A `Model`. `context` is how many tokens prompt and answer may have together."""
+    """A `Model`. `context` is how many tokens prompt and answer may have together, `name` what agents ask for it by."""
 
-    name = "verl"
     token_capture = "Tokens"
 
-    def __init__(self, generate: Generate, chat: Chat, *, context: int, call_seconds: float = CALL_SECONDS) -> None:
+    def __init__(
+        self, generate: Generate, chat: Chat, *, context: int, call_seconds: float = CALL_SECONDS, name: str = "verl"
+    ) -> None:
+        self.name = name
         self._generate, self._chat, self._context, self._seconds = generate, chat, context, call_seconds
         self._id = uuid.uuid4().hex
         """Sessions of other jobs have the same names, and stick to other servers."""

@@ -9,6 +9,7 @@ from typing import Any
 from agent_runtime.engine.session import FinishedGroup, RolloutSession
 from agent_runtime.models.base import Model
 from agent_runtime.recording.branches import token_branches
+from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.trainers.verl.job import Kind, rollout_job
 from agent_runtime.trainers.verl.rows import Row
 from agent_runtime.trainers.verl.samples import Sample, samples_of
@@ -33,12 +34,18 @@ class Member:
 
 
 class Rollouts:
-    """Runs rows as groups. `config` is verl's whole configuration, resolved; without `make_model` its own model answers."""
+    """Runs rows as groups. `config` is verl's whole configuration, resolved; without `make_model` its own model answers,
+    without `make_provider` sandboxes come from where `rollout.custom` says."""
 
     def __init__(
-        self, config: Mapping[str, Any], make_model: Callable[[], Model] | None, environ: Mapping[str, str]
+        self,
+        config: Mapping[str, Any],
+        make_model: Callable[[], Model] | None,
+        environ: Mapping[str, str],
+        make_provider: Callable[[], SandboxProvider] | None = None,
     ) -> None:
         self._config, self._make_model, self._environ = config, make_model, environ
+        self._make_provider = make_provider
         rollout = config["actor_rollout_ref"]["rollout"]
         self._lengths = int(rollout["prompt_length"]), int(rollout["response_length"])
         self._jobs: dict[Kind, asyncio.Task[_OpenJob]] = {}
@@ -65,7 +72,10 @@ class Rollouts:
 
     async def _open(self, kind: Kind) -> "_OpenJob":
         job = rollout_job(self._config, kind)
-        return await _OpenJob.open(job, None if self._make_model is None else self._make_model(), self._environ)
+        provider = None if self._make_provider is None else self._make_provider()
+        return await _OpenJob.open(
+            job, None if self._make_model is None else self._make_model(), self._environ, provider
+        )
 
     async def _member(self, job: "_OpenJob", result: Result) -> Member:
         if result.outcome is not Outcome.COMPLETED:
@@ -84,9 +94,11 @@ class _OpenJob:
         self._collecting = asyncio.create_task(self._collect())
 
     @classmethod
-    async def open(cls, job: RolloutJob, model: Model | None, environ: Mapping[str, str]) -> "_OpenJob":
+    async def open(
+        cls, job: RolloutJob, model: Model | None, environ: Mapping[str, str], provider: SandboxProvider | None
+    ) -> "_OpenJob":
         """Always a new run: what verl had in flight when it stopped, it submits again itself."""
-        session = RolloutSession(job, base_dir=Path.cwd(), environ=environ, model=model, new=True)
+        session = RolloutSession(job, base_dir=Path.cwd(), environ=environ, provider=provider, model=model, new=True)
         return cls(await session.__aenter__())
 
     async def run(self, row: Row) -> FinishedGroup:

@@ -1,7 +1,8 @@
-"""From a row of verl's dataset to a task. Pure.
+"""From a row of verl's dataset to a task.
 
 The prompt is the row's prompt. Everything else of a task (files, setup, verifier, timeouts) is `extra_info.task`: a task in
-the form that a manifest has it in, as an object or as its JSON text, which Parquet keeps as it is.
+the form that a manifest has it in, as an object or as its JSON text, which Parquet keeps as it is. A row without one that
+names a Harbor folder (`local_task_path`, `instance_id`) has all of it from there, the prompt as well.
 """
 
 import json
@@ -12,6 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from agent_runtime.remote.rows import HarborRows
+from agent_runtime.remote.task_path import NoTask
+from agent_runtime.tasks import TaskSourceError
 from rollout_api.manifest import explain, path_of, validate
 from rollout_api.tasks import Task
 
@@ -32,14 +36,17 @@ class Row:
     """verl's arguments for its own tools, by tool."""
 
 
-def read_row(fields: Mapping[str, Any]) -> Row:
+def read_row(fields: Mapping[str, Any], harbor: HarborRows | None = None) -> Row:
     """The task of a row. Raises RowError."""
     uid = str(fields["uid"])
     place = f"row {fields.get('index', '?')} of {fields.get('data_source', 'the dataset')}"
     if "_" in uid:
         raise RowError(f"{place}: uid {uid!r} has a '_', at which verl cuts its keys; use one without")
-    system, prompt = _prompt(_plain(fields["raw_prompt"]), place)
     extra = fields.get("extra_info") or {}
+    if harbor is not None and not extra.get("task") and (found := _harbor_task(harbor, fields, place)) is not None:
+        task = found.model_copy(update={"tags": [*found.tags, uid]})
+        return Row(uid, task, None, _plain(fields.get("tools_kwargs")) or {})
+    system, prompt = _prompt(_plain(fields["raw_prompt"]), place)
     wire = _task_fields(extra.get("task"), place)
     wire |= {"prompt": prompt, "tags": [*(wire.get("tags") or []), uid]}
     wire.setdefault("name", _name(fields))
@@ -49,6 +56,13 @@ def read_row(fields: Mapping[str, Any]) -> Row:
         problems = "; ".join(f"{path_of(place)}: {message}" for place, message in explain(error, Task, wire))
         raise RowError(f"{place}: extra_info.task: {problems}") from error
     return Row(uid, task, system, _plain(fields.get("tools_kwargs")) or {})
+
+
+def _harbor_task(harbor: HarborRows, fields: Mapping[str, Any], place: str) -> Task | None:
+    try:
+        return harbor.task(fields)
+    except (NoTask, TaskSourceError, OSError, UnicodeDecodeError, ValidationError) as error:
+        raise RowError(f"{place}: {error}") from error
 
 
 def _prompt(messages: Any, place: str) -> tuple[str | None, str]:

@@ -25,6 +25,9 @@ from verl.workers.rollout.llm_server import (  # type: ignore[import-not-found]
     LLMServerClient,
 )
 
+from agent_runtime.remote.rows import HarborRows, model_name_of, with_remote_agent
+from agent_runtime.remote.settings import read_settings
+from agent_runtime.remote.trials import make_trials
 from agent_runtime.trainers.verl.chat import VerlChat
 from agent_runtime.trainers.verl.groups import groups_of
 from agent_runtime.trainers.verl.job import Kind, uses_verls_client
@@ -57,8 +60,12 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
             hf_model_type=self.hf_model_type,
             chat_template_kwargs=self._settings["data"].get("apply_chat_template_kwargs") or {},
         )
+        remote = read_settings(self._settings, os.environ)
+        self._harbor = HarborRows(self._settings, os.environ, remote)
+        self._model_name = model_name_of(remote)
+        self._settings = with_remote_agent(self._settings, remote)
         make_model = self._make_model if uses_verls_client(self._settings) else None
-        self._rollouts = Rollouts(self._settings, make_model, os.environ)
+        self._rollouts = Rollouts(self._settings, make_model, os.environ, make_trials(remote, os.environ))
         self._background: set[asyncio.Task[None]] = set()
         if self._settings["transfer_queue"]["enable"]:  # as V1 sets it before it makes a manager
             transfer_queue.init()
@@ -74,7 +81,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         groups = groups_of(rows)
         played = await asyncio.gather(
             *(
-                self._play(read_row(rows[group.rows[0]]), len(group.rows), validate, greedy=group.greedy)
+                self._play(read_row(rows[group.rows[0]], self._harbor), len(group.rows), validate, greedy=group.greedy)
                 for group in groups
             )
         )
@@ -88,7 +95,9 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         """
         self._rollouts.raise_failure()
         validate = bool(_unwrapped(batch["validate"])) if "validate" in batch else False
-        taken = [(read_row(fields), fields) for fields in (_fields_of(batch, i) for i in range(len(batch)))]
+        taken = [
+            (read_row(fields, self._harbor), fields) for fields in (_fields_of(batch, i) for i in range(len(batch)))
+        ]
         for row, fields in taken:
             task = asyncio.create_task(self._run_prompt(row, fields, validate))
             self._background.add(task)
@@ -161,7 +170,9 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
 
     def prompt_ids(self, row: Mapping[str, Any]) -> list[int]:
         """The ids of a row's prompt, the end of it where it is too long."""
-        ids: list[int] = self._builder.build_initial_tokens(list(row["raw_prompt"]))
+        prompt = row["raw_prompt"]  # with PR #83's `prompt_key: instance_id` it is a text
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        ids: list[int] = self._builder.build_initial_tokens(messages)
         return ids[-int(self._settings["actor_rollout_ref"]["rollout"]["prompt_length"]) :]
 
     def _make_model(self) -> LLMClientModel:
@@ -174,6 +185,7 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
             generate,
             VerlChat(self.tokenizer, self._builder, settings["multi_turn"]["format"]),
             context=context_length(settings),
+            name=self._model_name,
         )
 
     def _tools_kwargs(self, task: Task) -> Mapping[str, Any]:

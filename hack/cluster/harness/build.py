@@ -103,9 +103,19 @@ def _go_build(recipe: Recipe, folder: Path) -> None:
         command = ["go", "build", "-trimpath", "-buildvcs=false", "-tags", recipe.tags, "-ldflags", linker]
         run([*command, "-o", str(folder / "bin" / program), package], folder / "module", environ)
     for path in recipe.share:
-        (folder / "share" / recipe.name).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(downloaded["Dir"]) / path, folder / "share" / recipe.name / Path(path).name)
+        _copy(Path(downloaded["Dir"]) / path, folder / "share" / recipe.name / Path(path).name)
     shutil.rmtree(folder / "module")
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        # By content alone: Go's module cache is read-only, and a copy as such could not be removed.
+        target.mkdir()
+        for entry in source.iterdir():
+            _copy(entry, target / entry.name)
+    else:
+        shutil.copyfile(source, target)
 
 
 def compile_pause(folder: Path) -> None:

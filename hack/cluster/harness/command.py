@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from .addons import AddonError
 from .archives import ArchiveError
 from .build import BuildError
 from .cluster import ClusterError
@@ -38,6 +39,6 @@ def main(act: Callable[[], int | None]) -> None:
     """Runs an executable to its end; what went wrong is one message."""
     try:
         sys.exit(act() or 0)
-    except (ArchiveError, BuildError, ClusterError, LayoutError, NodeError, KeyError) as error:
+    except (AddonError, ArchiveError, BuildError, ClusterError, LayoutError, NodeError, KeyError) as error:
         say(f"{sys.argv[0]}: {error.args[0] if isinstance(error, KeyError) else error}")
         sys.exit(1)

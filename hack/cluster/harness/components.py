@@ -12,6 +12,9 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FEATURES = ",".join(f"{name}={str(on).lower()}" for name, on in configs.FEATURES.items())
 # Of a node that has fallen silent: 50 s by default. Tests wait for it, and a kubelet renews its lease every 10 s.
 NODE_GRACE_SECONDS = 30
+DRA_DRIVER, DRA_DRIVER_NAME = "dra-driver", "test-driver.cdi.k8s.io"
+# Few, so that a test soon has taken all.
+DEVICES_OF_A_NODE = 2
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,21 @@ def kwok(layout: Layout, programs: Path) -> Component:
             f"--config={state / 'config' / 'kwok-stages.yaml'}",
             "--manage-nodes-with-label-selector=type=kwok",
             "--node-lease-duration-seconds=40",
+        ),
+    )
+
+
+def dra_driver(node: Node, programs: Path) -> Component:
+    """Offers devices of a node for dynamic resource allocation; containers see theirs as environment variables (CDI)."""
+    return Component(
+        DRA_DRIVER,
+        (
+            str(programs / "dra-test-driver"),
+            "kubelet-plugin",
+            f"--kubeconfig={node.cluster.kubeconfig}",
+            f"--drivername={DRA_DRIVER_NAME}",
+            f"--node-name={node.name}",
+            f"--num-devices={DEVICES_OF_A_NODE}",
         ),
     )
 

@@ -25,7 +25,7 @@ class Recipe:
     staging: str = ""  # version for the modules that this one requires as v0.0.0 and keeps in its own repository
     tags: str = ""
     cgo: bool = False
-    share: tuple[str, ...] = ()  # files of the module that are needed when the programs run
+    share: tuple[str, ...] = ()  # files and folders of the module that are needed when the programs run
 
     @property
     def folder(self) -> str:
@@ -36,6 +36,9 @@ class Recipe:
 
 VERSITYGW = "github.com/versity/versitygw"
 KUBECONFORM = "github.com/yannh/kubeconform"
+LEADER_WORKER_SET = "sigs.k8s.io/lws"
+# The version of the modules that Kubernetes' own repository holds.
+STAGING = "0" + KUBERNETES.removeprefix("1")
 
 RECIPES = (
     Recipe("etcd", "go.etcd.io/etcd/server/v3", "3.6.16", {"etcd": "go.etcd.io/etcd/server/v3"}),
@@ -80,8 +83,17 @@ RECIPES = (
                 ("gitVersion", "gitMajor", "gitMinor"), (f"v{KUBERNETES}", *KUBERNETES.split(".")[:2]), strict=True
             )
         ),
-        staging="0" + KUBERNETES.removeprefix("1"),
+        staging=STAGING,
     ),
+    Recipe(
+        # Kubernetes' own driver for tests of dynamic resource allocation, of the same version as its kubelet.
+        "dra-test-driver",
+        "k8s.io/kubernetes",
+        KUBERNETES,
+        {"dra-test-driver": "k8s.io/kubernetes/test/e2e/dra/test-driver"},
+        staging=STAGING,
+    ),
+    Recipe("lws", LEADER_WORKER_SET, "0.7.0", {"lws": f"{LEADER_WORKER_SET}/cmd"}, share=("charts/lws",)),
     Recipe("coredns", "github.com/coredns/coredns", "1.15.0", {"coredns": "github.com/coredns/coredns"}),
     Recipe(
         "helm",

@@ -15,11 +15,15 @@ from rollout_api.model_server import ModelServer, TransferMode
 from rollout_operator.config import OperatorConfig
 from rollout_operator.model_server import engine
 from rollout_operator.model_server.owned import labels
-from rollout_operator.model_server.weights import MODELS, RESTRICTED, VOLUME, pod_security, weights
+from rollout_operator.model_server.weights import DOWNLOAD, MODELS, RESTRICTED, VOLUME, pod_security, weights
 from rollout_operator.sandbox import template
 
 ENGINE, GATEWAY = "engine", "gateway"
 """Names of the containers, for `podTemplate`."""
+OWN_CONTAINERS: Final = (ENGINE, GATEWAY, DOWNLOAD)
+PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
+PROBE_HANDLERS: Final = frozenset({"exec", "grpc", "httpGet", "tcpSocket"})
+"""A probe has one of these; without, it is settings of one that is there."""
 
 POLICIES: Final = "policies"
 """Volume between gateway and engine, for what is fetched in mode Pull."""
@@ -45,10 +49,34 @@ def pod_template(server: ModelServer, config: OperatorConfig, *, worker: bool = 
     """Template of the pods that answer, or of the further ones (`worker`) of a server that spans several nodes."""
     role = MODEL_WORKER_ROLE if worker else MODEL_SERVER_ROLE
     base = {"metadata": {"labels": labels(server, role)}, "spec": _spec(server, config, worker=worker)}
-    merged = template.merge(base, template.without_nulls(server.spec.pod_template or {}))
+    merged = template.merge(base, _of_this_pod(template.without_nulls(server.spec.pod_template or {}), base["spec"]))
     merged["metadata"]["labels"] |= labels(server, role)
     merged["spec"]["restartPolicy"] = "Always"
     return merged
+
+
+def _of_this_pod(given: Json, base: Json) -> Json:
+    """The user's template without what it says of parts that other pods have: there may be no download, further pods of a
+    server on several nodes have no gateway, and their engines no probes."""
+    spec = dict(given.get("spec", {}))
+    for kind in ("initContainers", "containers"):
+        own = {container["name"]: container for container in base[kind]}
+        if kind in spec:
+            spec[kind] = [
+                _without_settings_of_no_probe(container, own.get(container["name"], {}))
+                for container in spec[kind]
+                if container["name"] in own or container["name"] not in OWN_CONTAINERS
+            ]
+    return {**given, "spec": spec}
+
+
+def _without_settings_of_no_probe(container: Json, base: Json) -> Json:
+    # What is no mapping at all is left for the API server to refuse.
+    return {
+        field: value
+        for field, value in container.items()
+        if field not in PROBES or field in base or not isinstance(value, dict) or PROBE_HANDLERS & set(value)
+    }
 
 
 def _spec(server: ModelServer, config: OperatorConfig, *, worker: bool) -> Json:

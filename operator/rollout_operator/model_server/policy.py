@@ -196,7 +196,12 @@ def _loaded(seen: Seen, have: list[Server], failed: list[Server]) -> Decision:
         back = {"target": policy.current, "failed": policy.target, "failed_because": words[:MOST_WORDS]}
         change = policy.model_copy(update={**back, "needed": 1, "since": _now(seen)})
         return _behind_gate(seen, change, "RollingBack", f"{words}; all go back to version {policy.current}")
-    return _behind_gate(seen, policy, "NotEnoughServers", words, _load_tasks(seen, seen.source(policy.target)), failed)
+    source = seen.source(policy.target)
+    if held := [server for server in failed if _may_go_back_later(seen, server)]:
+        again = [server for server in held if not failed_lately(seen, server, Call.LOAD, source.version)]
+        gone = [server for server in failed if server not in held]
+        return _behind_gate(seen, policy, "RollingBack", words, _load_tasks(seen, source, again), gone)
+    return _behind_gate(seen, policy, "NotEnoughServers", words, _load_tasks(seen, source), failed)
 
 
 def _resuming(seen: Seen) -> Decision:
@@ -372,6 +377,14 @@ def _has_failed(seen: Seen, server: Server, call: Call, version: int | None = No
     if server.said is None:
         return _is_silent(seen, server)
     return seen.failed(server, call, version) is not None
+
+
+def _may_go_back_later(seen: Seen, server: Server) -> bool:
+    """It was not even sent the old version, as when a trainer has died while it sent the new one: a restart of the engine
+    would take minutes, and it would wait for the same trainer after it."""
+    failure = seen.failed(server, Call.LOAD, seen.status.policy.target)
+    patient = seen.mode is TransferMode.PUSH or seen.now < seen.since + seen.load_limit
+    return failure is not None and failure.untouched and patient
 
 
 def _is_silent(seen: Seen, server: Server) -> bool:

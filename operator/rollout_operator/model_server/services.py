@@ -1,10 +1,12 @@
 """Addresses of the servers, and their protection from drains of nodes."""
 
-from typing import Any
+from typing import Any, Final
 
-from rollout_api.cluster import MODEL_PORT
+from rollout_api.cluster import MODEL_PORT, MODEL_SERVER_LABEL, MODEL_SERVER_ROLE, MODEL_WORKER_ROLE, ROLE_LABEL
 from rollout_api.model_server import ModelServer
 from rollout_operator.model_server.owned import api_name, metadata, selector, with_digest
+
+_SERVING: Final = [MODEL_SERVER_ROLE, MODEL_WORKER_ROLE]
 
 Json = dict[str, Any]
 
@@ -38,7 +40,11 @@ def disruption_budget(server: ModelServer) -> Json | None:
             "metadata": metadata(server, server.metadata.name),
             "spec": {
                 "maxUnavailable": budget.max_unavailable,
-                "selector": {"matchLabels": selector(server)},
+                "selector": {
+                    "matchLabels": {MODEL_SERVER_LABEL: server.metadata.name},
+                    # Of a server on several nodes all pods count: each one takes the others with it.
+                    "matchExpressions": [{"key": ROLE_LABEL, "operator": "In", "values": _SERVING}],
+                },
                 # A server that never came up must not keep a node from being drained.
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
             },

@@ -100,16 +100,17 @@ def _ready(seen: Observed, server: ModelServer, decision: Decision, downloaded: 
     words = f"{ready} of {wanted} servers are ready"
     if wanted == 0:
         return False, "NoReplicas", "spec.replicas is 0"
+    reason = "ServersStarting"
+    if seen.troubles:
+        name, (reason, message) = min(seen.troubles.items())
+        words = f"{words}; {name} waits: {message or reason}"
     if ready >= server.spec.min_ready:
         return True, "ServersReady", words
     if not downloaded:
-        _, reason, message = _downloaded(seen, server, downloaded)
-        return False, reason, message
+        return False, *_downloaded(seen, server, downloaded)[1:]
     if seen.refusal is not None:
         return False, "CannotCreate", f"its pods cannot be made: {seen.refusal}"
-    for name, (reason, message) in sorted(seen.troubles.items()):
-        return False, reason, f"{words}; {name} waits: {message or reason}"
-    return False, "ServersStarting", words
+    return False, reason, words
 
 
 def _conditions(seen: Observed, claims: Sequence[Claim]) -> list[Condition]:

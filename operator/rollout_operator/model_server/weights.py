@@ -18,6 +18,8 @@ USER: Final = 65532
 MODELS: Final = "/models"
 """Where the volume with the weights is mounted."""
 VOLUME: Final = "weights"
+DOWNLOAD: Final = "download"
+"""Name of the container that brings the weights, for `podTemplate`."""
 RETRIES: Final = 6
 """Kubernetes' own default for Jobs: pods that fail, each a little later than the one before, for some ten minutes."""
 RESTRICTED: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -115,7 +117,7 @@ def _download_container(server: ModelServer, config: OperatorConfig) -> Json:
     model = server.spec.model
     revision = [f"--revision={model.revision}"] if model.revision else []
     return {
-        "name": "download",
+        "name": DOWNLOAD,
         "image": config.images.runtime,
         "imagePullPolicy": config.images.pull_policy,
         "command": ["python3", "-m", "agent_runtime.serving.download"],

@@ -15,7 +15,7 @@ from rollout_api.base import API_VERSION
 from rollout_api.cluster import own_model_server_name
 from rollout_api.conditions import Metadata
 from rollout_api.manifest import Problem, explain, path_of, validate
-from rollout_api.model import Endpoint, ModelSpec
+from rollout_api.model import ApiKeySource, Endpoint, ModelSpec
 from rollout_api.model_server import ModelServer
 from rollout_api.rollout_job import RolloutJob, RolloutJobSpec
 from rollout_api.sandbox import Security
@@ -36,6 +36,8 @@ CALLS_TOOLS: Final = ("ToolCalling", "Coding", "SWE")
 
 SECRET_BYTES: Final = 1_000_000
 """Most bytes of job.json: a Secret holds 1 MiB, the key and the names included."""
+
+_OR_DEFAULT_MODEL: Final = ", or have `defaults.model` set in the chart"
 
 RUN_ID_CHARACTERS: Final = 8
 """Characters of the uid in the name of a run's folder; recording/job_record.py makes it."""
@@ -104,6 +106,7 @@ def _problems(spec: RolloutJobSpec, namespace: str, config: OperatorConfig) -> l
     problems = [
         *_storage_problems("spec.output.uri", spec.output.uri, "or have `defaults.output` set in the chart"),
         *(_model_problems(spec.model) if spec.model else ()),
+        *_mcp_problems(spec),
         *_image_problems(spec),
         *_template_problems(spec),
     ]
@@ -192,19 +195,32 @@ def _server_problems(job: RolloutJob, config: OperatorConfig, server: Manifest |
 
 
 def _endpoint_problems(endpoint: Endpoint) -> list[Problem]:
+    return _address_problems(
+        "spec.model.endpoint", "baseURL", endpoint.base_url, endpoint.api_key_from, _OR_DEFAULT_MODEL
+    )
+
+
+def _mcp_problems(spec: RolloutJobSpec) -> list[Problem]:
+    return [
+        problem
+        for number, server in enumerate(spec.agent.mcp_servers)
+        if server.url is not None
+        for problem in _address_problems(f"spec.agent.mcpServers[{number}]", "url", server.url, server.api_key_from)
+    ]
+
+
+def _address_problems(path: str, field: str, url: str, key: ApiKeySource | None, otherwise: str = "") -> list[Problem]:
+    """What of an address and its key only a laptop has."""
     problems = []
-    if _is_this_machine(urlsplit(endpoint.base_url).hostname or ""):
+    if _is_this_machine(urlsplit(url).hostname or ""):
+        message = f"{url!r} is the runner pod itself; give an address that pods can reach{otherwise}"
+        problems.append(Problem(f"{path}.{field}", message))
+    if key is not None and key.env is not None:
         message = (
-            f"{endpoint.base_url!r} is the runner pod itself; give an address that pods can reach, "
-            "or have `defaults.model` set in the chart"
+            f"{key.env!r} is a variable of a laptop's environment; put the key into a Secret and use "
+            f"apiKeyFrom.secretKeyRef{otherwise}"
         )
-        problems.append(Problem("spec.model.endpoint.baseURL", message))
-    if endpoint.api_key_from is not None and endpoint.api_key_from.env is not None:
-        message = (
-            f"{endpoint.api_key_from.env!r} is a variable of a laptop's environment; put the key into a Secret and use "
-            "apiKeyFrom.secretKeyRef, or have `defaults.model` set in the chart"
-        )
-        problems.append(Problem("spec.model.endpoint.apiKeyFrom.env", message))
+        problems.append(Problem(f"{path}.apiKeyFrom.env", message))
     return problems
 
 

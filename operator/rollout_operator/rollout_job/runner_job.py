@@ -5,13 +5,11 @@ from typing import Any, Final
 
 from rollout_api.base import quantity_value
 from rollout_api.cluster import RUNNER_FOLDER, RUNNER_METRICS_PORT, runner_name
+from rollout_api.keys import named_keys
 from rollout_api.rollout_job import RolloutJob
 from rollout_operator.config import OperatorConfig, RunnerRequests
 from rollout_operator.rollout_job.access import service_account_name
 from rollout_operator.rollout_job.owned import labels, owned_metadata
-
-MODEL_KEY_VARIABLE: Final = "ROLLOUT_MODEL_API_KEY"
-"""Where runners look for the key of `apiKeyFrom.secretKeyRef`."""
 
 USER: Final = 65532
 """The user of the runtime image, by number: `runAsNonRoot` cannot check a name."""
@@ -91,7 +89,7 @@ def _container(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
         "image": own_image or config.images.runtime,
         # A user's image keeps Kubernetes' own rule: Always for :latest, else IfNotPresent.
         **({} if own_image else {"imagePullPolicy": config.images.pull_policy}),
-        "env": [{"name": "HOME", "value": "/tmp"}, *_model_key(job)],
+        "env": [{"name": "HOME", "value": "/tmp"}, *_keys(job)],
         "envFrom": [{"secretRef": {"name": job.spec.output.secret_ref}}] if job.spec.output.secret_ref else [],
         "ports": [{"name": "metrics", "containerPort": RUNNER_METRICS_PORT, "protocol": "TCP"}],
         "resources": {"requests": _requests(config.runner, job.spec.runners.concurrency)},
@@ -108,12 +106,12 @@ def _container(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
     }
 
 
-def _model_key(job: RolloutJob) -> list[dict[str, Any]]:
-    endpoint = job.spec.model.endpoint if job.spec.model else None
-    source = endpoint.api_key_from.secret_key_ref if endpoint and endpoint.api_key_from else None
-    if source is None:
-        return []
-    return [{"name": MODEL_KEY_VARIABLE, "valueFrom": {"secretKeyRef": {"name": source.name, "key": source.key}}}]
+def _keys(job: RolloutJob) -> list[dict[str, Any]]:
+    return [
+        {"name": key.variable, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}
+        for key in named_keys(job)
+        if (secret := key.source.secret_key_ref) is not None
+    ]
 
 
 def _requests(base: RunnerRequests, concurrency: int) -> dict[str, str]:

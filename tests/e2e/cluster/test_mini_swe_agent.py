@@ -11,11 +11,16 @@ import pytest
 from agent_runtime.recording.export import Format, export
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
-from tests.e2e.cluster.test_command_agent import MODEL, PORT, TAKEOVER, model_pod, samples, served
-from tests.support.cluster import REPOSITORY, Cluster, Job, Object, eventually
+from tests.support.cluster import REPOSITORY, Cluster, Job, Object
 from tests.support.mini_swe_agent import COMMAND, DONE, ENVIRONMENT, STEPS, TURNS
-from tests.support.runner_pods import kill_engine, live_runner
-from tests.support.talking_program import exported, one_conversation
+from tests.support.programs_in_pods import (
+    MODEL,
+    PORT,
+    assert_nothing_was_lost_or_doubled,
+    kill_while_they_talk,
+    model_pod,
+    start_model,
+)
 
 IMAGE = "agent-rollouts-mini-swe-agent:test"
 SLOWLY = "Let me think about this step for a while before I take it, for there is no hurry. " * 2
@@ -48,12 +53,7 @@ def thinking_model(cluster: Cluster, namespace: str) -> str:
     container["env"] = [{"name": "STANDIN_ARGS", "value": flags}]
     container["volumeMounts"] = [{"name": "script", "mountPath": "/script"}]
     pod["spec"]["volumes"] = [{"name": "script", "configMap": {"name": "script"}}]
-    cluster.apply(script, pod)
-    cluster.kubectl("wait", "--for=condition=Ready", f"pod/{MODEL}", "-n", namespace, "--timeout=120s")
-    running = cluster.get("pod", MODEL, namespace)
-    assert running is not None
-    address: str = running["status"]["podIP"]
-    return address
+    return start_model(cluster, namespace, script, pod)
 
 
 def a_job(mode: str, model: str, image: str) -> Object:
@@ -94,18 +94,9 @@ def test_mini_swe_agent_in_pods_goes_on_when_its_runner_is_killed(
     cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], image: str, mode: str
 ) -> None:
     job = new_job(a_job(mode, thinking_model(cluster, namespace), image)).apply()
-    for _ in range(2):
-        before = len(job.keys("attempts"))
-        eventually(lambda seen=before: len(job.keys("attempts")) > seen + TAKEOVER or None, 120, job.describe)
-        assert job.sealed() == 0, "the agents were done before the last kill; let them take more steps"
-        kill_engine(cluster, live_runner(job))
+    kill_while_they_talk(cluster, job, [0, 0])
     job.wait("Succeeded", 300)
-    for result in job.results():
-        assert (result["outcome"], result["stopReason"], result["reward"]) == ("Completed", "Finished", 1), result
-        assert (result["attempt"], result["failedAttempts"], result["turns"]) == (0, [], TURNS), result
-        assert (result["sandbox"]["mode"], result["tokenCapture"]) == (mode, "Tokens")
-        (branch,) = samples(job, result["index"])
-        assert exported(branch) == one_conversation(served(cluster, namespace, f"rollout-{result['index']}-0"))
+    assert_nothing_was_lost_or_doubled(cluster, namespace, job, mode, TURNS)
     trajectories = own_trajectories(job)
     assert [trajectory["agent"]["name"] for trajectory in trajectories] == ["mini-swe-agent"] * 2
     for trajectory in trajectories:

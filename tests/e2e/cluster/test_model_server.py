@@ -9,8 +9,8 @@ import pytest
 
 from agent_runtime.serving import routes
 from rollout_api.cluster import MODEL_CONTROL_PORT, MODEL_PORT, MODEL_SERVER_LABEL, ROLE_LABEL, RUNNER_ROLE
-from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Object, eventually
-from tests.support.model_server import NAME, Server
+from tests.support.cluster import Cluster, eventually
+from tests.support.model_server import NAME, Server, quick_pods
 from tests.support.sandboxes import ByHand
 
 # Asks for every route on every address. Prints [method, address and path, status], the status 0 where nobody answers.
@@ -53,24 +53,6 @@ def calls_to(server: Server, asked: frozenset[routes.Route]) -> Sequence[Sequenc
     ]
 
 
-def run_pod(server: Server, name: str, labels: Object, *arguments: str) -> str:
-    """What a pod with these labels prints."""
-    container = {"name": "main", "image": QUICKSTART_IMAGE, "command": ["python3", "-c", *arguments]}
-    server.cluster.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "namespace": server.namespace, "labels": labels},
-            "spec": {"restartPolicy": "Never", "containers": [container]},
-        }
-    )
-    ended = "--for=jsonpath={.status.phase}=Succeeded"
-    done = server.cluster.kubectl("wait", ended, f"pod/{name}", "-n", server.namespace, "--timeout=120s", check=False)
-    said = server.cluster.kubectl("logs", name, "-n", server.namespace).stdout
-    assert done.returncode == 0, said + server.describe()
-    return said
-
-
 def test_servers_come_up_and_are_found_by_all_and_each_by_its_own_address(server: Server) -> None:
     server.apply(replicas=2).wait_ready(2)
     status = server.status
@@ -83,7 +65,7 @@ def test_servers_come_up_and_are_found_by_all_and_each_by_its_own_address(server
     tries = itertools.count()
 
     def answers() -> list[int]:
-        said = run_pod(server, f"asks-{next(tries)}", runner, ASK, json.dumps(calls))
+        said = server.run_in_pod(f"asks-{next(tries)}", runner, ASK, json.dumps(calls))
         return [status for _, _, status in json.loads(said)]
 
     # A Service takes a moment to lead to a pod that has just become ready.
@@ -94,7 +76,7 @@ def test_no_control_route_opens_to_a_runner_or_a_sandbox(server: Server, cluster
     server.apply(replicas=1).wait_ready(1)
     control = routes.CONTROL - routes.READ_ONLY | {routes.FETCH_POLICY}
     calls = json.dumps(calls_to(server, control))
-    from_runner = json.loads(run_pod(server, "runner", {ROLE_LABEL: RUNNER_ROLE}, ASK, calls))
+    from_runner = json.loads(server.run_in_pod("runner", {ROLE_LABEL: RUNNER_ROLE}, ASK, calls))
     assert len(from_runner) == 2 * len(control)
     for method, url, status in from_runner:
         # Where no network policy is enforced, the control port would answer 401.
@@ -127,6 +109,33 @@ def test_servers_are_scaled_and_given_a_policy_without_a_restart(server: Server)
     server.wait_ready(1)
     assert server.ready[0]["uid"] == uid, "the server that was there first has not been restarted"
     assert server.status["replicas"] == 1
+
+
+def test_drains_of_nodes_take_one_server_at_a_time_and_none_where_the_budget_says_so(server: Server) -> None:
+    pods = {"podTemplate": {"spec": quick_pods()}}
+    server.apply(replicas=2, podDisruptionBudget={"maxUnavailable": 0}, **pods).wait_ready(2)
+    first, second = (entry["name"] for entry in server.ready)
+    uids = [entry["uid"] for entry in server.ready]
+    budget = lambda: server.cluster.get("poddisruptionbudget", NAME, server.namespace) or {}  # noqa: E731
+
+    def settled(allowed: int) -> bool | None:
+        status = budget().get("status", {})
+        seen = status.get("observedGeneration") == budget()["metadata"]["generation"]
+        # Pods that are not ready may always go; the kubelet says so a moment after the ModelServer does.
+        return (seen and (status["currentHealthy"], status["disruptionsAllowed"]) == (2, allowed)) or None
+
+    eventually(lambda: settled(0), 60, server.describe)
+    assert not server.evict(first)
+
+    server.patch(podDisruptionBudget={"maxUnavailable": 1})
+    eventually(lambda: settled(1), 60, server.describe)
+    assert server.evict(first)
+    assert not server.evict(second), "the other one would be the last"
+    is_new = lambda entry: entry["uid"] not in uids  # noqa: E731
+    eventually(lambda: [is_new(entry) for entry in server.ready] == [True, False] or None, 120, server.describe)
+    eventually(lambda: settled(1), 60, server.describe)
+    assert server.evict(second)
+    eventually(lambda: [is_new(entry) for entry in server.ready] == [True, True] or None, 120, server.describe)
 
 
 def test_a_policy_version_never_falls(server: Server) -> None:

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from agent_runtime.recording.attempt_folder import AttemptFolder
@@ -41,9 +44,18 @@ def crash() -> str:
     print("out of ideas", file=sys.stderr, flush=True)
     import os; os._exit(3)
 
+async def guarded(scope, receive, send):
+    key = dict(scope.get("headers", ())).get(b"authorization", b"").decode()
+    if scope["type"] == "http" and key != " ".join(["Bearer", *sys.argv[2:]]):
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    await app(scope, receive, send)
+
 if sys.argv[1:]:
-    server.settings.port = int(sys.argv[1])
-    server.run("streamable-http")
+    import uvicorn
+    app = server.streamable_http_app()
+    uvicorn.run(guarded if sys.argv[2:] else app, port=int(sys.argv[1]))
 else:
     server.run()
 """
@@ -175,24 +187,47 @@ async def listening(port: int) -> None:
             return
 
 
-async def test_a_server_elsewhere_is_asked_by_the_runner_in_one_session_a_rollout(
-    tmp_path: Path, unused_tcp_port: int
-) -> None:
-    (tmp_path / "counting.py").write_text(COUNTING)
+@asynccontextmanager
+async def counting_elsewhere(folder: Path, port: int, *key: str) -> AsyncIterator[str]:
+    """The URL of a server that listens, to those who have the key if there is one."""
+    (folder / "counting.py").write_text(COUNTING)
     process = await asyncio.create_subprocess_exec(
-        str(environment() / "bin" / "python"), "counting.py", str(unused_tcp_port), cwd=tmp_path,
+        str(environment() / "bin" / "python"), "counting.py", str(port), *key, cwd=folder,
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        await listening(unused_tcp_port)
-        count = ToolCall("counting__count_slowly", {})
-        async with VllmStandIn(script=calls(count, ToolCall("counting__crash", {}), count)) as server:
-            url = f"http://127.0.0.1:{unused_tcp_port}/mcp"
-            reader = await run(tmp_path, manifest(server, [{"name": "counting", "url": url}]))
+        await listening(port)
+        yield f"http://127.0.0.1:{port}/mcp"
     finally:
         if process.returncode is None:
             process.terminate()
         await process.wait()
+
+
+async def test_a_server_that_wants_a_key_gets_the_one_that_the_manifest_names(
+    tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TICKETS_KEY", "a-key\n")
+    async with (
+        VllmStandIn(script=calls(ToolCall("counting__count_slowly", {}))) as server,
+        counting_elsewhere(tmp_path, unused_tcp_port, "a-key") as url,
+    ):
+        counting = {"name": "counting", "url": url, "apiKeyFrom": {"env": "TICKETS_KEY"}}
+        reader = await run(tmp_path, manifest(server, [counting]))
+    (counted,) = await observations(reader)
+    assert counted.content == "This was call 1."
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and b"a-key" in path.read_bytes()]
+
+
+async def test_a_server_elsewhere_is_asked_by_the_runner_in_one_session_a_rollout(
+    tmp_path: Path, unused_tcp_port: int
+) -> None:
+    count = ToolCall("counting__count_slowly", {})
+    async with (
+        VllmStandIn(script=calls(count, ToolCall("counting__crash", {}), count)) as server,
+        counting_elsewhere(tmp_path, unused_tcp_port) as url,
+    ):
+        reader = await run(tmp_path, manifest(server, [{"name": "counting", "url": url}]))
     (result,) = reader.results()
     assert (result.outcome, result.stop_reason) == ("Completed", "Finished"), result.message
     counted, *lost = await observations(reader)

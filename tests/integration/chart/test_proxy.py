@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent_runtime.models.factory import SECRET_KEY_VARIABLE
 from agent_runtime.proxy.serve import ADMIN_KEY_VARIABLE, POD_IP_VARIABLE, ProxySettings, admin_key
+from rollout_api.keys import MODEL_KEY_VARIABLE
 from tests.support.chart import RELEASE, Manifest, of_kind, render, template
 
 VALUES = Path(__file__).parent / "values"
@@ -33,7 +33,7 @@ def test_values_reach_the_proxy() -> None:
     assert environ == {
         POD_IP_VARIABLE: {"fieldRef": {"fieldPath": "status.podIP"}},
         ADMIN_KEY_VARIABLE: {"secretKeyRef": {"name": "proxy-key", "key": "admin-key"}},
-        SECRET_KEY_VARIABLE: {"secretKeyRef": {"name": "model-key", "key": "api-key"}},
+        MODEL_KEY_VARIABLE: {"secretKeyRef": {"name": "model-key", "key": "api-key"}},
     }
     assert container["envFrom"] == [{"secretRef": {"name": "storage"}}]
 

@@ -146,6 +146,19 @@ async def test_all_hooks_are_called_in_the_order_of_a_rollout_each_with_a_key_of
     ]
 
 
+async def test_the_end_of_a_group_is_told_by_whoever_goes_on_and_only_once(tmp_path: Path) -> None:
+    told: list[tuple[str, int]] = []
+
+    class Tells:
+        def after_group(self, key: str, results: Sequence[Result]) -> None:
+            told.append((key, len(results)))
+
+    sealed = await run(tmp_path)  # as by a process that died before it could tell anybody
+    for _ in range(2):
+        await run(tmp_path, Tells())
+    assert told == [(f"{sealed.name}/group-0", 1)]
+
+
 async def test_a_refused_call_is_not_run_the_model_is_told_why_and_the_rollout_goes_on(tmp_path: Path) -> None:
     commands: list[Any] = []
 

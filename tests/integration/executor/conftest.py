@@ -48,6 +48,7 @@ class ExecutorProcess:
             "stateDir": str(self.folder / "state"),
             "root": str(root) if mode == "Plain" else "/",
             "readyFile": str(self.folder / "ready"),
+            "idleSeconds": 86_400,  # one that all tests share may wait long for the next of them on a busy machine
             **config,
         }
         self.log = self.folder / "log"

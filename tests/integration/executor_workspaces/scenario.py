@@ -10,7 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from agent_runtime.executor.workspaces import HostConfig, HostFailure, open_host, start_zygote
+from agent_runtime.executor.workspaces import HostFailure, open_host, start_zygote
+from agent_runtime.executor.workspaces.config import HostConfig
 
 start_zygote()
 

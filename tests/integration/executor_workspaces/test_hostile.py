@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.executor.host import FileFailure, Limits, Workspace, WorkspaceFailure
-from agent_runtime.executor.workspaces import HostConfig
+from agent_runtime.executor.workspaces.config import HostConfig
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, get, put, read_all, run, start, write
 

@@ -11,7 +11,8 @@ from aiohttp import web
 
 from agent_runtime.models.base import Model, ModelRequest
 from agent_runtime.models.factory import open_model
-from rollout_api.model import ModelSpec, Sampling
+from rollout_api.model import ModelSpec
+from tests.support.model_requests import model_request
 
 Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
@@ -121,23 +122,9 @@ async def connect(server: Server) -> AsyncIterator[Callable[..., Model]]:
         await model.close()
 
 
-def request(**changes: Any) -> ModelRequest:
-    plain: dict[str, Any] = {
-        "messages": [{"role": "user", "content": "Hi"}],
-        "tools": [],
-        "sampling": Sampling(),
-        "seed": 5,
-        "session": "job/3",
-        "task": "t",
-        "member": 0,
-        "turn": 0,
-    }
-    return ModelRequest(**plain | changes)
-
-
 @pytest.fixture
 def make_request() -> Callable[..., ModelRequest]:
-    return request
+    return model_request
 
 
 @pytest.fixture

@@ -12,23 +12,12 @@ from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.journal import Journal, Superseded, read_attempt
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import StorageError, StorageUnavailable, Store
-from rollout_api.records import Outcome, Record, Result, StopReason, StopRecord
-from rollout_api.rollout_job import RolloutJob
+from rollout_api.records import Record, Result, StopReason, StopRecord
 from tests.support.fault_proxy import FaultProxy
+from tests.support.records import completed, small_job
 from tests.support.s3 import S3, careless_s3
 
-JOB = RolloutJob.model_validate(
-    {
-        "apiVersion": "rollout.dev/v1alpha1",
-        "kind": "RolloutJob",
-        "metadata": {"name": "fix", "uid": "0d5c1c36-87a2-4f0e-9a53-1f3f6f2c7d11"},
-        "spec": {
-            "tasks": {"inline": [{"name": "a", "prompt": "x"}]},
-            "agent": {"type": "Nop"},
-            "output": {"uri": "out"},
-        },
-    }
-)
+JOB = small_job(uid="0d5c1c36-87a2-4f0e-9a53-1f3f6f2c7d11")
 TASKS = JOB.spec.tasks.inline or []
 
 
@@ -41,17 +30,7 @@ def texts(records: list[Record]) -> list[str]:
 
 
 def result(message: str) -> Result:
-    return Result(
-        index=0,
-        group=0,
-        member=0,
-        task="a",
-        mode="Train",
-        seed=0,
-        outcome=Outcome.COMPLETED,
-        attempt=0,
-        message=message,
-    )
+    return completed(task="a", message=message)
 
 
 async def test_every_reply_lost_once_still_tells_ours_from_theirs(through: Store, proxy: FaultProxy) -> None:
@@ -71,6 +50,16 @@ async def test_racing_writers_on_a_bad_network_have_one_winner_a_key(
         won = await asyncio.gather(*(through.create(f"key/{key}", b"writer %d" % writer) for writer in range(8)))
         assert won.count(True) == 1
         assert await direct.get(f"key/{key}") == b"writer %d" % won.index(True)
+
+
+async def test_results_are_written_although_another_write_of_them_is_under_way(
+    through: Store, direct: Store, proxy: FaultProxy
+) -> None:
+    proxy.conflict = 0.5
+    for number in range(5):
+        await through.put("results.jsonl", b"%d" % number)
+        assert await direct.get("results.jsonl") == b"%d" % number
+    assert proxy.seen["conflict"]
 
 
 async def test_runners_that_take_over_on_a_bad_network_lose_no_acknowledged_record(

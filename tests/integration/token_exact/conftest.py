@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.dummy import DummyProvider
 from rollout_api.model import Sampling
 from rollout_api.rollout_job import RolloutJob
+from tests.support.model_requests import model_request
 from tests.support.vllm_server import VllmStandIn
 
 worlds = itertools.count()
@@ -41,23 +43,9 @@ async def connect() -> AsyncIterator[Connect]:
         await model.close()
 
 
-def request(content: str = "Hi", **changes: Any) -> ModelRequest:
-    plain: dict[str, Any] = {
-        "messages": [{"role": "user", "content": content}],
-        "tools": [],
-        "sampling": Sampling(max_tokens=200),
-        "seed": 5,
-        "session": "s",
-        "task": "t",
-        "member": 0,
-        "turn": 0,
-    }
-    return ModelRequest(**plain | changes)
-
-
 @pytest.fixture
 def make_request() -> Callable[..., ModelRequest]:
-    return request
+    return partial(model_request, sampling=Sampling(max_tokens=200))
 
 
 @dataclass

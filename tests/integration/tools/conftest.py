@@ -1,11 +1,8 @@
 """A workspace on this machine: real processes and real files below a temporary folder."""
 
-import asyncio
 import os
 import shutil
-import signal
 import stat as stat_module
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from agent_runtime.sandboxes.base import CommandResult, FileError, FileStat
 from agent_runtime.tools.base import ToolContext, ToolResult
 from agent_runtime.tools.registry import open_tools
 from rollout_api.tasks import Task
+from tests.support.commands import run_here
 
 
 class Crash(Exception):
@@ -62,38 +60,13 @@ class LocalWorkspace:
         tail_bytes: int = 16_384,
     ) -> CommandResult:
         async def act() -> CommandResult:
-            argv = ["sh", "-c", command] if isinstance(command, str) else command
-            started = time.monotonic()
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                cwd=os.path.join(self.working_dir, cwd or ""),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-            cause = None
-            reading = asyncio.ensure_future(process.communicate(stdin))
-            done, _ = await asyncio.wait([reading], timeout=deadline_seconds)
-            if not done:
-                cause = "Deadline"
-                os.killpg(process.pid, signal.SIGKILL)
-            out, err = await reading
-            omitted = max(0, len(out) - head_bytes - tail_bytes)
-            kept = out[:head_bytes] + out[len(out) - tail_bytes :] if omitted else out
-            code = process.returncode
-            assert code is not None
-            return CommandResult(
-                exit_code=code if code >= 0 else None,
-                signal=-code if code < 0 else None,
-                cause=cause,
-                seconds=time.monotonic() - started,
-                stdout=kept,
-                stderr=err,
-                stdout_bytes=len(out),
-                stderr_bytes=len(err),
-                stdout_omitted=omitted,
-                stdout_head=head_bytes if omitted else 0,
+            return await run_here(
+                command,
+                cwd=Path(self.working_dir, cwd or ""),
+                deadline_seconds=deadline_seconds,
+                stdin=stdin,
+                head_bytes=head_bytes,
+                tail_bytes=tail_bytes,
             )
 
         result: CommandResult = await self._once(act)

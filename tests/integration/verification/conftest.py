@@ -1,14 +1,11 @@
 """A workspace over a plain folder: real files and real processes, with nothing that isolates them."""
 
-import asyncio
 import io
 import os
 import shutil
-import signal
 import stat
 import sys
 import tarfile
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -16,6 +13,7 @@ from typing import Literal
 import pytest
 
 from agent_runtime.sandboxes.base import CommandResult, FileError, FileStat
+from tests.support.commands import run_here
 
 WORKING_DIR = "/workspace"
 
@@ -48,37 +46,10 @@ class FolderWorkspace:
         head_bytes: int = 65_536,
         tail_bytes: int = 65_536,
     ) -> CommandResult:
-        argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         variables = {"PATH": path, "HOME": str(self.root), "VERIFIER_LOGS": str(self._at("/logs/verifier"))}
-        started = time.monotonic()
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            cwd=self._at(cwd or "."),
-            env=variables | dict(env or {}),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        cause = None
-        try:
-            out, err = await asyncio.wait_for(process.communicate(), deadline_seconds)
-        except TimeoutError:
-            os.killpg(process.pid, signal.SIGKILL)
-            out, err = await process.communicate()
-            cause = "Deadline"
-        code = process.returncode
-        assert code is not None
-        return CommandResult(
-            exit_code=code if code >= 0 else None,
-            signal=-code if code < 0 else None,
-            cause=cause,
-            seconds=time.monotonic() - started,
-            stdout=out,
-            stderr=err,
-            stdout_bytes=len(out),
-            stderr_bytes=len(err),
+        return await run_here(
+            command, cwd=self._at(cwd or "."), deadline_seconds=deadline_seconds, env=variables | dict(env or {})
         )
 
     async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:

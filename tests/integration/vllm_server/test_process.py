@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -92,3 +93,30 @@ async def test_a_kill_breaks_a_stream_off() -> None:
         with pytest.raises(aiohttp.ClientError):
             await read()
         assert got
+
+
+async def test_a_server_of_two_nodes_answers_when_both_are_there_and_ends_with_either() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
+
+    async def start(*flags: str) -> asyncio.subprocess.Process:
+        command = (sys.executable, "-m", "tests.support.vllm_server", *shared, *flags)
+        return await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+
+    first = await start("--node-rank", "0", "--port", "0", "--print-url")
+    assert first.stdout is not None
+    url = asyncio.create_task(first.stdout.readline())
+    done, _ = await asyncio.wait([url], timeout=1)
+    second = await start("--node-rank", "1", "--headless")
+    try:
+        assert (await url).startswith(b"http://")
+        assert not done, "it served without its other node"
+        second.kill()
+        assert await first.wait() == 1
+    finally:
+        for process in (first, second):
+            if process.returncode is None:
+                process.kill()
+            await process.wait()

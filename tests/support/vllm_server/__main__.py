@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -18,6 +19,7 @@ from pathlib import Path
 from tests.support.vllm_server.faults import Faults
 from tests.support.vllm_server.model import answers_from_json
 from tests.support.vllm_server.server import VllmStandIn
+from tests.support.vllm_server.several_nodes import MASTER_PORT, follow, gather
 
 
 def main() -> None:
@@ -41,6 +43,10 @@ def parse(given: list[str]) -> argparse.Namespace:
     as_vllm.add_argument("--scheduling-policy", default="fcfs", choices=("fcfs", "priority"))
     as_vllm.add_argument("--enable-auto-tool-choice", action="store_true")
     as_vllm.add_argument("--tool-call-parser")
+    as_vllm.add_argument("--nnodes", type=int, default=1)
+    as_vllm.add_argument("--master-addr", default="127.0.0.1")
+    as_vllm.add_argument("--master-port", type=int, default=MASTER_PORT)
+    as_vllm.add_argument("--headless", action="store_true")
     own = parser.add_argument_group("its own")
     own.add_argument("--print-url", action="store_true", help="one line on standard output as soon as it serves")
     own.add_argument("--script", type=Path, help="JSON: {session or *: [answer, ...]}")
@@ -48,6 +54,7 @@ def parse(given: list[str]) -> argparse.Namespace:
     own.add_argument("--load-seconds", type=float, default=0.0)
     own.add_argument("--abort-seconds", type=float, default=0.0)
     own.add_argument("--base-version", type=int, default=0)
+    own.add_argument("--transfer-port", type=int, default=0, help="where a trainer's tensors come in")
     own.add_argument("--kv-blocks", type=int, default=65536)
     own.add_argument("--keep-served", type=int, default=20_000, help="requests in the record")
     own.add_argument("--no-scale-out", action="store_true", help="no render, derender and generate")
@@ -92,14 +99,22 @@ async def serve(arguments: argparse.Namespace, flags: list[str]) -> None:
         flags=flags,
         host=arguments.host,
         port=arguments.port,
+        transfer_port=arguments.transfer_port,
     )
-    stopped = asyncio.Event()
+    serving = asyncio.current_task()
+    assert serving is not None
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with server:
-        if arguments.print_url:
-            print(server.url, flush=True)
-        await stopped.wait()
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        if arguments.headless:
+            await follow(arguments.master_addr, arguments.master_port)
+            sys.exit("the first node has ended")
+        lost = await gather(arguments.nnodes, arguments.master_port) if arguments.nnodes > 1 else asyncio.Event()
+        async with server:
+            if arguments.print_url:
+                print(server.url, flush=True)
+            await lost.wait()
+            sys.exit("another node has ended")
 
 
 if __name__ == "__main__":

@@ -77,9 +77,13 @@ async def abort_requests(http: web.Request) -> web.Response:
 @routes.post("/init_weight_transfer_engine")
 async def init_weight_transfer_engine(http: web.Request) -> web.Response:
     """vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py: init_weight_transfer_engine; {init_info}."""
-    if (await json_object(http)).get("init_info") is None:
+    init_info = (await json_object(http)).get("init_info")
+    if init_info is None:
         raise errors.bad_request("Missing 'init_info' in request body")
-    server_of(http).weights.initialised = True
+    try:
+        await server_of(http).weights.join(init_info)
+    except LoadError as error:
+        raise errors.failed(str(error)) from None
     return web.json_response({"message": "Weight transfer initialized"})
 
 

@@ -36,8 +36,8 @@ class VllmStandIn:
     starts and restarts with. scale_out: whether render, derender and generate are there. weight_checker: whether that
     route is there. weight_versions: answers of generate say which weights made them, as those newer than 0.29 do.
     tool_parser: whether tool calls are parsed. drops_streamed_ids: streamed chat with tools loses ids, as before vLLM's pull
-    request 29074. max_num_seqs: requests that run at once. kv_blocks: of 16 tokens. keep_served: how
-    many requests the record keeps.
+    request 29074. max_num_seqs: requests that run at once. kv_blocks: of 16 tokens. keep_served: how many requests the
+    record keeps. transfer_port: where a trainer's tensors come in, 0 for any.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class VllmStandIn:
         flags: Sequence[str] = (),
         host: str = "127.0.0.1",
         port: int = 0,
+        transfer_port: int = 0,
     ) -> None:
         self.model, self.max_model_len, self.api_key, self.script = model, max_model_len, api_key, script
         self.tokens_per_second, self.load_seconds, self.abort_seconds = tokens_per_second, load_seconds, abort_seconds
@@ -73,7 +74,7 @@ class VllmStandIn:
         self.max_num_seqs, self.kv_blocks = max_num_seqs, kv_blocks
         self.faults = faults or Faults()
         self.flags = list(flags)
-        self.host, self.port = host, port
+        self.host, self.port, self.transfer_port = host, port, transfer_port
         self.engine_version = "0.26.0"
         self.served: deque[Request] = deque(maxlen=keep_served)
         """Every request that reached an engine, in order, restarts included."""
@@ -96,7 +97,7 @@ class VllmStandIn:
 
     async def start(self) -> None:
         """Serve, with the base weights, on the same port as before."""
-        self.weights = Weights(self.base_version, self.load_seconds, self.faults)
+        self.weights = Weights(self.base_version, self.load_seconds, self.faults, transfer_port=self.transfer_port)
         self.engine = Engine(
             self.weights,
             self.faults,

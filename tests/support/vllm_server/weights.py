@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.vllm_server import transfer
 from tests.support.vllm_server.faults import Faults
 
 # What vLLM says until a label is set: vLLM, docs/serving/online_serving/token_in_token_out.md, "Weight versions".
@@ -52,6 +53,9 @@ class Weights:
     """Between start_weight_update and finish_weight_update."""
     tensors: int | None = None
     """Version of what the trainer has sent: POST /_standin/tensors plays the trainer's channel."""
+    transfer_port: int = 0
+    """Where tensors come in on the trainer's channel, where there is a real one; 0: any."""
+    _channel: transfer.Channel | None = None
     _received: bool = False
 
     def __post_init__(self) -> None:
@@ -62,6 +66,18 @@ class Weights:
         version = self.base if path is None else await asyncio.to_thread(version_at, path)
         await self._load("reload_weights", version)
         self.version = version
+
+    async def join(self, init_info: Mapping[str, Any]) -> None:
+        """Be ready for tensors; a group that has a port is a real one, and is joined. Raises LoadError."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if "master_port" in init_info:
+            try:
+                self._channel = await transfer.join(init_info, self.transfer_port)
+            except transfer.TransferError as error:
+                raise LoadError(str(error)) from error
+        self.initialised = True
 
     async def receive(self, update: Mapping[str, Any]) -> None:
         """One part of an update, by the trainer's own channel. Raises LoadError."""
@@ -77,6 +93,11 @@ class Weights:
                 raise LoadError(
                     f"`{fields}` should be of the same size as `names`: got {len(update[fields])} and {len(names)}"
                 )
+        if self._channel is not None:
+            try:
+                self.tensors = await self._channel.receive(update.get("dtype_names", []), update.get("shapes", []))
+            except transfer.TransferError as error:
+                raise LoadError(str(error)) from error
         await self._load("update_weights", self.tensors)
         self._received = True
 

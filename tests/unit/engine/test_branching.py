@@ -27,6 +27,7 @@ from rollout_api.records import (
     Usage,
 )
 from rollout_api.rollout_job import RolloutJob
+from tests.support.records import small_job
 
 token_ids = st.lists(st.integers(0, 9), max_size=4)
 
@@ -95,18 +96,7 @@ def test_what_was_copied_is_counted_to_its_source_alone(records: list[Record], t
 
 @given(journals(), st.integers(0, 4))
 def test_an_atif_trajectory_says_which_steps_were_copied(records: list[Record], turn: int) -> None:
-    job = RolloutJob.model_validate(
-        {
-            "apiVersion": "rollout.dev/v1alpha1",
-            "kind": "RolloutJob",
-            "metadata": {"name": "fix"},
-            "spec": {
-                "tasks": {"inline": [{"name": "a", "prompt": "b"}]},
-                "agent": {"type": "Nop"},
-                "output": {"uri": "out"},
-            },
-        }
-    )
+    job = small_job()
     written = atif.trajectory(job, "run/0", branched(records, turn))
     assert written is not None
     answers = [step for step in written["steps"] if step["source"] == "agent"]

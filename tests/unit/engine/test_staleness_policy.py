@@ -1,7 +1,15 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.engine.staleness_policy import NewestPolicy, numbers, stale_message, versions_of
+from agent_runtime.engine.staleness_policy import (
+    NewestPolicy,
+    PolicyLag,
+    StalePolicy,
+    numbers,
+    stale_message,
+    versions_of,
+)
 from rollout_api.records import PolicySpan, ResponseRecord
 
 versions = st.none() | st.integers(0, 50)
@@ -35,3 +43,15 @@ def test_the_newest_policy_is_the_largest_that_was_seen(replies: list[list[int]]
     for reply in replies:
         newest.see(reply)
     assert newest.version == max((version for reply in replies for version in reply), default=None)
+
+
+def test_a_rollout_is_judged_by_its_own_first_token_and_by_what_others_have_seen() -> None:
+    newest = NewestPolicy()
+    ours, others = PolicyLag(newest, 1), PolicyLag(newest)
+    for version in ("3", "4"):
+        ours.see([PolicySpan(tokens=1, version=version)])
+        ours.refuse_if_stale()
+    others.see([PolicySpan(tokens=1, version="9")])
+    others.refuse_if_stale()
+    with pytest.raises(StalePolicy, match="policy 3 and the newest is 9"):
+        ours.refuse_if_stale()

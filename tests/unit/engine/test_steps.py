@@ -1,13 +1,30 @@
-"""What a task in steps is worth."""
+"""What a task in steps is worth, and where its steps are taken."""
 
 import time
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from obstore.store import MemoryStore
 
-from agent_runtime.engine.steps import missed_gate, traces, verdict_of_steps
-from rollout_api.records import StepRecord, Verdict
+from agent_runtime.agents.base import AgentContext
+from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
+from agent_runtime.engine.attempt_log import AttemptLog
+from agent_runtime.engine.branching_checkpoints import Checkpoints
+from agent_runtime.engine.branching_snapshots import Snapshots, SnapshotStore
+from agent_runtime.engine.steps import InSteps, missed_gate, traces, verdict_of_steps
+from agent_runtime.engine.turns import Turns
+from agent_runtime.engine.workspace_states import Keeping
+from agent_runtime.recording.layers import Layers
+from agent_runtime.recording.store import Store
+from agent_runtime.sandboxes.base import Fence, WorkspaceSpec
+from agent_runtime.sandboxes.dummy import DummyProvider, DummyWorkspace
+from rollout_api.model import Sampling
+from rollout_api.records import AttemptRecord, StepRecord, StopReason, Verdict
+from rollout_api.rollout_job import Agent as AgentSpec
+from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.tasks import Task, TaskStep
+from tests.unit.engine.test_turns import MemoryJournal
 
 VERIFIER = {"kind": "rewardFile", "commands": ["true"], "files": [{"path": "/tests/a", "content": ""}]}
 REWARDS = st.lists(st.floats(-1, 1), min_size=1, max_size=6)
@@ -67,3 +84,53 @@ def test_the_next_step_finds_no_tests_and_no_reward() -> None:
     verifier = {"kind": "rewardFile", "commands": ["true"], "files": files}
     graded = Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier})
     assert traces(graded) == ["/tests", "/logs/verifier", "hidden.txt"]
+
+
+class Checkpointing:
+    """Keeps a checkpoint in each step."""
+
+    async def run(self, context: AgentContext) -> str:
+        await context.checkpoint()
+        return "done"
+
+
+def stepped(workspace: DummyWorkspace, journal: MemoryJournal, *, agent_seconds: int = 60) -> Turns:
+    steps = [{"name": f"s{n}", "prompt": "p", "files": [{"path": f"f{n}", "content": "x"}]} for n in range(2)]
+    stepped_task = Task.model_validate(
+        {"name": "t", "prompt": "p", "steps": steps, "timeouts": {"agentSeconds": agent_seconds}}
+    )
+    store = Store("memory:", MemoryStore())
+    snapshots = SnapshotStore(Layers(store, store.below("run")), 10**6)
+    return Turns(
+        Assignment(Rollout(index=0, group=0, member=0, task=stepped_task, seed=1), AgentSpec(), Sampling()),
+        tools={},
+        model=lambda: None,
+        workspace=workspace,
+        log=AttemptLog(journal),
+        oversight=Oversight(),
+        keeping=Keeping(
+            Snapshots(snapshots, None, []),
+            Checkpoints(snapshots),
+            lambda moved: AttemptRecord(time=0, runner="r", workspace=dict(moved.handle), sandbox={}),
+        ),
+    )
+
+
+async def dummy(world: str) -> DummyWorkspace:
+    provider = DummyProvider(world)
+    return await provider.acquire(WorkspaceSpec("g0", "/w"), attempt="0-0", fence=Fence(1, "a"), name="agent")
+
+
+async def test_a_step_begins_where_the_agent_works_after_a_checkpoint_and_not_where_it_was(tmp_path: Path) -> None:
+    turns = stepped(await dummy(str(tmp_path)), MemoryJournal())
+    ended = await turns.run_agent(InSteps(Checkpointing, RolloutJobSpec.model_construct(), epoch=1))
+    assert ended == (StopReason.FINISHED, "took 2 steps")
+    assert [await turns.workspace.read(name) for name in ("f0", "f1")] == [b"x", b"x"]
+
+
+async def test_a_slow_store_between_two_steps_takes_none_of_the_agents_time(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    journal.delay = 0.4
+    turns = stepped(await dummy(str(tmp_path)), journal, agent_seconds=1)
+    ended = await turns.run_agent(InSteps(Checkpointing, RolloutJobSpec.model_construct(), epoch=1))
+    assert ended == (StopReason.FINISHED, "took 2 steps")

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.agents.base import AgentContext, Stop
-from agent_runtime.engine.turns import NotReplayable, Turns
+from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
+from agent_runtime.engine.attempt_log import AttemptLog, NotReplayable
+from agent_runtime.engine.turns import Turns
 from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest
 from agent_runtime.recording.branches import token_forks
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceLimit
@@ -130,19 +132,14 @@ def turns_of(
 ) -> Turns:
     tools = {"count": spec.pop("tool", None) or Count(log), "finish_it": Finish(log)}
     timeouts = Timeouts(agent_seconds=spec.pop("agent_seconds", 60))
+    task = Task(name="t", prompt="count", timeouts=timeouts)
     return Turns(
-        task=Task(name="t", prompt="count", timeouts=timeouts),
-        spec=AgentSpec(**spec),
-        sampling=Sampling(),
-        seed=1,
-        index=0,
-        member=0,
+        Assignment(Rollout(index=0, group=0, member=0, task=task, seed=1), AgentSpec(**spec), Sampling()),
         tools=tools,
-        definitions=[],
         model=lambda: model,
         workspace=NoWorkspace(),  # type: ignore[arg-type]
-        journal=journal,
-        replay=replay,
+        log=AttemptLog(journal, replay),
+        oversight=Oversight(),
     )
 
 

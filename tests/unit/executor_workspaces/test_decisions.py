@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.executor.host import Limits
-from agent_runtime.executor.workspaces import Bind, HostConfig
+from agent_runtime.executor.workspaces.config import Bind, HostConfig
 from agent_runtime.executor.workspaces.ground import identity_map
 from agent_runtime.executor.workspaces.identity import Refused, resolve
 from agent_runtime.executor.workspaces.processes import Process, descendants, parse_stat

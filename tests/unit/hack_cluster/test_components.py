@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hack.cluster.harness.components import Component, control_plane, find, node_components
+from hack.cluster.harness.components import Component, control_plane, dra_driver, find, node_components
 from hack.cluster.harness.layout import Layout
 
 PROGRAMS = Path("/programs")
@@ -34,3 +34,10 @@ def test_every_component_that_tests_stop_is_found_by_its_name(name: str) -> None
 def test_a_component_that_is_not_on_that_node_is_refused_with_those_that_are() -> None:
     with pytest.raises(KeyError, match="expected one of containerd, kube-proxy, kubelet, network-policy"):
         find(Layout("test", 0), "etcd", 1, PROGRAMS)
+
+
+def test_a_nodes_devices_are_offered_in_its_own_name() -> None:
+    layout = Layout("test", 0)
+    assert [f"--node-name=test-{index}" in dra_driver(layout.node(index), PROGRAMS).argv for index in (0, 1)] == [
+        True
+    ] * 2

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from agent_runtime.models.base import ContextExceeded, ModelConfigError, ModelError, ModelReply, ModelRequest
-from agent_runtime.models.factory import SECRET_KEY_VARIABLE, open_model
+from agent_runtime.models.factory import open_model
 from agent_runtime.models.function import FunctionModel
+from rollout_api.keys import MODEL_KEY_VARIABLE
 from rollout_api.model import ModelSpec, Sampling
 
 SCRIPT = {
@@ -130,4 +131,4 @@ def test_a_model_that_cannot_be_opened_says_which_field_and_what_to_do(spec: Any
 
 def test_a_key_of_a_secret_comes_in_the_runners_variable() -> None:
     source = {"secretKeyRef": {"name": "s", "key": "k"}}
-    assert opened({SECRET_KEY_VARIABLE: "x"}, endpoint=ENDPOINT | {"apiKeyFrom": source}).name == "m"
+    assert opened({MODEL_KEY_VARIABLE: "x"}, endpoint=ENDPOINT | {"apiKeyFrom": source}).name == "m"

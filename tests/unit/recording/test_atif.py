@@ -19,7 +19,7 @@ from rollout_api.records import (
     ResponseRecord,
     Usage,
 )
-from rollout_api.rollout_job import RolloutJob
+from tests.support.records import small_job
 from tests.unit.recording.strategies import json_values, messages, records, texts
 
 Extra = dict[str, JsonValue] | None
@@ -124,18 +124,7 @@ class AtifTrajectory(Strict):
         return self
 
 
-JOB = RolloutJob.model_validate(
-    {
-        "apiVersion": "rollout.dev/v1alpha1",
-        "kind": "RolloutJob",
-        "metadata": {"name": "fix"},
-        "spec": {
-            "tasks": {"inline": [{"name": "a", "prompt": "x"}]},
-            "agent": {"type": "Nop"},
-            "output": {"uri": "out"},
-        },
-    }
-)
+JOB = small_job()
 
 
 def checked(written: list[Record]) -> AtifTrajectory | None:

@@ -14,8 +14,8 @@ from obstore.store import MemoryStore
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.journal import Journal, Superseded, read_attempt
 from agent_runtime.recording.store import Contents, Listing, Store
-from rollout_api.records import Outcome, Record, Result, StopReason, StopRecord
-from rollout_api.rollout_job import RolloutJob
+from rollout_api.records import Record, StopReason, StopRecord
+from tests.support.records import completed, small_job
 
 
 class Steps:
@@ -86,18 +86,7 @@ class SteppedStore(Store):
         return found
 
 
-JOB = RolloutJob.model_validate(
-    {
-        "apiVersion": "rollout.dev/v1alpha1",
-        "kind": "RolloutJob",
-        "metadata": {"name": "fix"},
-        "spec": {
-            "tasks": {"inline": [{"name": "a", "prompt": "x"}]},
-            "agent": {"type": "Nop"},
-            "output": {"uri": "out"},
-        },
-    }
-)
+JOB = small_job()
 
 
 def note(text: str) -> StopRecord:
@@ -129,17 +118,7 @@ async def work(record: JobRecord, name: str, told: Runner) -> None:
             text = f"{name}{number}"
             await journal.append([note(text)])
             told.acknowledged.append(text)
-        result = Result(
-            index=0,
-            group=0,
-            member=0,
-            task="a",
-            mode="Train",
-            seed=0,
-            outcome=Outcome.COMPLETED,
-            attempt=0,
-            message=name,
-        )
+        result = completed(task="a", message=name)
         told.sealed = (await journal.seal(result, None, [])).message
     except Superseded:
         return

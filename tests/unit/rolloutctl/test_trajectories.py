@@ -8,57 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.recording.branches import Branch
-from rollout_api.records import (
-    IntentRecord,
-    Message,
-    Observation,
-    ObservationsRecord,
-    Outcome,
-    Record,
-    ResponseRecord,
-    Result,
-    StopReason,
-)
+from rollout_api.records import Message, Record, Result, StopReason
 from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep, steps_of
+from tests.support.records import asked, call, completed, gave, said, told
 
 TASK: list[Message] = [{"role": "system", "content": "be good"}, {"role": "user", "content": "fix it"}]
 
 
 def result(message: str = "", stop: StopReason = StopReason.FINISHED) -> Result:
-    return Result(
-        index=0,
-        group=0,
-        member=0,
-        task="t",
-        mode="Eval",
-        seed=0,
-        outcome=Outcome.COMPLETED,
-        stop_reason=stop,
-        attempt=0,
-        message=message,
-    )
-
-
-def call(call_id: str, arguments: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": "bash", "arguments": arguments}}
-
-
-def asked(turn: int, keep: int, *messages: Message, branch: int = 0) -> IntentRecord:
-    return IntentRecord(turn=turn, time=0, keep=keep, messages=list(messages), branch=branch)
-
-
-def said(turn: int, text: str | None, *calls: dict[str, Any], logprobs: list[float] | None = None) -> ResponseRecord:
-    message = {"role": "assistant", "content": text, "tool_calls": list(calls)}
-    return ResponseRecord(turn=turn, time=0, seconds=0, message=message, finish_reason="stop", logprobs=logprobs)
-
-
-def gave(turn: int, *results: tuple[str, str]) -> ObservationsRecord:
-    observations = [Observation(call_id=call_id, tool="bash", content=content) for call_id, content in results]
-    return ObservationsRecord(turn=turn, time=0, results=observations)
-
-
-def told(call_id: str, content: str) -> Message:
-    return {"role": "tool", "tool_call_id": call_id, "content": content}
+    return completed(message=message, stop_reason=stop)
 
 
 def brief(records: list[Record], ended: Result) -> list[tuple[str, str]]:

@@ -23,7 +23,8 @@ from agent_runtime.sandboxes.executor_client import (
     refusal,
 )
 from agent_runtime.sandboxes.executor_sandbox import SAFE_ID, workspace_id
-from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace, bytes_of, text_or_base64
+from agent_runtime.sandboxes.executor_values import bytes_of, text_or_base64
+from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
 
 HOLD = Hold("7.agent", Fence(3, "me"))
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

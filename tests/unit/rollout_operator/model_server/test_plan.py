@@ -143,6 +143,26 @@ def test_a_cluster_without_leader_worker_sets_says_so_and_is_tried_again() -> No
     assert "StatefulSet/qwen" in kinds(cluster)
 
 
+def test_a_server_that_finds_no_place_is_told_in_the_schedulers_words_also_where_enough_others_are_ready() -> None:
+    words = "0/3 nodes are available: 3 cannot allocate all claims."
+    cluster = running(SMALL)
+    pod = cluster.objects["Pod", "qwen-0"]["metadata"]["uid"]
+    cluster.asked[pod, 0] = Known(said=Said(at=cluster.now, paused=False, version=0, checked=True, opened=0))
+    cluster.spec(replicas=2)
+    cluster.settle()
+    cluster.start_pods()
+    waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    cluster.objects["Pod", "qwen-1"]["status"] = {"phase": "Pending", "conditions": [waiting]}
+    cluster.settle()
+    ready = cluster.condition("Ready")
+    assert (ready["status"], ready["message"]) == ("True", f"1 of 2 servers are ready; qwen-1 waits: {words}")
+    del cluster.objects["Pod", "qwen-0"]
+    cluster.settle()
+    ready = cluster.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "Unschedulable")
+    assert words in ready["message"]
+
+
 def test_no_pod_is_ready_before_it_was_asked_which_policy_it_serves() -> None:
     cluster = running(SMALL)
     assert cluster.gates == [""]

@@ -201,6 +201,58 @@ def test_a_trainer_that_is_away_costs_no_server() -> None:
     assert all(entry.ready for entry in fleet.status.servers)
 
 
+def test_a_trainer_that_dies_while_it_sends_costs_no_server_however_long_it_is_away() -> None:
+    fleet = at_version(1, mode=TransferMode.PUSH)
+    for engine in fleet.engines:
+        engine.failing.add("half")
+    fleet.ask_for(2)
+    until(fleet, PolicyStep.ACKNOWLEDGING)
+    fleet.acknowledge(0)
+    until(fleet, PolicyStep.LOADING)
+    while fleet.status.policy.failed is None:
+        fleet.round()
+        while fleet.under_way:
+            fleet.step(0)
+    fleet.trainer_away = True
+    asked = 0
+    for _ in range(3000):
+        asked += sum(task.errand.call is Call.LOAD for task in fleet.round().tasks)
+        while fleet.under_way:
+            fleet.step(0)
+        fleet.now += timedelta(seconds=1)
+    assert 50 < asked < 150, "again and again, and not all the time"
+    assert fleet.last is not None
+    assert (fleet.last.reason, fleet.status.policy.gate) == ("RollingBack", Gate.SHUT)
+    assert "the hook failed" in fleet.last.message
+    fleet.calm()
+    assert [engine.uid for engine in fleet.engines] == ["uid-0", "uid-1", "uid-2"]
+    assert {engine.weights for engine in fleet.engines} == {1}
+    assert fleet.is_at_rest()
+
+
+def test_a_newer_version_is_loaded_when_the_trainer_is_back_and_the_old_one_is_not_waited_for() -> None:
+    fleet = at_version(1, mode=TransferMode.PUSH)
+    for engine in fleet.engines:
+        engine.failing.add("half")
+    fleet.ask_for(2)
+    until(fleet, PolicyStep.ACKNOWLEDGING)
+    fleet.acknowledge(0)
+    until(fleet, PolicyStep.LOADING)
+    while fleet.status.policy.failed is None:
+        fleet.round()
+        while fleet.under_way:
+            fleet.step(0)
+    fleet.trainer_away = True
+    for _ in range(10):
+        fleet.round()
+        while fleet.under_way:
+            fleet.step(0)
+    fleet.ask_for(3)
+    fleet.calm()
+    assert {engine.weights for engine in fleet.engines} == {3}
+    assert [engine.uid for engine in fleet.engines] == ["uid-0", "uid-1", "uid-2"]
+
+
 def test_a_server_that_a_person_paused_is_resumed_and_gets_no_calls_until_then() -> None:
     fleet = at_version(1)
     fleet.engines[0].paused = True

@@ -21,6 +21,11 @@ def endpoint(**changes: Any) -> dict[str, Any]:
     return {**TOOL_CALLING, "model": {"endpoint": ENDPOINT | changes}}
 
 
+def mcp(**changes: Any) -> dict[str, Any]:
+    server = {"name": "tickets", "url": "https://tickets.example/mcp", **changes}
+    return {**endpoint(), "agent": {"type": "ToolCalling", "mcpServers": [server]}}
+
+
 @pytest.mark.parametrize(
     ("spec", "field", "advice"),
     [
@@ -40,6 +45,8 @@ def endpoint(**changes: Any) -> dict[str, Any]:
         (endpoint(baseURL="http://[::1]:8000/v1"), "spec.model.endpoint.baseURL", "defaults.model"),
         (endpoint(baseURL="http://0.0.0.0:8000"), "spec.model.endpoint.baseURL", "defaults.model"),
         (endpoint(apiKeyFrom={"env": "API_KEY"}), "spec.model.endpoint.apiKeyFrom.env", "secretKeyRef"),
+        (mcp(url="http://localhost/mcp"), "spec.agent.mcpServers[0].url", "that pods can reach"),
+        (mcp(apiKeyFrom={"env": "API_KEY"}), "spec.agent.mcpServers[0].apiKeyFrom.env", "secretKeyRef"),
         ({"sandbox": {}}, "spec.sandbox.image", "sandbox.image"),
         ({"security": "Privileged"}, "spec.security", "privilegedNamespaces"),
         (

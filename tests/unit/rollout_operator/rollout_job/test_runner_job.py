@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from agent_runtime.models.factory import SECRET_KEY_VARIABLE
+from rollout_api.keys import MODEL_KEY_VARIABLE, mcp_key_variable
 from rollout_operator.rollout_job.resolve import resolve
-from rollout_operator.rollout_job.runner_job import MODEL_KEY_VARIABLE, runner_job
+from rollout_operator.rollout_job.runner_job import runner_job
 from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, config, manifest
 
 
@@ -51,11 +51,22 @@ def test_runner_pods_fit_the_restricted_profile() -> None:
 
 
 def test_the_model_key_is_where_the_runner_looks_for_it() -> None:
-    assert MODEL_KEY_VARIABLE == SECRET_KEY_VARIABLE
     source = {"secretKeyRef": {"name": "keys", "key": "small"}}
     model = {"endpoint": {"baseURL": "https://models.example/v1", "name": "small", "apiKeyFrom": source}}
     variables = {v["name"]: v for v in container(model=model)["env"]}
-    assert variables[SECRET_KEY_VARIABLE]["valueFrom"] == source
+    assert variables[MODEL_KEY_VARIABLE]["valueFrom"] == source
+
+
+def test_the_keys_of_mcp_servers_are_where_the_runner_looks_for_them() -> None:
+    sources = [{"secretKeyRef": {"name": "keys", "key": name}} for name in ("a", "b")]
+    servers = [
+        {"name": f"web-{number}", "url": "https://tools.example/mcp", "apiKeyFrom": source}
+        for number, source in enumerate(sources)
+    ]
+    model = {"endpoint": {"baseURL": "https://models.example/v1", "name": "small"}}
+    agent = {"type": "ToolCalling", "mcpServers": servers}
+    variables = {v["name"]: v for v in container(model=model, agent=agent)["env"]}
+    assert [variables[mcp_key_variable(f"web-{number}")]["valueFrom"] for number in range(2)] == sources
 
 
 def test_storage_credentials_come_from_the_jobs_own_secret_and_from_nowhere_else() -> None:

@@ -1,0 +1,71 @@
+"""The model calls of one attempt that is driven turn by turn: what they ask for, and whose time they take."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agent_runtime.engine.agent_deadline import AgentDeadline
+from agent_runtime.engine.assignment import Assignment
+from agent_runtime.engine.attempt_log import NotReplayable
+from agent_runtime.engine.budgets import Budget
+from agent_runtime.engine.seeds import turn_seed
+from agent_runtime.models.base import CallHealth, Model, ModelReply, ModelRequest, TokenPrefix
+from agent_runtime.recording.token_history import TokenHistory
+from rollout_api.records import Message
+
+
+class ModelCalls:
+    """One at a time. A call takes the model of its moment, which may be replaced while the run goes on."""
+
+    def __init__(self, assignment: Assignment, model: Callable[[], Model | None], deadline: AgentDeadline) -> None:
+        self._assignment, self._model, self._deadline = assignment, model, deadline
+        self._health = CallHealth()
+
+    @property
+    def failing(self) -> str | None:
+        """Why the latest call has no answer so far; None while nothing fails."""
+        return self._health.failing
+
+    async def ask(
+        self,
+        turn: int,
+        tokens: TokenHistory,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        budget: Budget,
+    ) -> tuple[ModelReply, float]:
+        """The answer, and the seconds that it took. What the server lost by failing is not among them, nor the agent's.
+
+        Raises what `Model.complete` does, and NotReplayable where the job has no model.
+        """
+        model = self._model()
+        if model is None:
+            agent = self._assignment.agent.type
+            raise NotReplayable(f"agent {agent} calls a model, and spec.model is not given; give one")
+        call = object()
+        self._health = health = CallHealth(
+            on_hold=lambda held: (self._deadline.wait if held else self._deadline.go_on)(call)
+        )
+        rollout, sampling = self._assignment.rollout, self._assignment.sampling
+        most, left = sampling.max_tokens, budget.tokens
+        request = ModelRequest(
+            messages=messages,
+            tools=tools,
+            sampling=sampling,
+            seed=turn_seed(rollout.seed, turn),
+            session=f"rollout-{rollout.index}",
+            task=rollout.task.name,
+            member=rollout.member,
+            turn=turn,
+            group=self._assignment.model_group,
+            max_tokens=most if most is None or left is None else min(most, left),
+            prefix=TokenPrefix(tokens.messages, tokens.ids) if tokens.messages else None,
+            health=health,
+        )
+        started = time.perf_counter()
+        try:
+            reply = await model.complete(request)
+        finally:
+            self._deadline.go_on(call)
+        self._deadline.shift(health.lost_seconds)
+        return reply, time.perf_counter() - started - health.lost_seconds - health.held_seconds

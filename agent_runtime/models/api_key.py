@@ -1,0 +1,28 @@
+"""Keys that a manifest names, and does not hold."""
+
+from collections.abc import Mapping
+
+from rollout_api.model import ApiKeySource
+
+
+class NoKey(Exception):
+    """The key is not where the manifest says; the message names field and place, and what to do."""
+
+
+def read_api_key(source: ApiKeySource, environ: Mapping[str, str], secret_variable: str, field: str) -> tuple[str, str]:
+    """The key, and where it was read, for error messages.
+
+    Runner pods have the key of a Secret in `secret_variable`. Raises NoKey.
+    """
+    if source.env is not None:
+        variable, origin, advice = source.env, f"environment variable {source.env}", "set it"
+    else:
+        secret = source.secret_key_ref
+        assert secret is not None  # ApiKeySource has exactly one of the two
+        variable, origin = secret_variable, f"key {secret.key} of Secret {secret.name}"
+        advice = f"a Secret is read in a cluster only; here use {field.rpartition('.')[2]}.env"
+    # Line breaks come with keys that were pasted or read from files; HTTP headers cannot have them.
+    api_key = environ.get(variable, "").strip()
+    if not api_key:
+        raise NoKey(f"{field}: {origin} is not there or empty; {advice}")
+    return api_key, origin

@@ -1,0 +1,59 @@
+"""A task's folder as tar.gz: packed for a server, and unpacked there from a sender that nobody trusts."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+from typing import Final
+
+UNPACKED_BYTES: Final = 1 << 30
+"""Most bytes of a task's files, of which each has at most 64 MiB (docs/harbor.md); what is larger belongs into its image."""
+MEMBERS: Final = 20_000
+"""Most entries: each is a file to be made."""
+
+
+class BadArchive(ValueError):
+    """An archive that is refused; the message says why."""
+
+
+def pack(folder: Path) -> bytes:
+    """The folder as tar.gz, under its own name, as PR #83's client sends it. Raises FileNotFoundError."""
+    real = folder.resolve()
+    if not real.is_dir():
+        raise FileNotFoundError(f"{folder}: there is no such task folder")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as tar:
+        tar.add(real, arcname=real.name)
+    return buffer.getvalue()
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack below a folder. Raises BadArchive for what leads out of it, is no file, folder or link, or is too large."""
+    total = 0
+    try:
+        with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r|gz", errorlevel=1) as tar:
+            for number, member in enumerate(tar):
+                if number >= MEMBERS:
+                    raise BadArchive(
+                        f"the archive has more than {MEMBERS} entries; put what is large into the task's image"
+                    )
+                total += max(member.size, 0)
+                if total > UNPACKED_BYTES:
+                    raise BadArchive(
+                        f"the archive has more than {UNPACKED_BYTES} bytes unpacked; put what is large into the task's image"
+                    )
+                tar.extract(member, folder, filter=_harmless)
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        if isinstance(error, BadArchive):
+            raise
+        raise BadArchive(f"the archive is no tar.gz of a task's folder: {error}") from error
+
+
+def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """Python's own `data` filter, and no links at all: what they lead to is changed by a later entry of the archive."""
+    if not (member.isreg() or member.isdir()):
+        raise BadArchive(f"{member.name!r} is no file and no folder; put the file itself into the task's folder")
+    name = os.path.normpath(member.name)
+    if member.name.startswith("/") or name.startswith(".."):
+        raise BadArchive(f"{member.name!r} leads out of the task's folder; take it out of the archive")
+    return tarfile.data_filter(member, folder)

@@ -1,0 +1,205 @@
+"""What a user of verl-recipe PR #83 has set: the fields of `remote_agent` and `proxy_server`, and their variables.
+
+The command line goes before the environment, and the environment before the yaml. Pure.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+SERVER_KEY: Final = "HARBOR_SERVER_KEY"
+"""Environment variable with the key of the Harbor server, where it is not in its URL."""
+
+
+class SettingsError(ValueError):
+    """Everything that is wrong with the settings, a line each."""
+
+
+@dataclass(frozen=True)
+class RemoteSettings:
+    """PR #83's `RemoteAgentConfig`, with its names and defaults, and where agents reach the model."""
+
+    harbor_server_url: str = "http://localhost:8080"
+    harbor_timeout: float = 1800.0
+    """Seconds that the agent of a trial may take."""
+    agent_name: str | None = None
+    agent_import_path: str | None = None
+    model_name: str | None = None
+    agent_kwargs: Mapping[str, Any] | None = None
+    max_retries: int = 3
+    """Attempts in all, as there."""
+    retry_base_delay: float = 2.0
+    task_path_template: str = "/home/verl/dataset-tasks/{instance_id}"
+    environment_overrides: Mapping[str, Any] | None = None
+    environment_kwargs: Mapping[str, Any] | None = None
+    environment_import_path: str | None = None
+    use_local_trial: bool = False
+    """This engine runs the trial, in the worker; else the Harbor server does."""
+    llm_proxy_ip: str | None = None
+    """Host at which agents reach this process."""
+    proxy_host: str = "0.0.0.0"
+    """Address that model calls of agents are listened for at."""
+    proxy_port: int = 0
+    """0: any that is free."""
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("expected a text")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    number = float(value)
+    if not 0 < number <= 604_800:
+        raise ValueError("expected seconds above 0 and at most 604800")
+    return number
+
+
+def _delay(value: Any) -> float:
+    number = float(value)
+    if not 0 <= number <= 3600:
+        raise ValueError("expected seconds from 0 to 3600")
+    return number
+
+
+def _count(value: Any) -> int:
+    number = int(value)
+    if not 1 <= number <= 100:
+        raise ValueError("expected a whole number from 1 to 100")
+    return number
+
+
+def _port(value: Any) -> int:
+    number = int(value)
+    if not 0 <= number <= 65_535:
+        raise ValueError("expected a port from 0 to 65535")
+    return number
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f'expected a JSON object such as {{"name": "value"}}; {error}') from None
+    if not isinstance(value, Mapping):
+        raise ValueError('expected a JSON object such as {"name": "value"}')
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if (found := words.get(str(value).strip().lower())) is None:
+        raise ValueError("expected true or false")
+    return found
+
+
+def _url(value: Any) -> str:
+    text = _text(value)
+    if not text.startswith(("http://", "https://")):
+        raise ValueError("expected a URL that begins with http:// or https://")
+    return text.rstrip("/")
+
+
+@dataclass(frozen=True)
+class _Source:
+    field: str
+    variable: str | None
+    read: Callable[[Any], Any]
+    place: str = "remote_agent"
+    key: str | None = None
+
+
+SOURCES: Final = (
+    _Source("harbor_server_url", "HARBOR_SERVER_URL", _url),
+    _Source("harbor_timeout", "HARBOR_TIMEOUT", _seconds),
+    _Source("agent_name", "REMOTE_AGENT_NAME", _text),
+    _Source("agent_import_path", "REMOTE_AGENT_IMPORT_PATH", _text),
+    _Source("model_name", "REMOTE_MODEL_NAME", _text),
+    _Source("agent_kwargs", "REMOTE_AGENT_KWARGS", _object),
+    _Source("max_retries", "REMOTE_AGENT_MAX_RETRIES", _count),
+    _Source("retry_base_delay", "REMOTE_AGENT_RETRY_BASE_DELAY", _delay),
+    _Source("task_path_template", "REMOTE_AGENT_TASK_PATH_TEMPLATE", _text),
+    _Source("environment_overrides", "REMOTE_AGENT_ENVIRONMENT_OVERRIDES", _object),
+    _Source("environment_kwargs", "REMOTE_AGENT_ENVIRONMENT_KWARGS", _object),
+    _Source("environment_import_path", "REMOTE_AGENT_ENVIRONMENT_IMPORT_PATH", _text),
+    _Source("use_local_trial", "REMOTE_AGENT_USE_LOCAL_TRIAL", _flag),
+    _Source("llm_proxy_ip", "LLM_PROXY_IP", _text, "proxy_server"),
+    _Source("proxy_host", None, _text, "proxy_server", "host"),
+    _Source("proxy_port", None, _port, "proxy_server", "port"),
+)
+"""Where each field is read: `<place>.<key>` of the configuration, and the environment variable."""
+
+_STANDALONE = "PROXY_SERVER_URL"
+
+
+def read_settings(
+    config: Mapping[str, Any], environ: Mapping[str, str], command_line: Mapping[str, Any] | None = None
+) -> RemoteSettings | None:
+    """The settings; None where neither the configuration nor the environment says anything of a remote agent.
+
+    `config` is verl's whole configuration, `command_line` what of it was given there, as `{"remote_agent.agent_name": …}`.
+    A variable that is empty is not set, as in PR #83. Raises SettingsError with all problems.
+    """
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    said = any(value is not None for value in (config.get("remote_agent") or {}).values())
+    given = said or any(environ.get(s.variable) for s in SOURCES if s.variable and s.place == "remote_agent")
+    for source in SOURCES:
+        path = f"{source.place}.{source.key or source.field}"
+        variable = source.variable and environ.get(source.variable)
+        configured = (config.get(source.place) or {}).get(source.key or source.field)
+        candidates = [
+            (path, (command_line or {}).get(path)),
+            (f"environment variable {source.variable}", variable or None),
+            (path, configured),
+        ]
+        found = next(((where, value) for where, value in candidates if value is not None), None)
+        if found is None:
+            continue
+        where, value = found
+        try:
+            values[source.field] = source.read(value)
+        except (ValueError, TypeError) as error:
+            problems.append(f"{where}: is {value!r:.200}: {error}")
+    standalone = environ.get(_STANDALONE) or (config.get("remote_agent") or {}).get("proxy_server_url")
+    if standalone:
+        problems.append(
+            f"{_STANDALONE}: is {standalone!r}, and a proxy beside the trainer is not used here: agents call the worker "
+            "itself; unset it, and set LLM_PROXY_IP to a host at which they reach the worker"
+        )
+    if values.get("agent_name") and values.get("agent_import_path"):
+        problems.append("agent_name and agent_import_path are both given; leave one of them out")
+    if problems:
+        raise SettingsError("\n".join(problems))
+    return RemoteSettings(**values) if given else None
+
+
+def given_at(overrides: Sequence[str], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the settings the command line says: `overrides` are Hydra's, `config` what they came to."""
+    named = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    found = {}
+    for source in SOURCES:
+        path = f"{source.place}.{source.key or source.field}"
+        if any(name == path or name.startswith(f"{path}.") for name in named):
+            found[path] = (config.get(source.place) or {}).get(source.key or source.field)
+    return found
+
+
+def as_environment(settings: RemoteSettings) -> dict[str, str]:
+    """The environment variables that give the same settings, for processes that see neither command line nor shell."""
+    variables = {source.field: source.variable for source in SOURCES}
+    found: dict[str, str] = {}
+    for field in fields(settings):
+        value, variable = getattr(settings, field.name), variables[field.name]
+        if value is None or variable is None:
+            continue
+        if isinstance(value, Mapping):
+            found[variable] = json.dumps(dict(value))
+        else:
+            found[variable] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found

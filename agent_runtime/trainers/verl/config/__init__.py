@@ -1,0 +1,1 @@
+"""Configuration files for Hydra, which finds them in packages alone."""

@@ -1,0 +1,29 @@
+"""A person's own way into a cluster: by kubeconfig, or from within a pod."""
+
+import contextlib
+from pathlib import Path
+
+from rolloutctl.errors import CommandError
+
+_NAMESPACE_OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def connect() -> str:
+    """Let the clients of the kubernetes package talk to the person's cluster; the namespace that is theirs there.
+
+    Raises CommandError where the package is missing, or no cluster is named.
+    """
+    try:
+        from kubernetes import config  # a second of imports that other commands do without
+    except ImportError as error:
+        raise CommandError(
+            f"the Kubernetes client is not installed: {error}", hint="pip install 'agent-rollouts[cluster]'"
+        ) from error
+    try:
+        config.load_config()  # type: ignore[no-untyped-call]
+    except config.ConfigException as error:
+        raise CommandError(f"no cluster: {error}", hint="Set KUBECONFIG, or run this in a pod.") from error
+    with contextlib.suppress(config.ConfigException):
+        _, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
+        return str(active["context"].get("namespace", "default"))
+    return _NAMESPACE_OF_POD.read_text() if _NAMESPACE_OF_POD.exists() else "default"

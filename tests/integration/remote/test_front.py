@@ -1,0 +1,79 @@
+"""One port for many trials: whose calls reach whom, and when they end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from agent_runtime.proxy.keys import new_key
+from agent_runtime.remote.front import Front
+
+
+class Model:
+    """Tells its name, or stands still."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.held = name, asyncio.Event()
+        self.held.set()
+        self.asked, self.stopped = asyncio.Event(), asyncio.Event()
+        self.server = web.Server(self.answer)
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.asked.set()
+        try:
+            await self.held.wait()
+        except asyncio.CancelledError:
+            self.stopped.set()
+            raise
+        return web.Response(text=f"{self.name} {(await request.read()).decode()}")
+
+
+@pytest.fixture
+async def front() -> AsyncIterator[Front]:
+    serving = Front("127.0.0.1", 0, "127.0.0.1")
+    await serving.open()
+    yield serving
+    await serving.close()
+
+
+async def ask(front: Front, key: str, *, in_path: bool) -> tuple[int, str]:
+    headers = {} if in_path else {"Authorization": f"Bearer {key}"}
+    path = f"/{key}/v1/chat/completions" if in_path else "/v1/chat/completions"
+    async with aiohttp.ClientSession() as http, http.post(front.url + path, data="hello", headers=headers) as reply:
+        return reply.status, await reply.text()
+
+
+async def test_trials_of_one_name_are_told_apart_by_their_keys_and_an_unknown_key_makes_nothing(front: Front) -> None:
+    keys, models = [new_key("rollout-0-0") for _ in range(3)], [Model("a"), Model("b")]
+    async with (
+        front.serving([keys[0].rpartition(".")[2]], models[0].server),
+        front.serving([keys[1].rpartition(".")[2]], models[1].server),
+    ):
+        for in_path in (True, False):
+            assert [await ask(front, key, in_path=in_path) for key in keys[:2]] == [(200, "a hello"), (200, "b hello")]
+            assert (await ask(front, keys[2], in_path=in_path))[0] == 401
+    assert (await ask(front, keys[0], in_path=True))[0] == 401
+
+
+async def test_a_late_call_of_an_attempt_that_ended_leaves_no_model_working(front: Front) -> None:
+    key, model = new_key("rollout-0-0"), Model("a")
+    model.held.clear()
+    async with front.serving([key.rpartition(".")[2]], model.server):
+        asking = asyncio.create_task(ask(front, key, in_path=True))
+        await asyncio.wait_for(model.asked.wait(), 30)
+
+    await asyncio.wait_for(model.stopped.wait(), 30)
+    with pytest.raises(aiohttp.ClientError):
+        await asking
+
+
+async def test_a_client_that_goes_away_stops_its_model_call(front: Front) -> None:
+    key, model = new_key("rollout-0-0"), Model("a")
+    model.held.clear()
+    async with front.serving([key.rpartition(".")[2]], model.server):
+        asking = asyncio.create_task(ask(front, key, in_path=True))
+        await asyncio.wait_for(model.asked.wait(), 30)
+        asking.cancel()
+        await asyncio.wait_for(model.stopped.wait(), 30)

@@ -1,0 +1,274 @@
+"""The Harbor server's form over our jobs: real uploads, real sandboxes, a server that is killed."""
+
+import asyncio
+import io
+import json
+import os
+import signal
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+
+from agent_runtime.recording.reader import open_run
+from agent_runtime.recording.store import Store
+from agent_runtime.remote.archive import pack
+from agent_runtime.remote.forms import PATH
+from rollout_api.records import AttemptRecord
+from tests.support.harbor_server import KEY, asking, free_port, harbor_server, job, job_manifest, start_serve
+from tests.support.harbor_tasks import hello_world
+
+ORACLE = job("oracle", {"type": "Oracle"}, mode="Eval")
+Answer = tuple[int, dict[str, Any]]
+
+
+async def post(url: str, archive: bytes, metadata: Any = None, **headers: str) -> Answer:
+    """One request as PR #83's client makes it, with further headers."""
+    form = aiohttp.FormData()
+    form.add_field("metadata", metadata if isinstance(metadata, str) else json.dumps(metadata or {}))
+    form.add_field("task_archive", archive, filename="task.tar.gz", content_type="application/gzip")
+    async with aiohttp.ClientSession() as http, http.post(url + PATH, data=form, headers=headers) as reply:
+        return reply.status, await reply.json()
+
+
+async def get(url: str, run: str, method: str = "GET", **params: str) -> Answer:
+    async with aiohttp.ClientSession() as http, http.request(method, f"{url}{PATH}/{run}", params=params) as reply:
+        return reply.status, await reply.json()
+
+
+def tar_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for member, data in members:
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname = kind, link
+    return found
+
+
+async def test_a_client_of_pr_83_gets_its_rewards_and_is_told_what_was_not_honoured(tmp_path: Path) -> None:
+    metadata = {
+        "task_path": "/data/hello",
+        "agent": {"name": "oracle", "kwargs": {"temperature": 0.7, "total_cost_limit": 0}, "later": 1},
+        "timeout_multiplier": 1.0,
+        "verifier": {"disable": False},
+        "environment_kwargs": {"namespace": "default"},
+    }
+    async with harbor_server(tmp_path, ORACLE) as (url, _):
+        status, answer = await post(url, pack(hello_world(tmp_path / "hello")), metadata)
+
+        assert (status, answer["status"], answer["rewards"]) == (200, "completed", {"reward": 1.0})
+        assert answer["error"] is None
+        assert Path(answer["result_uri"]).is_dir()
+        told = " ".join(answer["warnings"])
+        assert all(
+            name in told for name in ("agent.later", "agent.kwargs.total_cost_limit", "environment_kwargs.namespace")
+        )
+        assert await get(url, answer["run_id"]) == (200, answer)
+
+
+async def test_nobody_without_the_key_can_run_read_or_end_anything(tmp_path: Path) -> None:
+    archive = pack(hello_world(tmp_path / "hello"))
+    async with harbor_server(tmp_path, ORACLE) as (url, _):
+        bare = f"http://{url.partition('@')[2]}"
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic !"}, {"x-api-key": KEY + "x"}):
+            assert (await post(bare, archive, **headers))[0] == 401
+        assert (await get(bare, "run-x"))[0] == (await get(bare, "run-x", "DELETE"))[0] == 401
+        assert not list((tmp_path / "runs").iterdir())
+        assert (await post(bare, b"", Authorization=f"Bearer {KEY}"))[0] == 400
+
+
+async def test_a_hostile_archive_writes_nothing_outside_and_reads_nothing_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_text("s3cret")
+    hostile = {
+        "leads out": tar_of((member("../../out"), b"x")),
+        "is no file": tar_of((member("t/link", tarfile.SYMTYPE, "/etc/passwd"), b"")),
+        "is no file and": tar_of((member("t/dev", tarfile.CHRTYPE), b"")),
+        "no tar.gz": b"nonsense",
+        "leads out of": tar_of((member(str(tmp_path / "absolute")), b"x")),
+        "no folder with": tar_of((member("t/readme"), b"x")),
+        "expected one folder": tar_of(*((member(f"{n}/task.toml"), b"") for n in "ab")),
+    }
+    monkeypatch.setenv("SERVERS_SECRET", "s3cret")
+    leaking = hello_world(tmp_path / "leaking", config='\n[environment.env]\nX = "${SERVERS_SECRET}"\n')
+    hostile["SERVERS_SECRET, which is not set"] = pack(leaking)
+    reading = hello_world(tmp_path / "reading", config=f'docker_image = "{tmp_path}"\n')
+    hostile["is a path of the server"] = pack(reading)
+    async with harbor_server(tmp_path / "server", ORACLE) as (url, _):
+        for reason, archive in hostile.items():
+            status, answer = await post(url, archive)
+            assert status == 400, (reason, answer)
+            if reason != "expected one folder":
+                assert reason.split(" and")[0] in answer["detail"], answer
+        assert not list((tmp_path / "server" / "runs").iterdir())
+    assert not (tmp_path / "absolute").exists()
+    assert not list(tmp_path.glob("**/out"))
+
+
+async def test_too_much_is_refused_before_it_fills_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_runtime.remote.archive.UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr("agent_runtime.remote.archive.MEMBERS", 50)
+    monkeypatch.setattr("agent_runtime.remote.server.ARCHIVE_BYTES", 1 << 16)
+    monkeypatch.setattr("agent_runtime.remote.server.METADATA_BYTES", 1 << 10)
+    bomb = tar_of((member("t/zeros"), b"\0" * (2 << 20)))
+    crowd = tar_of(*((member(f"t/{number}"), b"") for number in range(60)))
+    async with harbor_server(tmp_path, ORACLE) as (url, _):
+        assert "bytes unpacked" in (await post(url, bomb))[1]["detail"]
+        assert "more than 50 entries" in (await post(url, crowd))[1]["detail"]
+        assert "task_archive has more than" in (await post(url, os.urandom(1 << 17)))[1]["detail"]
+        assert "metadata has more than" in (await post(url, b"", {"task_path": "x" * 2000}))[1]["detail"]
+        assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ("{not json", "metadata: "),
+        ({"agent": {"name": "nobody"}}, "agent.name: 'nobody' is not served; the server was started with oracle"),
+        ({"timeout_multiplier": 0}, "timeout_multiplier: "),
+        ({"environment_overrides": {"not a name": "x"}}, "sandbox.env"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_with_the_field(tmp_path: Path, metadata: Any, told: str) -> None:
+    async with harbor_server(tmp_path, ORACLE) as (url, _):
+        status, answer = await post(url, pack(hello_world(tmp_path / "hello")), metadata)
+
+    assert status == 400
+    assert told in answer["detail"]
+
+
+async def test_the_same_key_is_one_run_also_when_both_requests_come_at_once(tmp_path: Path) -> None:
+    archive = pack(hello_world(tmp_path / "hello"))
+    async with harbor_server(tmp_path, ORACLE) as (url, _):
+        answers = await asyncio.gather(*(post(url, archive, **{"Idempotency-Key": "a"}) for _ in range(3)))
+        again = await post(url, archive, **{"Idempotency-Key": "a"})
+        other = await post(url, archive, {"task_path": "another"}, **{"Idempotency-Key": "a"})
+
+    assert [answer["run_id"] for _, answer in [*answers, again]] == [again[1]["run_id"]] * 4
+    assert len(list((tmp_path / "out").iterdir())) == 1
+    assert other[0] == 409
+
+
+class HeldModel:
+    """A client's session, in whose first call everything stands still."""
+
+    def __init__(self) -> None:
+        self.asked, self.gone, self.free = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.calls = 0
+
+    async def __aenter__(self) -> str:
+        app = web.Application()
+        app.router.add_post("/{key}/v1/chat/completions", self.answer)
+        self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self.runner.addresses[0][1]}/sk-one/v1"
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.runner.cleanup()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.calls += 1
+        self.asked.set()
+        try:
+            await self.free.wait()
+        except asyncio.CancelledError:
+            self.gone.set()
+            raise
+        body = {"choices": [{"message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}], "model": "m"}
+        return web.json_response(body | {"usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+
+
+MINI = job("mini", asking(turns=2))
+
+
+async def test_a_client_that_goes_away_ends_its_run_and_its_model_call(tmp_path: Path) -> None:
+    model = HeldModel()
+    async with model as model_url, harbor_server(tmp_path, MINI) as (url, runs):
+        metadata = {"agent": {"llm_proxy_url": model_url}}
+        posting = asyncio.create_task(post(url, pack(hello_world(tmp_path / "hello")), metadata))
+        await asyncio.wait_for(model.asked.wait(), 30)
+
+        posting.cancel()
+
+        await asyncio.wait_for(model.gone.wait(), 30)
+        (kept,) = [path for path in (tmp_path / "runs").iterdir() if path.name.startswith("run-")]
+        _, answer = await get(url, kept.name, wait="30")
+        assert (answer["status"], answer["rewards"]) == ("failed", None)
+        assert answer["error"].startswith("Cancelled: its client went away")
+        assert runs.count == 0
+
+
+async def test_a_run_is_ended_by_delete_and_has_no_reward(tmp_path: Path) -> None:
+    model = HeldModel()
+    async with model as model_url, harbor_server(tmp_path, MINI) as (url, _):
+        metadata = {"agent": {"llm_proxy_url": model_url}}
+        status, begun = await post(url, pack(hello_world(tmp_path / "hello")), metadata, Prefer="respond-async")
+        assert (status, begun["status"]) == (202, "running")
+        await asyncio.wait_for(model.asked.wait(), 30)
+
+        ended = await get(url, begun["run_id"], "DELETE")
+
+        assert (ended[0], ended[1]["status"], ended[1]["rewards"]) == (200, "failed", None)
+        await asyncio.wait_for(model.gone.wait(), 30)
+        assert await get(url, begun["run_id"]) == ended
+        assert (await get(url, "run-unknown", "DELETE"))[0] == 404
+
+
+async def test_a_run_of_a_killed_server_goes_on_where_it_was_and_is_not_doubled(tmp_path: Path) -> None:
+    """The agent's first call is held while the server is killed: the next server finds the same process in its sandbox."""
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_manifest("mini", asking(turns=2))))
+    archive, port, model = pack(hello_world(tmp_path / "hello")), free_port(), HeldModel()
+    url = f"http://:{KEY}@127.0.0.1:{port}"
+    async with model as model_url:
+        metadata = {
+            "agent": {"llm_proxy_url": model_url},
+            "environment_overrides": {"OPENAI_API_KEY": "of-the-session"},
+        }
+        first = await start_serve(tmp_path, port)
+        _, begun = await post(url, archive, metadata, **{"Idempotency-Key": "k", "Prefer": "respond-async"})
+        waiting = asyncio.create_task(post(url, archive, {**metadata, "task_path": "another"}))
+        while model.calls < 2:
+            assert not waiting.done(), waiting.result()
+            await asyncio.sleep(0.05)
+        first.send_signal(signal.SIGKILL)
+        await first.wait()
+        with pytest.raises(aiohttp.ClientError):
+            await waiting
+        model.free.set()
+        second = await start_serve(tmp_path, port)
+        try:
+            # The same key: the client that lost its connection finds its run, and begins no other.
+            status, answer = await post(url, archive, metadata, **{"Idempotency-Key": "k"})
+            names = {path.name for path in (tmp_path / "runs").iterdir()} - {begun["run_id"]}
+            _, given_up = await get(url, names.pop(), wait="60")
+        finally:
+            second.send_signal(signal.SIGTERM)
+            await second.wait()
+
+    assert (status, answer["run_id"]) == (200, begun["run_id"])
+    assert (answer["status"], answer["rewards"]) == ("completed", {"reward": 1.0}), answer
+    assert not names
+    # Nobody can fetch what an unnamed request began: it is told as failed, never as worth 0.
+    assert (given_up["status"], given_up["rewards"]) == ("failed", None)
+    run = await open_run(Store.open(str(tmp_path / "out"), {}), begun["run_id"])
+    assert await run.attempts(0) == [0]
+    assert (
+        len({json.dumps(record.workspace) for record in await run.records(0) if isinstance(record, AttemptRecord)}) == 1
+    )
+    assert "of-the-session" not in "".join(
+        path.read_text(errors="replace")
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.suffix in (".json", "")
+    )

@@ -1,0 +1,213 @@
+"""verl's rollouts as trials on a Harbor server: a real server, real sandboxes, a policy in this process for verl's."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agent_runtime.models.base import TokenPrefix
+from agent_runtime.recording.reader import open_run
+from agent_runtime.recording.store import Store
+from agent_runtime.remote.rows import HarborRows, with_remote_agent
+from agent_runtime.remote.settings import read_settings
+from agent_runtime.remote.trials import make_trials
+from agent_runtime.trainers.verl.job import Kind
+from agent_runtime.trainers.verl.model import LLMClientModel
+from agent_runtime.trainers.verl.rollouts import Member, Rollouts
+from agent_runtime.trainers.verl.rows import read_row
+from rollout_api.records import IntentRecord, Message
+from tests.support.harbor_server import asking, harbor_server, job
+from tests.support.harbor_tasks import hello_world
+
+
+@dataclass
+class Output:
+    token_ids: list[int]
+    log_probs: list[float]
+    stop_reason: str = "completed"
+    extra_fields: dict[str, Any] = field(default_factory=lambda: {"global_steps": 1})
+
+
+class Letters:
+    """A token is a character. Tools stand at the head of the prompt, as chat templates put them."""
+
+    stop_token_ids = ()
+
+    async def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prefix: TokenPrefix | None
+    ) -> list[int]:
+        names = "".join(f"[{tool['function']['name']}]" for tool in tools)
+        return [ord(letter) for letter in names + "".join(message["content"] for message in messages)]
+
+    async def read(
+        self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], stops: Sequence[str]
+    ) -> tuple[str, list[dict[str, Any]]]:
+        return "".join(map(chr, ids)), []
+
+
+class Policy:
+    """Says ok, or nothing at all while it is held up."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+        self.free.set()
+        self.working = self.stopped = 0
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Output:
+        self.working += 1
+        try:
+            await self.free.wait()
+        except asyncio.CancelledError:
+            self.stopped += 1
+            raise
+        return Output([ord(letter) for letter in "ok"], [-1.0, -1.0])
+
+    def model(self) -> LLMClientModel:
+        return LLMClientModel(self.generate, Letters(), context=4096)
+
+
+def config(folder: Path, **remote: Any) -> dict[str, Any]:
+    sampled = {"temperature": 0.5, "top_p": 1.0, "top_k": -1}
+    rollout = sampled | {"val_kwargs": sampled, "prompt_length": 4096, "response_length": 256}
+    return {
+        "actor_rollout_ref": {"rollout": rollout},
+        "trainer": {"default_local_dir": str(folder / "trained"), "experiment_name": "e"},
+        "data": {"train_harbor_dir": str(folder / "tasks")},
+        "remote_agent": {"retry_base_delay": 0, **remote},
+    }
+
+
+async def play(folder: Path, policy: Policy, members: int = 1, **remote: Any) -> list[Member]:
+    """The rollouts of one row, as a worker of verl runs them."""
+    settings = read_settings(config(folder, **remote), {})
+    assert settings is not None
+    running = Rollouts(
+        with_remote_agent(config(folder, **remote), settings),
+        policy.model,
+        {},
+        make_trials(settings, {}),
+    )
+    row = read_row({"uid": "u", "index": 0, "instance_id": "hello"}, HarborRows(config(folder, **remote), {}, settings))
+    try:
+        return await running.run(row, Kind(members, validate=False))
+    finally:
+        await running.close()
+
+
+async def test_the_prompt_is_trained_with_its_tools_and_the_tokens_are_those_that_the_engine_saw(
+    tmp_path: Path,
+) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    async with harbor_server(tmp_path / "server", job("mini", asking(turns=2))) as (url, _):
+        members = await play(tmp_path, Policy(), members=2, agent_name="mini", harbor_server_url=url)
+
+    for member in members:
+        assert (member.result.outcome, member.result.reward) == ("Completed", 1.0), member.result.message
+        (sample,) = member.samples
+        text = "".join(map(chr, [*sample.prompt_ids, *sample.response_ids]))
+        assert text == "[write]Write `Hello, world!` into hello.txt.\nokAnd 0?ok"
+        trained = [chr(token) for token, mask in zip(sample.response_ids, sample.response_mask, strict=True) if mask]
+        assert "".join(trained) == "okok"
+        assert sample.logprobs[0] == -1.0
+
+
+async def test_a_local_trial_is_the_same_task_run_by_this_engine(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+
+    (member,) = await play(tmp_path, Policy(), agent_name="oracle", use_local_trial=True)
+
+    assert (member.result.outcome, member.result.reward) == ("Completed", 1.0), member.result.message
+
+
+class ForeignServer:
+    """PR #83's own server: it answers when the trial has ended, and knows nothing of our headers."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+
+    async def __aenter__(self) -> str:
+        app = web.Application(client_max_size=0)
+        app.router.add_post("/api/v1/runs", self.run)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self.runner.addresses[0][1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.runner.cleanup()
+
+    async def run(self, request: web.Request) -> web.Response:
+        import json
+
+        form = await request.post()
+        self.asked.append(json.loads(str(form["metadata"])))
+        return web.json_response({"run_id": "r", **self.answers.pop(0)})
+
+
+LOST = {"status": "error", "rewards": {"reward": 0.0}, "error": "ConnectionError: the cluster is away"}
+
+
+async def test_a_retry_is_a_session_of_its_own_and_the_first_one_is_fenced_off(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    foreign = ForeignServer(LOST, {"status": "completed", "rewards": {"reward": 0.5, "style": 0.25}})
+    async with foreign as url:
+        (member,) = await play(tmp_path, Policy(), agent_name="swe-agent", harbor_server_url=url)
+
+    assert (member.result.outcome, member.result.reward, member.result.attempt) == ("Completed", 0.75, 1)
+    keys = [asked["environment_overrides"]["OPENAI_API_KEY"] for asked in foreign.asked]
+    assert len(set(keys)) == 2
+    assert [asked["agent"]["name"] for asked in foreign.asked] == ["swe-agent"] * 2
+
+
+async def test_trials_that_a_server_lost_are_no_reward_of_zero_when_no_retry_is_left(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    async with ForeignServer(LOST, LOST) as url:
+        (member,) = await play(tmp_path, Policy(), agent_name="a", harbor_server_url=url, max_retries=2)
+
+    assert member.is_lost
+    assert (member.result.outcome, member.result.reward) == ("InfraFailed", None)
+    assert "the cluster is away" in member.result.message
+
+
+@pytest.mark.parametrize("error", ["AgentTimeoutError: 1800 s", "NonZeroAgentExitCodeError: exit code 1"])
+async def test_a_policy_that_makes_its_agent_fail_is_neither_tried_again_nor_masked(tmp_path: Path, error: str) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    foreign = ForeignServer({"status": "error", "rewards": {"reward": 0.0}, "error": error})
+    async with foreign as url:
+        (member,) = await play(tmp_path, Policy(), agent_name="a", harbor_server_url=url)
+
+    assert (member.result.outcome, member.result.reward) == ("Completed", 0.0)
+    assert len(foreign.asked) == 1
+
+
+async def test_a_trial_that_is_cancelled_leaves_neither_the_server_nor_the_model_working(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    policy = Policy()
+    policy.free.clear()
+    async with harbor_server(tmp_path / "server", job("mini", asking(turns=1))) as (url, runs):
+        playing = asyncio.create_task(play(tmp_path, policy, agent_name="mini", harbor_server_url=url))
+        while not policy.working:
+            assert not playing.done(), playing.result()
+            await asyncio.sleep(0.02)
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+
+        async with asyncio.timeout(20):
+            while runs.count or policy.stopped < policy.working:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+async def test_what_was_rolled_out_is_recorded_as_every_other_run(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    async with harbor_server(tmp_path / "server", job("mini", asking(turns=1))) as (url, _):
+        await play(tmp_path, Policy(), agent_name="mini", harbor_server_url=url)
+
+    run = await open_run(Store.open(str(tmp_path / "trained" / "rollouts"), {}), "e-train")
+    (intent,) = [record for record in await run.records(0) if isinstance(record, IntentRecord)]
+    assert intent.tools is not None
+    assert [tool["function"]["name"] for tool in intent.tools] == ["write"]

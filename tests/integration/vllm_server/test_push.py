@@ -1,0 +1,103 @@
+"""The stand-in gets weights as vLLM does from a trainer: as a member of its group, tensor by tensor."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.vllm_server import VllmStandIn, checksums_of
+
+TRAINER = Path(__file__).parents[2] / "support" / "pushing_trainer.py"
+
+
+class Pushing:
+    """An engine, a trainer, and whoever makes the control calls."""
+
+    def __init__(self, engine: VllmStandIn, http: aiohttp.ClientSession) -> None:
+        self.engine, self._http = engine, http
+        self.trainer: asyncio.subprocess.Process | None = None
+
+    async def start_trainer(self) -> None:
+        hook, master = _free_port(), _free_port()
+        self.hook = f"http://127.0.0.1:{hook}"
+        self.trainer = await asyncio.create_subprocess_exec(
+            sys.executable, str(TRAINER), "127.0.0.1", str(hook), str(master)
+        )
+        while await _refuses(hook) or await _refuses(master):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+
+    async def post(self, url: str, body: object) -> tuple[int, Any]:
+        async with self._http.post(url, json=body) as response:
+            return response.status, await response.json()
+
+    async def push(self, version: int) -> int:
+        """One update, as the operator makes it; the status of the last call that was made."""
+        question = {"policy": {"version": version}, "servers": [{"name": "s-0"}]}
+        _, answer = await self.post(f"{self.hook}/hook", question)
+        calls: list[tuple[str, object]] = [
+            ("/init_weight_transfer_engine", {"init_info": answer["servers"]["s-0"]["initInfo"]}),
+            ("/start_weight_update", None),
+            *(("/update_weights", {"update_info": update}) for update in answer["updates"]),
+            ("/finish_weight_update", {"weight_version": str(version)}),
+        ]
+        for path, body in calls:
+            status, _ = await self.post(self.engine.url + path, body)
+            if status != 200:
+                break
+        return status
+
+
+@pytest.fixture
+async def pushing() -> AsyncIterator[Pushing]:
+    async with VllmStandIn() as engine, aiohttp.ClientSession() as http:
+        made = Pushing(engine, http)
+        await made.start_trainer()
+        yield made
+        if made.trainer is not None and made.trainer.returncode is None:
+            made.trainer.kill()
+            await made.trainer.wait()
+
+
+async def test_an_engine_has_what_the_trainer_sent_whatever_the_version_is_called(pushing: Pushing) -> None:
+    for version in (3, 4):
+        assert await pushing.push(version) == 200
+        assert pushing.engine.weights.version == version
+        assert pushing.engine.weights.checksums() == checksums_of(version)
+
+
+async def test_an_engine_whose_trainer_dies_in_the_middle_says_so_and_keeps_its_weights(pushing: Pushing) -> None:
+    assert await pushing.push(3) == 200
+    await pushing.post(f"{pushing.hook}/pause", {"seconds": 60})
+    update = asyncio.create_task(pushing.push(4))
+    while not pushing.engine.weights.updating:  # noqa: ASYNC110 - the engine has no event for it
+        await asyncio.sleep(0.02)
+    assert pushing.trainer is not None
+    pushing.trainer.kill()
+    await pushing.trainer.wait()
+    assert await update == 500
+    assert pushing.engine.weights.version == 3
+
+    await pushing.start_trainer()
+    await pushing.post(f"{pushing.engine.url}/finish_weight_update", {})
+    assert await pushing.push(5) == 200
+    assert pushing.engine.weights.version == 5
+
+
+async def _refuses(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return True
+    writer.close()
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,112 @@
+"""Jobs whose model is a ModelServer of the stand-in: rollouts that go on until they are told to end, and what engines really
+did, to compare the record with."""
+
+import asyncio
+import json
+
+from agent_runtime.recording.reader import RunReader, open_run
+from agent_runtime.recording.store import Store
+from rollout_api.records import Result
+from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Job, Object, eventually
+from tests.support.model_server import Server, quick_pods
+from tests.support.vllm_server import logprobs_by
+
+MEMBERS, MOST_TURNS = 4, 400
+POLICIES = range(4)
+# Slow enough that answers are under way whenever something happens, and that the shut gate is seen.
+ARGUMENTS = "--script /script/script.json --tokens-per-second 20 --load-seconds 2"
+TEXT = "I have looked at the files of this folder once more, and before I say what I think of them I write down what I saw. "
+
+Truth = dict[tuple[str, int], set[tuple[int, float, int]]]
+"""By session and position: tokens that engines made there, with log probability and policy version."""
+
+
+def endless_model(cluster: Cluster, namespace: str, *arguments: str) -> Object:
+    """Fields of a ModelServer whose model goes on calling a tool until `let_end`, also when its engines are new."""
+    call = {"name": "bash", "arguments": {"command": "echo saw >> notes"}}
+    answers = {"*": [{"text": f"{turn}. {TEXT}", "tool_calls": [call]} for turn in range(MOST_TURNS)]}
+    metadata = {"name": "script", "namespace": namespace}
+    data = {"script.json": json.dumps(answers)}
+    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    mount = {"name": "script", "mountPath": "/script", "readOnly": True}
+    pod = quick_pods(volumeMounts=[mount]) | {"volumes": [{"name": "script", "configMap": {"name": "script"}}]}
+    standin = {"name": "STANDIN_ARGS", "value": " ".join((ARGUMENTS, *arguments))}
+    return {"env": [standin], "podTemplate": {"spec": pod}}
+
+
+def let_end(server: Server) -> None:
+    """From now on its model has nothing more to do."""
+    for entry in server.ready:
+        server.ask_engine(entry["name"], "/_standin/script", {"*": ["Done."] * MOST_TURNS})
+
+
+def served_job(name: str, model: Object, tasks: int, runners: int) -> Object:
+    """A job that works until `let_end`."""
+    task = {"prompt": "Look around.", "verifier": {"commands": ["test -s notes"]}}
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": name},
+        "spec": {
+            "mode": "Train",
+            "groupSize": MEMBERS,
+            "agent": {"type": "ToolCalling", "tools": ["bash"], "maxTurns": MOST_TURNS},
+            "sandbox": {"image": QUICKSTART_IMAGE},
+            "verifier": {"mode": "Separate"},
+            "model": model,
+            "sampling": {"maxTokens": 400},
+            "runners": {"replicas": runners},
+            "tasks": {"inline": [{"name": f"task-{number}"} | task for number in range(tasks)]},
+        },
+    }
+
+
+def remember(server: Server, pod: str, truth: Truth) -> None:
+    """What an engine has really done so far."""
+    for request in server.ask_engine(pod, "/_standin/served"):
+        for version, begin, end in request["spans"]:
+            for number in range(begin, end):
+                place = request["session"], len(request["prompt_ids"]) + number
+                made = request["ids"][number], request["logprobs"][number], version
+                truth.setdefault(place, set()).add(made)
+
+
+def wait_tokens(server: Server, rollouts: int) -> None:
+    """Until engines have made some for each of the rollouts."""
+    wanted = {f"rollout-{index}" for index in range(rollouts)}
+
+    def working() -> bool | None:
+        truth: Truth = {}
+        for entry in server.ready:
+            remember(server, entry["name"], truth)
+        return wanted <= {session for session, _ in truth} or None
+
+    eventually(working, 120, server.describe)
+
+
+def results_of(job: Job) -> tuple[RunReader, list[Result]]:
+    """The run, and its results when all rollouts went well at the first attempt that counts."""
+    uri = job.manifest["spec"]["output"]["uri"]
+    reader = asyncio.run(open_run(Store.open(uri, job.cluster.environ, patience_seconds=30), job.name))
+    found = reader.results()
+    for result in found:
+        assert (result.outcome, result.reward) == ("Completed", 1), result
+        assert (result.token_capture, result.token_forks, result.branches) == ("Tokens", 0, 1), result
+    return reader, found
+
+
+def versions_in(reader: RunReader, result: Result, truth: Truth) -> list[int]:
+    """The policy versions of a rollout's trained tokens in order, each token checked against what engines did."""
+    [branch] = asyncio.run(reader.tokens(result.index))
+    assert branch.logprobs is not None
+    ids, versions = branch.token_ids, list[int]()
+    # What an engine did that died cannot be asked for, and can be computed: weights leave their mark on each token.
+    marks = {version: [0.0, *logprobs_by(version, ids[:1], ids[1:])] for version in POLICIES}
+    for position in (position for position, mask in enumerate(branch.mask) if mask):
+        logprob, version = branch.logprobs[position], int(branch.policy_versions[position] or -1)
+        assert logprob == marks[version][position], (result.index, position)
+        token = ids[position], logprob, version
+        assert token in truth.get((f"rollout-{result.index}", position), {token}), (result.index, position)
+        versions.append(version)
+    assert versions == sorted(versions), "an older policy followed a newer one"
+    return versions

@@ -1,0 +1,112 @@
+"""What a run that was asked for becomes as a job, and a job's result as an answer."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.remote.forms import RunRequest, RunResult
+from agent_runtime.remote.plan import RunRefused, details_of, plan_run, without_provider
+from agent_runtime.remote.trials import rewards_of
+from agent_runtime.sandboxes.base import SandboxFailure
+from rollout_api.records import ResponseRecord
+from rollout_api.tasks import Task, TaskVerifier
+from tests.support.harbor_server import job
+
+JOBS = {
+    "mini-swe-agent": job("mini-swe-agent", {"type": "Command", "command": ["mini"]}, groupSize=4),
+    "coding": job("coding", {"type": "Coding", "maxTurns": 9}),
+}
+TASK = Task(name="t", prompt="Do it.", verifier=TaskVerifier(commands=["true"]))
+
+
+def planned(**request: Any) -> Any:
+    return plan_run("run-1", RunRequest.model_validate(request), TASK, JOBS)
+
+
+def test_the_agents_name_chooses_the_job_and_without_one_it_is_the_first() -> None:
+    assert planned(agent={"name": "mini_swe_agent"}).template == planned().template == "mini-swe-agent"
+    coding = planned(agent={"name": "coding"}).job
+    assert (coding.metadata.name, coding.spec.agent.max_turns, coding.spec.group_size) == ("run-1", 9, 1)
+
+
+def test_the_clients_session_is_the_model_and_its_key_stands_in_no_manifest() -> None:
+    plan = planned(
+        agent={"name": "coding", "model_name": "openai/qwen", "llm_proxy_url": "http://proxy/t-1/v1"},
+        environment_overrides={"OPENAI_API_KEY": "k-of-it", "OPENAI_BASE_URL": "http://proxy/t-1/v1", "LANG": "C"},
+    )
+
+    assert (plan.model.base_url, plan.model.name, plan.model.key) == ("http://proxy/t-1/v1", "qwen", "k-of-it")
+    assert "k-of-it" not in plan.job.model_dump_json() + plan.task.model_dump_json()
+    assert [(variable.name, variable.value) for variable in plan.task.sandbox.env] == [("LANG", "C")]
+
+
+def test_limits_and_resources_are_those_of_the_request() -> None:
+    plan = planned(
+        agent={"override_timeout_sec": 100, "max_timeout_sec": 150, "kwargs": {"temperature": 0.3, "top_p": 0.9}},
+        verifier={"override_timeout_sec": 10},
+        timeout_multiplier=2,
+        environment_overrides={"override_cpus": 2, "override_memory_mb": 512, "override_gpus": 1},
+    )
+
+    assert (plan.task.timeouts.agent_seconds, plan.task.timeouts.verifier_seconds) == (150, 20)
+    assert plan.task.sandbox.resources is not None
+    assert (plan.task.sandbox.resources.cpu, plan.task.sandbox.resources.memory) == ("2", "512Mi")
+    assert (plan.job.spec.sampling.temperature, plan.job.spec.sampling.top_p) == (0.3, 0.9)
+    assert [line.split()[0] for line in plan.warnings] == ["environment_overrides.override_gpus"]
+
+
+def test_a_run_without_verifier_is_not_graded() -> None:
+    assert planned(verifier={"disable": True}).task.verifier is None
+
+
+def test_an_agent_that_is_not_served_is_refused_with_those_that_are() -> None:
+    with pytest.raises(RunRefused, match="mini-swe-agent, coding"):
+        planned(agent={"name": "claude_code"})
+
+
+def turn(number: int, keep: int, prompt: list[int], answer: list[int], logprobs: bool = True) -> ResponseRecord:
+    return ResponseRecord(
+        time=0.0, turn=number, message={"role": "assistant", "content": "x"}, finish_reason="stop", model="m",
+        prompt_keep=keep, prompt_token_ids=prompt, completion_token_ids=answer,
+        logprobs=[-1.0] * len(answer) if logprobs else None, seconds=0.0,
+    )  # fmt: skip
+
+
+def test_rollout_details_have_whole_prompts_and_begin_anew_where_the_conversation_does() -> None:
+    details = details_of([turn(0, 0, [1, 2], [3]), turn(1, 3, [4], [5, 6]), turn(2, 1, [9], [8])])
+
+    assert [detail.prompt_token_ids for detail in details] == [[[1, 2], [1, 2, 3, 4]], [[1, 9]]]
+    assert [detail.completion_token_ids for detail in details] == [[[3], [5, 6]], [[8]]]
+    assert [detail.logprobs for detail in details] == [[[-1.0], [-1.0, -1.0]], [[-1.0]]]
+
+
+@given(st.one_of(st.none(), st.dictionaries(st.text(max_size=3), st.floats(-3, 3), max_size=3)), st.text(max_size=9))
+def test_what_a_server_did_not_complete_is_never_a_reward_of_zero(rewards: Any, error: str) -> None:
+    with pytest.raises(SandboxFailure) as lost:
+        rewards_of(RunResult(run_id="r", status="error", rewards=rewards, error=error))
+
+    assert lost.value.from_outside, "the policy is not to blame for it"
+
+
+def test_a_reward_is_the_sum_that_pr_83_trains_with() -> None:
+    assert rewards_of(RunResult(run_id="r", status="completed", rewards={"a": 0.5, "b": 0.25}))["reward"] == 0.75
+    for rewards in ({}, {"a": 1.0, "b": 1.0}):
+        with pytest.raises(SandboxFailure):
+            rewards_of(RunResult(run_id="r", status="completed", rewards=rewards))
+
+
+def test_a_models_name_is_what_litellm_asks_for() -> None:
+    assert [without_provider(name) for name in ("openai/qwen", "hosted_vllm/org/m", "org/m")] == [
+        "qwen",
+        "org/m",
+        "org/m",
+    ]
+
+
+def test_an_answer_of_pr_83s_own_server_is_read() -> None:
+    text = json.dumps({"run_id": "r", "status": "completed", "rewards": {"reward": 1}, "rollout_details": None,
+                       "error": None, "result_uri": "s3://b/r", "else": 1})  # fmt: skip
+    assert RunResult.model_validate_json(text).result_uri == "s3://b/r"

@@ -1,0 +1,103 @@
+"""Whose word counts for the settings of PR #83, and what is told of those that cannot be."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.remote.rows import not_honoured, with_remote_agent
+from agent_runtime.remote.settings import RemoteSettings, SettingsError, as_environment, given_at, read_settings
+
+NAMES = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
+
+
+@given(NAMES, NAMES, NAMES)
+def test_the_command_line_goes_before_the_environment_and_that_before_the_yaml(
+    typed: str | None, variable: str | None, yaml: str | None
+) -> None:
+    config = {"remote_agent": {"agent_name": typed or yaml, "max_retries": 2}}
+    overrides = [] if typed is None else [f"++remote_agent.agent_name={typed}"]
+    environ = {} if variable is None else {"REMOTE_AGENT_NAME": variable}
+
+    settings = read_settings(config, environ, given_at(overrides, config))
+
+    assert settings is not None
+    assert settings.agent_name == (typed or variable or yaml)
+
+
+def test_a_variable_that_is_empty_is_not_set() -> None:
+    config = {"remote_agent": {"agent_name": "a"}}
+
+    settings = read_settings(config, {"REMOTE_AGENT_NAME": "", "HARBOR_TIMEOUT": ""})
+
+    assert settings == RemoteSettings(agent_name="a")
+
+
+def test_a_user_who_names_no_remote_agent_gets_none() -> None:
+    config = {"remote_agent": {"agent_name": None}, "proxy_server": {"port": 0}}
+
+    assert read_settings(config, {"LLM_PROXY_IP": "10.0.0.1", "HARBOR_DATASET_DIRS": "/tasks"}) is None
+
+
+def test_bad_values_are_all_told_at_once_with_the_name_of_each() -> None:
+    environ = {
+        "REMOTE_AGENT_KWARGS": "{not json",
+        "REMOTE_AGENT_ENVIRONMENT_OVERRIDES": "[1]",
+        "REMOTE_AGENT_MAX_RETRIES": "many",
+        "REMOTE_AGENT_USE_LOCAL_TRIAL": "maybe",
+        "HARBOR_TIMEOUT": "-1",
+        "HARBOR_SERVER_URL": "harbor:8080",
+        "PROXY_SERVER_URL": "http://proxy",
+    }
+
+    with pytest.raises(SettingsError) as refused:
+        read_settings({"proxy_server": {"port": 99999}}, environ)
+
+    told = str(refused.value).splitlines()
+    assert len(told) == len(environ) + 1
+    assert all(any(name in line for line in told) for name in (*environ, "proxy_server.port"))
+    assert 'expected a JSON object such as {"name": "value"}' in str(refused.value)
+
+
+def test_workers_are_told_what_was_decided() -> None:
+    settings = RemoteSettings(
+        agent_name="a", agent_kwargs={"x": [1]}, max_retries=5, use_local_trial=True, llm_proxy_ip="10.0.0.1"
+    )
+
+    assert read_settings({"remote_agent": {"agent_name": "b"}}, as_environment(settings)) == settings
+
+
+def config(**custom: Any) -> dict[str, Any]:
+    return {"actor_rollout_ref": {"rollout": {"custom": custom, "n": 2}}}
+
+
+def test_a_local_trial_is_done_by_the_agent_of_that_name() -> None:
+    settings = RemoteSettings(
+        agent_name="swe-agent", use_local_trial=True, environment_overrides={"A": 1}, max_retries=4
+    )
+
+    changed = with_remote_agent(config(agent={"maxTurns": 5}), settings)["actor_rollout_ref"]["rollout"]
+
+    assert changed == {
+        "n": 2,
+        "custom": {
+            "agent": {"type": "SWE", "maxTurns": 5},
+            "attempts": {"limit": 4, "backoffSeconds": 2.0},
+            "sandbox": {"env": [{"name": "A", "value": "1"}]},
+        },
+    }
+
+
+def test_an_agent_that_is_not_here_is_told_with_those_that_are() -> None:
+    with pytest.raises(SettingsError, match=r"claude_code.*ToolCalling, ReAct"):
+        with_remote_agent(config(), RemoteSettings(agent_name="claude_code", use_local_trial=True))
+
+
+def test_what_a_local_trial_does_not_honour_is_told() -> None:
+    settings = RemoteSettings(use_local_trial=True, environment_kwargs={"namespace": "d"}, agent_kwargs={"cost": 0})
+
+    assert [line.split()[0] for line in not_honoured(settings)] == [
+        "remote_agent.environment_kwargs",
+        "remote_agent.agent_kwargs",
+    ]

@@ -1,0 +1,33 @@
+"""Where a row's task is looked for, and in what order."""
+
+from pathlib import Path
+
+import pytest
+
+from agent_runtime.remote.task_path import NoTask, roots_of, task_path
+
+
+def test_the_rows_own_path_then_the_roots_then_the_template(tmp_path: Path) -> None:
+    own, first, second, last = (tmp_path / name / "t1" for name in ("own", "first", "second", "last"))
+    template = str(tmp_path / "last" / "{instance_id}")
+    roots = [tmp_path / "first", tmp_path / "second"]
+    for folder in (last, second, first, own):
+        folder.mkdir(parents=True)
+        assert task_path("t1", str(own), roots, template) == folder
+
+
+def test_the_roots_are_those_of_the_configuration_and_of_the_environment_each_once() -> None:
+    config = {"data": {"train_harbor_dir": "/a", "val_harbor_dir": "/b"}}
+
+    assert roots_of(config, {"HARBOR_DATASET_DIRS": "/c:/a, /d"}) == [Path("/a"), Path("/b"), Path("/c"), Path("/d")]
+
+
+def test_a_task_that_is_nowhere_is_told_with_the_places(tmp_path: Path) -> None:
+    with pytest.raises(NoTask, match=f"{tmp_path}/r/t1.*HARBOR_DATASET_DIRS"):
+        task_path("t1", None, [tmp_path / "r"], None)
+
+
+@pytest.mark.parametrize("instance", ["../secret", "/etc", "a/../../b"])
+def test_a_dataset_cannot_name_a_folder_outside_of_the_roots(tmp_path: Path, instance: str) -> None:
+    with pytest.raises(NoTask, match="leads out"):
+        task_path(instance, None, [tmp_path], "/{instance_id}")
