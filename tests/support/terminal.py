@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,11 @@ from rollout_api.model_server import ModelServer
 from rollout_api.sandbox import Sandbox
 from tests.support.documentation import REPOSITORY, Block, commands, shows
 
-KINDS: Mapping[str, type[BaseModel]] = {"ModelServer": ModelServer, "Sandbox": Sandbox, manifest.KIND: rollout_job.RolloutJob}
+KINDS: Mapping[str, type[BaseModel]] = {
+    "ModelServer": ModelServer,
+    "Sandbox": Sandbox,
+    manifest.KIND: rollout_job.RolloutJob,
+}
 RUN_PYTHON = Path(__file__).with_name("run_python.py")
 BLOCK_SECONDS = 300
 
@@ -48,6 +52,7 @@ class Terminal:
         text = block.text
         for named, here in self.stand_ins.items():
             text = text.replace(named, here)
+        block = replace(block, text=text)
         if block.title:
             path = self.folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)

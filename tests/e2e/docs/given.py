@@ -3,6 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rolloutctl.init import init
+from tests.support.harbor_tasks import hello_world
+
 
 def by_page(name: str, folder: Path) -> None:
     """Put it into the folder in which the page is typed."""
@@ -10,4 +16,34 @@ def by_page(name: str, folder: Path) -> None:
         found(folder)
 
 
-GIVEN: dict[str, Callable[[Path], object]] = {}
+def first_manifest(folder: Path) -> None:
+    """What `rolloutctl init` writes."""
+    init(folder / "job.yaml")
+
+
+def harbor_task(folder: Path) -> None:
+    """A task folder that needs no image."""
+    hello_world(folder / "tasks" / "hello-world")
+    (folder / "tasks" / "hello-world" / "environment" / "Dockerfile").unlink()
+
+
+def questions(folder: Path) -> None:
+    """A data set whose columns have names of their own."""
+    rows = [
+        {
+            "id": f"q-{n}",
+            "question": f"Write {n} into answer.txt.",
+            "level": level,
+            "check": [f"grep -qx {n} answer.txt"],
+            "solution": [f"echo {n} > answer.txt"],
+        }
+        for n, level in enumerate(["easy", "hard", "very hard", "hard"])
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "questions.parquet")
+
+
+GIVEN: dict[str, Callable[[Path], object]] = {
+    "bringing-tasks": questions,
+    "cli": first_manifest,
+    "harbor": harbor_task,
+}

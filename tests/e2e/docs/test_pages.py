@@ -1,6 +1,8 @@
 """Whoever types what a page shows, from its top to its end, gets what the page says."""
 
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,20 +10,31 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.docs import given
-from tests.support.answering_server import answering
 from tests.support.documentation import PAGES, REPOSITORY, blocks
+from tests.support.prometheus import free_port
 from tests.support.terminal import Terminal, checkout
 
 ANSWER = "I have looked at it. <answer>Right</answer>"
+"""What the model says in each turn: the end of most tasks, and an action in FrozenLake and Sokoban."""
 MODEL_SERVERS = ("http://localhost:8000", "http://127.0.0.1:8000")
 """Where pages have their model server."""
+PORTS = ("8080", "8090")
+"""On which pages serve something."""
 TYPED = [page for page in PAGES if any(block.language != "text" and not block.needs for block in blocks(page))]
 
 
 @pytest.fixture(scope="session")
-def model_server() -> Iterator[str]:
-    with answering(ANSWER) as url:
-        yield url
+def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A vLLM, as far as a test needs one, that serves `my-model`."""
+    script = tmp_path_factory.mktemp("model") / "script.json"
+    script.write_text(json.dumps({"*": [ANSWER] * 50}))
+    options = ["--port", "0", "--print-url", "--script", str(script)]
+    tools = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    command = [sys.executable, "-m", "tests.support.vllm_server", "serve", "my-model", *tools, *options]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield f"http://127.0.0.1:{server.stdout.readline().strip().rpartition(':')[2]}"
+        server.terminate()
 
 
 @pytest.fixture
@@ -35,7 +48,8 @@ def terminal(tmp_path: Path, model_server: str) -> Iterator[Terminal]:
         "OPENAI_API_KEY": "none",
         "COLUMNS": "120",
     }
-    found = Terminal(folder, environ, dict.fromkeys(MODEL_SERVERS, model_server))
+    ports = {named: str(free_port()) for named in PORTS}
+    found = Terminal(folder, environ, dict.fromkeys(MODEL_SERVERS, model_server) | ports)
     yield found
     found.close()
 
