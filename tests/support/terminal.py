@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from rollout_api import manifest, rollout_job
-from pydantic import BaseModel
 from rollout_api.base import API_VERSION
 from rollout_api.model_server import ModelServer
 from rollout_api.sandbox import Sandbox
@@ -49,14 +49,10 @@ class Terminal:
 
     def run(self, block: Block) -> None:
         """Do with a block what a reader does with it. Raises AssertionError, with its place, where that fails."""
-        text = block.text
-        for named, here in self.stand_ins.items():
-            text = text.replace(named, here)
-        block = replace(block, text=text)
         if block.title:
-            path = self.folder / block.title
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            self.write(block)
+        block = self._here(block)
+        text = block.text
         match block.language:
             case "sh":
                 self._type(block, text)
@@ -74,6 +70,18 @@ class Terminal:
                 json.loads(text)
             case "toml":
                 self._check_toml(block, text)
+
+    def write(self, block: Block) -> None:
+        """The file that a block is."""
+        path = self.folder / block.title
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self._here(block).text)
+
+    def _here(self, block: Block) -> Block:
+        text = block.text
+        for named, here in self.stand_ins.items():
+            text = text.replace(named, here)
+        return replace(block, text=text)
 
     def _type(self, block: Block, text: str) -> str:
         """What a shell wrote, standard output and error together."""
