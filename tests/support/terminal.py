@@ -43,6 +43,7 @@ class Terminal:
 
     folder: Path
     environ: Mapping[str, str]
+    python: str = sys.executable
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     """What stands here for what a page names, such as the address of a model server."""
     _started: list[int] = field(default_factory=list)
@@ -63,7 +64,7 @@ class Terminal:
             case "python":
                 name = block.title or f"line_{block.line}.py"
                 (self.folder / name).write_text(text)
-                self._type(block, shlex.join([sys.executable, str(RUN_PYTHON), name]))
+                self._type(block, shlex.join([self.python, str(RUN_PYTHON), name]))
             case "yaml":
                 check_yaml(block, text)
             case "json":
@@ -115,7 +116,7 @@ class Terminal:
         for group in tomllib.loads(text).get("project", {}).get("entry-points", {}).values():
             for target in group.values():
                 module, name = target.split(":")
-                self._type(block, shlex.join([sys.executable, "-c", f"from {module} import {name}"]))
+                self._type(block, shlex.join([self.python, "-c", f"from {module} import {name}"]))
 
     def close(self) -> None:
         """End what the blocks left running."""

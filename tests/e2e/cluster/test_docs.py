@@ -47,7 +47,7 @@ class Place:
             # Images of this tree, and no registry to pull from.
             "charts/agent-rollouts --": f"charts/agent-rollouts {' '.join(images)} --set runner.cpu=50m --",
         }
-        self.terminal = Terminal(self.folder, environ, here)
+        self.terminal = Terminal(self.folder, environ, stand_ins=here)
         self.terminal.run(_typed(f"kubectl config set-context --current --namespace={namespace}"))
 
     def type_page(self, page: str, given: Callable[["Place"], object]) -> None:

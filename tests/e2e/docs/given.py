@@ -8,6 +8,10 @@ import pyarrow.parquet as pq
 
 from rolloutctl.init import init
 from tests.support.harbor_tasks import hello_world
+from tests.support.repository import make_repository
+
+THIS_MACHINE = "agent-rollouts-quickstart"
+"""The image that a laptop has without pulling one."""
 
 
 def by_page(name: str, folder: Path) -> None:
@@ -27,8 +31,8 @@ def harbor_task(folder: Path) -> None:
     (folder / "tasks" / "hello-world" / "environment" / "Dockerfile").unlink()
 
 
-def questions(folder: Path) -> None:
-    """A data set whose columns have names of their own."""
+def data_sets(folder: Path) -> None:
+    """One whose columns have names of their own, and one in SWE-bench's form."""
     rows = [
         {
             "id": f"q-{n}",
@@ -40,10 +44,12 @@ def questions(folder: Path) -> None:
         for n, level in enumerate(["easy", "hard", "very hard", "hard"])
     ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "questions.parquet")
+    instance = make_repository(folder / "repository") | {"repo": "psf/calculator", "image": THIS_MACHINE}
+    pq.write_table(pa.Table.from_pylist([instance]), folder / "swe-bench-verified.parquet")
 
 
 GIVEN: dict[str, Callable[[Path], object]] = {
-    "bringing-tasks": questions,
+    "bringing-tasks": data_sets,
     "cli": first_manifest,
     "harbor": harbor_task,
 }

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ ANSWER = "I have looked at it. <answer>Right</answer>"
 """What the model says in each turn: the end of most tasks, and an action in FrozenLake and Sokoban."""
 MODEL_SERVERS = ("http://localhost:8000", "http://127.0.0.1:8000")
 """Where pages have their model server."""
+IMAGES = ("python:3.12-slim",)
+"""Which pages pull from a registry."""
 PORTS = ("8080", "8090")
 """On which pages serve something."""
 TYPED = [page for page in PAGES if any(block.language != "text" and not block.needs for block in blocks(page))]
@@ -38,9 +41,15 @@ def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path, model_server: str) -> Iterator[Terminal]:
+def folder() -> Iterator[Path]:
+    """One that workspaces of this machine see; they have a /tmp of their own."""
+    with tempfile.TemporaryDirectory(prefix="agent-rollouts-page-", dir="/var/tmp", ignore_cleanup_errors=True) as made:
+        yield checkout(Path(made))
+
+
+@pytest.fixture
+def terminal(folder: Path, model_server: str) -> Iterator[Terminal]:
     """In a checkout, with the virtual environment at work, as `make quickstart` leaves it."""
-    folder = checkout(tmp_path)
     environ = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -49,7 +58,8 @@ def terminal(tmp_path: Path, model_server: str) -> Iterator[Terminal]:
         "COLUMNS": "120",
     }
     ports = {named: str(free_port()) for named in PORTS}
-    found = Terminal(folder, environ, dict.fromkeys(MODEL_SERVERS, model_server) | ports)
+    here = dict.fromkeys(MODEL_SERVERS, model_server) | dict.fromkeys(IMAGES, given.THIS_MACHINE) | ports
+    found = Terminal(folder, environ, stand_ins=here)
     yield found
     found.close()
 
