@@ -16,14 +16,15 @@ LANGUAGES = ("sh", "console", "python", "yaml", "json", "toml", "text")
 
 CLUSTER = "cluster"
 NEEDS = {
-    CLUSTER: "a cluster, where tests/e2e/cluster/test_docs.py runs it",
-    "container engine": "Docker, podman or buildah, which tests/integration/containers and oci run where they are",
+    CLUSTER: "a cluster: tests/e2e/cluster/test_docs.py runs it",
+    "container engine": "Docker or podman, and buildah: tests/integration/containers/test_pages.py runs it",
+    "docker": "Docker's own daemon",
     "gpu": "GPUs",
     "hours": "the time of all tests, or of all benchmarks",
     "internet": "a package index, a registry or a paid API",
-    "verl": "verl in an environment of its own, where tests/integration/verl runs it",
+    "verl": "verl in an environment of its own: tests/integration/verl/test_pages.py runs it",
 }
-"""What a block may need that a test of its page has not, as `needs="gpu"` says it."""
+"""What a block may need that the test of its page has not, as `needs="gpu"` says it, and who runs it then, if anybody."""
 
 
 @dataclass(frozen=True)

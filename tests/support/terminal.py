@@ -142,6 +142,7 @@ def check_yaml(block: Block, text: str) -> None:
 
 def checkout(folder: Path) -> Path:
     """A folder with all that a checkout has, whose examples and environment can be written to."""
+    folder.mkdir(exist_ok=True)
     done = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     for name in done.stdout.splitlines():
         copied = folder / name

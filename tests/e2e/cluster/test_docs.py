@@ -137,6 +137,7 @@ GIVEN: dict[str, Callable[[Place], object]] = {
     "README": storage_settings,
     "bringing-tasks": questions,
     "cli": sandbox_to_copy_into,
+    "images": lambda place: None,
     "installing": storage_settings,
     "jobs-on-a-cluster": lambda place: place.job("my-job"),
     "model-servers": two_servers,

@@ -44,7 +44,8 @@ def data_sets(folder: Path) -> None:
         for n, level in enumerate(["easy", "hard", "very hard", "hard"])
     ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "questions.parquet")
-    instance = make_repository(folder / "repository") | {"repo": "psf/calculator", "image": THIS_MACHINE}
+    # Not below a checkout, whose settings pytest would find.
+    instance = make_repository(folder.parent / "repository") | {"repo": "psf/calculator", "image": THIS_MACHINE}
     pq.write_table(pa.Table.from_pylist([instance]), folder / "swe-bench-verified.parquet")
 
 

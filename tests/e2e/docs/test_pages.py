@@ -44,7 +44,7 @@ def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def folder() -> Iterator[Path]:
     """One that workspaces of this machine see; they have a /tmp of their own."""
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-page-", dir="/var/tmp", ignore_cleanup_errors=True) as made:
-        yield checkout(Path(made))
+        yield checkout(Path(made) / "checkout")
 
 
 @pytest.fixture
