@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from tests.support.documentation import PAGES, Block, WrongBlock, blocks, commands, read_blocks, shows
 
@@ -14,6 +15,16 @@ def test_no_block_of_a_page_is_passed_over_because_it_does_not_say_what_it_is(pa
     for block in blocks(page):
         if block.language == "console":
             assert commands(block), f"{block.place} types no command"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_link_to_a_file_leads_nowhere(page: Path) -> None:
+    """Those within docs/ the site checks too, with their anchors; those of README.md and to examples it does not see."""
+    for block in MarkdownIt().parse(page.read_text()):
+        for token in block.children or ():
+            link = str(token.attrs.get("href", ""))
+            if link and not link.startswith(("#", "http")):
+                assert (page.parent / link.partition("#")[0]).exists(), f"{page.name}: {link}"
 
 
 def test_a_block_is_found_with_its_line_wherever_it_stands() -> None:
