@@ -3,11 +3,13 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,31 +48,31 @@ class Terminal:
     python: str = sys.executable
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     """What stands here for what a page names, such as the address of a model server."""
-    _started: list[int] = field(default_factory=list)
+    _running: list[int] = field(default_factory=list)
+    """Process groups that have more to do."""
 
     def run(self, block: Block) -> None:
         """Do with a block what a reader does with it. Raises AssertionError, with its place, where that fails."""
         if block.title:
             self.write(block)
         block = self._here(block)
-        text = block.text
         match block.language:
             case "sh":
-                self._type(block, text)
+                self._type(block, block.text)
             case "console":
                 for typed, expected in commands(block):
                     output = self._type(block, typed)
                     assert shows(expected, output), f"{block.place}: {typed} wrote\n{output}\ninstead of\n{expected}"
             case "python":
                 name = block.title or f"line_{block.line}.py"
-                (self.folder / name).write_text(text)
+                (self.folder / name).write_text(block.text)
                 self._type(block, shlex.join([self.python, str(RUN_PYTHON), name]))
             case "yaml":
-                check_yaml(block, text)
+                check_yaml(block)
             case "json":
-                json.loads(text)
+                json.loads(block.text)
             case "toml":
-                self._check_toml(block, text)
+                self._check_toml(block)
 
     def write(self, block: Block) -> None:
         """The file that a block is."""
@@ -101,38 +103,38 @@ class Terminal:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            self._started.append(shell.pid)
             status: int | str
             try:
                 status = shell.wait(BLOCK_SECONDS)
             except subprocess.TimeoutExpired:
                 status = f"nothing after {BLOCK_SECONDS} seconds"
             written = log.read_text(errors="replace")
+        with suppress(ProcessLookupError):
+            os.killpg(shell.pid, 0)
+            self._running.append(shell.pid)
         assert status == block.exit, f"{block.place}: ended with {status}, expected {block.exit}\n{text}\n{written}"
         return written
 
-    def _check_toml(self, block: Block, text: str) -> None:
+    def _check_toml(self, block: Block) -> None:
         """Entry points of a package name what is there."""
-        for group in tomllib.loads(text).get("project", {}).get("entry-points", {}).values():
+        for group in tomllib.loads(block.text).get("project", {}).get("entry-points", {}).values():
             for target in group.values():
                 module, name = target.split(":")
                 self._type(block, shlex.join([self.python, "-c", f"from {module} import {name}"]))
 
     def close(self) -> None:
         """End what the blocks left running."""
-        for pid in self._started:
-            try:
-                os.killpg(pid, signal.SIGTERM)
-            except ProcessLookupError:
-                continue
+        for group in self._running:
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGTERM)
 
 
-def check_yaml(block: Block, text: str) -> None:
+def check_yaml(block: Block) -> None:
     """A manifest is read as strictly as by a cluster, and so is a part of one: fields of a job's spec, or `spec`."""
-    value = yaml.safe_load(text)
+    value = yaml.safe_load(block.text)
     kind = value.get("kind")
     if kind == manifest.KIND:
-        manifest.load_manifest(text)
+        manifest.load_manifest(block.text)
     elif kind in KINDS:
         manifest.validate(KINDS[kind], value)
     elif not block.title:
@@ -143,19 +145,15 @@ def check_yaml(block: Block, text: str) -> None:
 def checkout(folder: Path) -> Path:
     """A folder with all that a checkout has, whose examples and environment can be written to."""
     folder.mkdir(exist_ok=True)
-    done = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    for name in done.stdout.splitlines():
-        copied = folder / name
-        if name.startswith(("examples/", "docs/")):
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            copied.write_bytes((REPOSITORY / name).read_bytes())
-        elif not (top := folder / Path(name).parts[0]).exists():
-            top.symlink_to(REPOSITORY / top.name)
+    for entry in REPOSITORY.iterdir():
+        if entry.name == "examples":
+            shutil.copytree(entry, folder / entry.name, ignore=shutil.ignore_patterns("out", "__pycache__"))
+        elif entry.name not in (".git", ".venv", "build", "out"):
+            (folder / entry.name).symlink_to(entry)
     # `make` installs again where its stamp is older than what it installs.
     (folder / ".venv").mkdir()
     for entry in Path(sys.prefix).iterdir():
-        (folder / ".venv" / entry.name).symlink_to(entry)
-    stamp = folder / ".venv" / "installed"
-    stamp.unlink(missing_ok=True)
-    stamp.touch()
+        if entry.name != "installed":
+            (folder / ".venv" / entry.name).symlink_to(entry)
+    (folder / ".venv" / "installed").touch()
     return folder
