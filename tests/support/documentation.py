@@ -20,7 +20,7 @@ NEEDS = {
     "container engine": "Docker or podman, and buildah: tests/integration/containers/test_pages.py runs it",
     "docker": "Docker's own daemon",
     "gpu": "GPUs",
-    "hours": "the time of all tests, or of all benchmarks",
+    "hours": "more time than the test of a page has",
     "internet": "a package index, a registry or a paid API",
     "verl": "verl in an environment of its own: tests/integration/verl/test_pages.py runs it",
 }
