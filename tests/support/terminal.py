@@ -95,7 +95,7 @@ class Terminal:
         with log.open("w+b") as output:
             # Into a file: a program that a block leaves running would keep a pipe open.
             shell = subprocess.Popen(
-                ["bash", "-euo", "pipefail", "-c", script],
+                ["bash", "-aeuo", "pipefail", "-c", script],
                 cwd=self.folder,
                 env=dict(self.environ),
                 stdin=subprocess.DEVNULL,
