@@ -90,12 +90,12 @@ class Terminal:
         """What a shell wrote, standard output and error together."""
         # A reader's variables are there in the next block too.
         kept = shlex.quote(str(self.folder / ".environment"))
-        script = f"[ ! -e {kept} ] || . {kept}\ntrap 'export -p > {kept}' EXIT\n{text}"
+        script = f"[ ! -e {kept} ] || . {kept}\ntrap 'export -p > {kept}' EXIT\nset -a\n{text}"
         log = self.folder / ".output"
         with log.open("w+b") as output:
             # Into a file: a program that a block leaves running would keep a pipe open.
             shell = subprocess.Popen(
-                ["bash", "-aeuo", "pipefail", "-c", script],
+                ["bash", "-euo", "pipefail", "-c", script],
                 cwd=self.folder,
                 env=dict(self.environ),
                 stdin=subprocess.DEVNULL,
