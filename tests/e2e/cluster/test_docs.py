@@ -43,7 +43,7 @@ class Place:
         images = [f"--set images.{name}=agent-rollouts-{name}:test" for name in ("operator", "runtime", "executor")]
         here = {
             "s3://bucket/": f"{self.output['uri']}/",
-            "-n team": f"-n {namespace}",
+            "-n team\n": f"-n {namespace}\n",
             # Images of this tree, and no registry to pull from.
             "charts/agent-rollouts --": f"charts/agent-rollouts {' '.join(images)} --set runner.cpu=50m --",
         }
@@ -137,7 +137,6 @@ GIVEN: dict[str, Callable[[Place], object]] = {
     "README": storage_settings,
     "bringing-tasks": questions,
     "cli": sandbox_to_copy_into,
-    "images": lambda place: None,
     "installing": storage_settings,
     "jobs-on-a-cluster": lambda place: place.job("my-job"),
     "model-servers": two_servers,
