@@ -49,8 +49,30 @@ def data_sets(folder: Path) -> None:
     pq.write_table(pa.Table.from_pylist([instance]), folder / "swe-bench-verified.parquet")
 
 
+def wrong_manifest(folder: Path) -> None:
+    """One with three mistakes."""
+    (folder / "wrong.yaml").write_text(WRONG)
+
+
+WRONG = """\
+apiVersion: rollout.dev/v1alpha1
+kind: RolloutJob
+metadata: {name: wrong}
+spec:
+  mode: Eval
+  groupSize: "4"
+  tasks:
+    inline: [{name: hello, prompt: Say hello.}]
+  maxTurns: 30
+  model:
+    endpoint: {baseURL: "http://127.0.0.1:8000/v1", name: my-model}
+  output: {uri: out}
+  sandbox:
+    user: 1000
+"""
 GIVEN: dict[str, Callable[[Path], object]] = {
     "bringing-tasks": data_sets,
     "cli": first_manifest,
     "harbor": harbor_task,
+    "manifest": wrong_manifest,
 }
