@@ -63,7 +63,8 @@ integration: install-test
 	hack/pytest tests/integration --ignore $(WORKSPACES) $(ON_CLUSTER) -n 3 --dist loadfile
 
 e2e: install-test
-	hack/pytest tests/e2e $(ON_CLUSTER)
+	hack/pytest tests/e2e --ignore tests/e2e/docs $(ON_CLUSTER)
+	hack/pytest tests/e2e/docs -n 2
 
 cluster-tests: install-test
 	hack/cluster-tests
