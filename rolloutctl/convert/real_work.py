@@ -75,7 +75,10 @@ def convert(source: Source) -> Conversion:
     if plugins:
         spec["plugins"] = plugins
     if keys.take("plugins", []):
-        keys.note("plugins", "are written for their classes; write them anew, a hook is three lines (docs/plugins.md)")
+        keys.note(
+            "plugins",
+            "are written for their classes; write them anew, a hook is three lines (docs/coming-from-real-work.md)",
+        )
     rollouts.report_rest(_ROLLOUT_REASONS)
     keys.report_rest({})
     notes += _DIFFERENCES

@@ -1,6 +1,5 @@
 """The examples of docs/agents-and-tools.md, run as they stand."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,20 @@ import yaml
 from agent_runtime.agents.registry import find_agent
 from agent_runtime.tools.registry import open_tools
 from rollout_api.rollout_job import Agent
+from tests.support.documentation import blocks
 from tests.support.mini_swe_agent import COMMAND, ENVIRONMENT
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents-and-tools.md"
 
 
+def shown(language: str) -> list[str]:
+    return [block.text for block in blocks(PAGE) if block.language == language]
+
+
 @pytest.fixture(scope="module")
 def examples() -> Any:
     names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+    for block in shown("python"):
         exec(compile(block, str(PAGE), "exec"), names)
     return names
 
@@ -42,10 +46,10 @@ async def test_the_planner_gives_each_step_to_a_sub_agent(attempt: Any, examples
 
 
 def test_the_manifests_are_manifests_and_that_of_mini_swe_agent_is_the_one_that_is_tested() -> None:
-    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)]
-    agents = [Agent.model_validate(block["agent"]) for block in blocks]
+    manifests = [yaml.safe_load(block) for block in shown("yaml")]
+    agents = [Agent.model_validate(block["agent"]) for block in manifests]
     assert len(agents) == 4
-    (mini,) = (block for block, agent in zip(blocks, agents, strict=True) if agent.trajectory)
+    (mini,) = (block for block, agent in zip(manifests, agents, strict=True) if agent.trajectory)
     assert mini["agent"]["command"] == COMMAND
     assert {(variable["name"], variable["value"]) for variable in mini["sandbox"]["env"]} <= set(ENVIRONMENT.items())
 

@@ -20,36 +20,37 @@ from agent_runtime.plugins.registry import describe_plugin, load_plugins, regist
 from rollout_api.manifest import load_manifest
 from rollout_api.records import IntentRecord, ResponseRecord, Result
 from rollout_api.tasks import Task
+from tests.support.documentation import read_blocks
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "plugins.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+def shown(language: str) -> list[str]:
+    return [block.text for block in read_blocks("docs/plugins.md", PAGE) if block.language == language]
 
 
 @pytest.fixture
 def examples() -> Iterator[dict[str, Any]]:
     """The page's Python, as the modules that it speaks of."""
     module = types.ModuleType("my_plugins")
-    for block in blocks("python"):
-        exec(compile(block, "docs/plugins.md", "exec"), vars(module))
     package = types.ModuleType("my_package")
     sys.modules |= {"my_plugins": module, "my_package": package, "my_package.plugins": module}
+    for block in shown("python"):
+        exec(compile(block, "docs/plugins.md", "exec"), vars(module))
     yield vars(module)
     for name in ("my_plugins", "my_package", "my_package.plugins"):
         del sys.modules[name]
 
 
 def test_the_manifest_of_the_page_loads_with_its_plugins(examples: dict[str, Any]) -> None:
-    (written,) = blocks("yaml")
+    (written,) = shown("yaml")
     job = yaml.safe_load((ROOT / "rolloutctl" / "starter.yaml").read_text())
     job["spec"] |= yaml.safe_load(written)["spec"]
     spec = load_manifest(yaml.safe_dump(job)).spec
     names = ["SafetyFilter", "PerformanceStop", "my_package.plugins:Brevity"]
     assert [plugin.name for plugin in load_plugins(spec.plugins)] == names
-    (entry_points,) = blocks("toml")
+    (entry_points,) = shown("toml")
     assert tomllib.loads(entry_points)["project"]["entry-points"][registry.group] == {"Prints": "my_plugins:Prints"}
 
 

@@ -1,0 +1,159 @@
+"""Whoever has a cluster and types what a page shows for it gets what the page says."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from tests.support.cluster import QUICKSTART_IMAGE, STORAGE_SECRET, Cluster, Object, small_job
+from tests.support.documentation import CLUSTER, PAGES, REPOSITORY, Block, blocks
+from tests.support.model_server import Server, upload_weights
+from tests.support.terminal import Terminal, checkout
+
+BY_PAGE = {page.stem: blocks(page) for page in PAGES}
+INSTALL = ("README", "installing")
+"""Pages that begin with a cluster without the chart."""
+
+
+class Place:
+    """A namespace of the cluster, and a terminal in it."""
+
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
+        self.cluster, self.namespace, self.folder = cluster, namespace, checkout(folder)
+        self.output = {"uri": f"s3://{cluster.bucket}/{namespace}", "secretRef": STORAGE_SECRET}
+        kubeconfig = folder / "kubeconfig"
+        kubeconfig.write_bytes(cluster.kubeconfig.read_bytes())
+        kubeconfig.chmod(0o600)
+        programs = [str(Path(sys.executable).parent), str(Path(cluster.program("kubectl")).parent), os.environ["PATH"]]
+        environ = {
+            **os.environ,
+            **cluster.environ,
+            "PATH": os.pathsep.join(programs),
+            "PYTHONPATH": os.pathsep.join(map(str, (self.folder, REPOSITORY, REPOSITORY / "operator"))),
+            "KUBECONFIG": str(kubeconfig),
+            "COLUMNS": "120",
+        }
+        images = [f"--set images.{name}=agent-rollouts-{name}:test" for name in ("operator", "runtime", "executor")]
+        here = {
+            "s3://bucket/": f"{self.output['uri']}/",
+            "-n team\n": f"-n {namespace}\n",
+            # Images of this tree, and no registry to pull from.
+            "charts/agent-rollouts --": f"charts/agent-rollouts {' '.join(images)} --set runner.cpu=50m --",
+        }
+        self.terminal = Terminal(self.folder, environ, stand_ins=here)
+        self.terminal.run(_typed(f"kubectl config set-context --current --namespace={namespace}"))
+
+    def type_page(self, page: str, given: Callable[["Place"], object]) -> None:
+        """Write the files of a page, add what it tells its reader to have, and type what needs a cluster."""
+        found = BY_PAGE[page]
+        for block in found:
+            if block.title:
+                self.terminal.write(block)
+        given(self)
+        for block in found:
+            if block.needs == CLUSTER:
+                self.terminal.run(block)
+
+    def write(self, name: str, value: Object) -> None:
+        """A manifest."""
+        (self.folder / name).write_text(yaml.safe_dump(value))
+
+    def job(self, name: str) -> None:
+        """job.yaml: seconds of work, its results in the cluster's storage."""
+        self.write("job.yaml", small_job(name, output=self.output))
+
+
+def _typed(text: str) -> Block:
+    return Block("this test", 0, "sh", text)
+
+
+@pytest.fixture
+def place(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Place]:
+    made = Place(cluster, namespace, tmp_path)
+    yield made
+    made.terminal.close()
+
+
+@pytest.fixture
+def bare(place: Place) -> Iterator[Place]:
+    """Without the chart, which is there again after the test."""
+    forget = "kubectl delete namespace agent-rollouts team-a --ignore-not-found"
+    place.terminal.run(_typed(f"helm uninstall agent-rollouts --namespace agent-rollouts --wait\n{forget}"))
+    yield place
+    place.terminal.run(_typed(f"helm uninstall agent-rollouts --namespace agent-rollouts --ignore-not-found\n{forget}"))
+    subprocess.run([REPOSITORY / "hack/install-on-cluster"], check=True, stdout=subprocess.DEVNULL)
+
+
+def storage_settings(place: Place) -> None:
+    """storage.env, and a job."""
+    place.job("fix-bugs")
+    lines = [f"{name}={value}\n" for name, value in place.cluster.environ.items()]
+    (place.folder / "storage.env").write_text("".join(lines))
+    # Made by the page.
+    place.terminal.run(_typed(f"kubectl delete secret {STORAGE_SECRET}"))
+
+
+def questions(place: Place) -> None:
+    """The page's job, with its output where a cluster can write."""
+    rows = [{"id": "q", "question": "?", "level": "hard", "check": ["true"]}]
+    pq.write_table(pa.Table.from_pylist(rows), place.folder / "questions.parquet")
+    job: dict[str, Any] = yaml.safe_load((place.folder / "job.yaml").read_text())
+    job["spec"] |= {"output": place.output, "sandbox": {"image": QUICKSTART_IMAGE}, "agent": {"type": "Oracle"}}
+    place.write("job.yaml", job)
+
+
+def sandbox_to_copy_into(place: Place) -> None:
+    """sandbox.yaml and a folder."""
+    header = {"apiVersion": "rollout.dev/v1alpha1", "kind": "Sandbox", "metadata": {"name": "my-sandbox"}}
+    place.write("sandbox.yaml", header | {"spec": {"image": QUICKSTART_IMAGE}})
+    (place.folder / "data").mkdir()
+    (place.folder / "data" / "numbers.txt").write_text("3\n1\n2\n")
+
+
+def two_servers(place: Place) -> None:
+    """The ModelServer `qwen`, two servers of the stand-in, at policy 12."""
+    server = Server(place.cluster, place.namespace, "qwen")
+    weights = upload_weights(place.cluster, place.namespace, "model", 0)
+    server.apply(model={"name": "Qwen/Qwen3-8B", "uri": weights, "secretRef": STORAGE_SECRET}, replicas=2)
+    server.wait_ready(2)
+    server.ask_for(12)
+    server.wait_policy(12)
+
+
+def one_server(place: Place) -> None:
+    """The ModelServer `qwen`, and new weights in the storage."""
+    upload_weights(place.cluster, place.namespace, "step-7", 7)
+    Server(place.cluster, place.namespace, "qwen").apply().wait_ready(1)
+
+
+GIVEN: dict[str, Callable[[Place], object]] = {
+    "README": storage_settings,
+    "bringing-tasks": questions,
+    "cli": sandbox_to_copy_into,
+    "installing": storage_settings,
+    "jobs-on-a-cluster": lambda place: place.job("my-job"),
+    "model-servers": two_servers,
+    "policy-updates": one_server,
+}
+
+
+def test_every_page_for_a_cluster_is_typed_here() -> None:
+    assert {page for page, found in BY_PAGE.items() if any(block.needs == CLUSTER for block in found)} == GIVEN.keys()
+
+
+@pytest.mark.parametrize("page", sorted(GIVEN.keys() - INSTALL))
+def test_what_a_page_shows_for_a_cluster_can_be_typed(page: str, place: Place) -> None:
+    place.type_page(page, GIVEN[page])
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("page", INSTALL)
+def test_a_cluster_is_set_up_as_the_page_says(page: str, bare: Place) -> None:
+    bare.type_page(page, GIVEN[page])

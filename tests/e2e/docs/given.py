@@ -1,0 +1,85 @@
+"""What a page tells its reader in words to have, by the page's name."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rolloutctl.init import init
+from tests.support.harbor_tasks import hello_world
+from tests.support.repository import make_repository
+
+THIS_MACHINE = "agent-rollouts-quickstart"
+"""The image that a laptop has without pulling one."""
+
+
+def by_page(name: str, folder: Path) -> None:
+    """Put it into the folder in which the page is typed."""
+    if found := GIVEN.get(name):
+        found(folder)
+
+
+def first_manifest(folder: Path) -> None:
+    """What `rolloutctl init` writes."""
+    init(folder / "job.yaml")
+
+
+def harbor_task(folder: Path) -> None:
+    """A task folder that needs no image."""
+    hello_world(folder / "tasks" / "hello-world")
+    (folder / "tasks" / "hello-world" / "environment" / "Dockerfile").unlink()
+
+
+def uploaded_task(folder: Path) -> None:
+    """A task folder that needs no image, to be uploaded."""
+    hello_world(folder / "tasks" / "hello")
+    (folder / "tasks" / "hello" / "environment" / "Dockerfile").unlink()
+
+
+def data_sets(folder: Path) -> None:
+    """One whose columns have names of their own, and one in SWE-bench's form."""
+    rows = [
+        {
+            "id": f"q-{n}",
+            "question": f"Write {n} into answer.txt.",
+            "level": level,
+            "check": [f"grep -qx {n} answer.txt"],
+            "solution": [f"echo {n} > answer.txt"],
+        }
+        for n, level in enumerate(["easy", "hard", "very hard", "hard"])
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "questions.parquet")
+    # Not below a checkout, whose settings pytest would find.
+    instance = make_repository(folder.parent / "repository") | {"repo": "psf/calculator", "image": THIS_MACHINE}
+    pq.write_table(pa.Table.from_pylist([instance]), folder / "swe-bench-verified.parquet")
+
+
+def wrong_manifest(folder: Path) -> None:
+    """One with three mistakes."""
+    (folder / "wrong.yaml").write_text(WRONG)
+
+
+WRONG = """\
+apiVersion: rollout.dev/v1alpha1
+kind: RolloutJob
+metadata: {name: wrong}
+spec:
+  mode: Eval
+  groupSize: "4"
+  tasks:
+    inline: [{name: hello, prompt: Say hello.}]
+  maxTurns: 30
+  model:
+    endpoint: {baseURL: "http://127.0.0.1:8000/v1", name: my-model}
+  output: {uri: out}
+  sandbox:
+    user: 1000
+"""
+GIVEN: dict[str, Callable[[Path], object]] = {
+    "bringing-tasks": data_sets,
+    "cli": first_manifest,
+    "harbor": harbor_task,
+    "remote-agents": uploaded_task,
+    "manifest": wrong_manifest,
+}

@@ -1,0 +1,72 @@
+"""Whoever types what a page shows, from its top to its end, gets what the page says."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.docs import given
+from tests.support.documentation import PAGES, REPOSITORY, blocks
+from tests.support.prometheus import free_port
+from tests.support.terminal import Terminal, checkout
+
+ANSWER = "I have looked at it. <answer>Right</answer>"
+"""What the model says in each turn: the end of most tasks, and an action in FrozenLake and Sokoban."""
+MODEL_SERVERS = ("http://localhost:8000", "http://127.0.0.1:8000")
+"""Where pages have their model server."""
+IMAGES = ("python:3.12-slim",)
+"""Which pages pull from a registry."""
+PORTS = ("8080", "8090")
+"""On which pages serve something."""
+TYPED = [page for page in PAGES if any(block.language != "text" and not block.needs for block in blocks(page))]
+
+
+@pytest.fixture(scope="session")
+def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A vLLM, as far as a test needs one, that serves `my-model`."""
+    script = tmp_path_factory.mktemp("model") / "script.json"
+    script.write_text(json.dumps({"*": [ANSWER] * 50}))
+    options = ["--port", "0", "--print-url", "--script", str(script)]
+    tools = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    command = [sys.executable, "-m", "tests.support.vllm_server", "serve", "my-model", *tools, *options]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield f"http://127.0.0.1:{server.stdout.readline().strip().rpartition(':')[2]}"
+        server.terminate()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that workspaces of this machine see; they have a /tmp of their own."""
+    with tempfile.TemporaryDirectory(prefix="agent-rollouts-page-", dir="/var/tmp", ignore_cleanup_errors=True) as made:
+        yield checkout(Path(made) / "checkout")
+
+
+@pytest.fixture
+def terminal(folder: Path, model_server: str) -> Iterator[Terminal]:
+    """In a checkout, with the virtual environment at work, as `make quickstart` leaves it."""
+    environ = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, REPOSITORY, REPOSITORY / "operator"))),
+        "OPENAI_API_KEY": "none",
+        "COLUMNS": "120",
+    }
+    ports = {named: str(free_port()) for named in PORTS}
+    here = dict.fromkeys(MODEL_SERVERS, model_server) | dict.fromkeys(IMAGES, given.THIS_MACHINE) | ports
+    found = Terminal(folder, environ, stand_ins=here)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("page", TYPED, ids=lambda page: page.name)
+def test_what_a_page_shows_can_be_typed(page: Path, terminal: Terminal) -> None:
+    given.by_page(page.stem, terminal.folder)
+    for block in blocks(page):
+        if not block.needs:
+            terminal.run(block)

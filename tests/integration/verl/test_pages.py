@@ -1,0 +1,23 @@
+"""What the documentation shows for a Python that has verl runs in one that has it."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.support.documentation import PAGES, blocks
+from tests.support.terminal import Terminal
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+
+def test_what_pages_show_for_verl_can_be_typed(tmp_path: Path) -> None:
+    python = subprocess.run([ROOT / "hack/verl-environment"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    shutil.copy(HERE / "tools.yaml", tmp_path)
+    search = os.pathsep.join(map(str, (ROOT, ROOT / "operator", HERE)))
+    terminal = Terminal(tmp_path, os.environ | {"PYTHONPATH": search, "HF_HUB_OFFLINE": "1"}, python.strip())
+    for page in PAGES:
+        for block in blocks(page):
+            if block.needs == "verl":
+                terminal.run(block)

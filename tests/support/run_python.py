@@ -1,0 +1,14 @@
+"""Runs a file of Python; one with `await` outside of functions as `python -m asyncio` takes it. Usage: run_python.py FILE"""
+
+import ast
+import asyncio
+import inspect
+import sys
+from pathlib import Path
+
+path = Path(sys.argv[1])
+code = compile(path.read_text(), str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+sys.path[0] = str(path.parent)
+made = eval(code, globals())
+if inspect.isawaitable(made):
+    asyncio.run(made)

@@ -1,0 +1,78 @@
+"""What a page shows as code says what it is, so that it can be run; and what an output may differ in."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from tests.support.documentation import PAGES, Block, WrongBlock, blocks, commands, read_blocks, shows
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_block_of_a_page_is_passed_over_because_it_does_not_say_what_it_is(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "console":
+            assert commands(block), f"{block.place} types no command"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_link_to_a_file_leads_nowhere(page: Path) -> None:
+    """Those within docs/ the site checks too, with their anchors; those of README.md and to examples it does not see."""
+    for block in MarkdownIt().parse(page.read_text()):
+        for token in block.children or ():
+            link = str(token.attrs.get("href", ""))
+            if link and not link.startswith(("#", "http")):
+                assert (page.parent / link.partition("#")[0]).exists(), f"{page.name}: {link}"
+
+
+def test_a_block_is_found_with_its_line_wherever_it_stands() -> None:
+    page = '# Title\n\n- in a list\n  ```sh needs="gpu"\n  nvidia-smi\n  ```\n\n```yaml title="job.yaml"\na: 1\n```\n'
+    assert read_blocks("page.md", page) == [
+        Block("page.md", 4, "sh", "nvidia-smi\n", needs="gpu"),
+        Block("page.md", 8, "yaml", "a: 1\n", title="job.yaml"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ("", "expected a language"),
+        ("bash", "expected one of sh"),
+        ("sh needs=gpu", "expected a language and options"),
+        ('sh needs="luck"', "needs 'luck'"),
+        ('sh skip="yes"', "has skip"),
+        ('json needs="gpu"', "json is never run"),
+    ],
+)
+def test_a_block_that_would_not_be_run_has_to_say_why(info: str, message: str) -> None:
+    with pytest.raises(WrongBlock, match=f"page.md:3: .*{message}"):
+        read_blocks("page.md", f"a\n\n```{info}\ntext\n```\n")
+
+
+def test_commands_are_told_from_their_output() -> None:
+    block = Block("page.md", 1, "console", "$ ls\na\nb\n$ true\n")
+    assert commands(block) == [("ls", "a\nb\n"), ("true", "")]
+    with pytest.raises(WrongBlock, match="begins with output"):
+        commands(Block("page.md", 1, "console", "a\n$ ls\n"))
+
+
+@pytest.mark.parametrize(
+    ("expected", "output"),
+    [
+        ("NAME  AGE\nx     …", "NAME        AGE\nx           2h\n"),
+        ("first\n…\nlast", "first\nlast\n"),
+        ("first\n…\nlast", "first\n1\n2\nlast\n"),
+        ("run-… is done", "run-1a2b is done\n"),
+    ],
+)
+def test_what_differs_from_run_to_run_is_not_compared(expected: str, output: str) -> None:
+    assert shows(expected, output)
+
+
+@given(st.lists(st.text(st.characters(codec="ascii", exclude_categories=["C"])), min_size=1))
+def test_an_output_shows_itself_and_no_other(lines: list[str]) -> None:
+    output = "\n".join(lines)
+    assert shows(output, output)
+    assert not shows(output, f"{output}\nand more")
