@@ -12,7 +12,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
-from typing import Self
+from typing import Any, Self
 
 from agent_runtime.engine.session import FinishedGroup
 from agent_runtime.recording.branches import Branch
@@ -59,9 +59,12 @@ class JobStream:
             else:
                 return cls(run)
 
-    async def submit(self, task: Task, label: str | None = None) -> int:
-        """Hand a task in; durable when this returns its number. Raises StreamClosed."""
-        return await self._record.submit(task, label)
+    async def submit(self, task: Task | Mapping[str, Any], label: str | None = None) -> int:
+        """Hand a task in, or its fields as in a manifest; durable when this returns its number.
+
+        Raises StreamClosed, ValidationError.
+        """
+        return await self._record.submit(Task.model_validate(task), label)
 
     async def close(self) -> int:
         """Say that nothing more comes; the job completes when all groups are done. Returns how many there are."""

@@ -97,11 +97,12 @@ class RolloutSession:
         self._context.finished = self._abandoned or not self._unfinished
         await self._run.__aexit__(kind, error, traceback)
 
-    async def submit(self, task: Task, label: str | None = None) -> int:
-        """Hand a task in; waits while `maxInFlight` groups are unfinished. Returns its sequence number.
+    async def submit(self, task: Task | Mapping[str, Any], label: str | None = None) -> int:
+        """Hand a task in, or its fields as in a manifest; waits while `maxInFlight` groups are unfinished.
 
-        `label` (a batch, a training step) comes back with the group.
+        Returns its sequence number. `label` (a batch, a training step) comes back with the group. Raises ValidationError.
         """
+        task = Task.model_validate(task)
         if self._closed:
             raise ValueError("the session is closed; nothing can be submitted any more")
         await self._unless_failed(self._in_flight.acquire())

@@ -105,7 +105,7 @@ async def test_a_session_takes_tasks_across_steps_and_gives_each_group_with_its_
         first = await anext(aiter(session))
         assert (first.sequence, first.task.name, first.label) == (0, "fix-add", "step-0")
         assert [result.reward for result in first.results] == [1, 1, 0]
-        assert await session.submit(count, label="step-1") == 1
+        assert await session.submit(count.wire(), label="step-1") == 1
         await session.close()
         rest = [group async for group in session]
     assert [(group.sequence, group.label) for group in rest] == [(1, "step-1")]
