@@ -110,7 +110,7 @@ async def _get(runs: Runs, request: web.Request) -> web.StreamResponse:
     run_id = request.match_info["run"]
     text = request.query.get("wait", "0")
     try:
-        seconds = min(max(float(text), 0.0), MOST_WAIT)
+        seconds = min(max(0.0, float(text)), MOST_WAIT)  # in this order NaN is 0
     except ValueError:
         raise RunRefused(f"wait is {text!r}, expected seconds") from None
     return _found(await runs.wait(run_id, seconds), run_id)
