@@ -25,7 +25,7 @@ _HELLO = 0
 # Killing all that a workspace leaves behind takes milliseconds, or 10 s against a fork bomb; tools may hinder who does it.
 _SWEEP_SECONDS = 15.0
 _NOBODY = "65534:65534"
-# Making one takes two thirds of what it takes to make a workspace, and it holds 2 MB: as many as come at once, a group's.
+# As many as a group's members are, who come at once. Each is a process that waits, and holds memory.
 _SPARES = 8
 # While workspaces are being asked for, making spares would only keep the processors from those.
 _CALM_SECONDS = 0.1

@@ -110,8 +110,10 @@ def fork_into(flags: int, what: str) -> int:
     pid = _locked.syscall(_SYS_CLONE3, struct.pack("=8Q", flags, 0, 0, 0, signal.SIGCHLD, 0, 0, 0), ctypes.c_size_t(64))
     if pid == 0:
         _locked.PyOS_AfterFork_Child()
-    else:
-        _locked.PyOS_AfterFork_Parent()
+        return 0
+    number = ctypes.get_errno()
+    _locked.PyOS_AfterFork_Parent()  # which may change errno
+    ctypes.set_errno(number)
     return _check(pid, f"a process in a new {what} namespace")
 
 
