@@ -23,12 +23,14 @@ quickstart: install
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed, and none was found; install it, or name it: make PYTHON=/path/to/python3.12 ...'; exit 1; }
 	$(PYTHON) -m venv .venv
 
+# What is compiled, or read, when the package is installed.
+INSTALLED := pyproject.toml constraints.txt agent_runtime/executor/workspaces/subreaper.c
 # Stamps, so that a second `make` does not ask the package index again.
-.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+.venv/installed: $(INSTALLED) | .venv/bin/python
 	$(INSTALL) -e '.[quickstart]'
 	@touch $@
 
-.venv/installed-test: pyproject.toml constraints.txt | .venv/bin/python
+.venv/installed-test: $(INSTALLED) | .venv/bin/python
 	$(INSTALL) -e '.[test]'
 	@touch .venv/installed $@
 

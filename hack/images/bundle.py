@@ -3,7 +3,7 @@
     bin/python3           the interpreter of the base image
     lib/loader            its ELF loader, under a name that says nothing of the architecture
     lib/*.so*             the shared objects that interpreter and extension modules need
-    lib/pythonX.Y/        PACKAGE and the part of the standard library that it imports, compiled
+    lib/pythonX.Y/        PACKAGE and the part of the standard library that it imports, compiled; its C too
 
 The working folder must hold PACKAGE.
 """
@@ -78,6 +78,18 @@ def copy_modules(modules: dict[str, Path], library: Path) -> list[Path]:
     return extensions
 
 
+def compile_c(package: str, library: Path) -> list[Path]:
+    """A shared object beside the modules of `package` for each of its C files."""
+    objects = []
+    for source in sorted(Path(package.replace(".", "/")).rglob("*.c")):
+        target = (library / source).with_suffix(".so")
+        subprocess.run(
+            ["gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o", target, source], check=True
+        )
+        objects.append(target)
+    return objects
+
+
 def copy_libraries(programs: list[Path], folder: Path) -> None:
     """The shared objects of `programs`, and the loader, which from here on reads no list of libraries to preload."""
     needed = {name: path for program in programs for name, path in needed_libraries(program).items()}
@@ -99,7 +111,7 @@ def main(out: Path, package: str) -> None:
     python = out / "bin" / "python3"
     python.parent.mkdir(parents=True)
     shutil.copy(os.path.realpath(sys.executable), python)
-    extensions = copy_modules(imported_modules(package), library)
+    extensions = copy_modules(imported_modules(package), library) + compile_c(package, library)
     copy_libraries([python, *extensions], out / "lib")
     for file in [python, *extensions, *(out / "lib").glob("*.so*")]:
         subprocess.run(["strip", "--strip-unneeded", file], check=True)

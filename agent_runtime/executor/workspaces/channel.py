@@ -1,8 +1,9 @@
 """Numbered messages over a sequenced-packet socket pair: how executor, zygote and the inits of workspaces talk.
 
-A message is one JSON object, cut into packets; each packet names the request that it belongs to, so several processes may
-answer over one socket at once (an init's children do). Descriptors travel with a message's last packet. What comes out
-of a workspace is untrusted, hence the bounds: whoever breaks them gets a ProtocolError, never unbounded memory.
+A message is one JSON object (but for a command to start: start_request.py), cut into packets; each packet names the request
+that it belongs to, so several processes may answer over one socket at once (an init's children do). Descriptors travel with
+a message's last packet. What comes out of a workspace is untrusted, hence the bounds: whoever breaks them gets a
+ProtocolError, never unbounded memory.
 """
 
 from __future__ import annotations
@@ -32,13 +33,27 @@ class ProtocolError(Exception):
     """The other side sent something that is no message."""
 
 
-def packets(number: int, message: Message) -> list[bytes]:
+def encode(message: Message) -> bytes:
+    return json.dumps(message).encode("ascii")
+
+
+def decode(content: bytes) -> Message:
+    """Raises ProtocolError."""
+    try:
+        message = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise ProtocolError("a JSON object expected")
+    return message
+
+
+def packets(number: int, content: bytes) -> list[bytes]:
     """The packets of one message of request `number` (0 … 2**32-1)."""
-    text = json.dumps(message).encode("ascii")
-    if len(text) > MAX_MESSAGE_BYTES:
-        raise ValueError(f"message of {len(text)} bytes: at most {MAX_MESSAGE_BYTES} can be sent")
-    starts = range(0, len(text), _CHUNK_BYTES)
-    return [_HEADER.pack(start == starts[-1], number) + text[start : start + _CHUNK_BYTES] for start in starts]
+    if len(content) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"message of {len(content)} bytes: at most {MAX_MESSAGE_BYTES} can be sent")
+    starts = range(0, len(content), _CHUNK_BYTES)
+    return [_HEADER.pack(start == starts[-1], number) + content[start : start + _CHUNK_BYTES] for start in starts]
 
 
 class Assembler:
@@ -49,8 +64,8 @@ class Assembler:
         self._unfinished: dict[int, list[bytes]] = {}
         self._held = 0
 
-    def add(self, packet: bytes) -> tuple[int, Message] | None:
-        """The request's number and the message, when this packet was its last. Raises ProtocolError."""
+    def add(self, packet: bytes) -> tuple[int, bytes] | None:
+        """The request's number and the message's content, when this packet was its last. Raises ProtocolError."""
         if len(packet) < _HEADER.size:
             raise ProtocolError(f"packet of {len(packet)} bytes: at least {_HEADER.size} expected")
         last, number = _HEADER.unpack_from(packet)
@@ -61,15 +76,9 @@ class Assembler:
             raise ProtocolError(f"unfinished messages of more than {self._max} bytes")
         if not last:
             return None
-        text = b"".join(self._unfinished.pop(number))
-        self._held -= len(text) + len(parts) * _HEADER.size
-        try:
-            message = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"not JSON: {error}") from None
-        if not isinstance(message, dict):
-            raise ProtocolError("a JSON object expected")
-        return number, message
+        content = b"".join(self._unfinished.pop(number))
+        self._held -= len(content) + len(parts) * _HEADER.size
+        return number, content
 
 
 def receive_packet(end: socket.socket) -> tuple[bytes, list[int]]:
@@ -107,6 +116,11 @@ class Channel:
 
     def receive(self) -> tuple[int, Message, list[int]] | None:
         """The next message with its descriptors; None when the other side has gone."""
+        received = self.receive_content()
+        return received and (received[0], decode(received[1]), received[2])
+
+    def receive_content(self) -> tuple[int, bytes, list[int]] | None:
+        """`receive` for what is no JSON."""
         while True:
             try:
                 packet, descriptors = receive_packet(self.end)
@@ -120,7 +134,7 @@ class Channel:
 
     def send(self, number: int, message: Message, descriptors: Sequence[int] = ()) -> bool:
         """Send what belongs to request `number`; False when the other side has gone, which `receive` notices too."""
-        *first, last = packets(number, message)
+        *first, last = packets(number, encode(message))
         try:
             for packet in first:
                 send_packet(self.end, packet)

@@ -46,7 +46,7 @@ def run(channel: Channel, number: int, request: Message, descriptors: list[int],
         where.bound()
         os.umask(0o022)
         if not (where.layer and request["operation"] in _WHOLE_LAYER):
-            become(Accounts().look_up(where.user))
+            become(Accounts((os.geteuid(), os.getegid())).look_up(where.user))
         reply = _OPERATIONS[request["operation"]](where, arguments, stream)
     except Refused as refusal:
         reply = {"errno": refusal.errno, "path": refusal.path, "error": refusal.message}

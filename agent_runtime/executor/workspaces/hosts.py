@@ -216,6 +216,8 @@ class OverlayHost(Host):
         self._below: dict[str, str | None] = {}
         self._ids: dict[str, str] = {}
         self._users: dict[str, int] = {}
+        # It takes a processor: more at once would all be made as late as the last, where these are made one after the other.
+        self._making = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         # Processes that wait in the zygote's care to become a workspace.
         self._spares = 0
         self._restocking: asyncio.Task[None] | None = None
@@ -246,9 +248,10 @@ class OverlayHost(Host):
 
     async def _make(self, spec: WorkspaceSpec, layer: str, extra: Message) -> LiveWorkspace:
         self._stop_restocking()
-        self._spares = max(0, self._spares - 1)
         try:
-            return await super()._make(spec, layer, extra)
+            async with self._making:
+                self._spares = max(0, self._spares - 1)
+                return await super()._make(spec, layer, extra)
         finally:
             self._stop_restocking()
             self._restocking = asyncio.create_task(self._restock())

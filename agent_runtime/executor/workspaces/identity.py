@@ -94,11 +94,13 @@ def _signature(path: str) -> tuple[int, int, int, int] | None:
 
 
 class Accounts:
-    """The user lists of the root folder that this process sees, read again when they have changed."""
+    """The user lists of the root folder that this process sees, read again when they have changed.
 
-    def __init__(self) -> None:
-        # Of this process as it was started, not as whom it may have become since.
-        self._own = (os.geteuid(), os.getegid())
+    `own` are uid and gid of this process, which may have become somebody else since.
+    """
+
+    def __init__(self, own: tuple[int, int]) -> None:
+        self._own = own
         self._seen: tuple[object, object] | None = None
         self._passwd = self._group = b""
         self._known: dict[str, Identity] = {}

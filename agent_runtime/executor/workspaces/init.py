@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from agent_runtime.executor.workspaces import commands, files, kernel, processes
 from agent_runtime.executor.workspaces.channel import Channel, Message, close_all
-from agent_runtime.executor.workspaces.commands import Surroundings
+from agent_runtime.executor.workspaces.commands import Desk, Surroundings
 
 _BACKLOG = 128
 # What an init says on its own behalf when it fails; requests are numbered from 1, and below 2**32 - 1.
@@ -37,11 +37,11 @@ class Init:
         self._starts = starts
         self._where = where
         self._proc = proc
-        # Which child works for which request; and those that wait for the next command to start.
-        self._workers: dict[int, int] = {}
+        self._desk = Desk(channel, starts)
+        # Which child does which file operation; and the subreapers, those that wait (or have just begun) apart.
+        self._helpers: dict[int, int] = {}
         self._waiting: set[int] = set()
-        self._notes_read, self._notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._turn = os.memfd_create("turn", os.MFD_CLOEXEC)
+        self._busy: set[int] = set()
         self._poll = select.poll()
 
     def serve(self) -> NoReturn:
@@ -53,7 +53,7 @@ class Init:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for source in (self._channel.end.fileno(), self._starts.end.fileno(), self._notes_read, wake_read):
+        for source in (self._channel.end.fileno(), self._starts.end.fileno(), self._desk.news, wake_read):
             self._poll.register(source, select.POLLIN)
         try:
             self._serve(wake_read)
@@ -93,8 +93,8 @@ class Init:
                 case "signal":
                     reply = {"sent": self._signal(**request["arguments"])}
                 case "cancel":
-                    for worker in [worker for worker, work in self._workers.items() if work == request["request"]]:
-                        processes.send(worker, signal.SIGKILL)
+                    for helper in [helper for helper, work in self._helpers.items() if work == request["request"]]:
+                        processes.send(helper, signal.SIGKILL)
                 case "kill":
                     reply = {"gone": self._kill_all()}
                 case "terminal":
@@ -114,8 +114,9 @@ class Init:
 
     def _fork(self, work: Callable[[], NoReturn]) -> int:
         pid = os.fork()
-        if pid:
-            return pid
+        return pid or self._in_child(work)
+
+    def _in_child(self, work: Callable[[], NoReturn]) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -126,25 +127,24 @@ class Init:
 
     def _fork_helper(self, number: int, request: Message, descriptors: list[int]) -> None:
         pid = self._fork(lambda: files.run(self._channel, number, request, descriptors, self._where))
-        self._workers[pid] = number
+        self._helpers[pid] = number
 
     def _fork_subreaper(self) -> None:
         """Have a subreaper ready for the next command; it takes the request itself."""
-        pid = self._fork(lambda: commands.run(self._channel, self._starts, self._notes_write, self._turn, self._where))
-        self._set_waiting(self._waiting | {pid})
+        own = os.geteuid(), os.getegid()
+        forked = commands.fork_native(self._desk, self._where)
+        if forked is None:
+            forked = self._fork(lambda: commands.run(self._desk, self._where, own))
+        elif not isinstance(forked, int):
+            self._in_child(lambda: commands.run(self._desk, self._where, own, forked))
+        self._set_waiting(self._waiting | {forked})
 
     def _read_notes(self) -> None:
-        """See which subreapers work, and for which request, and which wait again."""
+        """See which subreapers are busy, and which wait again."""
         waiting = set(self._waiting)
-        with contextlib.suppress(BlockingIOError):
-            while note := os.read(self._notes_read, commands.NOTE.size):
-                pid, number = commands.NOTE.unpack(note)
-                if number == commands.WAITING:
-                    self._workers.pop(pid, None)
-                    waiting.add(pid)
-                else:
-                    self._workers[pid] = number
-                    waiting.discard(pid)
+        for pid, is_busy in self._desk.told():
+            (self._busy if is_busy else waiting).add(pid)
+            (waiting if is_busy else self._busy).discard(pid)
         self._set_waiting(waiting)
 
     def _set_waiting(self, waiting: set[int]) -> None:
@@ -167,12 +167,14 @@ class Init:
             self._read_notes()
             if os.WIFSTOPPED(status):
                 # Nobody but a tool stops our children, so that nothing is started or reported any more. It ends here.
-                if pid in self._workers or pid in self._waiting:
+                if pid in self._helpers or pid in self._subreapers():
                     self._kill_all()
                 continue
+            number = self._helpers.pop(pid, 0) or self._desk.slate[pid]
+            self._desk.slate[pid] = 0
+            self._busy.discard(pid)
             self._set_waiting(self._waiting - {pid})
-            number = self._workers.pop(pid, None)
-            if number is not None and status != 0:
+            if number and status != 0:
                 # A subreaper or helper that did not end by itself: its command's processes are ours now, and go too.
                 orphaned = True
                 signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGKILL
@@ -180,23 +182,25 @@ class Init:
         if orphaned:
             processes.kill_below(self._proc, os.getpid(), spared=self._spared())
 
+    def _subreapers(self) -> set[int]:
+        return self._waiting | self._busy
+
     def _spared(self) -> frozenset[int]:
-        """The live helpers with all that is below them."""
+        """The live helpers and subreapers with all that is below them."""
         known = processes.all_processes(self._proc)
-        below = (process.pid for worker in self._workers for process in processes.descendants(known, worker))
-        return frozenset(self._workers) | frozenset(below) | frozenset(self._waiting)
+        ours = {*self._helpers, *self._subreapers()}
+        return frozenset(ours) | {process.pid for pid in ours for process in processes.descendants(known, pid)}
 
     def _signal(self, command: int, pid: int, number: int, tree: bool) -> bool:
         """Signal the command that request `command` started; False when it has gone already."""
-        subreaper = next((worker for worker, work in self._workers.items() if work == command), None)
+        subreaper = next((pid for pid in self._subreapers() if self._desk.slate[pid] == command), None)
         if subreaper is None:
             return False
         # Held, it cannot start the next command meanwhile, which would be hit as well. Whatever a tool has made of it, it
         # runs on afterwards.
         processes.hold(self._proc, subreaper)
         try:
-            self._read_notes()
-            if self._workers.get(subreaper) != command:
+            if self._desk.slate[subreaper] != command:
                 return False
             if tree and number == signal.SIGKILL:
                 return processes.kill_below(self._proc, subreaper)

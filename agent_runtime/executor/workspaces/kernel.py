@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import struct
+from collections.abc import Callable
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -77,6 +78,9 @@ CAP_SYS_ADMIN = 21
 _libc = ctypes.CDLL(None, use_errno=True)
 # Calls made this way keep the interpreter's lock, as a fork must.
 _locked = ctypes.PyDLL(None, use_errno=True)
+# Looked up once, before anything is forked: what a process does for the first time copies pages.
+_before_fork, _after_fork_in_child = _locked.PyOS_BeforeFork, _locked.PyOS_AfterFork_Child
+_after_fork_in_parent, _locked_call = _locked.PyOS_AfterFork_Parent, _locked.syscall
 _libc.mount.argtypes = (
     ctypes.c_char_p,
     ctypes.c_char_p,
@@ -105,16 +109,32 @@ def fork_into(flags: int, what: str) -> int:
     unshare and fork do not give that: who has unshared a PID namespace can fork into that one alone ever after, so that it
     took a process in between. The C library's own hooks are passed over, which a process of one thread can afford.
     """
-    _locked.PyOS_BeforeFork()
     # struct clone_args of linux/sched.h: flags, three pointers, the signal at its end, and three for a stack.
-    pid = _locked.syscall(_SYS_CLONE3, struct.pack("=8Q", flags, 0, 0, 0, signal.SIGCHLD, 0, 0, 0), ctypes.c_size_t(64))
+    arguments = struct.pack("=8Q", flags, 0, 0, 0, signal.SIGCHLD, 0, 0, 0)
+    return fork_by(
+        lambda: _locked_call(_SYS_CLONE3, arguments, ctypes.c_size_t(64)), f"a process in a new {what} namespace"
+    )
+
+
+def fork_by(call: Callable[[], int], about: str) -> int:
+    """The result of a C function that forks as fork(2) does, with what the interpreter wants done around it.
+
+    The call must keep the interpreter's lock (ctypes.PyDLL).
+    """
+    _before_fork()
+    pid = call()
     if pid == 0:
-        _locked.PyOS_AfterFork_Child()
+        _after_fork_in_child()
         return 0
     number = ctypes.get_errno()
-    _locked.PyOS_AfterFork_Parent()  # which may change errno
+    _after_fork_in_parent()  # which may change errno
     ctypes.set_errno(number)
-    return _check(pid, f"a process in a new {what} namespace")
+    return _check(pid, about)
+
+
+def address(memory: memoryview) -> int:
+    """Where writable memory is."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:

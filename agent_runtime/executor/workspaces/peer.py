@@ -12,10 +12,13 @@ from agent_runtime.executor.workspaces.channel import (
     Message,
     ProtocolError,
     close_all,
+    decode,
+    encode,
     packets,
     receive_packet,
     send_packet,
 )
+from agent_runtime.executor.workspaces.start_request import StartRequest
 
 # What may come back: `list` is the largest, 5,000 entries of at most 255 bytes of name and 4 KiB of link target, escaped.
 _MAX_REPLY_BYTES = 64 * 1024 * 1024
@@ -59,12 +62,15 @@ class Peer:
     def forget(self, number: int) -> None:
         self._listeners.pop(number, None)
 
-    async def send(
-        self, number: int, message: Message, descriptors: Sequence[int] = (), *, start: bool = False
-    ) -> None:
+    async def send(self, number: int, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send request `number`. Raises PeerGone, or ValueError for a message over the bound."""
-        parts = packets(number, message)
-        end = self._starts if start else self._end
+        await self._send(self._end, packets(number, encode(message)), descriptors)
+
+    async def start(self, number: int, request: StartRequest, descriptors: Sequence[int]) -> None:
+        """Ask for a command to be started, which is request `number` then. Raises as `send`."""
+        await self._send(self._starts, packets(number, request.pack()), descriptors)
+
+    async def _send(self, end: socket.socket, parts: list[bytes], descriptors: Sequence[int]) -> None:
         async with self._turn:
             for part in parts:
                 await self._send_packet(end, part, descriptors if part is parts[-1] else ())
@@ -134,6 +140,7 @@ class Peer:
                     self.close("it has ended")
                     return
                 whole = self._assembler.add(packet)
+                message = whole and decode(whole[1])
             except BlockingIOError:
                 return
             except (OSError, ProtocolError) as error:
@@ -141,10 +148,10 @@ class Peer:
                 self.close(f"it broke the protocol: {error}")
                 return
             listener = self._listeners.get(whole[0]) if whole else None
-            if whole is None or listener is None:
+            if message is None or listener is None:
                 close_all(descriptors)
             else:
-                listener(whole[1], descriptors)
+                listener(message, descriptors)
             if self.gone.done():
                 return
 

@@ -14,6 +14,7 @@ from agent_runtime.executor.host import Exit, FileFailure, WorkspaceFailure, Wor
 from agent_runtime.executor.workspaces.channel import Message, close_all
 from agent_runtime.executor.workspaces.init import CRASHED
 from agent_runtime.executor.workspaces.peer import Peer, PeerGone
+from agent_runtime.executor.workspaces.start_request import StartRequest
 from agent_runtime.executor.workspaces.usage import Usage, resident_bytes
 
 if TYPE_CHECKING:
@@ -146,13 +147,7 @@ class LiveWorkspace:
         """As in the interface. `tty`'s size was given to the terminal when it was opened."""
         number = self._peer.number()
         command = Command(self, number)
-        request = {
-            "argv": argv if isinstance(argv, str) else list(argv),
-            "env": {**self.spec.env, **env},
-            "cwd": cwd,
-            "user": user,
-            "tty": tty is not None,
-        }
+        request = StartRequest(argv, {**self.spec.env, **env}, cwd, user, tty is not None)
         descriptors = [stdin, stdout, stderr]
         try:
             self._refuse_if_frozen("a command")
@@ -161,7 +156,7 @@ class LiveWorkspace:
             self._peer.listen(number, command.hear)
             command.exited.add_done_callback(lambda _: self._forget(number))
             self._host.woke(self)
-            await self._peer.send(number, request, descriptors, start=True)
+            await self._peer.start(number, request, descriptors)
         except PeerGone as gone:
             self._forget(number)
             raise self._gone(gone) from None
@@ -385,9 +380,9 @@ def _is_listening(descriptor: int) -> bool:
         return False
 
 
-def _refuse_nul(request: Message) -> None:
-    argv = request["argv"]
-    for text in [*([argv] if isinstance(argv, str) else argv), *request["env"], *request["env"].values()]:
+def _refuse_nul(request: StartRequest) -> None:
+    argv = request.argv
+    for text in [*([argv] if isinstance(argv, str) else argv), *request.env, *request.env.values()]:
         if "\0" in text:
             raise FileFailure(22, text[:80], "a NUL byte in argv or env: no program can be given one; put it in a file")
     if not argv:

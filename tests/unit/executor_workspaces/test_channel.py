@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor.workspaces.channel import Assembler, Channel, ProtocolError, packets
+from agent_runtime.executor.workspaces.channel import Assembler, Channel, ProtocolError, decode, encode, packets
+from agent_runtime.executor.workspaces.start_request import StartRequest, unpack
 
 _text = st.text(st.characters(), max_size=40) | st.binary(max_size=20).map(os.fsdecode)
 _values = st.recursive(st.none() | st.booleans() | st.integers() | _text, lambda inner: st.lists(inner, max_size=4))
@@ -21,12 +22,12 @@ _messages = st.dictionaries(_text, _values, max_size=5)
 @given(st.lists(_messages, max_size=6), st.randoms())
 def test_messages_whose_packets_are_mixed_arrive_whole(messages: list[dict[str, Any]], order: random.Random) -> None:
     """Several processes of a workspace answer over one socket at once."""
-    queues = [packets(number, {**message, "pad": "x" * 70_000}) for number, message in enumerate(messages)]
+    queues = [packets(number, encode({**message, "pad": "x" * 70_000})) for number, message in enumerate(messages)]
     assembler, got = Assembler(), {}
     while any(queues):
         whole = assembler.add(order.choice([queue for queue in queues if queue]).pop(0))
         if whole is not None:
-            got[whole[0]] = whole[1]
+            got[whole[0]] = decode(whole[1])
     assert got == {number: {**message, "pad": "x" * 70_000} for number, message in enumerate(messages)}
 
 
@@ -36,14 +37,15 @@ def test_garbage_is_refused_and_never_anything_else(garbage: list[bytes]) -> Non
     for packet in garbage:
         try:
             whole = assembler.add(packet)
+            message = whole and decode(whole[1])
         except ProtocolError:
             continue
-        assert whole is None or isinstance(whole[1], dict)
+        assert message is None or isinstance(message, dict)
 
 
 def test_a_message_that_never_ends_does_not_fill_the_executors_memory() -> None:
     assembler = Assembler(max_message_bytes=100_000)
-    first = packets(1, {"pad": "x" * 50_000})[0]
+    first = packets(1, encode({"pad": "x" * 50_000}))[0]
     assembler.add(first)
     assembler.add(first)
     assembler.add(first)
@@ -61,7 +63,7 @@ def test_a_thousand_messages_that_never_end_are_too_many() -> None:
 
 def test_deeply_nested_json_is_refused() -> None:
     with pytest.raises(ProtocolError, match="not JSON"):
-        Assembler().add(packets(1, {})[0][:5] + b"[" * 20_000)
+        decode(b"[" * 20_000)
 
 
 def test_descriptors_travel_with_their_message() -> None:
@@ -80,3 +82,23 @@ def test_descriptors_travel_with_their_message() -> None:
         os.close(readable)
         ours.close()
         assert Channel(theirs).receive() is None
+
+
+_plain = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20) | st.binary(
+    max_size=9
+).map(lambda data: data.replace(b"\0", b"").decode("utf-8", "surrogateescape"))
+_named = st.none() | _plain.filter(bool)
+
+
+@given(
+    st.lists(_plain, min_size=1, max_size=5) | _plain,
+    st.dictionaries(_plain.filter(lambda name: bool(name) and "=" not in name), _plain, max_size=4),
+    _named,
+    _named,
+    st.booleans(),
+)
+def test_a_command_arrives_as_it_was_ordered(
+    argv: list[str] | str, env: dict[str, str], cwd: str | None, user: str | None, tty: bool
+) -> None:
+    request = StartRequest(argv, env, cwd, user, tty)
+    assert unpack(request.pack()) == request
