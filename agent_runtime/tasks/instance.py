@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from agent_runtime.tasks.lazy import check_columns, tasks_of_table
 from agent_runtime.tasks.place import SourcePlace
@@ -88,8 +89,8 @@ class Checked:
         value = self._instance.get(field)
         if isinstance(value, str):
             try:
-                value = json.loads(value)
-            except (ValueError, RecursionError) as error:
+                value = from_json(value, cache_strings=False)
+            except ValueError as error:
                 self.wrong(field, f"is text that is not JSON: {error}; expected a list of test names")
                 return []
         if not isinstance(value, list) or set(map(type, value)) - {str} or "" in value:
