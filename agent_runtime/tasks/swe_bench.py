@@ -14,6 +14,7 @@ from agent_runtime.tasks import repository
 from agent_runtime.tasks.instance import Checked, read_instances, valid
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks
+from agent_runtime.tasks.usual_instance import usual
 from rollout_api.sandbox import EnvVar
 from rollout_api.tasks import Task, TaskFile, Timeouts
 
@@ -31,6 +32,9 @@ OPTIONAL: Final = ("patch", "image", "image_name", "docker_image", "test_cmd", "
 WORKING_DIR: Final = "/testbed"
 IMAGE: Final = "swebench/sweb.eval.x86_64.{name}:latest"
 """Where the images of SWE-bench's harness are published; `__` is written `_1776_` there, since Docker Hub refuses it."""
+
+IMAGE_CHARACTERS: Final = 1024
+"""Of rollout_api.sandbox.SandboxOverrides.image."""
 
 SHELL: Final = [EnvVar(name="BASH_ENV", value="/root/.bashrc")]
 """The harness's images activate the conda environment of the tests in that file, which bash reads for every command so."""
@@ -55,8 +59,20 @@ _COMMIT: Final = re.compile("[0-9a-f]{7,64}")
 def read(place: SourcePlace) -> LoadedTasks:
     """The tasks of a file of instances. Raises TaskSourceError with every broken row."""
     return read_instances(
-        place, REQUIRED, OPTIONAL, lambda instance: task_of(instance, image_template=place.image_template)
+        place,
+        REQUIRED,
+        OPTIONAL,
+        make=lambda instance: task_of(instance, place.image_template),
+        name_if_sure=lambda instance: name_if_sure(instance, place.image_template),
     )
+
+
+def name_if_sure(instance: Mapping[str, Any], image_template: str | None = None) -> str | None:
+    """The name of the task of a usual instance: `task_of` makes it for certain. None for all others."""
+    found = usual(instance)
+    if found is None or len(image_of(instance, found.instance_id, image_template)) > IMAGE_CHARACTERS:
+        return None
+    return found.instance_id
 
 
 def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> Task:
