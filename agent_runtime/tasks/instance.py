@@ -39,7 +39,7 @@ def read_instances(
     check_columns(place, table, [*named, *((field, needs) for field in required if columns[field] == field)])
 
     def instance(row: Row) -> Instance:
-        return {field: row.get(name) for field, name in columns.items()}
+        return row | {field: row.get(column) for field, column in place.source.columns.items()}
 
     return tasks_of_table(
         place, table, lambda row: make(instance(row)), name_if_sure=lambda row: name_if_sure(instance(row))

@@ -1,6 +1,6 @@
 """Usual instances of SWE-bench: those whose fields show, before any task is made of them, that it will be a valid one.
 
-Ten thousand instances are validated before the first rollout, and this takes a fifth of the time of making their tasks. An
+Ten thousand instances are validated before the first rollout, and this takes a third of the time of making their tasks. An
 instance that is not usual need not be wrong: its task is made, to see.
 """
 
@@ -37,16 +37,16 @@ class UsualInstance(BaseModel):
     repo: ShortText
     base_commit: _Commit
     problem_statement: _Issue
-    patch: _Patch | None
+    patch: _Patch | None = None
     test_patch: _Patch
     FAIL_TO_PASS: Annotated[_Names, Field(min_length=1)]
     PASS_TO_PASS: _Names
-    image: ShortText | None
-    image_name: ShortText | None
-    docker_image: ShortText | None
-    test_cmd: ShortText | None
-    version: str | None
-    working_dir: None
+    image: ShortText | None = None
+    image_name: ShortText | None = None
+    docker_image: ShortText | None = None
+    test_cmd: ShortText | None = None
+    version: str | None = None
+    working_dir: None = None
 
     @property
     def is_short(self) -> bool:
@@ -56,7 +56,7 @@ class UsualInstance(BaseModel):
 
 
 def usual(instance: Instance) -> UsualInstance | None:
-    """The instance, if it is a usual one; all its fields must be given, None where it has none."""
+    """The instance, if it is a usual one."""
     try:
         found = UsualInstance.model_validate(instance)
     except ValidationError:
