@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from agent_runtime.tasks.lazy import check_columns, tasks_of_table
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
-from agent_runtime.tasks.table import RowError, open_table
+from agent_runtime.tasks.table import Row, RowError, open_table
 from rollout_api.manifest import explain, path_of
 from rollout_api.tasks import Task
 
@@ -17,9 +18,13 @@ Instance = Mapping[str, Any]
 
 
 def read_instances(
-    place: SourcePlace, required: Sequence[str], optional: Sequence[str], make: Callable[[Instance], Task]
+    place: SourcePlace,
+    required: Sequence[str],
+    optional: Sequence[str],
+    make: Callable[[Instance], Task],
+    name_if_sure: Callable[[Instance], str | None] = lambda instance: None,
 ) -> LoadedTasks:
-    """The tasks of a file of instances. `make` raises RowError.
+    """The tasks of a file of instances. `make` raises RowError; `name_if_sure` is as for `tasks_of_table`.
 
     Raises TaskSourceError with every broken row, and where a column is missing with that alone.
     """
@@ -32,7 +37,13 @@ def read_instances(
     needs = f"which format {place.source.format.value} needs; name the one that has it in tasks.from.columns"
     named = [(column, f"named in tasks.from.columns.{field}") for field, column in place.source.columns.items()]
     check_columns(place, table, [*named, *((field, needs) for field in required if columns[field] == field)])
-    return tasks_of_table(place, table, lambda row: make({field: row.get(name) for field, name in columns.items()}))
+
+    def instance(row: Row) -> Instance:
+        return row | {field: row.get(column) for field, column in place.source.columns.items()}
+
+    return tasks_of_table(
+        place, table, lambda row: make(instance(row)), name_if_sure=lambda row: name_if_sure(instance(row))
+    )
 
 
 def valid(values: dict[str, Any]) -> Task:
@@ -88,8 +99,8 @@ class Checked:
         value = self._instance.get(field)
         if isinstance(value, str):
             try:
-                value = json.loads(value)
-            except (ValueError, RecursionError) as error:
+                value = from_json(value, cache_strings=False)
+            except ValueError as error:
                 self.wrong(field, f"is text that is not JSON: {error}; expected a list of test names")
                 return []
         if not isinstance(value, list) or set(map(type, value)) - {str} or "" in value:

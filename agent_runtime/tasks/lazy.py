@@ -1,4 +1,4 @@
-"""Tasks of a table: every one validated once, and made again when it is asked for."""
+"""Tasks of a table: every one known to be valid from the start, and made when it is asked for."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import overload
@@ -11,6 +11,9 @@ from rollout_api.tasks import Task
 
 MakeTask = Callable[[Row], Task]
 """Raises RowError with all that is wrong with the row."""
+
+NameIfSure = Callable[[Row], str | None]
+"""The name of a row's task where the row alone shows that making it succeeds; None where that has to be tried."""
 
 
 class TableTasks(Sequence[Task]):
@@ -39,7 +42,11 @@ class TableTasks(Sequence[Task]):
 
 
 def tasks_of_table(
-    place: SourcePlace, table: Table, make: MakeTask, warnings: Sequence[TaskProblem] = ()
+    place: SourcePlace,
+    table: Table,
+    make: MakeTask,
+    warnings: Sequence[TaskProblem] = (),
+    name_if_sure: NameIfSure = lambda row: None,
 ) -> LoadedTasks:
     """The rows that `filter`, `shuffleSeed` and `limit` choose, as tasks of which each is valid.
 
@@ -54,7 +61,8 @@ def tasks_of_table(
     lines: dict[str, int] = {}
     for position, row in zip(positions, table.rows(positions), strict=True):
         try:
-            name = make(_or_raise(row)).name
+            known = _or_raise(row)
+            name = name_if_sure(known) or make(known).name
             if name in lines:
                 stands = f"stands in {table.unit} {lines[name]} already; names must differ"
                 raise RowError([f"name: a task named {name!r} {stands}"])

@@ -8,7 +8,7 @@ import base64
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import resources
 
 from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED
@@ -110,21 +110,21 @@ def solution(patch: str) -> list[str]:
 
 
 def hidden_files(
-    base_commit: str, test_patch: str, tests: Sequence[str], allowed: Sequence[str]
+    base_commit: str, test_patch: str, tests: Collection[str], allowed: Sequence[str]
 ) -> list[TaskFile | dict[str, str]]:
     """What the grading brings in: the hidden tests, and the program that puts them and the agent's patch into the tree.
 
     Args:
         base_commit: where the tests are as they were.
         test_patch: the hidden tests.
-        tests: paths that are brought back to the base commit first.
+        tests: paths that are brought back to the base commit first, those of the hidden tests among them.
         allowed: paths that the agent may change although Python loads them by itself: those of the known fix.
     """
     instance = {
         "base": base_commit,
         "prepared": PREPARED,
         "patch": PATCH,
-        "tests": sorted({*tests, *patched_paths(test_patch)}),
+        "tests": sorted(tests),
         "allowed": list(allowed),
     }
     parts = [test_patch[start : start + _FILE_CHARACTERS] for start in range(0, len(test_patch), _FILE_CHARACTERS)]

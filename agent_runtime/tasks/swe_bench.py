@@ -14,6 +14,8 @@ from agent_runtime.tasks import repository
 from agent_runtime.tasks.instance import Checked, read_instances, valid
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks
+from agent_runtime.tasks.usual_instance import usual
+from rollout_api.sandbox import EnvVar
 from rollout_api.tasks import Task, TaskFile, Timeouts
 
 REQUIRED: Final = (
@@ -31,7 +33,10 @@ WORKING_DIR: Final = "/testbed"
 IMAGE: Final = "swebench/sweb.eval.x86_64.{name}:latest"
 """Where the images of SWE-bench's harness are published; `__` is written `_1776_` there, since Docker Hub refuses it."""
 
-SHELL: Final = [{"name": "BASH_ENV", "value": "/root/.bashrc"}]
+IMAGE_CHARACTERS: Final = 1024
+"""Of rollout_api.sandbox.SandboxOverrides.image."""
+
+SHELL: Final = [EnvVar(name="BASH_ENV", value="/root/.bashrc")]
 """The harness's images activate the conda environment of the tests in that file, which bash reads for every command so."""
 
 TEST_COMMAND: Final = "pytest -rA -p no:cacheprovider"
@@ -54,8 +59,20 @@ _COMMIT: Final = re.compile("[0-9a-f]{7,64}")
 def read(place: SourcePlace) -> LoadedTasks:
     """The tasks of a file of instances. Raises TaskSourceError with every broken row."""
     return read_instances(
-        place, REQUIRED, OPTIONAL, lambda instance: task_of(instance, image_template=place.image_template)
+        place,
+        REQUIRED,
+        OPTIONAL,
+        make=lambda instance: task_of(instance, place.image_template),
+        name_if_sure=lambda instance: name_if_sure(instance, place.image_template),
     )
+
+
+def name_if_sure(instance: Mapping[str, Any], image_template: str | None = None) -> str | None:
+    """The name of the task of a usual instance: `task_of` makes it for certain. None for all others."""
+    found = usual(instance)
+    if found is None or len(image_of(instance, found.instance_id, image_template)) > IMAGE_CHARACTERS:
+        return None
+    return found.instance_id
 
 
 def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> Task:
@@ -76,7 +93,8 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
     command, version, folder = (checked.optional(field) for field in ("test_cmd", "version", "working_dir"))
     checked.refuse()
     tests = [*to_pass, *to_keep]
-    verifier = runner_of(repo, command, tests, repository.patched_paths(test_patch), version)
+    files, patched = files_of(tests), repository.patched_paths(test_patch)
+    verifier = runner_of(repo, command, files, patched, version)
     return valid(
         {
             "name": name,
@@ -87,7 +105,7 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
                 **verifier,
                 "tests": tests,
                 "files": [
-                    *repository.hidden_files(base, test_patch, files_of(tests), repository.patched_paths(patch)),
+                    *repository.hidden_files(base, test_patch, {*files, *patched}, repository.patched_paths(patch)),
                     *([_REPORT_TESTS] if verifier["kind"] == "junit" else []),
                 ],
                 "collect": [repository.COLLECT_PATCH],
@@ -105,11 +123,11 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
     )
 
 
-def runner_of(repo: str, command: str, tests: Sequence[str], patched: Sequence[str], version: str) -> dict[str, Any]:
+def runner_of(repo: str, command: str, files: Sequence[str], patched: Sequence[str], version: str) -> dict[str, Any]:
     """How the tests of a repository are run, and how their results are read: the first fields of its verifier.
 
     `command`, if there is one, is pytest's with the repository's own options. Django and SymPy have runners of their own,
-    called as SWE-bench's harness calls them, on the files that the test patch touches; all others use pytest.
+    called as SWE-bench's harness calls them, on the files that the test patch touches; all others use pytest, on `files`.
     """
     scripts = [path for path in dict.fromkeys(patched) if path.endswith(".py")]
     if repo == "django/django" and not command:
@@ -120,7 +138,7 @@ def runner_of(repo: str, command: str, tests: Sequence[str], patched: Sequence[s
         return _reported("LANG=C.UTF-8 PYTHONIOENCODING=utf8", f"unittest tests/runtests.py {options}", labels)
     if repo == "sympy/sympy" and not command:
         return _reported("PYTHONHASHSEED=0", "sympy", scripts)
-    command = " ".join([command or TEST_COMMAND, *map(shlex.quote, files_of(tests))])
+    command = " ".join([command or TEST_COMMAND, *map(shlex.quote, files)])
     return {"kind": "pytest", "commands": [f"{repository.APPLY_PATCH} && {command}"]}
 
 

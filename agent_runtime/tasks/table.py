@@ -16,7 +16,7 @@ LINE_BYTES = 64 * 1024 * 1024
 """Longest line: a task has at most 256 + 1024 files of 200 KiB, and a file without line ends must not fill the memory."""
 
 PARQUET_BATCH = 256
-"""Rows that are turned into Python objects at once."""
+"""Rows that are decoded, and later turned into Python objects, at once."""
 
 
 class RowError(ValueError):
@@ -148,10 +148,16 @@ class ParquetTable:
             raise TaskSourceError([TaskProblem(place.uri, None, message)]) from error
         with place.open() as file, place.readable():
             try:
-                opened = parquet.ParquetFile(file)
+                # A local file by its path: pyarrow then reads it itself, and not through the interpreter.
+                opened = parquet.ParquetFile(place.local_path or file)
                 self.columns: Collection[str] | None = opened.schema_arrow.names
                 kept = [name for name in opened.schema_arrow.names if wanted is None or name in wanted]
-                self._table = opened.read(columns=kept)
+                # In batches, so that only parts of the columns are there in their encoded form too.
+                batches = list(opened.iter_batches(PARQUET_BATCH, columns=kept))
+                self._table = pyarrow.Table.from_batches(batches) if batches else opened.read(columns=kept)
+                self._may_have_nulls = any(
+                    column.null_count or pyarrow.types.is_nested(column.type) for column in self._table.columns
+                )
             except (pyarrow.ArrowException, OSError) as error:
                 reason = " ".join(str(error).split())[:300]
                 raise place.unreadable(f"it is no readable Parquet file ({reason})") from error
@@ -174,7 +180,7 @@ class ParquetTable:
             some = positions[start : start + PARQUET_BATCH]
             part = self._table.slice(start, len(some)) if in_order else self._table.take(some)
             for row in part.to_pylist():
-                yield _without_nulls(row)
+                yield _without_nulls(row) if self._may_have_nulls else row
 
 
 def _without_nulls(row: Row) -> Row:

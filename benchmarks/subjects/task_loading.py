@@ -2,25 +2,37 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from agent_runtime.tasks import load_tasks
+from agent_runtime.tasks import load_tasks, swe_bench
 from benchmarks.conversation import answer_questions
 from benchmarks.measuring import Meter
 from rollout_api.tasks import Tasks
 
 
+def read_values(file: str) -> object:
+    """Python's values of the columns that a task is made of."""
+    names = pq.read_schema(file).names
+    columns = [name for name in names if name in (*swe_bench.REQUIRED, *swe_bench.OPTIONAL)]
+    return pq.read_table(file, columns=columns).to_pylist()
+
+
+def read_tasks(file: str) -> object:
+    """What a job gets, each validated."""
+    return load_tasks(Tasks.model_validate({"from": {"uri": file, "format": "SWEBench"}}), Path(), os.environ)
+
+
+READERS: dict[str, Callable[[str], object]] = {"values": read_values, "table": pq.read_table, "tasks": read_tasks}
+
+
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
     """Answers {reader, file} with wall seconds, and bytes that were resident at most above those at the start."""
     meter = Meter()
-    if question["reader"] == "pyarrow":
-        held = pq.read_table(question["file"])
-    else:
-        tasks = Tasks.model_validate({"from": {"uri": question["file"], "format": "SWEBench"}})
-        held = load_tasks(tasks, Path(), os.environ)
+    held = READERS[question["reader"]](question["file"])
     cost = meter.read()
     del held
     return {"seconds": cost.wall_seconds, "bytes": cost.peak_bytes - cost.start_bytes}
