@@ -127,6 +127,14 @@ def _object(line: bytes) -> Row:
         raise RowError(["expected a JSON object with at least name and prompt"])
     if repeated:
         raise RowError([f"{name}: is given twice; keep one of them" for name in repeated])
+    if rb"\ud" in line.lower():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            found = ascii(error.object[error.start]).strip("'")
+            raise RowError(
+                [f"has {found}, half of a character, which no text can hold; give both halves, or neither"]
+            ) from None
     return value
 
 

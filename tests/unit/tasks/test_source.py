@@ -45,6 +45,8 @@ def test_every_broken_line_is_told_at_once_with_its_field() -> None:
         '{"name": "d", "name": "e", "prompt": "p"}',
         '{"name": "f", "prompt": NaN}',
         row("g", prompt=5),
+        '{"name": "h", "prompt": "half \\ud83d of it"}',
+        '{"name": "i", "prompt": "all \\ud83d\\ude00 of it, and a backslash: \\\\ud83d"}',
     ) == [
         "tasks.jsonl:2: is not JSON: Expecting ',' delimiter: line 1 column 13 (char 12)",
         "tasks.jsonl:3: files[0].path: '../x' leaves the working directory; '..' is not allowed",
@@ -54,6 +56,7 @@ def test_every_broken_line_is_told_at_once_with_its_field() -> None:
         "tasks.jsonl:6: name: is given twice; keep one of them",
         "tasks.jsonl:7: is not JSON: NaN is not a JSON number",
         "tasks.jsonl:8: prompt: is the number 5, expected text; put it into quotes",
+        "tasks.jsonl:9: has \\ud83d, half of a character, which no text can hold; give both halves, or neither",
     ]
 
 
