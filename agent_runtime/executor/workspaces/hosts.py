@@ -16,6 +16,7 @@ from agent_runtime.executor.workspaces import kernel, processes
 from agent_runtime.executor.workspaces.channel import Message, close_all
 from agent_runtime.executor.workspaces.config import HostConfig
 from agent_runtime.executor.workspaces.peer import Peer, PeerGone
+from agent_runtime.executor.workspaces.spares import Spares
 from agent_runtime.executor.workspaces.watch import Watch
 from agent_runtime.executor.workspaces.workspace import LiveWorkspace
 
@@ -25,10 +26,6 @@ _HELLO = 0
 # Killing all that a workspace leaves behind takes milliseconds, or 10 s against a fork bomb; tools may hinder who does it.
 _SWEEP_SECONDS = 15.0
 _NOBODY = "65534:65534"
-# As many as a group's members are, who come at once. Each is a process that waits, and holds memory.
-_SPARES = 8
-# While workspaces are being asked for, making spares would only keep the processors from those.
-_CALM_SECONDS = 0.1
 # CLOCK_REALTIME_COARSE of linux/time.h, from which files get their times: a little behind the finer one.
 _FILE_CLOCK = 5
 
@@ -216,11 +213,7 @@ class OverlayHost(Host):
         self._below: dict[str, str | None] = {}
         self._ids: dict[str, str] = {}
         self._users: dict[str, int] = {}
-        # It takes a processor: more at once would all be made as late as the last, where these are made one after the other.
-        self._making = asyncio.Semaphore(len(os.sched_getaffinity(0)))
-        # Processes that wait in the zygote's care to become a workspace.
-        self._spares = 0
-        self._restocking: asyncio.Task[None] | None = None
+        self._spares = Spares(self.ask, lambda: self.places - len(self._by_id))
 
     async def create(self, spec: WorkspaceSpec) -> LiveWorkspace:
         """As in the interface."""
@@ -247,29 +240,11 @@ class OverlayHost(Host):
         return workspace
 
     async def _make(self, spec: WorkspaceSpec, layer: str, extra: Message) -> LiveWorkspace:
-        self._stop_restocking()
-        try:
-            async with self._making:
-                self._spares = max(0, self._spares - 1)
-                return await super()._make(spec, layer, extra)
-        finally:
-            self._stop_restocking()
-            self._restocking = asyncio.create_task(self._restock())
-
-    def _stop_restocking(self) -> None:
-        if self._restocking is not None:
-            self._restocking.cancel()
-
-    async def _restock(self) -> None:
-        """Once it is calm, have the zygote make spares for the places that are free, one after the other."""
-        await asyncio.sleep(_CALM_SECONDS)
-        wanted = max(1, min(self.places - len(self._by_id), _SPARES))
-        with contextlib.suppress(WorkspaceFailure):
-            while self._spares < wanted:
-                self._spares = int((await self.ask({"do": "spare"}))["waiting"])
+        async with self._spares.turn():
+            return await super()._make(spec, layer, extra)
 
     async def _end_all(self) -> None:
-        self._stop_restocking()
+        self._spares.disturb()
         await super()._end_all()
 
     async def give_up(self) -> None:
