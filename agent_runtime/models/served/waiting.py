@@ -1,7 +1,7 @@
 """Which waiting call gets a free place: one whose group prefers that server, unless another waits for much longer. Pure.
 
-In order of arrival alone a freed place would go to whichever group is next: with all servers at their limits, soon every
-server would hold every prefix. This is delay scheduling (Zaharia and others, EuroSys 2010): wait a little for the right place.
+In order of arrival alone, a freed place would go to whichever group is next: with all servers at their limits, soon every
+server would hold every prefix. This is delay scheduling (Zaharia and others, EuroSys 2010): wait a little for the right one.
 """
 
 from collections import OrderedDict
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from agent_runtime.models.served.routing import choose, preference
 
 IDLE_SECONDS = 1.0
-"""A place stays free for calls of its own groups: what a server takes to compute a prefix of some ten thousand tokens anew."""
+"""A call waits for its own server while others are free: about what another needs to compute a prefix of 10,000 tokens."""
 PASSED_SECONDS = 10.0
-"""A call is passed by calls that came so much later: about a call's length, so that nobody waits for many others' calls."""
+"""A place goes to its own groups before others that came less than this earlier: about a call's length."""
 
 
 @dataclass(eq=False, slots=True)
