@@ -21,7 +21,7 @@ from tests.integration.served.operated import OperatedFleet
 from tests.integration.served.talker import Talker
 from tests.support.vllm_server import logprobs_by, made_by
 
-UPDATES, TOKENS, MEMBERS = 10, 30, 4
+UPDATES, MEMBERS = 10, 4
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "PROBE_SECONDS", 0.5)
 
 
-def a_job(folder: Path, tasks: int) -> RolloutJob:
+def a_job(folder: Path, tasks: int, tokens: int) -> RolloutJob:
     prompts = [{"name": f"task-{number}", "prompt": f"Talk of {number}."} for number in range(tasks)]
     return RolloutJob.model_validate(
         {
@@ -41,22 +41,21 @@ def a_job(folder: Path, tasks: int) -> RolloutJob:
                 "groupSize": MEMBERS,
                 "tasks": {"inline": prompts},
                 "model": {"serverRef": "policy"},
-                "sampling": {"maxTokens": TOKENS, "extra": {"ignore_eos": True, "seed": 7}},
+                "sampling": {"maxTokens": tokens, "extra": {"ignore_eos": True, "seed": 7}},
                 "agent": {"type": "tests.integration.served.talker:Talker", "tools": [], "maxTurns": 1000},
                 "runners": {"concurrency": tasks * MEMBERS},
-                "output": {"uri": str(folder)},
+                "output": {"uri": str(folder / "out")},
             },
         }
     )
 
 
-def start(fleet: OperatedFleet, folder: Path, tasks: int) -> asyncio.Task[JobSummary]:
+def start(fleet: OperatedFleet, folder: Path, job: RolloutJob) -> asyncio.Task[JobSummary]:
     provider = DummyProvider("updated")
-    job = a_job(folder / "out", tasks)
     return asyncio.create_task(run_job(job, base_dir=folder, environ={}, provider=provider, model=fleet.model))
 
 
-async def spans_of(reader: RunReader, result: Result, *, unknown: bool) -> list[list[int]]:
+async def spans_of(reader: RunReader, result: Result, tokens: int, *, unknown: bool) -> list[list[int]]:
     """The policy versions of each of a rollout's answers, every token and log probability computed again by its version.
 
     `unknown`: the version of some may be.
@@ -81,7 +80,7 @@ async def spans_of(reader: RunReader, result: Result, *, unknown: bool) -> list[
                 assert logprobs == logprobs_by(int(span.version), before, part)
                 versions.append(int(span.version))
             position += span.tokens
-        assert position == len(ids) == TOKENS
+        assert position == len(ids) == tokens
         found.append(versions)
     flat = [version for versions in found for version in versions]
     assert flat == sorted(flat), "an older policy followed a newer one"
@@ -89,20 +88,21 @@ async def spans_of(reader: RunReader, result: Result, *, unknown: bool) -> list[
     return found
 
 
-async def all_spans(fleet: OperatedFleet, folder: Path) -> list[list[int]]:
+async def all_spans(fleet: OperatedFleet, folder: Path, tokens: int) -> list[list[int]]:
     """Of all answers of the job."""
     reader = await open_run(Store.open(str(folder / "out"), {}), "updated")
     unknown = fleet.mixed > 0
-    return [versions for result in reader.results() for versions in await spans_of(reader, result, unknown=unknown)]
+    results = list(reader.results())
+    return [versions for result in results for versions in await spans_of(reader, result, tokens, unknown=unknown)]
 
 
 async def test_each_token_of_a_job_is_recorded_with_the_version_that_made_it_through_updates_and_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chance, tasks = Random(1), 3
+    chance, tasks, tokens = Random(1), 3, 30
     async with OperatedFleet(tmp_path, servers=3, tokens_per_second=60) as fleet:
         await fleet.until_open(0)
-        running = start(fleet, tmp_path, tasks)
+        running = start(fleet, tmp_path, a_job(tmp_path, tasks, tokens))
         for version in range(1, UPDATES + 1):
             enough = fleet.arrived.total() + chance.randrange(50, 200)
             await until(lambda enough=enough: fleet.arrived.total() >= enough or running.done())  # type: ignore[misc]
@@ -120,7 +120,7 @@ async def test_each_token_of_a_job_is_recorded_with_the_version_that_made_it_thr
         assert summary.outcomes["Completed"] == tasks * MEMBERS
         assert fleet.killed_updaters >= 5
         assert fleet.model.resent > 0, "the test needs servers that die with calls"
-        spans = await all_spans(fleet, tmp_path)
+        spans = await all_spans(fleet, tmp_path, tokens)
     straddling = sum(len(versions) > 1 for versions in spans)
     assert straddling > tasks * MEMBERS, "the test needs calls that are under way when the policy changes"
     assert len({version for versions in spans for version in versions}) > UPDATES // 2
@@ -129,26 +129,31 @@ async def test_each_token_of_a_job_is_recorded_with_the_version_that_made_it_thr
 async def test_500_rollouts_in_flight_go_on_when_one_of_four_servers_cannot_load_the_new_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rollouts = 500
-    async with OperatedFleet(tmp_path, servers=4, tokens_per_second=3) as fleet:
+    rollouts, tokens = 500, 12
+    async with OperatedFleet(tmp_path, servers=4, tokens_per_second=2) as fleet:
         await fleet.until_open(0)
         failing = fleet.pods[1]
         first = failing.uid
         await fleet.fault(failing, load_failures=1000)
-        running = start(fleet, tmp_path, rollouts // MEMBERS)
+        running = start(fleet, tmp_path, a_job(tmp_path, rollouts // MEMBERS, tokens))
         await until(lambda: fleet.model.in_flight > 0.98 * rollouts)
+        for pod in fleet.pods:
+            await fleet.fault(pod, hang=True)  # so that no call ends meanwhile, however busy the machine is
         fleet.ask_for(1)
         await until(lambda: fleet.status.policy.paused)
         assert fleet.model.in_flight > 0.95 * rollouts
         await until(lambda: (first, ServerState.EVICTED) in [(s.uid, s.state) for s in fleet.status.servers])
         await fleet.until_open(1, least=3)
         monkeypatch.setattr(Talker, "enough", True)
+        for pod in fleet.pods:
+            if pod is not failing:
+                await fleet.fault(pod, hang=False)
         summary = await running
         assert summary.outcomes["Completed"] == rollouts
         assert fleet.model.resent > 0.1 * rollouts, "those of the server that left"
         await fleet.until_open(1)
         assert failing.uid != first
         assert await fleet.really_loaded() == [1] * 4
-        spans = await all_spans(fleet, tmp_path)
+        spans = await all_spans(fleet, tmp_path, tokens)
     assert spans.count([0, 1]) > 0.5 * rollouts, "calls that were under way kept what they had"
     assert all(versions in ([0], [0, 1], [1]) for versions in spans)
