@@ -89,13 +89,12 @@ async def forward(
         try:
             async for piece in upstream.content.iter_any():
                 await answer.write(piece)
+            await answer.write_eof()
         except (aiohttp.ClientError, OSError) as error:
             # An answer that is cut off must not look whole: without a proper end the client knows.
             log.warning("%s %s: cut off: %s", request.method, request.path, error)
             if request.transport is not None:
                 request.transport.abort()
-            return answer
-        await answer.write_eof()
         return answer
 
 

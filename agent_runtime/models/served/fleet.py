@@ -151,6 +151,7 @@ class Fleet:
             for server in self.places.servers.values():
                 if server.pulse.is_stalled(now, in_flight=server.in_flight, can_be_judged=can_be_judged):
                     server.leave(f"{server.name} has made no token for {STALL_SECONDS:g} s")
+            self.places.admit()
             self._refuse_where_empty(now)
             self._on_look(now)
 

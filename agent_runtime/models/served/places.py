@@ -1,19 +1,11 @@
-"""The calls that wait, and the server that each one gets: in the order in which they came, as soon as there is a place."""
+"""Calls that wait for a place at a server, and their places."""
 
 import asyncio
-from collections import deque
 from collections.abc import Set
-from dataclasses import dataclass
 
-from agent_runtime.models.served.routing import choose, preference
+from agent_runtime.models.served.routing import preference
 from agent_runtime.models.served.server import Server
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    group: str
-    avoided: Set[str]
-    place: asyncio.Future[Server]
+from agent_runtime.models.served.waiting import Waiting, WaitingCalls
 
 
 class Places:
@@ -25,7 +17,9 @@ class Places:
         """Whether calls may start at all."""
         self.spills = 0
         """Calls that did not go to the first server of their group."""
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting = WaitingCalls()
+        self._places: dict[Waiting, asyncio.Future[Server]] = {}
+        """Of the calls that wait."""
 
     @property
     def can_be_asked(self) -> list[Server]:
@@ -35,19 +29,22 @@ class Places:
     @property
     def waiting(self) -> int:
         """Calls without a place."""
-        return len(self._waiting)
+        return len(self._places)
 
     async def take(self, group: str, avoided: Set[str]) -> Server:
         """A place for a call of that group, not at `avoided` where another one will do. `give_back` it."""
-        if not self._waiting and (server := self._place(group, avoided)) is not None:
-            return server
-        waiting = _Waiting(group, avoided, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        loop = asyncio.get_running_loop()
+        call, place = Waiting(group, avoided, loop.time()), asyncio.Future[Server](loop=loop)
+        self._waiting.add(call)
+        self._places[call] = place
+        self.admit()
         try:
-            return await waiting.place
+            return await place
         except asyncio.CancelledError:
-            if waiting.place.done() and not waiting.place.cancelled() and waiting.place.exception() is None:
-                self.give_back(waiting.place.result())
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self.give_back(place.result())
+            elif self._places.pop(call, None) is not None:
+                self._waiting.remove(call)
             raise
 
     def give_back(self, server: Server) -> None:
@@ -56,36 +53,27 @@ class Places:
         self.admit()
 
     def admit(self) -> None:
-        """Give places to those who wait; to be called whenever one may have become free."""
-        while self._waiting:
-            first = self._waiting[0]
-            if not first.place.done():
-                server = self._place(first.group, first.avoided)
-                if server is None:
-                    return
-                first.place.set_result(server)
-            self._waiting.popleft()
+        """Give places to those who wait; to be called whenever one may have become free, and several times a second."""
+        if not self.is_open or not self._places:
+            return
+        able = self.can_be_asked
+        in_flight = {server.name: server.in_flight for server in able}
+        limits = {server.name: int(server.limit) for server in able}
+        now = asyncio.get_running_loop().time()
+        while (found := self._waiting.next(in_flight, limits, now)) is not None:
+            call, name = found
+            place = self._places.pop(call)
+            if place.done():
+                continue
+            in_flight[name] += 1
+            self.servers[name].in_flight += 1
+            self.spills += name != preference(call.group, self.servers)[0]
+            place.set_result(self.servers[name])
 
     def refuse(self, error: Exception) -> None:
         """Nobody who waits will get a place."""
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.place.done():
-                waiting.place.set_exception(error)
-
-    def _place(self, group: str, avoided: Set[str]) -> Server | None:
-        if not self.is_open:
-            return None
-        able = {server.name: server for server in self.can_be_asked}
-        wanted = {name: server for name, server in able.items() if name not in avoided} or able
-        name = choose(
-            group,
-            {name: server.in_flight for name, server in wanted.items()},
-            {name: int(server.limit) for name, server in wanted.items()},
-        )
-        if name is None:
-            return None
-        self.spills += name != preference(group, self.servers)[0]
-        server = able[name]
-        server.in_flight += 1
-        return server
+        for call, place in self._places.items():
+            self._waiting.remove(call)
+            if not place.done():
+                place.set_exception(error)
+        self._places.clear()

@@ -95,6 +95,9 @@ class Fleet:
         self.asked_hook: list[dict[str, Any]] = []
         self.streams: list[Stream] = []
         self.pods_made = servers
+        self.killed_updaters = 0
+        self._served: dict[str, dict[str, Any]] = {}
+        """What engines that were killed had brought to an end, by request."""
         self.updater: asyncio.subprocess.Process | None = None
         self._stack = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -212,6 +215,7 @@ class Fleet:
             sys.executable,
             *("-m", "tests.support.vllm_server", "--port", str(pod.port), "--print-url", "--model", MODEL),
             *("--tokens-per-second", str(self.tokens_per_second), "--load-seconds", "0.05"),
+            *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--scheduling-policy", "priority"),
             stdout=asyncio.subprocess.PIPE,
         )
         assert pod.process.stdout is not None
@@ -222,6 +226,9 @@ class Fleet:
         """SIGKILL; the kubelet notices by itself."""
         assert pod.process is not None
         if pod.process.returncode is None:
+            if pod.up:
+                ended = await self._served_by(pod)
+                self._served |= {request: record for request, record in ended.items() if record["finish"]}
             pod.process.kill()
             await pod.process.wait()
 
@@ -233,6 +240,7 @@ class Fleet:
     async def kill_updater(self) -> None:
         """SIGKILL, and another one takes over."""
         assert self.updater is not None
+        self.killed_updaters += 1
         self.updater.kill()
         await self.updater.wait()
         await self.start_updater()
@@ -381,13 +389,18 @@ class Fleet:
         await _end(self._runners)
 
     async def served(self) -> dict[str, dict[str, Any]]:
-        """What engines that still run have really done, by request."""
-        found = {}
+        """What engines have really done, by request; of those that were killed, what they had brought to an end."""
+        found = dict(self._served)
         for pod in self.pods:
-            async with self.http.get(f"http://127.0.0.1:{pod.port}/_standin/served") as response:
-                for record in await response.json():
-                    found[record["external_id"] or record["id"]] = record
+            found |= await self._served_by(pod)
         return found
+
+    async def _served_by(self, pod: Pod) -> dict[str, dict[str, Any]]:
+        try:
+            async with self.http.get(f"http://127.0.0.1:{pod.port}/_standin/served") as response:
+                return {record["external_id"] or record["id"]: record for record in await response.json()}
+        except aiohttp.ClientError:
+            return {}  # it ended just now
 
     async def really_loaded(self) -> list[int]:
         """The version of each engine's weights, whatever it says."""

@@ -10,25 +10,30 @@ from rollout_api.model_server import Gate
 from tests.integration.model_server.fleet import LONG, Fleet
 
 
-async def compare(fleet: Fleet) -> int:
-    """The runners' books against what engines really did. Returns how many calls changed their version on the way."""
+async def compare(fleet: Fleet) -> list[list[int]]:
+    """The runners' books against what engines really did: of each call that can be compared, the versions in order."""
     await asyncio.sleep(0.2)  # Some tokens more.
     await fleet.end_calls()
     served = await fleet.served()
-    straddled = compared = 0
+    compared = []
     for stream in fleet.streams:
         record = served.get(stream.request_id)
         if record is None or stream.lost:
-            continue  # Its engine was killed, and its log with it.
+            continue  # Its engine was killed under it.
         stream.close()
         claimed = [version for tokens, version in stream.spans for _ in range(tokens)]
         truth = [version for version, start, end in record["spans"] for _ in range(start, end)]
         assert claimed == truth[: len(claimed)], f"{stream} against {record['spans']}"
         assert claimed == sorted(claimed), "a call's version never falls"
-        straddled += len(set(claimed)) > 1
-        compared += 1
-    assert compared > 0
-    return straddled
+        if claimed:
+            compared.append(sorted(set(claimed)))
+    assert compared
+    return compared
+
+
+def straddled(calls: list[list[int]]) -> int:
+    """How many changed their version on the way."""
+    return sum(len(versions) > 1 for versions in calls)
 
 
 @pytest.mark.parametrize("mode", ["Pull", "Push"])
@@ -54,7 +59,10 @@ async def test_ten_updates_with_random_kills_leave_every_token_with_the_version_
         await asyncio.sleep(0.5)  # In which calls have begun on all servers.
         fleet.ask_for(11)
         await fleet.until_open(11)
-        assert await compare(fleet) > 0
+        calls = await compare(fleet)
+        assert straddled(calls) > 0
+        disturbed = [versions for versions in calls if versions[-1] <= 10]
+        assert straddled(disturbed) > 0, "no call that was under way in an update with kills was compared"
 
 
 async def test_one_server_that_cannot_load_leaves_and_calls_on_the_others_go_on(tmp_path: Path) -> None:
@@ -72,7 +80,7 @@ async def test_one_server_that_cannot_load_leaves_and_calls_on_the_others_go_on(
         assert bad.uid != old
         assert await fleet.really_loaded() == [1, 1, 1]
         await fleet.until_all_have_tokens()
-        assert await compare(fleet) > 0
+        assert straddled(await compare(fleet)) > 0
 
 
 async def test_when_too_few_can_load_all_go_back_and_it_is_said(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Stand-ins for vLLM as processes, a directory that a test speaks for, and an operator that updates their policy."""
+"""Stand-ins for vLLM as processes, a directory that a test speaks for, and calls of a runner."""
 
 import asyncio
 import json
@@ -15,11 +15,13 @@ from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.models.served.directory import CONFIRM_SECONDS, View
 from agent_runtime.models.served.model import ServedModel
 from agent_runtime.models.vllm.server import VllmServer
+from rollout_api.model import Sampling
 from rollout_api.model_server import Gate, ModelServerStatus, PolicyStatus, ServerState, ServerStatus
 from tests.support.vllm_server import made_by
 
 REPOSITORY = Path(__file__).parents[3]
 MODEL = "policy"
+SEED = 5
 PATIENCE_SECONDS = 300.0
 """Only what never comes is waited for so long: nothing here says how fast a busy machine is."""
 
@@ -82,28 +84,22 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 class Fleet:
-    """A ModelServer without a cluster: `Directory`, operator and servers."""
+    """A ModelServer without a cluster: `Directory` and servers. With the operator: operated.py."""
 
     def __init__(self, folder: Path) -> None:
         self.servers: list[StandIn] = []
         self.policy = PolicyStatus()
-        self.members: list[str] = []
-        """Names of the servers that the status has."""
         self.arrived = Counter[str]()
         """Tokens of answers that have come here, by URL of the server."""
         self.model = ServedModel(MODEL, self, self.connect, me="uid/0", sample_seconds=0.2)
         self._folder = folder
-        self._spares: list[StandIn] = []
-        self._ended: list[StandIn] = []
         self._told = asyncio.Event()
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_SECONDS))
 
-    async def start(self, count: int, *arguments: str, spares: int = 0) -> None:
-        """Start that many servers, all of them members, and some to take their places."""
-        names = [f"server-{number}" for number in range(count)] + ["spare"] * spares
-        started = await asyncio.gather(*(self._start_one(name, arguments) for name in names))
-        self.servers, self._spares = list(started[:count]), list(started[count:])
-        self.members = names[:count]
+    async def start(self, count: int, *arguments: str) -> None:
+        """Start that many servers."""
+        names = [f"server-{number}" for number in range(count)]
+        self.servers = list(await asyncio.gather(*(self._start_one(name, arguments) for name in names)))
 
     async def _start_one(self, name: str, arguments: Sequence[str]) -> StandIn:
         command = [sys.executable, "-m", "tests.support.vllm_server", "--port", "0", "--print-url", "--model", MODEL]
@@ -116,29 +112,11 @@ class Fleet:
         assert process.stdout is not None
         return StandIn(name, process, (await process.stdout.readline()).decode().strip(), self._session)
 
-    async def replace(self, server: StandIn) -> None:
-        """A spare one takes its place, once it has the current policy."""
-        if server.name in self.members:
-            self.members.remove(server.name)
-            self.tell()
-        spare = self._spares.pop()
-        spare.name = server.name
-        await self._load(spare, self.policy.current)
-        self.servers[self.servers.index(server)] = spare
-        self._ended.append(server)
-        self.members.append(server.name)
-        self.tell()
-
-    async def _load(self, server: StandIn, version: int) -> None:
-        weights = self._folder / f"weights-{version}.json"
-        weights.write_text(json.dumps({"version": version}))
-        await server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
-
     async def close(self) -> None:
         """End all of it."""
         await self.model.close()
         await self._session.close()
-        for server in [*self.servers, *self._spares, *self._ended]:
+        for server in self.servers:
             if server.process.returncode is None:
                 server.process.kill()
             await server.process.wait()
@@ -170,7 +148,6 @@ class Fleet:
                     state=ServerState.READY,
                 )
                 for server in self.servers
-                if server.name in self.members
             ],
             policy=self.policy,
         )
@@ -180,29 +157,44 @@ class Fleet:
         self.policy = self.policy.model_copy(update=policy)
         self._told.set()
 
-    async def update(self, *, failing: Sequence[StandIn] = (), killed: StandIn | None = None) -> None:
-        """One policy update, as the operator does it. The servers in `failing` cannot load, and are evicted; `killed` dies
-        while all are paused.
-        """
+    async def update(self) -> None:
+        """One policy update in which nothing goes wrong."""
         target = self.policy.current + 1
         self.tell(gate=Gate.SHUT, update=self.policy.update + 1, target=target, paused=False)
-        alive = [server for server in self.servers if server.name in self.members]
-        await asyncio.gather(*(server.post("/pause?mode=keep") for server in alive))
+        await asyncio.gather(*(server.post("/pause?mode=keep") for server in self.servers))
         self.tell(paused=True)
-        if killed is not None:
-            killed.kill()
         await until(lambda: self.model.acknowledged == self.policy.update)
-        for server in alive:
-            if server in failing or server is killed:
-                self.members.remove(server.name)
-                continue
-            await self._load(server, target)
+        weights = self._folder / f"weights-{target}.json"
+        weights.write_text(json.dumps({"version": target}))
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
+        for server in self.servers:
+            await server.post("/collective_rpc", body)
             await server.post("/resume")
         await asyncio.sleep(0.1)  # tokens of the new version come before the gate opens
         self.tell(gate=Gate.OPEN, current=target, paused=False)
 
 
-def assert_made_as_recorded(reply: ModelReply, seed: int) -> list[str]:
+def call(number: int, tokens: int, group: str | None = None, turn: int = 0) -> ModelRequest:
+    """A call that gets so many tokens."""
+    return ModelRequest(
+        messages=[{"role": "user", "content": f"Tell me of number {number}."}],
+        tools=[],
+        sampling=Sampling(max_tokens=tokens, extra={"ignore_eos": True}),
+        seed=SEED,
+        session=f"rollout-{number}",
+        task="task",
+        member=0,
+        turn=turn,
+        group=group or f"group-{number}",
+    )
+
+
+def ask(fleet: Fleet, count: int, tokens: int, group: str | None = None) -> list[asyncio.Task[ModelReply]]:
+    """So many calls, of a group each if none is named."""
+    return [asyncio.create_task(fleet.model.complete(call(number, tokens, group))) for number in range(count)]
+
+
+def assert_made_as_recorded(reply: ModelReply) -> list[str]:
     """Compute every token again by the version that is recorded for it; the versions in order."""
     ids, prompt = reply.completion_token_ids, reply.prompt_token_ids
     assert ids is not None
@@ -212,7 +204,7 @@ def assert_made_as_recorded(reply: ModelReply, seed: int) -> list[str]:
     for span in reply.policy_spans:
         assert span.version is not None
         part = ids[position : position + span.tokens]
-        again = made_by(int(span.version), [*prompt, *ids[:position]], span.tokens, seed=seed, ignore_eos=True)
+        again = made_by(int(span.version), [*prompt, *ids[:position]], span.tokens, seed=SEED, ignore_eos=True)
         assert part == again, f"version {span.version} did not make tokens {position} to {position + span.tokens}"
         versions.append(span.version)
         position += span.tokens

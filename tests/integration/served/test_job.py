@@ -1,4 +1,4 @@
-"""Jobs whose policy is updated and whose servers die or cannot load, under their rollouts."""
+"""Jobs under which the policy is updated as the operator does it, while parts of it die or cannot load."""
 
 import asyncio
 from pathlib import Path
@@ -13,15 +13,24 @@ from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.recording.token_history import TokenHistory
 from agent_runtime.sandboxes.dummy import DummyProvider
+from rollout_api.model_server import ServerState
 from rollout_api.records import ResponseRecord, Result
 from rollout_api.rollout_job import RolloutJob
-from tests.integration.served.fleet import Fleet, until
+from tests.integration.served.fleet import until
+from tests.integration.served.operated import OperatedFleet
+from tests.integration.served.talker import Talker
 from tests.support.vllm_server import logprobs_by, made_by
 
-UPDATES, TOKENS, MEMBERS = 10, 30, 4
+UPDATES, MEMBERS = 10, 4
 
 
-def a_job(folder: Path, tasks: int, turns: int) -> RolloutJob:
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "SILENCE_SECONDS", 0.3)  # on the loopback nothing is on the way for longer
+    monkeypatch.setattr(fleet_module, "PROBE_SECONDS", 0.5)
+
+
+def a_job(folder: Path, tasks: int, tokens: int) -> RolloutJob:
     prompts = [{"name": f"task-{number}", "prompt": f"Talk of {number}."} for number in range(tasks)]
     return RolloutJob.model_validate(
         {
@@ -32,26 +41,29 @@ def a_job(folder: Path, tasks: int, turns: int) -> RolloutJob:
                 "groupSize": MEMBERS,
                 "tasks": {"inline": prompts},
                 "model": {"serverRef": "policy"},
-                "sampling": {"maxTokens": TOKENS, "extra": {"ignore_eos": True, "seed": 7}},
-                "agent": {"type": "tests.integration.served.talker:Talker", "tools": [], "maxTurns": turns},
+                "sampling": {"maxTokens": tokens, "extra": {"ignore_eos": True, "seed": 7}},
+                "agent": {"type": "tests.integration.served.talker:Talker", "tools": [], "maxTurns": 1000},
                 "runners": {"concurrency": tasks * MEMBERS},
-                "output": {"uri": str(folder)},
+                "output": {"uri": str(folder / "out")},
             },
         }
     )
 
 
-def start(job: RolloutJob, fleet: Fleet, folder: Path) -> asyncio.Task[JobSummary]:
-    running = run_job(job, base_dir=folder, environ={}, provider=DummyProvider("updated"), model=fleet.model)
-    return asyncio.create_task(running)
+def start(fleet: OperatedFleet, folder: Path, job: RolloutJob) -> asyncio.Task[JobSummary]:
+    provider = DummyProvider("updated")
+    return asyncio.create_task(run_job(job, base_dir=folder, environ={}, provider=provider, model=fleet.model))
 
 
-async def spans_of(reader: RunReader, result: Result, turns: int) -> list[list[int]]:
-    """The policy versions of each of a rollout's answers, every token and log probability computed again by its version."""
+async def spans_of(reader: RunReader, result: Result, tokens: int, *, unknown: bool) -> list[list[int]]:
+    """The policy versions of each of a rollout's answers, every token and log probability computed again by its version.
+
+    `unknown`: the version of some may be.
+    """
     assert result.failed_attempts == []
     assert (result.token_capture, result.token_forks) == ("Tokens", 0)
     answers = [r for r in await reader.records(result.index) if isinstance(r, ResponseRecord)]
-    assert len(answers) == turns
+    assert len(answers) == result.turns
     history, found = TokenHistory(), list[list[int]]()
     for answer in answers:
         prompt, ids = history.add(answer, messages=1), answer.completion_token_ids
@@ -59,15 +71,16 @@ async def spans_of(reader: RunReader, result: Result, turns: int) -> list[list[i
         assert ids is not None
         position, versions = 0, list[int]()
         for span in answer.policy_spans:
-            assert span.version is not None
-            before, part = [*prompt, *ids[:position]], ids[position : position + span.tokens]
-            assert part == made_by(int(span.version), before, span.tokens, seed=7, ignore_eos=True)
-            assert answer.logprobs is not None
-            logprobs = answer.logprobs[position : position + span.tokens]
-            assert logprobs == logprobs_by(int(span.version), before, part)
-            versions.append(int(span.version))
+            assert span.version is not None or unknown
+            if span.version is not None:
+                before, part = [*prompt, *ids[:position]], ids[position : position + span.tokens]
+                assert part == made_by(int(span.version), before, span.tokens, seed=7, ignore_eos=True)
+                assert answer.logprobs is not None
+                logprobs = answer.logprobs[position : position + span.tokens]
+                assert logprobs == logprobs_by(int(span.version), before, part)
+                versions.append(int(span.version))
             position += span.tokens
-        assert position == len(ids) == TOKENS
+        assert position == len(ids) == tokens
         found.append(versions)
     flat = [version for versions in found for version in versions]
     assert flat == sorted(flat), "an older policy followed a newer one"
@@ -75,57 +88,74 @@ async def spans_of(reader: RunReader, result: Result, turns: int) -> list[list[i
     return found
 
 
-async def test_each_token_of_a_job_is_recorded_with_the_version_that_made_it_through_updates_and_kills(
-    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gate, "SILENCE_SECONDS", 0.3)  # on the loopback nothing is on the way for longer
-    monkeypatch.setattr(fleet_module, "PROBE_SECONDS", 0.5)
-    random = Random(1)
-    await fleet.start(3, "--tokens-per-second", "60", spares=3)
-    turns, tasks = 16, 3
-    running = start(a_job(tmp_path / "out", tasks, turns), fleet, tmp_path)
-    for number in range(UPDATES):
-        enough = fleet.arrived.total() + random.randrange(50, 200)
-        await until(lambda enough=enough: fleet.arrived.total() >= enough or running.done())  # type: ignore[misc]
-        assert not running.done(), "the job was over before its last update"
-        victim = random.choice(fleet.servers)
-        if number in (1, 7):
-            victim.kill()
-            await fleet.replace(victim)
-        if number == 4:
-            await fleet.update(killed=victim)
-            await fleet.replace(victim)
-        else:
-            await fleet.update()
-    summary = await running
-    assert summary.outcomes["Completed"] == tasks * MEMBERS
-    assert fleet.model.resent > 0, "the test needs servers that die with calls"
+async def all_spans(fleet: OperatedFleet, folder: Path, tokens: int) -> list[list[int]]:
+    """Of all answers of the job."""
+    reader = await open_run(Store.open(str(folder / "out"), {}), "updated")
+    unknown = fleet.mixed > 0
+    results = list(reader.results())
+    return [versions for result in results for versions in await spans_of(reader, result, tokens, unknown=unknown)]
 
-    reader = await open_run(Store.open(str(tmp_path / "out"), {}), "updated")
-    spans = [versions for result in reader.results() for versions in await spans_of(reader, result, turns)]
+
+async def test_each_token_of_a_job_is_recorded_with_the_version_that_made_it_through_updates_and_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, tasks, tokens = Random(1), 3, 30
+    async with OperatedFleet(tmp_path, servers=3, tokens_per_second=60) as fleet:
+        await fleet.until_open(0)
+        running = start(fleet, tmp_path, a_job(tmp_path, tasks, tokens))
+        for version in range(1, UPDATES + 1):
+            enough = fleet.arrived.total() + chance.randrange(50, 200)
+            await until(lambda enough=enough: fleet.arrived.total() >= enough or running.done())  # type: ignore[misc]
+            assert not running.done()
+            fleet.ask_for(version)
+            for _ in range(chance.randrange(1, 3)):
+                await asyncio.sleep(chance.random() * 0.6)
+                if chance.random() < 0.6:
+                    await fleet.kill_updater()
+                else:
+                    await fleet.kill(chance.choice(fleet.pods))
+            await fleet.until_open(version, least=2)
+        monkeypatch.setattr(Talker, "enough", True)
+        summary = await running
+        assert summary.outcomes["Completed"] == tasks * MEMBERS
+        assert fleet.killed_updaters >= 5
+        assert fleet.model.resent > 0, "the test needs servers that die with calls"
+        spans = await all_spans(fleet, tmp_path, tokens)
     straddling = sum(len(versions) > 1 for versions in spans)
     assert straddling > tasks * MEMBERS, "the test needs calls that are under way when the policy changes"
     assert len({version for versions in spans for version in versions}) > UPDATES // 2
 
 
-async def test_500_rollouts_go_on_when_one_of_four_servers_cannot_load_the_new_policy(
-    fleet: Fleet, tmp_path: Path
+async def test_500_rollouts_in_flight_go_on_when_one_of_four_servers_cannot_load_the_new_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns, tasks = 2, 125
-    await fleet.start(4, "--tokens-per-second", "8")
-    held, failing, *_ = fleet.servers
-    running = start(a_job(tmp_path / "out", tasks, turns), fleet, tmp_path)
-    await until(lambda: fleet.model.in_flight > 0)
-    for server in (held, failing):
-        await server.post("/_standin/faults", {"hang_after": 4})
-    await until(lambda: min(fleet.arrived[held.url], fleet.arrived[failing.url]) >= 4 and fleet.model.in_flight > 100)
-    await fleet.update(failing=[failing])
-    await held.post("/_standin/faults", {"hang": False})
-    summary = await running
-    assert summary.outcomes["Completed"] == tasks * MEMBERS
-    assert fleet.model.resent > 0
-
-    reader = await open_run(Store.open(str(tmp_path / "out"), {}), "updated")
-    spans = [versions for result in reader.results() for versions in await spans_of(reader, result, turns)]
-    assert [0, 1] in spans, "calls that were under way kept what they had"
+    rollouts, tokens = 500, 12
+    async with OperatedFleet(tmp_path, servers=4, tokens_per_second=2) as fleet:
+        await fleet.until_open(0)
+        failing = fleet.pods[1]
+        first = failing.uid
+        await fleet.fault(failing, load_failures=1000)
+        running = start(fleet, tmp_path, a_job(tmp_path, rollouts // MEMBERS, tokens))
+        await until(lambda: fleet.model.in_flight > 0.98 * rollouts)
+        enough = fleet.arrived.total() + 2 * rollouts
+        await until(lambda: fleet.arrived.total() >= enough)
+        for pod in fleet.pods:
+            await fleet.fault(pod, hang=True)  # so that no call ends meanwhile, however busy the machine is
+        fleet.ask_for(1)
+        await until(lambda: fleet.status.policy.paused)
+        assert fleet.model.in_flight > 0.95 * rollouts
+        await until(lambda: (first, ServerState.EVICTED) in [(s.uid, s.state) for s in fleet.status.servers])
+        await fleet.until_open(1, least=3)
+        monkeypatch.setattr(Talker, "enough", True)
+        for pod in fleet.pods:
+            if pod is not failing:
+                await fleet.fault(pod, hang=False)
+        summary = await running
+        assert summary.outcomes["Completed"] == rollouts
+        assert fleet.model.resent > 0.1 * rollouts, "those of the server that left"
+        await fleet.until_open(1)
+        assert failing.uid != first
+        assert await fleet.really_loaded() == [1] * 4
+        spans = await all_spans(fleet, tmp_path, tokens)
+    assert spans.count([0, 1]) > 0.2 * rollouts, "calls that were under way kept what they had"
     assert all(versions in ([0], [0, 1], [1]) for versions in spans)

@@ -11,6 +11,7 @@ from agent_runtime.models.served import model as model_module
 from agent_runtime.models.served.admission import Pressure
 from agent_runtime.models.served.load import Load, LoadReader
 from agent_runtime.models.served.routing import preference
+from agent_runtime.models.served.waiting import WaitingCalls
 from agent_runtime.models.vllm.server import Progress
 from agent_runtime.proxy.chat import PromptModel
 from rollout_api.model_server import Gate
@@ -304,6 +305,28 @@ async def test_calls_wait_in_order_for_a_place_and_that_is_not_their_time(fleet:
     await asyncio.gather(*calls)
     assert [asked.turn for asked in engine.asked] == list(range(40))
     assert all(health.held_seconds > 0 for health in healths[32:])
+
+
+async def test_a_call_waits_a_little_for_the_server_that_has_its_prefix_and_then_goes_elsewhere(
+    fleet: FakeFleet,
+) -> None:
+    model = await fleet.open(*SERVERS)
+    model._places._waiting = WaitingCalls(idle=0.3)
+    model._places.servers[ORDER[0]].limit = 1
+    own, other = fleet.engine(ORDER[0]), fleet.engine(ORDER[1])
+    own.behaviour = stall_after_two
+    calls = [asyncio.create_task(model.complete(request(turn=turn))) for turn in range(2)]
+    await until(lambda: own.asked)
+    await asyncio.sleep(0.05)
+    assert (model.waiting, other.asked) == (1, [])
+    await calls[1]
+    assert [asked.turn for asked in other.asked] == [1]
+    back = asyncio.create_task(model.complete(request(turn=2)))
+    await until(lambda: model.waiting)
+    own.behaviour = say
+    calls[0].cancel()
+    await back
+    assert [asked.turn for asked in own.asked] == [0, 2]
 
 
 async def test_a_refusal_as_one_too_many_sends_fewer_calls_there(fleet: FakeFleet) -> None:

@@ -1,0 +1,89 @@
+"""Which waiting call gets a free place: one whose group prefers that server, unless another waits for much longer. Pure.
+
+In order of arrival alone, a freed place would go to whichever group is next: with all servers at their limits, soon every
+server would hold every prefix. This is delay scheduling (Zaharia and others, EuroSys 2010): wait a little for the right one.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass
+
+from agent_runtime.models.served.routing import choose, preference
+
+IDLE_SECONDS = 1.0
+"""A call waits for its own server while others are free: about what another needs to compute a prefix of 10,000 tokens."""
+PASSED_SECONDS = 10.0
+"""A place goes to its own groups before others that came less than this earlier: about a call's length."""
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """A call that waits. It is not sent to `avoided` where another server may be asked."""
+
+    group: str
+    avoided: Set[str]
+    since: float
+
+
+class WaitingCalls:
+    """Calls that wait, each for its home: the first server of its group's order that may be asked.
+
+    A place that is free at its home goes to the call at once. Elsewhere it gets one that no call wants as its home once it
+    has waited for `idle` seconds, and one that such a call wants that came `passed` seconds later. So no call starves, and
+    no place is left free for longer while calls wait that may have it. With 0 and 0 that is the order of arrival.
+    """
+
+    def __init__(self, idle: float = IDLE_SECONDS, passed: float = PASSED_SECONDS) -> None:
+        self._idle, self._passed = idle, passed
+        self._servers: Set[str] = frozenset()
+        self._by_home: dict[str, OrderedDict[Waiting, None]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_home.values()))
+
+    def add(self, call: Waiting) -> None:
+        """It has come, after all others."""
+        self._by_home.setdefault(self._home(call), OrderedDict())[call] = None
+
+    def remove(self, call: Waiting) -> None:
+        """It waits no longer."""
+        for calls in self._by_home.values():
+            calls.pop(call, None)
+
+    def next(self, in_flight: Mapping[str, int], limits: Mapping[str, int], now: float) -> tuple[Waiting, str] | None:
+        """Take out the call that gets a place, with its server; None where all have to wait.
+
+        `in_flight` has this runner's calls at each server that may be asked, `limits` the most that each may have. To be
+        asked until it says None, whenever a place may be free, and several times a second.
+        """
+        if in_flight.keys() != self._servers:
+            self._sort_anew(frozenset(in_flight))
+        free = {name for name, calls in in_flight.items() if calls < limits[name]}
+        if not free:
+            return None
+        oldest = sorted(
+            ((next(iter(calls)), home) for home, calls in self._by_home.items() if calls),
+            key=lambda head: head[0].since,
+        )
+        came = next((call.since - self._passed for call, home in oldest if home in free), now - self._idle)
+        for call, home in oldest:
+            if home in free or call.since <= came:
+                wanted = self._wanted(call)
+                server = choose(call.group, {name: in_flight[name] for name in wanted}, limits)
+                if server is not None:
+                    del self._by_home[home][call]
+                    return call, server
+        return None
+
+    def _wanted(self, call: Waiting) -> Collection[str]:
+        return [name for name in self._servers if name not in call.avoided] or self._servers
+
+    def _home(self, call: Waiting) -> str:
+        return preference(call.group, self._wanted(call))[0] if self._servers else ""
+
+    def _sort_anew(self, servers: Set[str]) -> None:
+        self._servers = servers
+        calls = sorted((call for calls in self._by_home.values() for call in calls), key=lambda call: call.since)
+        self._by_home = {}
+        for call in calls:
+            self.add(call)
