@@ -91,7 +91,7 @@ class Accidents:
         return _name(pod)
 
     def _freeze(self) -> str:
-        """A runner stands still, is believed dead, and another one takes its shard over."""
+        """A runner stands still, is believed dead, and another one takes its shard over. Until its thaw it is spared."""
         pod = self._one(lambda: [pod for pod in self._runners() if shard(pod) is not None])
         kill_engine(self._cluster, pod, "STOP")
         self._frozen.append(pod)
@@ -101,12 +101,11 @@ class Accidents:
         return f"{_name(pod)}, {name} takes over"
 
     def _thaw(self) -> str:
-        live = {pod["metadata"]["uid"] for pod in self._runners()}
-        thawed = [pod for pod in self._frozen if pod["metadata"]["uid"] in live]
-        for pod in thawed:
+        for pod in self._frozen:
             kill_engine(self._cluster, pod, "CONT")
+        thawed = ", ".join(map(_name, self._frozen))
         self._frozen.clear()
-        return ", ".join(map(_name, thawed)) or "none: it was hit otherwise meanwhile"
+        return thawed
 
     def _kill_leader(self) -> str:
         assert self._outages is not None
@@ -143,7 +142,8 @@ class Accidents:
         return self._chance.choice(eventually(lambda: pods() or None, 120, self._job.describe))
 
     def _runners(self) -> list[Object]:
-        return [pod for pod in self._job.pods("runner") if is_live(pod)]
+        frozen = {_name(pod) for pod in self._frozen}
+        return [pod for pod in self._job.pods("runner") if is_live(pod) and _name(pod) not in frozen]
 
     def _sandboxes(self) -> list[Object]:
         return [pod for pod in self._job.pods("sandbox") if is_live(pod)]

@@ -1,5 +1,6 @@
 """Whether the memory of a pod's processes grows, over a time in which none of them is killed."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import linear_regression, mean
@@ -10,22 +11,22 @@ from tests.support.runner_pods import resident_mebibytes
 
 @dataclass
 class MemoryWatch:
-    """Looks at pods again and again. Times are in seconds of any one clock, memory in MiB."""
+    """Looks at pods again and again."""
 
     cluster: Cluster
     seen: dict[str, "Samples"] = field(default_factory=dict)
     """By name of the pod."""
 
-    def look(self, now: float, pods: Sequence[Object]) -> None:
+    def look(self, pods: Sequence[Object]) -> None:
         """Once at each of these pods."""
         for pod in pods:
             if found := resident_mebibytes(self.cluster, pod):
-                self.seen.setdefault(pod["metadata"]["name"], Samples()).add(now, found)
+                self.seen.setdefault(pod["metadata"]["name"], Samples()).add(time.monotonic(), found)
 
 
 @dataclass
 class Samples:
-    """Of one pod."""
+    """Of one pod: times in seconds of any one clock, memory in MiB."""
 
     times: list[float] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)

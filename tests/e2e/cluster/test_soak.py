@@ -4,11 +4,12 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
 
+from agent_runtime.runner.exits import Exit
 from tests.support.accidents import FREEZE, ONLY_HERE, OPERATORS, Accidents, at_even_distances, in_random_order
 from tests.support.cluster import OPERATOR_NAMESPACE, Cluster, Job, Object, eventually
 from tests.support.memory_watch import MemoryWatch
@@ -19,8 +20,14 @@ from tests.support.scripted import STEPS, careful, scripted_job, task
 pytestmark = pytest.mark.alone
 
 GROUP = 4
+LOOK, DEATH = "look", "sandbox deleted"
 LOOKS = 12
 """At the memory of each operator and runner, in the steady part."""
+MOST_GROWTH = 0.05
+"""Of the memory, over the steady part."""
+
+
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,8 @@ class Size:
     rollouts: int
     sandboxes: int
     think: float
-    """Seconds before each turn: the work has to last for `seconds`, one rollout more, and `steady_seconds`. Half of what is
-    done meanwhile is lost: an engine's death costs each of its rollouts half a turn and the start of the next engine, a
+    """Seconds before each turn: so that the work lasts as long as accidents happen and memory is watched. Up to half of
+    what is done is lost: an engine's death costs each of its rollouts half a turn and the start of the next engine, a
     sandbox's death half of each of its rollouts, a runner pod's the back-off of the Job controller (10 s, doubling)."""
     seconds: float
     """Of accidents of all kinds, at even distances."""
@@ -42,11 +49,31 @@ class Size:
     """After them: operator and runners live, only sandboxes still die, and memory is watched."""
     steady_deaths: int
 
+    @property
+    def places(self) -> int:
+        """Rollouts at once."""
+        return self.sandboxes * GROUP
+
+    @property
+    def settling_seconds(self) -> float:
+        """Half a rollout: by then half of an engine's places have gone from one rollout to the next."""
+        return self.think * (STEPS + 1) / 2
+
+    def job(self) -> Object:
+        """The job, by two runners."""
+        return scripted_job(
+            "soak",
+            [task(f"task-{number}") for number in range(self.rollouts // GROUP)],
+            {f"careful {number}": careful(self.think) for number in range(GROUP)},
+            runners={"replicas": 2, "concurrency": self.places // 2},
+            attempts={"limit": 100, "backoffSeconds": 0.2},
+        )
+
 
 FULL = Size(
     rollouts=300,
     sandboxes=20,
-    think=18,
+    think=20,
     seconds=600,
     accidents={
         "engine killed": 20,
@@ -68,8 +95,8 @@ FULL = Size(
 SHORT = Size(
     rollouts=60,
     sandboxes=5,
-    think=2,
-    seconds=60,
+    think=3,
+    seconds=50,
     accidents={
         "engine killed": 2,
         "runner deleted": 1,
@@ -96,94 +123,103 @@ def operators(cluster: Cluster) -> Iterator[None]:
     scale(cluster, 1)
 
 
+@pytest.fixture
+def log(capsys: pytest.CaptureFixture[str]) -> Log:
+    """Prints a line at once, with the seconds since the first one."""
+    started: list[float] = []
+
+    def write(words: str) -> None:
+        started.append(time.monotonic())
+        with capsys.disabled():
+            print(f"{'' if started[1:] else chr(10)}soak {started[-1] - started[0]:6.1f} s: {words}", flush=True)
+
+    return write
+
+
 def test_counts_add_up_and_nothing_leaks_or_grows_while_everything_fails_again_and_again(
-    cluster: Cluster,
-    new_job: Callable[[Object], Job],
-    request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
+    cluster: Cluster, new_job: Callable[[Object], Job], request: pytest.FixtureRequest, log: Log
 ) -> None:
     size = FULL if os.environ.get("ROLLOUT_FULL") else SHORT
-    places = size.sandboxes * GROUP
-    job = new_job(
-        scripted_job(
-            "soak",
-            [task(f"task-{number}") for number in range(size.rollouts // GROUP)],
-            {f"careful {number}": careful(size.think) for number in range(GROUP)},
-            runners={"replicas": 2, "concurrency": places // 2},
-            attempts={"limit": 100, "backoffSeconds": 0.2},
-        )
-    ).apply()
+    outages = request.getfixturevalue("outages") if cluster.details else None
+    counts = {kind: count for kind, count in size.accidents.items() if outages or kind not in ONLY_HERE}
+    job = new_job(size.job()).apply()
     eventually(lambda: job.keys("attempts") or None, 120, job.describe)
-    started = time.monotonic()
+    chance = random.Random(0)
+    accidents = Accidents(cluster, job, outages, size.away_seconds, chance)
 
-    def log(words: str, when: float | None = None) -> None:
-        with capsys.disabled():
-            print(f"soak {(when or time.monotonic()) - started:6.1f} s: {words}", flush=True)
-
-    def has_work_left() -> int:
+    log(f"{size.rollouts} rollouts, {size.places} at once; in {size.seconds:.0f} s: {counts}")
+    for kind in at_their_times(at_even_distances(in_random_order(counts, chance), size.seconds, chance)):
         sealed = job.sealed()
         assert sealed < size.rollouts, "the job was over before the last accident; let its members think longer"
-        return sealed
+        log(f"{sealed:3} sealed; {kind}: {accidents.happen(kind)}")
 
-    def happen(kind: str) -> None:
-        sealed, when = has_work_left(), time.monotonic()
-        log(f"{sealed:3} sealed; {kind}: {accidents.happen(kind)}", when)
-
-    chance = random.Random(0)
-    outages = request.getfixturevalue("outages") if cluster.details else None
-    accidents = Accidents(cluster, job, outages, size.away_seconds, chance)
-    counts = {kind: count for kind, count in size.accidents.items() if outages or kind not in ONLY_HERE}
-    log(f"{size.rollouts} rollouts, {places} at once; in {size.seconds:.0f} s: {counts}")
-    for due, kind in at_even_distances(in_random_order(counts, chance), size.seconds, chance):
-        time.sleep(max(0.0, started + due - time.monotonic()))
-        happen(kind)
-
-    # By then, each place of an engine has had a rollout from its begin to its end: the engine has all that it needs.
-    settling = size.think * (STEPS + 1)
-    log(f"{has_work_left():3} sealed; from now on only sandboxes die, and after {settling:.0f} s memory is watched")
-    steady = time.monotonic() + settling
+    log(f"from now on only sandboxes die; memory is watched after {size.settling_seconds:.0f} s")
     eventually(lambda: len(live(operator_pods(cluster))) == OPERATORS or None, 120, job.describe)
-    time.sleep(max(0.0, steady - time.monotonic()))
-    steady, sealed = time.monotonic(), has_work_left()
-    watch = MemoryWatch(cluster)
-    looks = [(number * size.steady_seconds / (LOOKS - 1), "look") for number in range(LOOKS)]
-    deaths = at_even_distances(["sandbox deleted"] * size.steady_deaths, size.steady_seconds, chance)
-    for due, kind in sorted(looks + deaths):
-        time.sleep(max(0.0, steady + due - time.monotonic()))
-        if kind == "look":
-            watch.look(time.monotonic(), [*live(operator_pods(cluster)), *live(job.pods("runner"))])
+    time.sleep(size.settling_seconds)
+    watches = {"operator": MemoryWatch(cluster), "runner": MemoryWatch(cluster)}
+    sealed_before = job.sealed()
+    looks = [(number * size.steady_seconds / (LOOKS - 1), LOOK) for number in range(LOOKS)]
+    deaths = at_even_distances([DEATH] * size.steady_deaths, size.steady_seconds, chance)
+    for kind in at_their_times(sorted(looks + deaths)):
+        if (sealed := job.sealed()) == size.rollouts:
+            break
+        if kind == DEATH:
+            log(f"{sealed:3} sealed; {kind}: {accidents.happen(kind)}")
         else:
-            happen(kind)
-    steadily_sealed = has_work_left() - sealed
-    for pod, samples in watch.seen.items():
-        log(f"memory of {pod}: {samples}")
-    log(f"{sealed + steadily_sealed:3} sealed, {steadily_sealed} of them meanwhile; nothing dies from now on")
+            watches["operator"].look(live(operator_pods(cluster)))
+            watches["runner"].look(live(job.pods("runner")))
+    sealed_meanwhile = job.sealed() - sealed_before
+    log(f"{sealed_before + sealed_meanwhile:3} sealed, {sealed_meanwhile} of them while memory was watched")
+    for name, watch in watches.items():
+        for pod, samples in watch.seen.items():
+            log(f"memory of the {name} {pod}: {samples}")
 
     job.wait("Succeeded", 60 + size.seconds)
     log("the job has succeeded")
+    assert_counts_add_up(job, size.rollouts, log)
+    accidents.clean_up()
+    eventually(lambda: not (job.sandboxes() or job.pods("sandbox")) or None, 120, job.describe)
+    assert not live(job.pods("runner"))
+    assert sealed_meanwhile, "no rollout ended while memory was watched"
+    for name, watch in watches.items():
+        assert_flat(name, watch)
+    log("PASSED: each rollout is there once, no pod is left, memory is flat")
+
+
+def at_their_times(timeline: Iterable[tuple[float, str]]) -> Iterator[str]:
+    """Each when its seconds are over, counted from the first; late ones at once."""
+    started = time.monotonic()
+    for due, kind in timeline:
+        time.sleep(max(0.0, started + due - time.monotonic()))
+        yield kind
+
+
+def assert_counts_add_up(job: Job, total: int, log: Log) -> None:
+    """Each rollout is there once and was solved, the status says the same, and only accidents cost attempts."""
     results = job.results()
     attempts = Counter(len(result["failedAttempts"]) for result in results)
     lost = Counter(attempt["reason"] for result in results for attempt in result["failedAttempts"])
     log(f"{len(results)} results; failed attempts a rollout {dict(attempts)}, why {dict(lost)}")
     ends = Counter(exit_code(pod) for pod in job.pods("runner"))
-    log(f"exit codes of the runner pods that can still be asked: {dict(ends)}")
-
-    assert [result["index"] for result in results] == list(range(size.rollouts))
+    log(f"exit codes of the runner pods that are still there: {dict(ends)}")
+    assert [result["index"] for result in results] == list(range(total))
     assert {(result["outcome"], result["reward"]) for result in results} == {("Completed", 1)}
     status = job.status
-    assert (status["total"], status["sealed"]) == (size.rollouts, size.rollouts)
-    assert status["outcomes"] == {"Completed": size.rollouts}
+    assert (status["total"], status["sealed"]) == (total, total)
+    assert status["outcomes"] == {"Completed": total}
     assert status["meanReward"] == 1
-    # Nothing but the accidents themselves costs an attempt: an engine that starts finds gone what was killed meanwhile.
+    # An engine that starts finds gone what was killed meanwhile: that is Interrupted.
     assert lost.keys() <= {"PodDeleted", "Evicted", "Interrupted"}
-    accidents.clean_up()
-    eventually(lambda: not (job.sandboxes() or job.pods("sandbox")) or None, 120, job.describe)
-    assert not live(job.pods("runner"))
-    assert steadily_sealed
-    for pod, samples in watch.seen.items():
+    assert ends[Exit.SUPERSEDED], "of a frozen runner and the one that took over, none was fenced off"
+
+
+def assert_flat(name: str, watch: MemoryWatch) -> None:
+    """The processes of each pod that was there for long enough are the same ones, and have not grown."""
+    watched = {pod: samples for pod, samples in watch.seen.items() if len(samples.sizes) >= LOOKS / 2}
+    assert watched, f"no {name} was there for long enough to see whether its memory grows; let members think longer"
+    for pod, samples in watched.items():
         assert len(samples.processes) == 1, f"a process of {pod} died though nobody killed it"
-        assert samples.growth < 0.05, f"the memory of {pod} grows: {samples}"
-    log("PASSED: each rollout is there once, no pod is left, memory is flat")
+        assert samples.growth < MOST_GROWTH, f"the memory of the {name} {pod} grows: {samples}"
 
 
 def live(pods: Sequence[Object]) -> list[Object]:
