@@ -71,7 +71,7 @@ class Accidents:
         return self._kinds[kind]()
 
     def clean_up(self) -> None:
-        """The pods that took over from frozen runners belong to no Job."""
+        """Delete the pods that took over from frozen runners: they belong to no Job."""
         for name in self._seconds:
             self._cluster.kubectl("delete", "pod", name, "-n", self._job.namespace, "--ignore-not-found")
 
@@ -91,8 +91,8 @@ class Accidents:
         return _name(pod)
 
     def _freeze(self) -> str:
-        """A runner stands still, is believed dead, and another one takes its shard over. Until its thaw it is spared."""
-        pod = self._one(lambda: [pod for pod in self._runners() if shard(pod) is not None])
+        """A runner stands still, is believed dead, and another one takes its shard over."""
+        pod = self._one(self._runners)
         kill_engine(self._cluster, pod, "STOP")
         self._frozen.append(pod)
         name = f"second-runner-{len(self._seconds)}"
@@ -142,8 +142,10 @@ class Accidents:
         return self._chance.choice(eventually(lambda: pods() or None, 120, self._job.describe))
 
     def _runners(self) -> list[Object]:
+        """Those of the Job; a frozen one and the one that takes over are left to each other."""
         frozen = {_name(pod) for pod in self._frozen}
-        return [pod for pod in self._job.pods("runner") if is_live(pod) and _name(pod) not in frozen]
+        pods = [pod for pod in self._job.pods("runner") if is_live(pod) and shard(pod) is not None]
+        return [pod for pod in pods if _name(pod) not in frozen]
 
     def _sandboxes(self) -> list[Object]:
         return [pod for pod in self._job.pods("sandbox") if is_live(pod)]
