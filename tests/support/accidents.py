@@ -50,7 +50,7 @@ class Accidents:
         self._cluster, self._job, self._outages, self._chance = cluster, job, outages, chance
         self._away_seconds = away_seconds
         self._frozen: list[Object] = []
-        self._seconds: list[str] = []
+        self._successors: list[str] = []
         self._kinds: Mapping[str, Callable[[], str]] = {
             "engine killed": self._kill_engine,
             "runner deleted": lambda: self._delete(self._one(self._runners)),
@@ -72,7 +72,7 @@ class Accidents:
 
     def clean_up(self) -> None:
         """Delete the pods that took over from frozen runners: they belong to no Job."""
-        for name in self._seconds:
+        for name in self._successors:
             self._cluster.kubectl("delete", "pod", name, "-n", self._job.namespace, "--ignore-not-found")
 
     def _kill_engine(self) -> str:
@@ -95,8 +95,8 @@ class Accidents:
         pod = self._one(self._runners)
         kill_engine(self._cluster, pod, "STOP")
         self._frozen.append(pod)
-        name = f"second-runner-{len(self._seconds)}"
-        self._seconds.append(name)
+        name = f"successor-{len(self._successors)}"
+        self._successors.append(name)
         self._cluster.apply(second_runner(pod, name))
         return f"{_name(pod)}, {name} takes over"
 

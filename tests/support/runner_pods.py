@@ -87,5 +87,7 @@ def shard(pod: Object) -> str | None:
 
 
 def is_live(pod: Object) -> bool:
-    """It runs and is not going."""
-    return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+    """It runs, no container of it waits to be started again, and it is not going."""
+    states = [status["state"] for status in pod["status"].get("containerStatuses", [])]
+    is_going = "deletionTimestamp" in pod["metadata"]
+    return pod["status"].get("phase") == "Running" and not is_going and all("running" in state for state in states)
