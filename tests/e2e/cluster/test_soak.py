@@ -174,7 +174,7 @@ def test_counts_add_up_and_nothing_leaks_or_grows_while_everything_fails_again_a
         for pod, samples in watch.seen.items():
             log(f"memory of the {name} {pod}: {samples}")
 
-    job.wait("Succeeded", 60 + size.seconds)
+    job.wait("Succeeded", 120 + size.seconds)
     log("the job has succeeded")
     assert_counts_add_up(job, size.rollouts, log)
     accidents.clean_up()
