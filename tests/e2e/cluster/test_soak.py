@@ -56,8 +56,9 @@ class Size:
 
     @property
     def settling_seconds(self) -> float:
-        """Half a rollout: by then half of an engine's places have gone from one rollout to the next."""
-        return self.think * (STEPS + 1) / 2
+        """A whole rollout: by then all places of an engine have gone from one rollout to the next, also of one that died
+        just before."""
+        return self.think * (STEPS + 1)
 
     def job(self) -> Object:
         """The job, by two runners."""
@@ -95,7 +96,7 @@ FULL = Size(
 SHORT = Size(
     rollouts=60,
     sandboxes=5,
-    think=3,
+    think=3.5,
     seconds=50,
     accidents={
         "engine killed": 2,
@@ -155,6 +156,7 @@ def test_counts_add_up_and_nothing_leaks_or_grows_while_everything_fails_again_a
 
     log(f"from now on only sandboxes die; memory is watched after {size.settling_seconds:.0f} s")
     eventually(lambda: len(live(operator_pods(cluster))) == OPERATORS or None, 120, job.describe)
+    grown_up = {pod["metadata"]["uid"] for pod in (*live(operator_pods(cluster)), *live(job.pods("runner")))}
     time.sleep(size.settling_seconds)
     watches = {"operator": MemoryWatch(cluster), "runner": MemoryWatch(cluster)}
     sealed_before = job.sealed()
@@ -166,8 +168,8 @@ def test_counts_add_up_and_nothing_leaks_or_grows_while_everything_fails_again_a
         if kind == DEATH:
             log(f"{sealed:3} sealed; {kind}: {accidents.happen(kind)}")
         else:
-            watches["operator"].look(live(operator_pods(cluster)))
-            watches["runner"].look(live(job.pods("runner")))
+            for name, pods in {"operator": operator_pods(cluster), "runner": job.pods("runner")}.items():
+                watches[name].look([pod for pod in live(pods) if pod["metadata"]["uid"] in grown_up])
     sealed_meanwhile = job.sealed() - sealed_before
     log(f"{sealed_before + sealed_meanwhile:3} sealed, {sealed_meanwhile} of them while memory was watched")
     for name, watch in watches.items():
