@@ -156,6 +156,7 @@ def test_counts_add_up_and_nothing_leaks_or_grows_while_everything_fails_again_a
 
     log(f"from now on only sandboxes die; memory is watched after {size.settling_seconds:.0f} s")
     eventually(lambda: len(live(operator_pods(cluster))) == OPERATORS or None, 120, job.describe)
+    eventually(lambda: live(job.pods("runner")) or None, 120, job.describe)
     grown_up = {pod["metadata"]["uid"] for pod in (*live(operator_pods(cluster)), *live(job.pods("runner")))}
     time.sleep(size.settling_seconds)
     watches = {"operator": MemoryWatch(cluster), "runner": MemoryWatch(cluster)}
