@@ -45,20 +45,16 @@ class Size:
     accidents: Mapping[str, int]
     away_seconds: tuple[float, float]
     """The shortest and the longest time that the API server, the storage and the operators are away."""
+    settling_seconds: float
+    """After them, before memory is watched: an engine that died just before is again as big as it will be."""
     steady_seconds: float
-    """After them: operator and runners live, only sandboxes still die, and memory is watched."""
+    """After that: operators and runners live on, only sandboxes die, and memory is watched."""
     steady_deaths: int
 
     @property
     def places(self) -> int:
         """Rollouts at once."""
         return self.sandboxes * GROUP
-
-    @property
-    def settling_seconds(self) -> float:
-        """A whole rollout: by then all places of an engine have gone from one rollout to the next, also of one that died
-        just before."""
-        return self.think * (STEPS + 1)
 
     def job(self) -> Object:
         """The job, by two runners."""
@@ -90,6 +86,7 @@ FULL = Size(
         "storage away": 4,
     },
     away_seconds=(5, 20),
+    settling_seconds=60,
     steady_seconds=120,
     steady_deaths=6,
 )
@@ -111,6 +108,7 @@ SHORT = Size(
         "storage away": 1,
     },
     away_seconds=(2, 4),
+    settling_seconds=24,
     steady_seconds=20,
     steady_deaths=1,
 )
@@ -126,7 +124,7 @@ def operators(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def log(capsys: pytest.CaptureFixture[str]) -> Log:
-    """Prints a line at once, with the seconds since the first one."""
+    """Prints a line at once, with the seconds since the first one. An accident is logged when it is over."""
     started: list[float] = []
 
     def write(words: str) -> None:
@@ -154,7 +152,7 @@ def test_counts_add_up_and_nothing_leaks_or_grows_while_everything_fails_again_a
         assert sealed < size.rollouts, "the job was over before the last accident; let its members think longer"
         log(f"{sealed:3} sealed; {kind}: {accidents.happen(kind)}")
 
-    log(f"from now on only sandboxes die; memory is watched after {size.settling_seconds:.0f} s")
+    log(f"from now on operators and runners live; after {size.settling_seconds:.0f} s memory is watched")
     eventually(lambda: len(live(operator_pods(cluster))) == OPERATORS or None, 120, job.describe)
     eventually(lambda: live(job.pods("runner")) or None, 120, job.describe)
     grown_up = {pod["metadata"]["uid"] for pod in (*live(operator_pods(cluster)), *live(job.pods("runner")))}
