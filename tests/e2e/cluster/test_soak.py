@@ -15,7 +15,7 @@ from tests.support.cluster import OPERATOR_NAMESPACE, Cluster, Job, Object, even
 from tests.support.memory_watch import MemoryWatch
 from tests.support.operators import DEPLOYMENT, operator_pods, scale
 from tests.support.runner_pods import is_live
-from tests.support.scripted import STEPS, careful, scripted_job, task
+from tests.support.scripted import careful, scripted_job, task
 
 pytestmark = pytest.mark.alone
 
