@@ -24,7 +24,7 @@ def live_runner(job: Job, index: int = 0) -> Object:
 
     def found() -> Object | None:
         for pod in job.pods("runner"):
-            if _shard(pod) == str(index) and _is_live(pod):
+            if shard(pod) == str(index) and is_live(pod):
                 return pod
         return None
 
@@ -42,8 +42,8 @@ def kill_engine(cluster: Cluster, pod: Object, signal: str = "KILL") -> None:
     eventually(sent, 60, lambda: f"no engine in {name} could be sent SIG{signal}")
 
 
-def resident_mebibytes(cluster: Cluster, pod: Object) -> float | None:
-    """Memory of all processes of a pod of ours; None when it cannot be asked any more."""
+def resident_mebibytes(cluster: Cluster, pod: Object) -> dict[int, float]:
+    """Memory of each process of a pod of ours, by process id; empty when it cannot be asked any more."""
     name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
     look = "cat /proc/[0-9]*/status 2>/dev/null"
     told = cluster.kubectl("exec", name, "-n", namespace, "--", "sh", "-c", look, check=False).stdout
@@ -51,8 +51,8 @@ def resident_mebibytes(cluster: Cluster, pod: Object) -> float | None:
     for process in told.split("Name:")[1:]:
         fields = dict(line.split(":\t", 1) for line in process.splitlines()[1:] if ":\t" in line)
         if "VmRSS" in fields and not process.startswith(("\tcat", "\tsh")):
-            sizes[fields["Pid"]] = int(fields["VmRSS"].split()[0]) / 1024
-    return sum(sizes.values()) or None
+            sizes[int(fields["Pid"])] = int(fields["VmRSS"].split()[0]) / 1024
+    return sizes
 
 
 def second_runner(pod: Object, name: str) -> Object:
@@ -74,16 +74,20 @@ def second_runner(pod: Object, name: str) -> Object:
         container["volumeMounts"] = [
             m for m in container["volumeMounts"] if not m["name"].startswith("kube-api-access")
         ]
-        index = {"name": "JOB_COMPLETION_INDEX", "value": _shard(pod)}
+        index = {"name": "JOB_COMPLETION_INDEX", "value": shard(pod)}
         container["env"] = [e for e in container["env"] if e["name"] != "JOB_COMPLETION_INDEX"] + [index]
     metadata = {"name": name, "namespace": pod["metadata"]["namespace"], "labels": labels}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _shard(pod: Object) -> str | None:
+def shard(pod: Object) -> str | None:
+    """Number of its shard; None of a pod that no Job has made."""
     index: str | None = pod["metadata"]["labels"].get("batch.kubernetes.io/job-completion-index")
     return index
 
 
-def _is_live(pod: Object) -> bool:
-    return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+def is_live(pod: Object) -> bool:
+    """It runs, no container of it waits to be started again, and it is not going."""
+    states = [status["state"] for status in pod["status"].get("containerStatuses", [])]
+    is_going = "deletionTimestamp" in pod["metadata"]
+    return pod["status"].get("phase") == "Running" and not is_going and all("running" in state for state in states)

@@ -14,26 +14,10 @@ from tests.support.cluster import (
     eventually,
     slow_quickstart,
 )
+from tests.support.operators import operator_pods, scale
 from tests.support.outages import Outages, Write
 
 pytestmark = pytest.mark.alone
-
-DEPLOYMENT = "deployment/agent-rollouts"
-OPERATOR = "app.kubernetes.io/name=agent-rollouts"
-
-
-def operator_pods(cluster: Cluster) -> list[Object]:
-    """Those that are not going."""
-    pods = cluster.list("pods", OPERATOR_NAMESPACE, OPERATOR)
-    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-
-
-def scale(cluster: Cluster, replicas: int) -> None:
-    """To so many operators, all ready."""
-    cluster.kubectl("scale", DEPLOYMENT, "-n", OPERATOR_NAMESPACE, f"--replicas={replicas}")
-    cluster.kubectl("rollout", "status", DEPLOYMENT, "-n", OPERATOR_NAMESPACE, "--timeout=120s")
-    there = lambda: len(cluster.list("pods", OPERATOR_NAMESPACE, OPERATOR)) == replicas or None  # noqa: E731
-    eventually(there, 60, lambda: f"{DEPLOYMENT} has not come to {replicas} pods")
 
 
 def is_up_again(cluster: Cluster, pod: str) -> bool:

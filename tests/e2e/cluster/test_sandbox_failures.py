@@ -1,7 +1,6 @@
 """What goes wrong with sandboxes: each rollout gets the outcome of who caused it, and its neighbours notice nothing."""
 
 import contextlib
-import json
 import os
 import signal
 from collections import Counter
@@ -171,13 +170,7 @@ def test_pods_that_are_deleted_or_evicted_mid_turn_cost_an_attempt_and_nobody_el
     job = new_job(scripted_job("lost-pods", tasks, {"waits": waits, "waits too": waits})).apply()
     deleted, evicted, _ = (pod["metadata"]["name"] for pod in wait_for_waiting(job, 3, calls=2))
     cluster.kubectl("delete", "pod", deleted, "-n", job.namespace, "--wait=false")
-    eviction = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": evicted, "namespace": job.namespace},
-    }
-    where = f"/api/v1/namespaces/{job.namespace}/pods/{evicted}/eviction"
-    cluster.kubectl("create", "--raw", where, "-f", "-", text=json.dumps(eviction))
+    assert cluster.evict(evicted, job.namespace)
     for pod in wait_for_waiting(job, 3, calls=2, besides=(deleted, evicted)):
         for process in running(WAITING, pod):
             os.kill(process, signal.SIGKILL)  # its shell goes on with the turn

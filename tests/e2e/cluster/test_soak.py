@@ -1,116 +1,234 @@
-"""Everything that can die does, again and again: the counts still add up, nothing leaks and nothing grows."""
+"""Everything that can fail does, again and again: the counts still add up, nothing leaks and nothing grows."""
 
 import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
 
+from agent_runtime.runner.exits import Exit
+from tests.support.accidents import FREEZE, ONLY_HERE, OPERATORS, Accidents, at_even_distances, in_random_order
 from tests.support.cluster import OPERATOR_NAMESPACE, Cluster, Job, Object, eventually
-from tests.support.runner_pods import kill_engine, resident_mebibytes
-from tests.support.scripted import STEPS, careful, scripted_job, task
+from tests.support.memory_watch import MemoryWatch
+from tests.support.operators import DEPLOYMENT, operator_pods, scale
+from tests.support.runner_pods import is_live
+from tests.support.scripted import careful, scripted_job, task
 
 pytestmark = pytest.mark.alone
 
-OPERATOR = "app.kubernetes.io/name=agent-rollouts"
 GROUP = 4
+LOOK, DEATH = "look", "sandbox deleted"
+LOOKS = 12
+"""At the memory of each operator and runner, in the steady part."""
+MOST_GROWTH = 0.05
+"""Of the memory, over the steady part."""
+
+
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run for how long. `kills`: what dies, in random order, at even distances."""
+    """How much is run for how long."""
 
     rollouts: int
     sandboxes: int
+    think: float
+    """Seconds before each turn: so that the work lasts as long as accidents happen and memory is watched. Up to half of
+    what is done is lost: an engine's death costs each of its rollouts half a turn and the start of the next engine, a
+    sandbox's death half of each of its rollouts, a runner pod's the back-off of the Job controller (10 s, doubling)."""
     seconds: float
-    kills: Sequence[str]
+    """Of accidents of all kinds, at even distances."""
+    accidents: Mapping[str, int]
+    away_seconds: tuple[float, float]
+    """The shortest and the longest time that the API server, the storage and the operators are away."""
+    settling_seconds: float
+    """After them, before memory is watched: an engine that died just before is again as big as it will be."""
+    steady_seconds: float
+    """After that: operators and runners live on, only sandboxes die, and memory is watched."""
+    steady_deaths: int
 
+    @property
+    def places(self) -> int:
+        """Rollouts at once."""
+        return self.sandboxes * GROUP
 
-# A runner pod's death costs the Job controller's back-off, 10 s doubling, so there are few of them.
-FULL = Size(300, 20, 600, ["engine"] * 25 + ["sandbox"] * 25 + ["operator"] * 10 + ["runner"] * 4)
-SHORT = Size(60, 5, 60, ["engine"] * 4 + ["sandbox"] * 4 + ["operator"] * 2 + ["runner"])
-
-
-def test_counts_add_up_and_nothing_leaks_or_grows_while_everything_is_killed_again_and_again(
-    cluster: Cluster, new_job: Callable[[Object], Job], capsys: pytest.CaptureFixture[str]
-) -> None:
-    size = FULL if os.environ.get("ROLLOUT_FULL") else SHORT
-    places = size.sandboxes * GROUP
-    # So that the rollouts, one wave after the other, would take about as long as the kills.
-    think = size.seconds * places / size.rollouts / (STEPS + 1)
-    job = new_job(
-        scripted_job(
+    def job(self) -> Object:
+        """The job, by two runners."""
+        return scripted_job(
             "soak",
-            [task(f"task-{number}") for number in range(size.rollouts // GROUP)],
-            {f"careful {number}": careful(think) for number in range(GROUP)},
-            runners={"replicas": 2, "concurrency": places // 2},
+            [task(f"task-{number}") for number in range(self.rollouts // GROUP)],
+            {f"careful {number}": careful(self.think) for number in range(GROUP)},
+            runners={"replicas": 2, "concurrency": self.places // 2},
             attempts={"limit": 100, "backoffSeconds": 0.2},
         )
-    ).apply()
+
+
+FULL = Size(
+    rollouts=300,
+    sandboxes=20,
+    think=20,
+    seconds=600,
+    accidents={
+        "engine killed": 20,
+        "runner deleted": 2,
+        "runner evicted": 1,
+        FREEZE: 2,
+        "sandbox deleted": 14,
+        "sandbox evicted": 8,
+        "operator deleted": 6,
+        "leader killed": 4,
+        "no operator": 3,
+        "API server away": 4,
+        "storage away": 4,
+    },
+    away_seconds=(5, 20),
+    settling_seconds=60,
+    steady_seconds=120,
+    steady_deaths=6,
+)
+SHORT = Size(
+    rollouts=60,
+    sandboxes=5,
+    think=3.5,
+    seconds=50,
+    accidents={
+        "engine killed": 2,
+        "runner deleted": 1,
+        FREEZE: 1,
+        "sandbox deleted": 2,
+        "sandbox evicted": 1,
+        "operator deleted": 1,
+        "leader killed": 1,
+        "no operator": 1,
+        "API server away": 1,
+        "storage away": 1,
+    },
+    away_seconds=(2, 4),
+    settling_seconds=24,
+    steady_seconds=20,
+    steady_deaths=1,
+)
+
+
+@pytest.fixture(autouse=True)
+def operators(cluster: Cluster) -> Iterator[None]:
+    """Two of them, so that one leads and can be killed; one after the test."""
+    cluster.kubectl("scale", DEPLOYMENT, "-n", OPERATOR_NAMESPACE, f"--replicas={OPERATORS}")
+    yield
+    scale(cluster, 1)
+
+
+@pytest.fixture
+def log(capsys: pytest.CaptureFixture[str]) -> Log:
+    """Prints a line at once, with the seconds since the first one. An accident is logged when it is over."""
+    started: list[float] = []
+
+    def write(words: str) -> None:
+        started.append(time.monotonic())
+        with capsys.disabled():
+            print(f"{'' if started[1:] else chr(10)}soak {started[-1] - started[0]:6.1f} s: {words}", flush=True)
+
+    return write
+
+
+def test_counts_add_up_and_nothing_leaks_or_grows_while_everything_fails_again_and_again(
+    cluster: Cluster, new_job: Callable[[Object], Job], request: pytest.FixtureRequest, log: Log
+) -> None:
+    size = FULL if os.environ.get("ROLLOUT_FULL") else SHORT
+    outages = request.getfixturevalue("outages") if cluster.details else None
+    counts = {kind: count for kind, count in size.accidents.items() if outages or kind not in ONLY_HERE}
+    job = new_job(size.job()).apply()
     eventually(lambda: job.keys("attempts") or None, 120, job.describe)
-
     chance = random.Random(0)
-    kills = chance.sample(size.kills, len(size.kills))
-    memory: dict[str, list[float]] = {"operator": [], "runner": []}
-    started = time.monotonic()
-    for number, victim in enumerate(kills):
-        due = started + (number + chance.random()) * size.seconds / len(kills)
-        time.sleep(max(0.0, due - time.monotonic()))
-        for name, pods in {"operator": operators(cluster), "runner": live(job.pods("runner"))}.items():
-            memory[name] += [found for pod in pods if (found := resident_mebibytes(cluster, pod))]
-        kill(cluster, job, victim, chance)
+    accidents = Accidents(cluster, job, outages, size.away_seconds, chance)
 
-    job.wait("Succeeded", 300 + size.seconds)
-    results = job.results()
-    assert [result["index"] for result in results] == list(range(size.rollouts))
-    assert {(result["outcome"], result["reward"]) for result in results} == {("Completed", 1)}
-    status = job.status
-    assert (status["total"], status["sealed"]) == (size.rollouts, size.rollouts)
-    assert status["outcomes"] == {"Completed": size.rollouts}
-    assert status["meanReward"] == 1
+    log(f"{size.rollouts} rollouts, {size.places} at once; in {size.seconds:.0f} s: {counts}")
+    for kind in at_their_times(at_even_distances(in_random_order(counts, chance), size.seconds, chance)):
+        sealed = job.sealed()
+        assert sealed < size.rollouts, "the job was over before the last accident; let its members think longer"
+        log(f"{sealed:3} sealed; {kind}: {accidents.happen(kind)}")
+
+    log(f"from now on operators and runners live; after {size.settling_seconds:.0f} s memory is watched")
+    eventually(lambda: len(live(operator_pods(cluster))) == OPERATORS or None, 120, job.describe)
+    eventually(lambda: live(job.pods("runner")) or None, 120, job.describe)
+    grown_up = {pod["metadata"]["uid"] for pod in (*live(operator_pods(cluster)), *live(job.pods("runner")))}
+    time.sleep(size.settling_seconds)
+    watches = {"operator": MemoryWatch(cluster), "runner": MemoryWatch(cluster)}
+    sealed_before = job.sealed()
+    looks = [(number * size.steady_seconds / (LOOKS - 1), LOOK) for number in range(LOOKS)]
+    deaths = at_even_distances([DEATH] * size.steady_deaths, size.steady_seconds, chance)
+    for kind in at_their_times(sorted(looks + deaths)):
+        if (sealed := job.sealed()) == size.rollouts:
+            break
+        if kind == DEATH:
+            log(f"{sealed:3} sealed; {kind}: {accidents.happen(kind)}")
+        else:
+            for name, pods in {"operator": operator_pods(cluster), "runner": job.pods("runner")}.items():
+                watches[name].look([pod for pod in live(pods) if pod["metadata"]["uid"] in grown_up])
+    sealed_meanwhile = job.sealed() - sealed_before
+    log(f"{sealed_before + sealed_meanwhile:3} sealed, {sealed_meanwhile} of them while memory was watched")
+    for name, watch in watches.items():
+        for pod, samples in watch.seen.items():
+            log(f"memory of the {name} {pod}: {samples}")
+
+    job.wait("Succeeded", 120 + size.seconds)
+    log("the job has succeeded")
+    assert_counts_add_up(job, size.rollouts, log)
+    accidents.clean_up()
     eventually(lambda: not (job.sandboxes() or job.pods("sandbox")) or None, 120, job.describe)
+    assert not live(job.pods("runner"))
+    assert sealed_meanwhile, "no rollout ended while memory was watched"
+    for name, watch in watches.items():
+        assert_flat(name, watch)
+    log("PASSED: each rollout is there once, no pod is left, memory is flat")
 
+
+def at_their_times(timeline: Iterable[tuple[float, str]]) -> Iterator[str]:
+    """Each when its seconds are over, counted from the first; late ones at once."""
+    started = time.monotonic()
+    for due, kind in timeline:
+        time.sleep(max(0.0, started + due - time.monotonic()))
+        yield kind
+
+
+def assert_counts_add_up(job: Job, total: int, log: Log) -> None:
+    """Each rollout is there once and was solved, the status says the same, and only accidents cost attempts."""
+    results = job.results()
     attempts = Counter(len(result["failedAttempts"]) for result in results)
     lost = Counter(attempt["reason"] for result in results for attempt in result["failedAttempts"])
-    with capsys.disabled():
-        print(f"\nsoak: {size.rollouts} rollouts, {Counter(kills)}; failed attempts a rollout {attempts}, why {lost}")
-        for name, found in memory.items():
-            print(f"soak: memory of the {name}, MiB: {', '.join(f'{mebibytes:.0f}' for mebibytes in found)}")
-    # Nothing but the kills themselves costs an attempt: an engine that starts finds gone what was killed meanwhile.
-    assert lost.keys() <= {"PodDeleted", "Interrupted"}
-    for name, found in memory.items():
-        half = len(found) // 2
-        assert max(found[half:]) <= 1.25 * max(found[:half]), f"the {name}'s memory grows: {found}"
+    log(f"{len(results)} results; failed attempts a rollout {dict(attempts)}, why {dict(lost)}")
+    ends = Counter(exit_code(pod) for pod in job.pods("runner"))
+    log(f"exit codes of the runner pods that are still there: {dict(ends)}")
+    assert [result["index"] for result in results] == list(range(total))
+    assert {(result["outcome"], result["reward"]) for result in results} == {("Completed", 1)}
+    status = job.status
+    assert (status["total"], status["sealed"]) == (total, total)
+    assert status["outcomes"] == {"Completed": total}
+    assert status["meanReward"] == 1
+    # An engine that starts finds gone what was killed meanwhile: that is Interrupted.
+    assert lost.keys() <= {"PodDeleted", "Evicted", "Interrupted"}
+    assert ends[Exit.SUPERSEDED], "of a frozen runner and the one that took over, none was fenced off"
 
 
-def kill(cluster: Cluster, job: Job, victim: str, chance: random.Random) -> None:
-    """One death: of a runner's engine (SIGKILL), or of a pod that goes at once."""
-    if victim == "engine":
-        if pods := live(job.pods("runner")):
-            kill_engine(cluster, chance.choice(pods))
-        return
-    pods = {
-        "runner": lambda: live(job.pods("runner")),
-        "sandbox": lambda: live(job.pods("sandbox")),
-        "operator": lambda: operators(cluster),
-    }[victim]()
-    if pods:
-        pod = chance.choice(pods)["metadata"]
-        cluster.kubectl(
-            "delete", "pod", pod["name"], "-n", pod["namespace"], "--grace-period=0", "--force", "--wait=false"
-        )
-
-
-def operators(cluster: Cluster) -> list[Object]:
-    """Pods of the operator."""
-    return live(cluster.list("pods", OPERATOR_NAMESPACE, OPERATOR))
+def assert_flat(name: str, watch: MemoryWatch) -> None:
+    """The processes of each pod that was there for long enough are the same ones, and have not grown."""
+    watched = {pod: samples for pod, samples in watch.seen.items() if len(samples.sizes) >= LOOKS / 2}
+    assert watched, f"no {name} was there for long enough to see whether its memory grows; let members think longer"
+    for pod, samples in watched.items():
+        assert len(samples.processes) == 1, f"a process of {pod} died though nobody killed it"
+        assert samples.growth < MOST_GROWTH, f"the memory of the {name} {pod} grows: {samples}"
 
 
 def live(pods: Sequence[Object]) -> list[Object]:
     """Those that run and are not going."""
-    return [
-        pod for pod in pods if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
-    ]
+    return [pod for pod in pods if is_live(pod)]
+
+
+def exit_code(pod: Object) -> int | None:
+    """How a runner ended (agent_runtime/runner/exits.py); None while it runs."""
+    states = [status["state"] for status in pod["status"].get("containerStatuses", [])]
+    return next((state["terminated"]["exitCode"] for state in states if "terminated" in state), None)
