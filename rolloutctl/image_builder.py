@@ -41,11 +41,23 @@ def find_tool(wanted: str | None) -> str:
 
 
 def is_there(tool: str, target: Target) -> bool:
-    """Whether the image was built before: its name has the digest of what it is made of."""
+    """Whether the image was built before: its name has the digest of what it is made of.
+
+    A registry is asked with the settings and the credentials that the tool pushes with. Where nothing can ask for the
+    manifest alone, the image is fetched; no answer counts as a missing image, and then the push says what is wrong.
+    """
+    image = target.image
     if target.path is not None:
         return target.path.exists()
-    inspected = target.image if tool == "docker" else f"docker://{target.image}"
-    return _succeeds([tool, "manifest", "inspect", inspected])
+    if tool == "docker":
+        # Its `manifest` does not reach the registries that only the daemon trusts, nor OCI images before version 23.
+        return _succeeds(["docker", "manifest", "inspect", image]) or _succeeds(["docker", "pull", "--quiet", image])
+    # Of their own, buildah and podman inspect lists of images alone. skopeo shares their configuration.
+    if shutil.which("skopeo"):
+        return _succeeds(["skopeo", "inspect", "--raw", f"docker://{image}"])
+    # Without the policy buildah would take an image that was built here, and never pushed, for the answer.
+    policy = ["--policy", "always"] if tool == "buildah" else []
+    return _succeeds([tool, "pull", "--quiet", *policy, f"docker://{image}"])
 
 
 def build(tool: str, wanted: Build, target: Target, bases: Mapping[str, str]) -> None:

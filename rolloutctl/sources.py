@@ -13,6 +13,7 @@ from typing import Any
 
 from agent_runtime.recording.store import Store
 from agent_runtime.tasks import read_rows
+from agent_runtime.tasks.folders import EXECUTABLES, executable_files
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task, Tasks, TaskSource
 from rolloutctl.errors import CommandError
@@ -29,7 +30,8 @@ class LocalSource:
     """Key relative to `output.uri`, and the file."""
     key: str
     """Of the whole: the one file, or the folder."""
-    bytes: int
+    executables: Sequence[str] = ()
+    """Which of a folder's files may be run, relative to it: what object storage forgets."""
 
 
 def local_source(job: RolloutJob, base_dir: Path) -> LocalSource | None:
@@ -38,17 +40,22 @@ def local_source(job: RolloutJob, base_dir: Path) -> LocalSource | None:
     scheme, separator, path = ("", "", "") if source is None else source.uri.partition("://")
     if source is None or (separator and scheme != "file"):
         return None
-    root = base_dir / (path if separator else source.uri)
+    root = (base_dir / (path if separator else source.uri)).resolve()
     if not root.exists():
         raise CommandError(f"{root}: there is no such file or folder; see spec.tasks.from.uri")
-    found = sorted(entry for entry in root.rglob("*") if entry.is_file()) if root.is_dir() else [root]
+    found, executables = [root], list[str]()
+    if root.is_dir():
+        listing = root / EXECUTABLES
+        found = sorted(entry for entry in root.rglob("*") if entry.is_file() and entry != listing)
+        executables = executable_files(root)
     names = [entry.relative_to(root.parent).as_posix() for entry in found]
     digest = hashlib.sha256()
     for name, entry in zip(names, found, strict=True):
         digest.update(f"{name}\0{_digest(entry)}\n".encode())
+    digest.update(json.dumps(executables).encode() if executables else b"")
     folder = f"{FOLDER}/{digest.hexdigest()[:32]}"
     files = [(f"{folder}/{name}", entry) for name, entry in zip(names, found, strict=True)]
-    return LocalSource(files, f"{folder}/{root.name}", sum(entry.stat().st_size for entry in found))
+    return LocalSource(files, f"{folder}/{root.name}", executables)
 
 
 def with_source(job: RolloutJob, uri: str) -> RolloutJob:
@@ -64,6 +71,8 @@ async def upload(source: LocalSource, store: Store) -> int:
     """Bring the files that are not there yet; how many those were. Raises StorageError."""
     there = {meta.key: meta.size for meta in await store.list(source.key.rpartition("/")[0])}
     missing = [(key, file) for key, file in source.files if there.get(key) != file.stat().st_size]
+    if source.executables:
+        await store.create(f"{source.key}/{EXECUTABLES}", json.dumps(source.executables).encode())
     for key, file in missing:
         await store.create_stream(key, _chunks(file))
     return len(missing)

@@ -10,6 +10,7 @@ from agent_runtime.recording.exports.harbor import write_trials
 from agent_runtime.recording.exports.parquet import write_rollouts
 from agent_runtime.recording.exports.predictions import prediction
 from agent_runtime.recording.exports.verifiers import rollout_output
+from agent_runtime.recording.exports.verifiers_traces import episode
 from agent_runtime.recording.exports.verl import write_conversations, write_tokens
 from agent_runtime.recording.messages import fold, last_of_each_branch
 from agent_runtime.recording.reader import RunReader
@@ -31,7 +32,9 @@ class Format(StrEnum):
     SWE_BENCH = "swe-bench"
     """A prediction of SWE-bench: `instance_id`, `model_name_or_path`, `model_patch`."""
     VERIFIERS = "verifiers"
-    """A rollout as verifiers' `vf-eval` saves it in `results.jsonl`."""
+    """A rollout as `vf-eval` of verifiers 0.1 saves it in `results.jsonl`."""
+    VERIFIERS_TRACES = "verifiers-traces"
+    """A rollout as verifiers 0.4 saves it in `traces.jsonl`."""
     PARQUET = "parquet"
     """Not lines: a Parquet file with a row a rollout."""
     VERL = "verl"
@@ -96,4 +99,5 @@ _LINES: Final[dict[Format, Callable[[RunReader, int], Any]]] = {
     Format.TOKENS: _tokens,
     Format.SWE_BENCH: prediction,
     Format.VERIFIERS: rollout_output,
+    Format.VERIFIERS_TRACES: episode,
 }

@@ -1,7 +1,9 @@
 """Tasks that are folders: one folder, or many below one, on this machine or in object storage."""
 
+import json
 import os
 import posixpath
+import stat
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,9 @@ from rollout_api.tasks import Task, TaskFile
 FILE_BYTES = 64 << 20
 """Largest file of a task folder: what base64 of `TaskFile` takes."""
 
+EXECUTABLES = ".executables.json"
+"""In the folder that `tasks.from.uri` names, a list of its files with the x bit: object storage keeps no modes."""
+
 READERS = 16
 """Requests to object storage at once."""
 
@@ -34,7 +39,7 @@ class Folder:
     files: Mapping[str, Callable[[], bytes]]
     """By path relative to the folder, sorted; called, they read."""
     executable: frozenset[str] = frozenset()
-    """Those with the x bit, which object storage does not keep."""
+    """Those with the x bit; in object storage, those that `EXECUTABLES` names."""
     _read: dict[str, bytes] = field(default_factory=dict, compare=False)
 
     def read(self, path: str) -> bytes:
@@ -158,15 +163,49 @@ def _local(root: Path, place: SourcePlace, marker: str) -> list[Folder]:
     if not root.is_dir():
         raise place.unreadable("there is no such folder")
     found = []
+    listed = _listed_locally(root)
     for folder, names, files in os.walk(root):
         if marker in files:
             names.clear()
-            found.append(_local_folder(Path(folder)))
+            found.append(_local_folder(Path(folder), _those_below(listed, os.path.relpath(folder, root))))
         names[:] = sorted(name for name in names if name != ".git")
     return found
 
 
-def _local_folder(root: Path) -> Folder:
+def executable_files(root: Path) -> list[str]:
+    """What `EXECUTABLES` of a folder of this machine has to say: paths relative to it, sorted. Raises TaskSourceError."""
+    files = (path for path in root.rglob("*") if path.is_file() and _is_executable(path))
+    return sorted({path.relative_to(root).as_posix() for path in files} | _listed_locally(root))
+
+
+def _listed_locally(root: Path) -> frozenset[str]:
+    """A folder that was copied from object storage has the list, and no modes."""
+    file = root / EXECUTABLES
+    return _listed(file.read_bytes(), str(file)) if file.is_file() else frozenset()
+
+
+def _listed(data: bytes, where: str) -> frozenset[str]:
+    try:
+        paths = json.loads(data)
+    except ValueError:
+        paths = None
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        message = 'expected a JSON list of paths relative to its folder, such as ["task/tests/helper"]'
+        raise TaskSourceError([TaskProblem(where, None, message)])
+    return frozenset(paths)
+
+
+def _those_below(paths: frozenset[str], folder: str) -> frozenset[str]:
+    """Relative to the folder, which is "." or "" for the whole."""
+    return paths if folder in ("", ".") else frozenset(p[len(folder) + 1 :] for p in paths if _is_below(p, folder))
+
+
+def _is_executable(path: Path) -> bool:
+    """The owner's bit, as git has it: the same to whoever asks."""
+    return bool(path.stat().st_mode & stat.S_IXUSR)
+
+
+def _local_folder(root: Path, listed: frozenset[str]) -> Folder:
     paths: dict[str, Path] = {}
     real = root.resolve()
     for folder, names, files in os.walk(real):
@@ -183,10 +222,9 @@ def _local_folder(root: Path) -> Folder:
             if path.stat().st_size > FILE_BYTES:
                 raise TaskSourceError([TaskProblem(str(path), None, _too_large(path.stat().st_size))])
             paths[path.relative_to(real).as_posix()] = path
+    paths.pop(EXECUTABLES, None)
     readers = {name: paths[name].read_bytes for name in sorted(paths)}
-    executable = frozenset(
-        name for name, path in paths.items() if os.access(path, os.X_OK) and path.stat().st_mode & 0o111
-    )
+    executable = frozenset(name for name, path in paths.items() if _is_executable(path)) | listed
     return Folder(real.name, str(root), readers, executable)
 
 
@@ -197,6 +235,9 @@ def _stored(place: SourcePlace, marker: str) -> list[Folder]:
     roots = sorted(posixpath.dirname(key) for key in sizes if posixpath.basename(key) == marker)
     roots = [root for root in roots if not any(_is_below(root, other) for other in roots if other != root)]
     base = place.uri.rstrip("/")
+    listed = frozenset[str]()
+    if sizes.pop(EXECUTABLES, None) is not None:
+        listed = _listed(_getter(store, EXECUTABLES)(), f"{base}/{EXECUTABLES}")
     folders = []
     for root in roots:
         keys = {key.removeprefix(f"{root}/" if root else ""): key for key in sizes if not root or _is_below(key, root)}
@@ -205,7 +246,7 @@ def _stored(place: SourcePlace, marker: str) -> list[Folder]:
             if sizes[key] > FILE_BYTES:
                 raise TaskSourceError([TaskProblem(f"{where}/{path}", None, _too_large(sizes[key]))])
         files = {path: _getter(store, keys[path]) for path in sorted(keys)}
-        folders.append(Folder(posixpath.basename(where), where, files))
+        folders.append(Folder(posixpath.basename(where), where, files, _those_below(listed, root)))
     return folders
 
 

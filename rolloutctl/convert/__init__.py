@@ -21,11 +21,14 @@ def convert(
     config: Annotated[Path, typer.Argument(help="The other system's configuration, JSON or YAML.")],
     file: Annotated[Path | None, typer.Option("-o", help="Manifest to write; standard output when left out.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    evaluation: Annotated[
+        bool, typer.Option("--eval", help="Of a ROLL file with two environment managers, take val_env_manager.")
+    ] = False,
 ) -> None:
     """Make a manifest of another system's configuration, and report every key that has no counterpart."""
     if file is not None and file.exists() and not force:
         raise CommandError(f"{file} exists already", hint="Name another file, or replace it with --force.")
-    converter, conversion = convert_file(config)
+    converter, conversion = convert_file(config, evaluation=evaluation)
     text = written(conversion.manifest)
     problem = _problem(text)
     for note in conversion.notes:
@@ -41,7 +44,7 @@ def convert(
         say(f"  rolloutctl validate {file}")
 
 
-def convert_file(path: Path) -> tuple[Converter, Conversion]:
+def convert_file(path: Path, *, evaluation: bool = False) -> tuple[Converter, Conversion]:
     """Whose configuration a file is, and the manifest for it. Raises CommandError."""
     values = _read(path)
     converter = next((known for known in CONVERTERS if known.recognises(values)), None)
@@ -49,7 +52,7 @@ def convert_file(path: Path) -> tuple[Converter, Conversion]:
         known = " and ".join(known.system for known in CONVERTERS)
         raise CommandError(f"{path}: is no configuration that can be converted; those of {known} are")
     try:
-        return converter, converter.convert(Source(path, values))
+        return converter, converter.convert(Source(path, values, evaluation))
     except UnusableInput as error:
         raise CommandError(f"{path}: {error}", hint=f"It was read as a configuration of {converter.system}.") from error
 

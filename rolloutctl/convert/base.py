@@ -42,6 +42,8 @@ class Source:
 
     path: Path
     values: Mapping[str, Any]
+    evaluation: bool = False
+    """Of a file that stands for two jobs, that which evaluates is wanted, not the one that trains."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """ROLL's agentic YAML (alibaba/ROLL, `roll/pipeline/agentic/agentic_config.py`) as a manifest.
 
-Its words: an environment group is a task here, an episode is a rollout. A file with `train_env_manager` becomes its
-training job; taken out, what is left becomes the evaluation of `val_env_manager`.
+Its words: an environment group is a task here, an episode is a rollout. A file stands for two jobs: that of
+`train_env_manager`, and the evaluation of `val_env_manager`, which is taken where it is asked for or stands alone.
 """
 
 import re
@@ -19,6 +19,7 @@ OWN_CONFIG = {"FrozenLake": ("size", "p", "is_slippery"), "Sokoban": ("dim_room"
 WHOLE_CONVERSATION = "traj_env_manager.TrajEnvManager"
 GROUPING = {"batch": "Batch", "tags": "Tag", "traj_group_id": "Group"}
 METHODS = {"identity": "Identity", "mean": "Mean", "mean_std": "MeanStd", "asym_clip": "AsymClip"}
+TRAINING, EVALUATION = "train_env_manager", "val_env_manager"
 MOST_AT_ONCE = 100_000
 # Names of the template's fields here; a longest answer is a number that does not change.
 FIELDS = {"observation": "{observation}", "turn_idx": "{turn}", "actions_left": "{actionsLeft}", "suffix": ""}
@@ -49,13 +50,12 @@ _REASONS = {
     "tracker_kwargs": "rolloutctl run --tensorboard or --wandb writes scalars",
     "render_save_dir": "every observation is recorded, and rolloutctl report shows it",
     "env_monitor": "an environment that hangs is InfraFailed when timeouts.commandSeconds is over",
-    "val_env_manager": "is a job of its own: take train_env_manager out of the file, and convert it again",
 }
 
 
 def recognises(values: Mapping[str, Any]) -> bool:
     """It has environments of its own and a manager of them."""
-    return "custom_envs" in values and bool({"train_env_manager", "val_env_manager"} & set(values))
+    return "custom_envs" in values and bool({TRAINING, EVALUATION} & set(values))
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,14 @@ def convert(source: Source) -> Conversion:
     """The manifest of an agentic YAML. Raises UnusableInput."""
     notes: list[Note] = []
     keys = Keys(composed(source, notes), "", notes)
-    trains = "train_env_manager" in keys.values
-    manager = keys.below("train_env_manager" if trains else "val_env_manager")
+    if source.evaluation and EVALUATION not in keys.values:
+        raise UnusableInput(f"{EVALUATION}: is missing, and --eval takes it; leave out --eval")
+    trains = TRAINING in keys.values and not source.evaluation
+    wanted, other = (TRAINING, EVALUATION) if trains else (EVALUATION, TRAINING)
+    if keys.take(other) is not None:
+        how = "with --eval" if trains else "without --eval"
+        keys.note(other, f"is a job of its own: rolloutctl convert {how} makes it")
+    manager = keys.below(wanted)
     kept = _groups(manager, keys.below("custom_envs"), keys.take("seed", 42))
     size, redundant = manager.take("group_size", 1), manager.take("group_size_redundancy", 0)
     rollouts = sum(group.entry["groups"] for group in kept) * (size + redundant)
@@ -92,7 +98,8 @@ def convert(source: Source) -> Conversion:
         spec["completion"] = {"minCompletedPerGroup": size, "cancelStragglers": True}
     if reward := _reward(keys.below("reward_normalization"), keys.take("reward_clip", 0.0)):
         spec["reward"] = reward
-    name = keys.take("exp_name", source.path.stem)
+    # Two jobs with one name would take one another's results for their own.
+    name = keys.take("exp_name", source.path.stem) + ("-eval" if source.evaluation else "")
     manager.report_rest(_MANAGER_REASONS)
     keys.report_rest(dict.fromkeys(keys.values, "it is the trainer's") | _REASONS)
     return Conversion(manifest(name, spec), [*notes, *_DIFFERENCES])

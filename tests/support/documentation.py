@@ -18,13 +18,11 @@ CLUSTER = "cluster"
 NEEDS = {
     CLUSTER: "a cluster: tests/e2e/cluster/test_docs.py runs it",
     "container engine": "Docker or podman, and buildah: tests/integration/containers/test_pages.py runs it",
-    "docker": "Docker's own daemon",
-    "gpu": "GPUs",
     "hours": "more time than the test of a page has",
     "internet": "a package index, a registry or a paid API",
     "verl": "verl in an environment of its own: tests/integration/verl/test_pages.py runs it",
 }
-"""What a block may need that the test of its page has not, as `needs="gpu"` says it, and who runs it then, if anybody."""
+"""What a block may need that the test of its page has not, as `needs="hours"` says it, and who runs it then, if anybody."""
 
 
 @dataclass(frozen=True)

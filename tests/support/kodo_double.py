@@ -1,7 +1,6 @@
 """Stands in for the kodo package where that is not installed: the same signatures, on podman's command line.
 
-Signatures as in https://github.com/baidubce/kodo, 1.0.0, kodo/core.py; a test compares them where the real one can be
-imported.
+Signatures as in https://github.com/baidubce/kodo, kodo/core.py: `kodo_signatures.json` has them, and a test compares.
 """
 
 import importlib.util

@@ -44,6 +44,8 @@ class Place:
         here = {
             "s3://bucket/": f"{self.output['uri']}/",
             "-n team\n": f"-n {namespace}\n",
+            "--namespace lab ": f"--namespace {namespace} ",
+            "lake-policy:latest": "lake-policy:test",
             # Images of this tree, and no registry to pull from.
             "charts/agent-rollouts --": f"charts/agent-rollouts {' '.join(images)} --set runner.cpu=50m --",
         }
@@ -141,6 +143,7 @@ GIVEN: dict[str, Callable[[Place], object]] = {
     "jobs-on-a-cluster": lambda place: place.job("my-job"),
     "model-servers": two_servers,
     "policy-updates": one_server,
+    "training-a-policy": lambda place: None,
 }
 
 

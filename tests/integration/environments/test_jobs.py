@@ -78,13 +78,28 @@ async def test_no_answer_of_the_policy_can_get_it_masked_or_tried_again(tmp_path
         assert (result.reward, result.passed, result.failed_attempts) == (-0.75, False, [])
 
 
-async def test_one_that_hangs_is_masked_and_its_neighbours_are_rewarded(tmp_path: Path) -> None:
-    short = {"timeouts": {"commandSeconds": 1}}
+def game(name: str, run_in: str, max_steps: int = 100, **timeouts: float) -> dict[str, Any]:
+    """A task with a game; a sandbox has it among the task's files."""
+    files = [{"path": "games.py", "content": (ROOT / "tests/support/games.py").read_text()}]
+    return {
+        "name": name,
+        "prompt": "{observation}",
+        "files": files if run_in == "Sandbox" else [],
+        "timeouts": timeouts,
+        "environment": {
+            "id": "games:Game" if run_in == "Sandbox" else GAME,
+            "maxSteps": max_steps,
+            "runIn": run_in,
+        },
+    }
+
+
+@pytest.mark.parametrize("run_in", ["Runner", "Sandbox"])
+async def test_one_that_hangs_is_masked_and_its_neighbours_are_rewarded(tmp_path: Path, run_in: str) -> None:
     ended = await results(
         tmp_path,
-        {"hanging-0": "<answer>hang</answer>", "fine-0": "<answer>end</answer>"},
-        {"id": GAME, "tag": "hanging", **short},
-        {"id": GAME, "tag": "fine", **short},
+        {"hanging": "<answer>hang</answer>", "fine": "<answer>end</answer>"},
+        tasks={"inline": [game(name, run_in, commandSeconds=1) for name in ("hanging", "fine")]},
         reward={"groupBy": "Batch", "method": "Mean"},
     )
     hanging, fine = ended
@@ -98,14 +113,7 @@ async def test_one_that_hangs_is_masked_and_its_neighbours_are_rewarded(tmp_path
 async def test_a_slow_environment_does_not_use_up_the_agents_time_and_no_agent_can_make_one_seem_to_hang(
     tmp_path: Path, run_in: str
 ) -> None:
-    files = [{"path": "games.py", "content": (ROOT / "tests/support/games.py").read_text()}]
-    slow = {
-        "name": "slow",
-        "prompt": "{observation}",
-        "files": files,
-        "timeouts": {"agentSeconds": 1, "commandSeconds": 60},
-        "environment": {"id": "games:Game" if run_in == "Sandbox" else GAME, "maxSteps": 2, "runIn": run_in},
-    }
+    slow = game("slow", run_in, max_steps=2, agentSeconds=1, commandSeconds=60)
     [result] = await results(tmp_path, {"slow": "<answer>slow</answer>"}, tasks={"inline": [slow]})
     assert (result.outcome, result.stop_reason, result.reward) == (Outcome.COMPLETED, StopReason.FINISHED, 2.0)
 

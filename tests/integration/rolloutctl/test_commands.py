@@ -142,7 +142,7 @@ def test_a_job_is_found_by_name_manifest_folder_and_uri(finished: Shell) -> None
 
 
 def test_exports_are_json_lines(finished: Shell) -> None:
-    for form in ("results", "atif", "openai", "verifiers"):
+    for form in ("results", "atif", "openai", "verifiers", "verifiers-traces"):
         lines = finished("export", "starter", "--format", form).stdout.splitlines()
         assert len([json.loads(line) for line in lines]) == 6
     written = finished("export", "starter", "--format", "openai", "-o", "samples.jsonl")

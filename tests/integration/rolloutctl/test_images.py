@@ -5,8 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
+
 from tests.support.harbor_tasks import hello_world, in_two_steps
 
+# Harbor 0.25's own models as JSON Schema, without what no trial of ours has; other names than theirs are refused too. The
+# package itself needs Python 3.12.
+HARBOR = json.loads((Path(__file__).parents[2] / "support/harbor_trial_schema.json").read_text())
+HARBOR_MODELS: dict[str, tuple[str, dict[str, object]]] = {
+    "result.json": ("TrialResult", {"verifier_environment_mode": "alone"}),
+    "config.json": ("TrialConfig", {"trial_folder": "no name of theirs"}),
+    "lock.json": ("TrialLock", {"task": {"type": "local"}}),
+}
+"""By file: its model, and a change that must not pass."""
 ROLLOUTCTL = str(Path(sys.executable).parent / "rolloutctl")
 JOB = """\
 apiVersion: rollout.dev/v1alpha1
@@ -22,6 +33,12 @@ spec:
 
 def rolloutctl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([ROLLOUTCTL, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def harbors(model: str) -> jsonschema.Draft202012Validator:
+    """What checks a file of a trial."""
+    schema = {"$ref": f"#/$defs/{model}", "$defs": HARBOR["$defs"]}
+    return jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
 
 
 def test_a_missing_image_is_built_once_and_kept_as_a_layout(tmp_path: Path) -> None:
@@ -57,14 +74,24 @@ def test_a_build_that_fails_leaves_nothing_and_says_what_the_builder_said(tmp_pa
 def test_trials_are_written_in_harbors_layout(tmp_path: Path) -> None:
     hello_world(tmp_path / "tasks" / "hello")
     in_two_steps(tmp_path / "tasks" / "two")
-    (tmp_path / "job.yaml").write_text(JOB.replace("./images/{name}-{digest}", "agent-rollouts-quickstart:latest"))
+    sick = '[environment.healthcheck]\ncommand = "false"\nretries = 1\n'
+    hello_world(tmp_path / "tasks" / "unhealthy", sick)
+    job = JOB.replace("./images/{name}-{digest}", "agent-rollouts-quickstart:latest")
+    (tmp_path / "job.yaml").write_text(f"{job}  attempts: {{limit: 1}}\n")
     ran = rolloutctl("run", "job.yaml", cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    assert (ran.returncode, "1 InfraFailed" in ran.stderr) == (1, True), ran.stderr
     (run,) = (tmp_path / "out").iterdir()
     exported = rolloutctl("export", str(run), "--format", "harbor", "-o", "trials", cwd=tmp_path)
     assert exported.returncode == 0, exported.stderr
     hello, two = tmp_path / "trials" / "hello__0", tmp_path / "trials" / "two__1"
     result = json.loads((hello / "result.json").read_text())
+    unhealthy = tmp_path / "trials" / "unhealthy__2"
+    assert json.loads((unhealthy / "result.json").read_text())["exception_info"]["exception_type"] == "SetupFailed"
+    for file, (model, wrong) in HARBOR_MODELS.items():
+        for trial in (hello, two, unhealthy):
+            written = json.loads((trial / file).read_text())
+            harbors(model).validate(written)
+            assert not harbors(model).is_valid({**written, **wrong})
     assert result["verifier_result"] == {"rewards": {"reward": 1.0}}
     assert (result["task_name"], result["verifier_environment_mode"]) == ("hello", "shared")
     assert (hello / "verifier" / "reward.txt").read_text() == "1\n"

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from agent_runtime.tasks import load_tasks
+from agent_runtime.tasks import TaskSourceError, load_tasks
+from agent_runtime.tasks.folders import EXECUTABLES
+from agent_runtime.tasks.source import needed_images
 from rollout_api.manifest import load_manifest
+from rollout_api.tasks import Tasks
 from rolloutctl.sources import local_source, upload, with_source
 from rolloutctl.submit import Store
+from tests.support.harbor_tasks import hello_world
 from tests.support.s3 import S3, serve_s3
 
 
@@ -78,6 +82,79 @@ async def test_other_content_has_another_place_and_a_folder_keeps_its_form(s3: S
     store = Store.open(job.spec.output.uri, s3.environ())
     assert await upload(second, store) == 1
     assert await store.get(f"{second.key}/a/task.toml") == b"x = 2\n"
+
+
+def seen(tasks: Tasks, base_dir: Path, environ: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """What a job makes of its task folders: names of images, modes of files."""
+    images = [build.image for build in needed_images(tasks, base_dir, environ)]
+    loaded = load_tasks(tasks, base_dir, environ).tasks
+    assert [task.sandbox.image for task in loaded if task.sandbox] == images
+    return images, dict(file for task in loaded for file in modes(task.wire()))
+
+
+def modes(value: Any) -> Iterator[tuple[str, str]]:
+    """Of the files wherever a task has some, with their paths."""
+    if isinstance(value, dict) and "contentBase64" in value:
+        yield value["path"], value["mode"]
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from modes(part)
+
+
+@pytest.mark.parametrize("uri", ["set", "set/one", "link"])
+async def test_programs_of_a_task_stay_programs_and_its_image_keeps_its_name_after_the_upload(
+    uri: str, s3: S3, tmp_path: Path
+) -> None:
+    """The mode is a part of the image's digest: `images` here and a runner there would look for different ones."""
+    program = b"\x7fELF no script"
+    paths = ["environment/tool {1}", "tests/helper", "solution/helper"]
+    hello_world(tmp_path / "set/one", **dict.fromkeys(paths, program), **{"tests/data": program})
+    for path in paths:
+        (tmp_path / "set/one" / path).chmod(0o755)
+    (tmp_path / "link").symlink_to("set/one")
+    job = load_manifest(manifest(tmp_path, s3.uri("jobs"), {"uri": uri, "format": "Harbor"}))
+    tasks = job.spec.tasks.model_copy(update={"image_template": "r.example/{name}:{digest}"})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"tasks": tasks})})
+    here = seen(job.spec.tasks, tmp_path, {})
+    assert [here[1][path] for path in ("/tests/helper", "/solution/helper", "/tests/data")] == ["755", "755", "644"]
+    source = local_source(job, tmp_path)
+    assert source is not None
+    store = Store.open(job.spec.output.uri, s3.environ())
+    await upload(source, store)
+    moved = with_source(job, f"{job.spec.output.uri}/{source.key}")
+    assert seen(moved.spec.tasks, Path("/nowhere"), s3.environ()) == here
+    # What was fetched from there, without modes, is the same once more; and uploaded again.
+    back = tmp_path / "back" / Path(source.key).name
+    for meta in await store.list(source.key):
+        file = back / meta.key.removeprefix(f"{source.key}/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(await store.get(meta.key) or b"")
+    fetched = with_source(job, str(back))
+    assert seen(fetched.spec.tasks, tmp_path, {}) == here
+    again = local_source(fetched, tmp_path)
+    assert again is not None
+    assert again.key == source.key
+
+
+def test_a_program_is_another_upload_than_the_same_bytes_as_data(s3: S3, tmp_path: Path) -> None:
+    job = load_manifest(manifest(tmp_path, s3.uri("jobs"), {"uri": "set", "format": "Harbor"}))
+    hello_world(tmp_path / "set/one", **{"tests/helper": "x"})
+    data = local_source(job, tmp_path)
+    (tmp_path / "set/one/tests/helper").chmod(0o755)
+    program = local_source(job, tmp_path)
+    assert data is not None
+    assert program is not None
+    assert (data.executables, program.executables) == ([], ["one/tests/helper"])
+    assert data.key != program.key
+
+
+@pytest.mark.parametrize("text", ["one/tests/helper", '{"one": 1}', "[1]"])
+def test_a_list_of_executables_that_is_none_is_told_with_its_file(text: str, tmp_path: Path) -> None:
+    job = load_manifest(manifest(tmp_path, "s3://bucket/jobs", {"uri": "set", "format": "Harbor"}))
+    hello_world(tmp_path / "set/one")
+    (tmp_path / "set" / EXECUTABLES).write_text(text)
+    with pytest.raises(TaskSourceError, match=r"set/\.executables\.json: expected a JSON list of paths"):
+        load_tasks(job.spec.tasks, tmp_path, {})
 
 
 def test_a_dry_run_prints_the_manifest_and_touches_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """In place of a GPU: an LLM server with the interface of verl's own, whose policy is a few rules. It notes all it saw."""
 
+import asyncio
+import contextlib
 import json
 import re
 from collections import Counter
@@ -8,6 +10,9 @@ from typing import Any
 import ray
 from transformers import AutoTokenizer
 from verl.workers.rollout.replica import TokenOutput
+
+HELD_SECONDS = 30
+"""Whoever waits for rollouts while the server is held gets them in the end, so that a test can say so."""
 
 
 @ray.remote
@@ -22,6 +27,16 @@ class FakeServer:
         self.sampled = 0
         self.rest: dict[str, list[int]] = {}
         """What is still to come of answers that were cut."""
+        self.free = asyncio.Event()
+        self.free.set()
+
+    async def hold(self) -> None:
+        """Answer nobody until `release`."""
+        self.free.clear()
+
+    async def release(self) -> None:
+        """Answer all who wait."""
+        self.free.set()
 
     async def set_version(self, version: int) -> None:
         """What a weight update does: from now on other weights answer."""
@@ -32,6 +47,8 @@ class FakeServer:
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **fields: Any
     ) -> TokenOutput:
         """See verl's vLLMHttpServer.generate."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.free.wait(), HELD_SECONDS)
         text = self.tokenizer.decode(prompt_ids)
         task = re.search(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", text, re.DOTALL)[1]
         if "DEAD" in task:

@@ -181,6 +181,7 @@ def play_v1(
     config: DictConfig,
     dataset: RLHFDataset,
     buffer: ReplayBuffer,
+    server: Any,
     step: int,
     names: list[str],
     *,
@@ -198,11 +199,17 @@ def play_v1(
         tu.assign_non_tensor_data(batch, "validate", True)
     tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in names]
     tq.kv_batch_put(keys=list(batch["uid"]), partition_id=partition, tags=tags)
+
+    def statuses_now() -> dict[str, str]:
+        return {key: tag["status"] for key, tag in tq.kv_list(partition)[partition].items() if key in task_of}
+
+    ray.get(server.hold.remote())
     manager.generate_sequences(batch)
-    statuses: dict[str, str] = {}
+    on_return = statuses = statuses_now()
+    ray.get(server.release.remote())
     while not all(statuses.get(uid) in ("finished", "failure") for uid in task_of):
         time.sleep(0.05)
-        statuses = {key: tag["status"] for key, tag in tq.kv_list(partition)[partition].items() if key in task_of}
+        statuses = statuses_now()
     sampled, _ = buffer.sample(global_steps=step, partition_id=partition, batch_size=len(names))
     data = tq.kv_batch_get(keys=sampled.keys, partition_id=partition)
     rows = []
@@ -237,6 +244,7 @@ def play_v1(
     return {
         "rows": rows,
         "fields": sorted(data.keys()),
+        "on_return": {task_of[uid]: status for uid, status in on_return.items()},
         "statuses": {task_of[uid]: status for uid, status in statuses.items()},
     }
 
@@ -266,8 +274,8 @@ def main(folder: Path) -> None:
     for step in STEPS:
         ray.get(server.set_version.remote(step))
         names = [*LEGACY, *(["cut", "sum"] if step == STEPS[-1] else [])]
-        played["v1"].append(play_v1(v1, config, dataset, buffer, step, names))
-    played["validation"] = play_v1(v1, config, dataset, buffer, STEPS[-1], ["plain"], validate=True)
+        played["v1"].append(play_v1(v1, config, dataset, buffer, server, step, names))
+    played["validation"] = play_v1(v1, config, dataset, buffer, server, STEPS[-1], ["plain"], validate=True)
     legacy.close()
     v1.close()
     played["seen"] = ray.get(server.seen.remote())

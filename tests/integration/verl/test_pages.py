@@ -16,7 +16,9 @@ def test_what_pages_show_for_verl_can_be_typed(tmp_path: Path) -> None:
     python = subprocess.run([ROOT / "hack/verl-environment"], check=True, stdout=subprocess.PIPE, text=True).stdout
     shutil.copy(HERE / "tools.yaml", tmp_path)
     search = os.pathsep.join(map(str, (ROOT, ROOT / "operator", HERE)))
-    terminal = Terminal(tmp_path, os.environ | {"PYTHONPATH": search, "HF_HUB_OFFLINE": "1"}, python.strip())
+    path = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
+    environ = os.environ | {"PATH": path, "PYTHONPATH": search, "HF_HUB_OFFLINE": "1"}
+    terminal = Terminal(tmp_path, environ, python.strip())
     for page in PAGES:
         for block in blocks(page):
             if block.needs == "verl":

@@ -161,6 +161,13 @@ def test_a_prompt_in_transfer_queue_ends_finished_where_something_can_be_trained
         }
 
 
+def test_verl_goes_on_while_its_batch_is_generated(played: dict[str, Any]) -> None:
+    """No model answered before `generate_sequences` returned: one that waited for it would have come back with results."""
+    for batch in [*played["v1"], played["validation"]]:
+        assert batch["on_return"].keys() == batch["statuses"].keys()
+        assert not {"finished", "failure"} & set(batch["on_return"].values()), batch["on_return"]
+
+
 def test_a_row_of_v1_is_a_group_of_as_many_members_as_it_asks_for(played: dict[str, Any]) -> None:
     for batch in played["v1"]:
         assert {row["member"] for row in batch["rows"] if row["task"] == "plain"} == {0, 1, 2}

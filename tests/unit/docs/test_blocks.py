@@ -28,9 +28,9 @@ def test_no_link_to_a_file_leads_nowhere(page: Path) -> None:
 
 
 def test_a_block_is_found_with_its_line_wherever_it_stands() -> None:
-    page = '# Title\n\n- in a list\n  ```sh needs="gpu"\n  nvidia-smi\n  ```\n\n```yaml title="job.yaml"\na: 1\n```\n'
+    page = '# Title\n\n- in a list\n  ```sh needs="hours"\n  nvidia-smi\n  ```\n\n```yaml title="job.yaml"\na: 1\n```\n'
     assert read_blocks("page.md", page) == [
-        Block("page.md", 4, "sh", "nvidia-smi\n", needs="gpu"),
+        Block("page.md", 4, "sh", "nvidia-smi\n", needs="hours"),
         Block("page.md", 8, "yaml", "a: 1\n", title="job.yaml"),
     ]
 
@@ -43,7 +43,7 @@ def test_a_block_is_found_with_its_line_wherever_it_stands() -> None:
         ("sh needs=gpu", "expected a language and options"),
         ('sh needs="luck"', "needs 'luck'"),
         ('sh skip="yes"', "has skip"),
-        ('json needs="gpu"', "json is never run"),
+        ('json needs="hours"', "json is never run"),
     ],
 )
 def test_a_block_that_would_not_be_run_has_to_say_why(info: str, message: str) -> None:

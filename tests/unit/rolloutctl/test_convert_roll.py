@@ -70,9 +70,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "roll.yaml"
 
 
-def converted(path: Path, **changes: Any) -> tuple[dict[str, Any], str]:
+def converted(path: Path, evaluation: bool = False, **changes: Any) -> tuple[dict[str, Any], str]:
     path.write_text(yaml.safe_dump({key: value for key, value in (OWN | changes).items() if value is not None}))
-    converter, conversion = convert_file(path)
+    converter, conversion = convert_file(path, evaluation=evaluation)
     assert converter.system == "ROLL"
     return conversion.manifest["spec"], "\n".join(map(str, conversion.notes))
 
@@ -105,9 +105,25 @@ def test_no_key_without_a_counterpart_is_passed_over_in_silence(path: Path) -> N
     assert "custom_envs.Shop: env_type webshop is not known here" in notes
 
 
-def test_the_evaluation_of_a_file_is_a_job_of_its_own(path: Path) -> None:
-    spec, _ = converted(path, train_env_manager=None)
+@pytest.mark.parametrize("changes", [{"train_env_manager": None}, {"evaluation": True}], ids=["alone", "with --eval"])
+def test_the_evaluation_of_a_file_is_a_job_of_its_own(path: Path, changes: dict[str, Any]) -> None:
+    spec, _ = converted(path, **changes)
     assert (spec["mode"], spec["groupSize"], len(spec["tasks"]["environments"])) == ("Eval", 1, 1)
+
+
+def test_the_two_jobs_of_a_file_do_not_share_their_results(path: Path) -> None:
+    converted(path)
+    names = [convert_file(path, evaluation=evaluation)[1].manifest["metadata"]["name"] for evaluation in (False, True)]
+    assert names == ["my-run", "my-run-eval"]
+
+
+@pytest.mark.parametrize(("evaluation", "other"), [(False, "val_env_manager"), (True, "train_env_manager")])
+def test_of_a_file_with_two_jobs_it_is_said_how_to_have_the_other_one(path: Path, evaluation: bool, other: str) -> None:
+    _, notes = converted(path, evaluation=evaluation)
+    [note] = [line for line in notes.splitlines() if line.startswith(f"{other}: ")]
+    assert note.endswith(
+        f"is a job of its own: rolloutctl convert {'without' if evaluation else 'with'} --eval makes it"
+    )
 
 
 async def test_what_comes_out_runs(path: Path) -> None:
@@ -141,6 +157,7 @@ async def test_what_comes_out_runs(path: Path) -> None:
         ({"action_pattern": "(a+)+(.*?)b"}, "action_pattern: .* is no form of an answer"),
         ({"custom_envs": {}}, "'Lake' is not in custom_envs"),
         ({"pretrain": None}, "pretrain: is missing"),
+        ({"val_env_manager": None, "evaluation": True}, "val_env_manager: is missing, and --eval takes it"),
     ],
 )
 def test_what_cannot_be_converted_names_the_key(path: Path, changes: dict[str, Any], message: str) -> None:

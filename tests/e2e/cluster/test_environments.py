@@ -1,0 +1,36 @@
+"""Environments that nobody trusts, in sandbox pods: what they are worth, and that one that hangs is no reward."""
+
+from collections.abc import Callable
+
+from tests.support.cluster import QUICKSTART_IMAGE, REPOSITORY, Job, Object
+from tests.support.scripted import scripted_job
+
+# What the model answers in each environment, turn by turn.
+ANSWERS = {"played": ["go", "go", "end"], "hanging": ["go", "hang"]}
+
+
+def test_an_environment_is_played_in_a_sandbox_pod_and_one_that_hangs_there_is_masked(
+    new_job: Callable[[Object], Job],
+) -> None:
+    """The game is in the task's files alone: no runner could open it."""
+    game = (REPOSITORY / "tests/support/games.py").read_text()
+    tasks: list[Object] = [
+        {
+            "name": name,
+            "prompt": "{observation}",
+            "files": [{"path": "games.py", "content": game}],
+            "timeouts": {"commandSeconds": 5},
+            "environment": {"id": "games:Game", "maxSteps": 9, "runIn": "Sandbox"},
+        }
+        for name in ANSWERS
+    ]
+    manifest = scripted_job("games", tasks, {}, groupSize=1, agent={"type": "Environment"}, attempts={"limit": 1})
+    manifest["spec"]["sandbox"] = {"image": QUICKSTART_IMAGE}
+    manifest["spec"]["completion"] = {"maxInfraFailureFraction": 1}
+    for script, answers in zip(manifest["spec"]["model"]["scripted"]["tasks"], ANSWERS.values(), strict=True):
+        script["members"] = [{"turns": [{"content": f"<answer>{answer}</answer>"} for answer in answers]}]
+    job = new_job(manifest).apply()
+    job.wait("Succeeded")
+    played, hanging = job.results()
+    assert (played["outcome"], played["reward"], played["turns"]) == ("Completed", 3, 3)
+    assert (hanging["outcome"], hanging["reason"], hanging.get("reward")) == ("InfraFailed", "EnvironmentHung", None)

@@ -1,0 +1,84 @@
+"""The registry that most people run, in front of a temporary folder; it wants a name and a password."""
+
+import base64
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "hack" / "docker-registry"
+# bcrypt, the one form that it takes, with the fewest rounds.
+PASSWORD, HASH = "a password", "$2b$04$1MFgLpjSfIL5BdUn0.4fF.WaZIspLclMEBse/BmBkCf43Hc1udoAe"
+CONFIGURATION = """\
+version: 0.1
+storage: {{filesystem: {{rootdirectory: {folder}/images}}}}
+http: {{addr: "{host}"}}
+auth: {{htpasswd: {{realm: test, path: {folder}/users}}}}
+"""
+
+
+@dataclass(frozen=True)
+class DockerRegistry:
+    """A running one, by plain HTTP on the loopback."""
+
+    host: str
+    folder: Path
+
+    def images(self) -> list[str]:
+        """What was pushed: `name:tag`."""
+        root = self.folder / "images/docker/registry/v2/repositories"
+        tags = (path.relative_to(root).parts for path in root.rglob("_manifests/tags/*"))
+        return sorted(f"{'/'.join(parts[:-3])}:{parts[-1]}" for parts in tags if parts[-2] == "tags")
+
+    def writes(self) -> int:
+        """Requests so far that were to change something."""
+        lines = (self.folder / "log").read_text().splitlines()
+        return sum(any(f'"{method} /v2/' in line for method in ("POST", "PATCH", "PUT")) for line in lines)
+
+    def machine(self, folder: Path) -> dict[str, str]:
+        """The environment of a machine with no images, whose user has logged in, and whose tools speak HTTP to it."""
+        configured = folder / ".config/containers"
+        configured.mkdir(parents=True)
+        (configured / "registries.conf").write_text(f'[[registry]]\nlocation = "{self.host}"\ninsecure = true\n')
+        storage = f'driver = "vfs"\ngraphroot = "{folder}/storage"\nrunroot = "{folder}/run"\n'
+        (folder / "storage.conf").write_text(f"[storage]\n{storage}")
+        login = {"auths": {self.host: {"auth": base64.b64encode(f"tester:{PASSWORD}".encode()).decode()}}}
+        (folder / ".docker").mkdir()
+        (folder / ".docker/config.json").write_text(json.dumps(login))
+        return {**os.environ, "HOME": str(folder), "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")}
+
+
+@contextlib.contextmanager
+def serve_docker_registry() -> Iterator[DockerRegistry]:
+    """It, empty; fetched first where it is not there yet."""
+    program = subprocess.run([SCRIPT], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    with tempfile.TemporaryDirectory(prefix="docker-registry-") as name:
+        folder = Path(name)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        (folder / "users").write_text(f"tester:{HASH}\n")
+        (folder / "config.yml").write_text(CONFIGURATION.format(folder=folder, host=f"127.0.0.1:{port}"))
+        with (folder / "log").open("w") as log:
+            server = subprocess.Popen([program, "serve", folder / "config.yml"], stdout=log, stderr=subprocess.STDOUT)
+        try:
+            _wait_for(port, server, folder / "log")
+            yield DockerRegistry(f"127.0.0.1:{port}", folder)
+        finally:
+            server.terminate()
+            server.wait(10)
+
+
+def _wait_for(port: int, server: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + 20
+    while server.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.02)
+    raise RuntimeError(f"docker-registry did not start on port {port}:\n{log.read_text()[-2000:]}")
