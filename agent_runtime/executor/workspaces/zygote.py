@@ -27,6 +27,8 @@ from agent_runtime.executor.workspaces.trees import disk_bytes, remove_entry
 from agent_runtime.executor.workspaces.view import HELLO, build, process_limits
 
 _GIVEN_UP = 10
+# Ignored by the interpreter, which gets an error in their place; commands.py restores them.
+_PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
 _unused: list[tuple[int, socket.socket]] = []
 
 
@@ -54,8 +56,11 @@ def take_zygote() -> tuple[int, socket.socket]:
 def _live(end: socket.socket) -> NoReturn:
     # A session of its own: the Ctrl-C of somebody's terminal is for the executor, which then ends us in order.
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+    # What the shell or the supervisor that started us ignores (nohup, a script's `&`) is not ignored for commands.
+    for number in range(1, signal.NSIG):
+        if number not in _PYTHONS_OWN:
+            with contextlib.suppress(OSError):  # of SIGKILL, SIGSTOP, and the two that the C library keeps
+                signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     end = socket.socket(fileno=_duplicate_to_3(end))
     null = os.open(os.devnull, os.O_RDWR)

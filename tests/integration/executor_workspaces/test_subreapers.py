@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,14 @@ PASSWD = (
 GROUP = "root:x:0:\nwheel:x:10:ada,bob\nada:x:1001:\ndocker:x:999:bob,ada\nagain:x:999:ada\nbad:x:abc:ada\n"
 USERS = ["root", "0", "ada", "1000", "ada:wheel", "ada:7", "ada:", "4242", "4242:5", "homeless", "0:docker", "007"]
 REFUSED_USERS = ["nobody-here", "odd", "ada:nothing", "4294967295", "x" * 300]
+
+
+@pytest.fixture(autouse=True)
+def as_started_by_nohup() -> Iterator[None]:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGQUIT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(params=["C", "Python"])
