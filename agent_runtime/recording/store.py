@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Final, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -97,8 +98,6 @@ class Store:
     objects: Objects
     prefix: str = ""
     """Empty, or ends with a slash."""
-    folder: str = ""
-    """Where `objects` are, if that is a local folder."""
     patience_seconds: float = PATIENCE_SECONDS
     on_request: RequestObserver = lambda operation, seconds, failed: None
 
@@ -118,19 +117,14 @@ class Store:
                         f"{parts.scheme}://: a bucket is needed after it, such as {parts.scheme}://BUCKET/PREFIX"
                     )
                 objects = remote_objects(parts.scheme, parts.netloc, environ)
-                return cls(uri.rstrip("/"), objects, prefix, patience_seconds=patience_seconds)
+                return cls(uri.rstrip("/"), objects, prefix, patience_seconds)
             if parts.scheme not in ("", "file"):
                 raise StorageError(f"{uri}: scheme {parts.scheme!r} is not known; use s3, gs, az, file or a local path")
             folder = Path(unquote(parts.path) if parts.scheme else uri).expanduser().absolute()
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise StorageError(f"{uri}: the folder {folder} cannot be written; change its rights or the URI")
-            return cls(
-                uri.rstrip("/"),
-                LocalStore(folder, automatic_cleanup=True),
-                folder=str(folder),
-                patience_seconds=patience_seconds,
-            )
+            return cls(uri.rstrip("/"), LocalStore(folder, automatic_cleanup=True), "", patience_seconds)
         except (BaseError, OSError, ValueError) as error:
             raise StorageError(f"{uri}: cannot be opened: {_first_line(error)}") from error
 
@@ -331,10 +325,16 @@ class Store:
                 "versitygw, a recent MinIO or Ceph, or a local folder)"
             )
 
+    @cached_property
+    def _folder(self) -> str:
+        """Of a LocalStore, which takes as long to tell as a file takes to write."""
+        assert isinstance(self.objects, LocalStore)
+        return str(self.objects.prefix)
+
     async def _put(self, key: str, data: bytes, mode: Literal["create", "overwrite"]) -> None:
         if isinstance(self.objects, LocalStore) and len(data) <= INLINE_BYTES:
             if mode == "create" and local_files.is_plain(self.prefix + key):
-                local_files.create(f"{self.folder}/{self.prefix}{key}", data)
+                local_files.create(f"{self._folder}/{self.prefix}{key}", data)
             else:
                 obstore.put(self.objects, self.prefix + key, data, mode=mode, use_multipart=False)
         else:
