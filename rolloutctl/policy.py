@@ -8,7 +8,7 @@ Needs `pip install 'agent-rollouts[cluster]'`. What the operator does meanwhile:
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
@@ -46,7 +46,7 @@ class ServedPolicy:
         job: str | None = None,
         namespace: str | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
-    ) -> AsyncGenerator[Self]:
+    ) -> AsyncIterator[Self]:
         """Of the ModelServer `server`, or of the one that `job` brings (`model.server`), by kubeconfig or from within a pod.
 
         Raises CommandError where no cluster is named, or the Kubernetes client is not installed.

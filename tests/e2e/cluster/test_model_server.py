@@ -118,7 +118,7 @@ def test_a_trainer_whose_weights_cannot_be_loaded_is_told_so_and_the_old_ones_ar
     server.apply(replicas=1, podTemplate={"spec": quick_pods()}).wait_ready(1)
     uri = f"s3://{cluster.bucket}/{server.namespace}/broken"
     asyncio.run(Store.open(uri, cluster.environ, patience_seconds=30).put("version.json", b"not weights"))
-    with pytest.raises(PolicyNotServed, match="version 1 failed: .*; give a higher version to try again"):
+    with pytest.raises(PolicyNotServed, match=r"version 1 failed: .*; give a higher version to try again"):
         server.update(1, uri)
     server.wait_policy(0)
     server.update(2, upload_weights(cluster, server.namespace, "mended", 2))
