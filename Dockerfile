@@ -65,6 +65,17 @@ RUN python3 -m compileall -q .
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "agent_runtime.runner"]
 
+# ---- The session proxy by itself ----
+FROM runtime AS proxy
+LABEL org.opencontainers.image.title="agent-rollouts proxy" \
+      org.opencontainers.image.description="The session proxy by itself: docker run agent-rollouts-proxy SETTINGS-FILE"
+USER 0
+# A volume that is made here is its user's, as this folder is.
+RUN install -d -o 65532 -g 65532 /sessions
+USER 65532:65532
+EXPOSE 8080
+ENTRYPOINT ["python3", "-m", "agent_runtime.proxy"]
+
 # ---- For tests on a cluster: answers in vLLM's place, on nodes without GPUs ----
 FROM runtime AS vllm-standin
 LABEL org.opencontainers.image.title="agent-rollouts vllm-standin" \

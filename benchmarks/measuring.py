@@ -14,6 +14,7 @@ from pathlib import Path
 
 STATUS = Path("/proc/self/status")
 MEMORY = "/dev/shm"
+DISK = Path(__file__).resolve().parent.parent / "build"
 RESET_PEAK = "5"  # proc(5): written to clear_refs it sets the peak of the resident memory to what is resident now
 
 
@@ -63,6 +64,28 @@ def memory_folder() -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-", dir=MEMORY) as folder:
         yield Path(folder)
+
+
+@contextmanager
+def disk_folder() -> Iterator[Path]:
+    """A temporary folder on the disk that the checkout is on, removed at the end.
+
+    Only for what spreads its folders over the disk (recording/local_files.py): else see `memory_folder`.
+    """
+    DISK.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=DISK) as folder:
+        yield Path(folder)
+
+
+def file_system(folder: Path) -> str:
+    """Its kind, such as ext4."""
+    device = os.stat(folder).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():  # proc(5)
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2] == wanted:
+            return kind.split()[0]
+    return "a file system that is not listed"
 
 
 def pin_to_core(number: int) -> None:

@@ -1,8 +1,8 @@
 """What the session proxy adds to a model call, and how much of it one process bears; LiteLLM's proxy beside it.
 
 Both stand before the same model, which answers at once, each as a process of its own on the first core; model and load are
-on the second. Ours records every call: its sessions are on a local folder, and once on an S3 server behind a proxy that
-makes every request take as long as real object storage does.
+on the second. Ours records every call: its sessions are in a folder on the disk, in one in memory, which tells the disk's
+part, and on an S3 server that is as far away as real object storage.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ import yaml
 from benchmarks.conversation import END_SECONDS, ROOT, SubjectFailed
 from benchmarks.http_load import Request, at_rate, in_turns, streams
 from benchmarks.instant_model import MODEL_CORE, NAME, TOOL, WORDS, instant_model
-from benchmarks.measuring import memory_folder, pin_to_core, quantile
+from benchmarks.measuring import disk_folder, file_system, memory_folder, pin_to_core, quantile
 from benchmarks.peers import LITELLM, installed
 from benchmarks.report import Row, Target
-from tests.support.fault_proxy import FaultProxy
+from benchmarks.slow_link import slow_link
 from tests.support.s3 import serve_s3
 
 RATE = 200.0  # requests a second of the open loop
@@ -42,8 +42,6 @@ SATURATING_CALLS = 4000
 PEER_CALLS = 400  # of the peer's saturation, which takes 8 s
 STREAMS = 1000
 REQUEST_SECONDS = 0.03  # of a write to S3 in the same region: 20 to 40 ms
-S3_RATE = 50.0  # of the open loop on S3: the slow proxy before it is Python, and bears no more beside the load
-S3_CALLS = 500
 PROXY_CORE = 0
 CORES = os.sched_getaffinity(0)  # all that there are for a benchmark
 START_SECONDS = 90.0  # LiteLLM takes 20 s
@@ -74,70 +72,93 @@ class _Proxy:
 
 def measure() -> list[Row]:
     """Added latency, saturation and memory of streams."""
-    with instant_model(TURNS) as model_url, memory_folder() as folder:
+    with instant_model(TURNS) as model_url, memory_folder() as memory, disk_folder() as disk:
         pin_to_core(MODEL_CORE)
         try:
-            return asyncio.run(_measure(model_url, folder))
+            return asyncio.run(_measure(model_url, memory, disk))
         finally:
             os.sched_setaffinity(0, CORES)  # other benchmarks follow
 
 
-async def _measure(model_url: str, folder: Path) -> list[Row]:
+@dataclass(frozen=True)
+class _Found:
+    """Seconds of each call at 200 a second, p50 of those one at a time, calls a second, processor seconds of one."""
+
+    opened: Sequence[float]
+    alone: float
+    rate: float
+    cpu: float
+
+
+async def _measure(model_url: str, memory: Path, disk: Path) -> list[Row]:
     direct = [Request(f"{model_url}/chat/completions", body) for body in _bodies()] * (CALLS // TURNS)
-    opened_direct = await at_rate(direct, RATE)
-    open_direct = quantile(opened_direct, 0.5)
-    alone_direct = quantile(await in_turns(direct[:ALONE], 1), 0.5)
-    async with _litellm(model_url, folder) as peer:
+    model = await at_rate(direct, RATE)
+    model_alone = quantile(await in_turns(direct[:ALONE], 1), 0.5)
+    async with _litellm(model_url, memory) as proxy:
         bearer = [f"Authorization: Bearer {PROXY_KEY}"]
-        calls = [Request(f"{peer.url}/v1/chat/completions", request.body, bearer) for request in direct]
+        calls = [Request(f"{proxy.url}/v1/chat/completions", request.body, bearer) for request in direct]
         await in_turns(calls[:TURNS], 1)
-        peer_alone = quantile(await in_turns(calls[:ALONE], 1), 0.5) - alone_direct
-        peer_rate, peer_cpu = await _saturation(peer, calls[:PEER_CALLS])
-    async with _ours(model_url, folder, str(folder / "sessions"), {}) as proxy:
-        await in_turns(await _conversations(proxy, ALONE), 1)
-        alone = quantile(await in_turns(await _conversations(proxy, ALONE), 1), 0.5) - alone_direct
-        opened = await at_rate(await _conversations(proxy, CALLS), RATE)
-        rate, cpu = await _saturation(proxy, await _conversations(proxy, SATURATING_CALLS))
+        peer_alone = quantile(await in_turns(calls[:ALONE], 1), 0.5) - model_alone
+        peer_rate, peer_cpu = await _saturation(proxy, calls[:PEER_CALLS])
+    async with _ours(model_url, memory, str(memory / "sessions"), {}) as proxy:
+        in_memory = await _in_a_folder(proxy)
+    async with _ours(model_url, memory, str(disk / "sessions"), {}) as proxy:
+        on_disk = await _in_a_folder(proxy)
         stream_rows = await _streams(proxy)
-    s3 = await _on_s3(model_url, folder)
-    rows = [
-        *(
+    s3 = await _on_s3(model_url, memory)
+
+    def added(opened: Sequence[float], where: str, *, judged: bool) -> list[Row]:
+        return [
             Row(
-                f"added latency at {RATE:g}/s, p{percent}",
-                (quantile(opened, percent / 100) - open_direct) * 1e3,
+                f"added latency at {RATE:g}/s, sessions {where}, p{percent}",
+                (quantile(opened, percent / 100) - quantile(model, 0.5)) * 1e3,
                 "ms",
-                f"the model alone takes {quantile(opened_direct, percent / 100) * 1e3:.3g} ms",
-                target=Target("at most", most * 1e3),
+                f"the model alone takes {quantile(model, percent / 100) * 1e3:.3g} ms",
+                target=Target("at most", most * 1e3) if judged else None,
             )
             for percent, most in ((50, MOST_P50), (99, MOST_P99))
-        ),
-        *(
+        ]
+
+    def beside_peer(found: _Found, where: str, *, judged: bool) -> list[Row]:
+        target = Target("at least", LEAST_RATIO) if judged else None
+        alone = found.alone - model_alone
+        return [
             Row(
-                f"added latency at {S3_RATE:g}/s, sessions on S3 at {REQUEST_SECONDS * 1e3:g} ms a request, p{percent}",
-                (quantile(s3, percent / 100) - open_direct) * 1e3,
+                f"added latency one at a time, sessions {where}, p50: LiteLLM's to ours",
+                alone * 1e3,
                 "ms",
-            )
-            for percent in (50, 99)
-        ),
-        Row(
-            "added latency one at a time, p50: LiteLLM's to ours",
-            alone * 1e3,
-            "ms",
-            f"LiteLLM {peer_alone * 1e3:.3g} ms",
-            peer_alone / alone,
-            Target("at least", LEAST_RATIO),
-        ),
-        Row(
-            f"calls a second of one process, {SIDE_BY_SIDE} at once: ours to LiteLLM's",
-            rate,
-            "/s",
-            f"LiteLLM {peer_rate:.3g}/s",
-            rate / peer_rate,
-            Target("at least", LEAST_RATIO),
-        ),
-        Row("processor time of a call, then", cpu * 1e3, "ms", f"LiteLLM {peer_cpu * 1e3:.3g} ms"),
+                f"LiteLLM {peer_alone * 1e3:.3g} ms",
+                peer_alone / alone,
+                target,
+            ),
+            Row(
+                f"calls a second of one process, {SIDE_BY_SIDE} at once, sessions {where}: ours to LiteLLM's",
+                found.rate,
+                "/s",
+                f"LiteLLM {peer_rate:.3g}/s",
+                found.rate / peer_rate,
+                target,
+            ),
+            Row("processor time of a call, then", found.cpu * 1e3, "ms", f"LiteLLM {peer_cpu * 1e3:.3g} ms"),
+        ]
+
+    on = f"on the disk ({file_system(disk)})"
+    return [
+        *added(on_disk.opened, on, judged=True),
+        *beside_peer(on_disk, on, judged=True),
+        *added(in_memory.opened, "in memory", judged=False),
+        *beside_peer(in_memory, "in memory", judged=False),
+        *added(s3, f"on S3 at {REQUEST_SECONDS * 1e3:g} ms a request", judged=False),
+        *stream_rows,
     ]
-    return rows + stream_rows
+
+
+async def _in_a_folder(proxy: _Proxy) -> _Found:
+    await in_turns(await _conversations(proxy, ALONE), 1)
+    alone = quantile(await in_turns(await _conversations(proxy, ALONE), 1), 0.5)
+    opened = await at_rate(await _conversations(proxy, CALLS), RATE)
+    rate, cpu = await _saturation(proxy, await _conversations(proxy, SATURATING_CALLS))
+    return _Found(opened, alone, rate, cpu)
 
 
 async def _saturation(proxy: _Proxy, calls: Sequence[Request]) -> tuple[float, float]:
@@ -169,12 +190,12 @@ async def _streams(proxy: _Proxy) -> list[Row]:
 
 
 async def _on_s3(model_url: str, folder: Path) -> list[float]:
-    with serve_s3() as server:
+    with serve_s3(folder) as server:
         async with (
-            FaultProxy(upstream=server.port, delay_seconds=REQUEST_SECONDS).serve() as slow,
-            _ours(model_url, folder, server.uri("sessions"), server.environ(slow.port)) as proxy,
+            slow_link(server.port, REQUEST_SECONDS) as port,
+            _ours(model_url, folder, server.uri("sessions"), server.environ(port)) as proxy,
         ):
-            return await at_rate(await _conversations(proxy, S3_CALLS), S3_RATE)
+            return await at_rate(await _conversations(proxy, CALLS), RATE)
 
 
 def _bodies() -> list[bytes]:
@@ -202,13 +223,15 @@ async def _conversations(proxy: _Proxy, calls: int) -> list[Request]:
 
 async def _register(proxy: _Proxy, sessions: int) -> list[str]:
     """The base URLs of new sessions."""
-    urls = []
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {PROXY_KEY}"}) as client:
-        for _ in range(sessions):
-            async with client.post(f"{proxy.url}/sessions/{secrets.token_hex(8)}") as reply:
+        some = asyncio.Semaphore(SIDE_BY_SIDE)
+
+        async def register() -> str:
+            async with some, client.post(f"{proxy.url}/sessions/{secrets.token_hex(8)}") as reply:
                 reply.raise_for_status()
-                urls.append(proxy.url + (await reply.json())["base_path"])
-    return urls
+                return f"{proxy.url}{(await reply.json())['base_path']}"
+
+        return await asyncio.gather(*(register() for _ in range(sessions)))
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from rollout_api.base import API_GROUP, API_VERSION
 from rollout_api.model_server import OLDEST, OWNED_FLAGS, SUPPORTS_UPDATES, ModelServer
-from rollout_api.rollout_job import MUTABLE_FIELDS, RolloutJob, RolloutJobSpec
+from rollout_api.rollout_job import MUTABLE_FIELDS, TOOL_CALLING_AGENTS, RolloutJob, RolloutJobSpec
 from rollout_api.sandbox import Sandbox
 
 Schema = dict[str, Any]
@@ -130,6 +130,12 @@ RULES: dict[str, list[Schema]] = {
         {
             "rule": "has(self.model) || self.agent.type in ['Oracle', 'Nop']",
             "message": "model is needed for this agent; only Oracle and Nop do without",
+        },
+        {
+            "rule": "!has(self.model) || !has(self.model.server) || has(self.model.server.toolCallParser) "
+            f"|| !(self.agent.type in {list(TOOL_CALLING_AGENTS)}) || !has(self.tasks.environments) "
+            "&& self.agent.tools.size() == 0 && self.agent.mcpServers.size() == 0",
+            "message": "model.server.toolCallParser is missing: this agent calls tools; set it, such as hermes",
         },
         {
             "rule": "self.agent.type != 'Command' || !has(self.tasks.environments)",

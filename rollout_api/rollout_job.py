@@ -21,6 +21,8 @@ class Mode(StrEnum):
 
 
 AGENTS_WITHOUT_MODEL = frozenset({"Oracle", "Nop"})
+TOOL_CALLING_AGENTS = ("ToolCalling", "Coding", "SWE")
+"""Built-in agents that call tools by the model's own means; ReAct calls them in text."""
 COMMAND_AGENT = "Command"
 """The agent that is a program in the sandbox."""
 # A built-in name, the name of an entry point, or module:Class.
@@ -303,6 +305,11 @@ class RolloutJobSpec(ApiModel):
             )
         if self.model is None and self.agent.type not in AGENTS_WITHOUT_MODEL:
             raise ValueError(f"model is needed for agent {self.agent.type}; only Oracle and Nop do without")
+        if self.calls_tools and self.model and self.model.server and self.model.server.tool_call_parser is None:
+            raise ValueError(
+                f"model.server.toolCallParser is missing: agent {self.agent.type} calls tools, and vLLM finds calls in "
+                "answers with a parser for the model; set it, such as hermes"
+            )
         if self.agent.is_command and self.tasks.environments:
             raise ValueError(
                 "agent.type Command runs a program in a sandbox, and tasks.environments have to be acted in: use "
@@ -333,6 +340,12 @@ class RolloutJobSpec(ApiModel):
         if own is not None and own.reward is not None:
             changes["reward"] = own.reward
         return self.verifier.model_copy(update=changes)
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether a built-in agent calls tools by the model's own means."""
+        offered = self.agent.tools or self.agent.mcp_servers or self.tasks.environments
+        return self.agent.type in TOOL_CALLING_AGENTS and bool(offered)
 
     @property
     def per_sandbox(self) -> int:

@@ -1,7 +1,9 @@
 """A person's own way into a cluster: by kubeconfig, or from within a pod."""
 
 import contextlib
+import json
 from pathlib import Path
+from typing import Any
 
 from rolloutctl.errors import CommandError
 
@@ -27,3 +29,11 @@ def connect() -> str:
         _, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
         return str(active["context"].get("namespace", "default"))
     return _NAMESPACE_OF_POD.read_text() if _NAMESPACE_OF_POD.exists() else "default"
+
+
+def refusal(error: Any) -> str:
+    """What an API server says in a `kubernetes.client.ApiException`."""
+    try:
+        return str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return f"{error.reason} ({error.status})"

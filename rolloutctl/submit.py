@@ -1,9 +1,8 @@
 """`rolloutctl submit`: bring a job to the cluster, and its local tasks to where the cluster can read them."""
 
 import asyncio
-import json
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
@@ -13,7 +12,7 @@ from agent_runtime.tasks import load_tasks
 from rollout_api.base import API_GROUP, API_VERSION
 from rollout_api.rollout_job import RolloutJob
 from rolloutctl.check import ManifestArgument
-from rolloutctl.cluster_access import connect
+from rolloutctl.cluster_access import connect, refusal
 from rolloutctl.console import out, say
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.manifest import read_manifest
@@ -83,17 +82,10 @@ def _apply(job: RolloutJob, namespace: str | None) -> str:
             )
         except client.ApiException as error:
             raise CommandError(
-                f"the cluster refused rolloutjob/{job.metadata.name}: {_message(error)}",
+                f"the cluster refused rolloutjob/{job.metadata.name}: {refusal(error)}",
                 hint="A job's spec cannot be changed: delete the job, or give this one another name."
                 if error.status in (409, 422)
                 else f"Is {API_GROUP} installed there, and may you create rolloutjobs? rolloutctl doctor",
                 code=Exit.FAILED,
             ) from error
     return place
-
-
-def _message(error: Any) -> str:
-    try:
-        return str(json.loads(error.body)["message"])
-    except (TypeError, ValueError, KeyError):
-        return f"{error.reason} ({error.status})"

@@ -6,6 +6,7 @@ succeeded, also when replies get lost on the way.
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import random
@@ -14,8 +15,9 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Final, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -29,6 +31,7 @@ from obstore.exceptions import (
 )
 from obstore.store import LocalStore, MemoryStore
 
+from agent_runtime.recording import local_files
 from agent_runtime.recording.remote_objects import RemoteObjects, remote_objects
 from rollout_api.records import ObjectDigest
 
@@ -52,10 +55,10 @@ _LONGEST_PAUSE_SECONDS: Final = 15.0
 
 # Timeout, conflict of concurrent writes, too many requests: gone when asked again. Every other 4xx stays.
 _PASSING_CLIENT_ERRORS: Final = frozenset({"408", "409", "425", "429"})
-# EAGAIN, EMFILE: gone when asked again.
-_PASSING_OS_ERRORS: Final = frozenset({"11", "24"})
-# ENOSPC, EDQUOT: nobody makes room unless they are told.
-_FULL: Final = frozenset({"28", "122"})
+# Gone when asked again.
+_PASSING_OS_ERRORS: Final = frozenset({errno.EAGAIN, errno.EMFILE})
+# Nobody makes room unless they are told.
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class StorageError(Exception):
@@ -83,7 +86,7 @@ Answers = tuple[type[Exception], ...]
 RequestObserver = Callable[[str, float, bool], None]
 """Is told of each request: operation, seconds, whether it failed."""
 
-_TAKEN: Final[Answers] = (AlreadyExistsError, PreconditionError)
+_TAKEN: Final[Answers] = (AlreadyExistsError, FileExistsError, PreconditionError)
 _ABSENT: Final[Answers] = (FileNotFoundError,)
 
 
@@ -113,9 +116,8 @@ class Store:
                     raise StorageError(
                         f"{parts.scheme}://: a bucket is needed after it, such as {parts.scheme}://BUCKET/PREFIX"
                     )
-                return cls(
-                    uri.rstrip("/"), remote_objects(parts.scheme, parts.netloc, environ), prefix, patience_seconds
-                )
+                objects = remote_objects(parts.scheme, parts.netloc, environ)
+                return cls(uri.rstrip("/"), objects, prefix, patience_seconds)
             if parts.scheme not in ("", "file"):
                 raise StorageError(f"{uri}: scheme {parts.scheme!r} is not known; use s3, gs, az, file or a local path")
             folder = Path(unquote(parts.path) if parts.scheme else uri).expanduser().absolute()
@@ -323,9 +325,18 @@ class Store:
                 "versitygw, a recent MinIO or Ceph, or a local folder)"
             )
 
-    async def _put(self, key: str, data: bytes, mode: Any) -> None:
+    @cached_property
+    def _folder(self) -> str:
+        """Of a LocalStore, which takes as long to tell as a file takes to write."""
+        assert isinstance(self.objects, LocalStore)
+        return str(self.objects.prefix)
+
+    async def _put(self, key: str, data: bytes, mode: Literal["create", "overwrite"]) -> None:
         if isinstance(self.objects, LocalStore) and len(data) <= INLINE_BYTES:
-            obstore.put(self.objects, self.prefix + key, data, mode=mode, use_multipart=False)
+            if mode == "create" and local_files.is_plain(self.prefix + key):
+                local_files.create(f"{self._folder}/{self.prefix}{key}", data)
+            else:
+                obstore.put(self.objects, self.prefix + key, data, mode=mode, use_multipart=False)
         else:
             await obstore.put_async(self.objects, self.prefix + key, data, mode=mode, use_multipart=False)
 
@@ -376,10 +387,10 @@ class Store:
             return StorageError(f"{where}: the request was refused; check credentials, region and bucket: {text}")
         if "Received redirect without LOCATION" in text:
             return StorageError(f"{where}: the bucket is in another region; set AWS_REGION: {text}")
-        number = re.search(r"\(os error (\d+)\)", text)
-        if isinstance(self.objects, LocalStore) and number and number[1] in _FULL:
+        number = _os_error(error, text)
+        if isinstance(self.objects, LocalStore) and number in _FULL:
             return StorageError(f"{where}: the disk is full; make room and run the same again, nothing is lost: {text}")
-        if isinstance(self.objects, LocalStore) and number and number[1] not in _PASSING_OS_ERRORS:
+        if isinstance(self.objects, LocalStore) and number is not None and number not in _PASSING_OS_ERRORS:
             return StorageError(f"{where}: the folder refuses it; check its rights and what stands there: {text}")
         if not isinstance(error, GenericError | OSError):
             return StorageError(f"{where}: {text}")
@@ -409,6 +420,14 @@ class _Pauses:
 def _delete_local(objects: LocalStore, path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         obstore.delete(objects, path)
+
+
+def _os_error(error: Exception, text: str) -> int | None:
+    """The errno of a failure, which obstore has in its words."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", text)
+    return int(found[1]) if found else None
 
 
 def _first_line(error: Exception) -> str:

@@ -7,9 +7,9 @@ import argparse
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from kubernetes.aio import client, config
@@ -20,41 +20,33 @@ from examples.train.laptop import tell
 from examples.train.policy import Weights
 from examples.train.trainer import Settings, Trainer
 from rolloutctl.job_stream import JobStream
+from rolloutctl.policy import ServedPolicy
 
 MANIFESTS = Path(__file__).with_name("cluster.yaml")
 GROUP, VERSION = "rollout.dev", "v1alpha1"
 PLURALS = {"ModelServer": "modelservers", "RolloutJob": "rolloutjobs"}
 LOOK_SECONDS = 0.5
-"""Between two looks at an object. An update of a policy takes seconds."""
+"""Between two looks at the job."""
 PATIENCE_SECONDS = 600.0
 """For servers to come up, for a job's runners, and for one update."""
 
 Object = dict[str, Any]
-T = TypeVar("T")
 
 
 class ClusterServer:
     """The ModelServer's policy, by its spec; weights go through object storage. The operator does and verifies the rest."""
 
-    def __init__(self, objects: client.CustomObjectsApi, namespace: str, uri: str, environ: Mapping[str, str]) -> None:
-        self._objects, self._namespace, self._uri, self._environ = objects, namespace, uri, environ
+    def __init__(self, policy: ServedPolicy, uri: str, environ: Mapping[str, str]) -> None:
+        self._policy, self._uri, self._environ = policy, uri, environ
 
     async def update(self, version: int, weights: Weights) -> None:
-        """See PolicyServer. Raises StorageError, ApiException, TimeoutError."""
-        if version:  # what a server is started with is version 0
-            uri = f"{self._uri}/policy-{version}"
-            await upload(weights, uri, self._environ)
-            spec = {"policy": {"version": version, "uri": uri}}
-            where = (GROUP, VERSION, self._namespace, PLURALS["ModelServer"], "lake")
-            await self._objects.patch_namespaced_custom_object(*where, {"spec": spec})
-        await found(self._objects, self._namespace, "ModelServer", lambda status: serves(status, version))
-
-
-def serves(status: Object, version: int) -> bool | None:
-    """True once that version answers; None before."""
-    known = status.get("policy", {})
-    is_ready = any(server["ready"] for server in status.get("servers", []))
-    return (is_ready and known.get("current") == version and known.get("gate") == "Open") or None
+        """See PolicyServer. Raises StorageError, PolicyNotServed."""
+        if version == 0:  # what a server is started with
+            await self._policy.served(0)
+            return
+        uri = f"{self._uri}/policy-{version}"
+        await upload(weights, uri, self._environ)
+        await self._policy.update(version, uri)
 
 
 async def upload(weights: Weights, uri: str, environ: Mapping[str, str]) -> None:
@@ -66,19 +58,21 @@ async def upload(weights: Weights, uri: str, environ: Mapping[str, str]) -> None
             await store.put(file.name, file.read_bytes())
 
 
-async def found(objects: client.CustomObjectsApi, namespace: str, kind: str, look: Callable[[Object], T | None]) -> T:
-    """What `look` finds in the status of the object, as soon as it finds something. Raises TimeoutError, ApiException."""
+async def started(objects: client.CustomObjectsApi, namespace: str) -> str:
+    """Where the job's run is recorded, once its runners are at work. Raises TimeoutError, ApiException."""
     status: Object = {}
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while (there := look(status)) is None:
+            while (run := running(status)) is None:
                 await asyncio.sleep(LOOK_SECONDS)
-                where = (GROUP, VERSION, namespace, PLURALS[kind], "lake")
+                where = (GROUP, VERSION, namespace, PLURALS["RolloutJob"], "lake")
                 there_is: Any = await objects.get_namespaced_custom_object(*where)
                 status = there_is.get("status", {})
     except TimeoutError:
-        raise TimeoutError(f"{kind} lake is not so far after {PATIENCE_SECONDS:g} s; its status: {status}") from None
-    return there
+        raise TimeoutError(
+            f"no runner of the job is ready after {PATIENCE_SECONDS:g} s; its status: {status}"
+        ) from None
+    return run
 
 
 async def learn(
@@ -100,8 +94,9 @@ async def learn(
         where = (GROUP, VERSION, namespace, PLURALS[manifest["kind"]])
         await objects.create_namespaced_custom_object(*where, manifest)
     try:
-        server = ClusterServer(objects, namespace, weights_uri, environ)
-        run = await found(objects, namespace, "RolloutJob", running)
+        served = ServedPolicy(objects, namespace, "lake", patience_seconds=PATIENCE_SECONDS)
+        server = ClusterServer(served, weights_uri, environ)
+        run = await started(objects, namespace)
         stream = await JobStream.open(run, environ, patience_seconds=PATIENCE_SECONDS)
         curve = await Trainer(stream, stream.groups(), server, settings).run(tell)
         await stream.close()

@@ -5,8 +5,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from kubernetes.aio import client, config
+
 from agent_runtime.recording.store import Store
 from rollout_api.cluster import MODEL_ENGINE_PORT, MODEL_SERVER_LABEL
+from rolloutctl.policy import ServedPolicy
 from tests.support.cluster import QUICKSTART_IMAGE, STORAGE_SECRET, Cluster, Object, eventually
 
 STANDIN_IMAGE = "agent-rollouts-vllm-standin:test"
@@ -120,6 +123,16 @@ class Server:
         """kubectl patch: another policy."""
         uri = upload_weights(self.cluster, self.namespace, f"policy-{version}", version)
         self.patch(policy={"version": version, "uri": uri})
+
+    def update(self, version: int, uri: str) -> None:
+        """Another policy by the Python client, which waits for it. Raises PolicyNotServed."""
+
+        async def update() -> None:
+            async with await config.new_client_from_config(str(self.cluster.kubeconfig)) as api:
+                policy = ServedPolicy(client.CustomObjectsApi(api), self.namespace, self.name, patience_seconds=180)
+                await policy.update(version, uri)
+
+        asyncio.run(update())
 
     def patch(self, **spec: object) -> None:
         """kubectl patch: fields of its spec."""

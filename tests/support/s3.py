@@ -38,11 +38,11 @@ class S3:
 
 
 @contextlib.contextmanager
-def serve_s3() -> Iterator[S3]:
-    """versitygw over a temporary folder; built first where it is not there yet."""
+def serve_s3(within: Path | None = None) -> Iterator[S3]:
+    """versitygw over a temporary folder, in the system's or `within` another; built first where it is not there yet."""
     program = subprocess.run([BUILD_SCRIPT], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     port = _free_port()
-    with tempfile.TemporaryDirectory(prefix="versitygw-") as folder:
+    with tempfile.TemporaryDirectory(prefix="versitygw-", dir=within) as folder:
         (Path(folder) / BUCKET).mkdir()
         with (Path(folder) / "log").open("w+") as log:
             server = subprocess.Popen(

@@ -1,8 +1,8 @@
 """The relay's messages: JSON objects, one a WebSocket text frame. Pure.
 
-    worker → proxy   worker_hello {worker_id, model, token_capture, capacity}
+    worker → proxy   worker_hello {worker_id, model, token_capture, capacity, prompts}
     proxy → worker   worker_hello_ack {worker_id}
-    proxy → worker   completion_request {request_id, session_id, messages, tools, temperature, …, stream, …}
+    proxy → worker   completion_request {request_id, session_id, messages or prompt, tools, temperature, …, stream, …}
     worker → proxy   completion_chunk {request_id, text}…            where `stream` is true
     worker → proxy   completion_response {request_id, token_ids, log_probs, …, error}
     proxy → worker   completion_cancel {request_id}                  no response is wanted any more
@@ -13,10 +13,10 @@ it: `completion_chunk`, `completion_cancel`, all of hello but the id, and in req
 marked below. Who does not know a field passes over it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from agent_runtime.models.base import (
     ContentFiltered,
@@ -46,6 +46,10 @@ REPLACED: Final = 4002
 """Close code: a worker of the same name has connected."""
 
 JsonObject = dict[str, Any]
+Prompt = str | Sequence[int]
+"""Text or token ids that are gone on from, with no chat template around them."""
+
+_PROMPT: Final[TypeAdapter[str | list[int] | None]] = TypeAdapter(str | list[int] | None)
 
 
 class FormError(Exception):
@@ -60,6 +64,8 @@ class Hello(ApiModel, extra="ignore"):
     token_capture: str = "TextOnly"
     capacity: int | None = None
     """Calls that it answers at once; None: as many as come."""
+    prompts: bool = False
+    """Whether it takes bare prompts: who does not know that field of a request would answer no messages at all."""
 
 
 def hello(message: Mapping[str, Any]) -> Hello:
@@ -73,8 +79,8 @@ def hello(message: Mapping[str, Any]) -> Hello:
     return found
 
 
-def request_message(id: str, request: ModelRequest, model: str) -> JsonObject:
-    """`completion_request`."""
+def request_message(id: str, request: ModelRequest, model: str, prompt: Prompt | None = None) -> JsonObject:
+    """`completion_request`. With a bare prompt the messages of the request count for nothing."""
     sampling, prefix = request.sampling, request.prefix
     limits = [limit for limit in (sampling.max_tokens, request.max_tokens) if limit is not None]
     return {
@@ -82,7 +88,7 @@ def request_message(id: str, request: ModelRequest, model: str) -> JsonObject:
         "request_id": id,
         "session_id": request.session,
         "model": model,
-        "messages": list(request.messages),
+        "messages": list(request.messages) if prompt is None else [],
         "tools": list(request.tools) or None,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -91,6 +97,7 @@ def request_message(id: str, request: ModelRequest, model: str) -> JsonObject:
         "repetition_penalty": sampling.extra.get("repetition_penalty"),
         "stream": request.on_text is not None,
         # Ours.
+        "prompt": prompt if prompt is None or isinstance(prompt, str) else list(prompt),
         "extra": sampling.extra,
         "seed": request.seed,
         "task": request.task,
@@ -123,6 +130,14 @@ def request_of(message: Mapping[str, Any]) -> ModelRequest:
         )
     except (KeyError, TypeError, ValidationError) as error:
         raise FormError(f"completion_request: {type(error).__name__}: {error}") from None
+
+
+def prompt_of(message: Mapping[str, Any]) -> Prompt | None:
+    """The bare prompt of a `completion_request`; None where it has messages. Raises FormError."""
+    try:
+        return _PROMPT.validate_python(message.get("prompt"), strict=True)
+    except ValidationError:
+        raise FormError("completion_request: prompt: expected a text, or a list of token ids") from None
 
 
 def reply_message(id: str, reply: ModelReply) -> JsonObject:

@@ -12,10 +12,17 @@ from typing import Any, Final
 
 from aiohttp import WSMsgType, web
 
-from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelError, ModelReply, ModelRequest
+from agent_runtime.models.base import (
+    ContentFiltered,
+    ContextExceeded,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+    RequestRefused,
+)
 from agent_runtime.models.served.routing import choose
 from agent_runtime.proxy.relay import forms
-from agent_runtime.proxy.relay.forms import FormError, Hello, JsonObject
+from agent_runtime.proxy.relay.forms import FormError, Hello, JsonObject, Prompt
 
 WAIT_SECONDS: Final = 30.0
 """How long a call waits where no worker is connected, as in PR #83: longer than a worker's longest pause before it connects
@@ -47,6 +54,7 @@ class _Call:
     """A call that a worker has."""
 
     request: ModelRequest
+    prompt: Prompt | None
     reply: asyncio.Future[ModelReply]
     heard: bool = False
     """Some of its text went on to the client, so that another worker's answer would not fit."""
@@ -57,6 +65,7 @@ class _Waiting:
     """A call that no worker has room for yet."""
 
     session: str
+    is_prompt: bool
     worker: "asyncio.Future[_Worker]"
 
 
@@ -71,6 +80,15 @@ class _Worker:
     calls: dict[str, _Call] = field(default_factory=dict)
     """By request id."""
     cancelling: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def room(self) -> int:
+        """Calls that it takes beside those that it has."""
+        return (self.hello.capacity or _NO_LIMIT) - self.taken
+
+    def takes(self, is_prompt: bool) -> bool:
+        """Whether it can answer such a call at all."""
+        return self.hello.prompts or not is_prompt
 
     async def send(self, message: JsonObject) -> None:
         """Raises _WorkerLost, and ModelError where the message is too large for a frame."""
@@ -91,7 +109,7 @@ class _Worker:
         id = secrets.token_hex(16)
         self.calls[id] = call
         try:
-            await self.send(forms.request_message(id, call.request, model))
+            await self.send(forms.request_message(id, call.request, model, call.prompt))
             return await call.reply
         except asyncio.CancelledError:
             self._cancel(id)
@@ -153,18 +171,25 @@ class Hub:
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """See `Model.complete`."""
+        return await self._in_time(request, None)
+
+    async def complete_prompt(self, prompt: Prompt, request: ModelRequest) -> ModelReply:
+        """See `PromptModel.complete_prompt`; goes to workers that take prompts. Raises RequestRefused where none does."""
+        return await self._in_time(request, prompt)
+
+    async def _in_time(self, request: ModelRequest, prompt: Prompt | None) -> ModelReply:
         try:
             async with asyncio.timeout(self._call_seconds):
-                return await self._complete(request)
+                return await self._answered(request, prompt)
         except TimeoutError:
             raise ModelError("Timeout", f"no worker has answered within {self._call_seconds:g} s") from None
 
-    async def _complete(self, request: ModelRequest) -> ModelReply:
+    async def _answered(self, request: ModelRequest, prompt: Prompt | None) -> ModelReply:
         lost = 0
         began = asyncio.get_running_loop().time()
         while True:
-            worker = await self._taken(request.session)
-            call = _Call(request, asyncio.get_running_loop().create_future())
+            worker = await self._taken(request.session, is_prompt=prompt is not None)
+            call = _Call(request, prompt, asyncio.get_running_loop().create_future())
             try:
                 return await worker.answer(call, self.name)
             except _WorkerLost:
@@ -264,15 +289,19 @@ class Hub:
             case other:
                 raise FormError(f"type: expected a message of the relay, got {other!r:.100}")
 
-    async def _taken(self, session: str) -> _Worker:
+    async def _taken(self, session: str, *, is_prompt: bool) -> _Worker:
         """A worker with room, which has one call more from now on. Raises ModelError where none comes."""
         clock = asyncio.get_running_loop().time
-        waiting = _Waiting(session, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(session, is_prompt, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._hand_out()
         came = clock()
         try:
             while not waiting.worker.done():
+                if self._workers and not any(worker.takes(is_prompt) for worker in self._workers.values()):
+                    raise RequestRefused(
+                        "NoPrompts", f"no connected worker of model {self.name} takes a bare prompt, only chat messages"
+                    )
                 due = max(came, self._alone_since) + self._wait if not self._workers else clock() + self._wait
                 if clock() >= due:
                     raise ModelError("NoWorker", f"no worker of model {self.name} was connected for {self._wait:g} s")
@@ -287,15 +316,17 @@ class Hub:
 
     def _hand_out(self) -> None:
         """Give the calls that wait longest to workers that have room."""
-        while self._waiting:
-            in_flight = {name: worker.taken for name, worker in self._workers.items()}
-            limits = {name: worker.hello.capacity or _NO_LIMIT for name, worker in self._workers.items()}
-            if (name := choose(self._waiting[0].session, in_flight, limits)) is None:
+        for waiting in list(self._waiting):
+            if not any(worker.room > 0 for worker in self._workers.values()):
                 break
-            worker = self._workers[name]
-            worker.taken += 1
-            self._idle.clear()
-            self._waiting.popleft().worker.set_result(worker)
+            able = {name: worker for name, worker in self._workers.items() if worker.takes(waiting.is_prompt)}
+            in_flight = {name: worker.taken for name, worker in able.items()}
+            limits = {name: worker.taken + worker.room for name, worker in able.items()}
+            if (name := choose(waiting.session, in_flight, limits)) is not None:
+                able[name].taken += 1
+                self._idle.clear()
+                self._waiting.remove(waiting)
+                waiting.worker.set_result(able[name])
 
     def _give_back(self, worker: _Worker) -> None:
         worker.taken -= 1

@@ -7,12 +7,21 @@ import json
 import logging
 import random
 import time
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import aiohttp
 
-from agent_runtime.models.base import ContentFiltered, ContextExceeded, Model, ModelConfigError, ModelError
+from agent_runtime.models.base import (
+    ContentFiltered,
+    ContextExceeded,
+    Model,
+    ModelConfigError,
+    ModelError,
+    RequestRefused,
+)
 from agent_runtime.models.retries import retry_delay
+from agent_runtime.proxy.chat import PromptModel
 from agent_runtime.proxy.relay import forms
 from agent_runtime.proxy.relay.forms import FormError, JsonObject
 
@@ -80,6 +89,7 @@ class Worker:
                 "model": self._model.name,
                 "token_capture": self._model.token_capture,
                 "capacity": self._capacity,
+                "prompts": isinstance(self._model, PromptModel),
             }
             await socket.send_str(json.dumps(said))
             connection = _Connection(socket, self._model)
@@ -158,12 +168,17 @@ class _Connection:
             await self._socket.send_str(text)
 
     async def _response(self, id: str, message: JsonObject) -> JsonObject:
-        request = forms.request_of(message)
+        request, prompt = forms.request_of(message), forms.prompt_of(message)
+        ask = self._model.complete
+        if prompt is not None:
+            if not isinstance(self._model, PromptModel):
+                raise RequestRefused("NoPrompts", f"model {self._model.name} takes chat messages only, no bare prompt")
+            ask = partial(self._model.complete_prompt, prompt)
         if not message.get("stream"):
-            return forms.reply_message(id, await self._model.complete(request))
+            return forms.reply_message(id, await ask(request))
         text = _Text(id, self._socket)
         try:
-            reply = await self._model.complete(dataclasses.replace(request, on_text=text.add))
+            reply = await ask(dataclasses.replace(request, on_text=text.add))
             await text.end()
         finally:
             text.stop()

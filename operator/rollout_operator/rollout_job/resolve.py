@@ -31,9 +31,6 @@ STORES: Final = ("s3", "gs", "az")
 OBJECT_NAME_CHARACTERS: Final = 52
 """Longest name of an object of ours (rollout_api.base.ObjectName)."""
 
-CALLS_TOOLS: Final = ("ToolCalling", "Coding", "SWE")
-"""Built-in agents that call tools by the model's own means; ReAct calls them in text."""
-
 SECRET_BYTES: Final = 1_000_000
 """Most bytes of job.json: a Secret holds 1 MiB, the key and the names included."""
 
@@ -182,15 +179,12 @@ def _server_problems(job: RolloutJob, config: OperatorConfig, server: Manifest |
         own = ModelServer(metadata=job.metadata, spec=model.server)
         for found in problems_of(own, config.privileged_namespaces):
             problems.append(Problem(found.path.replace("spec.", "spec.model.server.", 1), found.message))
-    parsed = model.server.tool_call_parser if model.server else (server or {}).get("spec", {}).get("toolCallParser")
-    is_known = model.server is not None or server is not None
-    if is_known and not parsed and job.spec.agent.type in CALLS_TOOLS and job.spec.agent.tools:
+    # That a server of the job's own has one, the job's definition sees to.
+    parsed = model.server is not None or server is None or bool(server.get("spec", {}).get("toolCallParser"))
+    if not parsed and job.spec.calls_tools:
         needs = f"agent {job.spec.agent.type} calls tools, and vLLM finds calls in answers with a parser for the model"
-        if model.server is not None:
-            problems.append(Problem("spec.model.server.toolCallParser", f"is missing: {needs}; set it, such as hermes"))
-        else:
-            where = f"ModelServer {model.server_ref} has no spec.toolCallParser"
-            problems.append(Problem("spec.model.serverRef", f"{where}: {needs}; set it there, such as hermes"))
+        where = f"ModelServer {model.server_ref} has no spec.toolCallParser"
+        problems.append(Problem("spec.model.serverRef", f"{where}: {needs}; set it there, such as hermes"))
     return problems
 
 

@@ -46,6 +46,7 @@ RULES = {
     "exactly one": ("exactly one of|one and only one schema", "exactly one of"),
     "groupSize": ("is more than groupSize", "more than groupSize"),
     "a model": ("model is needed for this agent", "model is needed for agent"),
+    "a parser": ("is missing: this agent calls tools", "is missing: agent ToolCalling calls tools"),
     "a report": ("report is needed for kind junit", "report is needed for kind junit"),
     "named tests": ("tests can be named for kinds pytest and junit only",) * 2,
 }
@@ -113,6 +114,12 @@ BAD: list[tuple[str, Any, str] | tuple[str, Any, str, str]] = [
         {"scripted": {"tasks": [{"task": "task", "members": [{"turns": []}]}]}},
         "at least",
         "spec.model.scripted.tasks[0].members[0].turns",
+    ),
+    (
+        "spec.model",
+        {"server": {"model": {"name": "m"}, "engine": {"image": "vllm", "version": "0.26.0"}}},
+        "a parser",
+        "model.server.toolCallParser",
     ),
     (f"{ENDPOINT}.baseURL", MISSING, "required"),
     (f"{ENDPOINT}.baseURL", "model.test/v1", "form"),

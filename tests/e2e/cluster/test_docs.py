@@ -131,7 +131,8 @@ def two_servers(place: Place) -> None:
 
 def one_server(place: Place) -> None:
     """The ModelServer `qwen`, and new weights in the storage."""
-    upload_weights(place.cluster, place.namespace, "step-7", 7)
+    for version in (7, 8):
+        upload_weights(place.cluster, place.namespace, f"step-{version}", version)
     Server(place.cluster, place.namespace, "qwen").apply().wait_ready(1)
 
 

@@ -9,6 +9,7 @@ from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from examples.train.cluster import learn
 from examples.train.trainer import Settings
+from rolloutctl.policy import PolicyNotServed
 from tests.support.cluster import STORAGE_SECRET, Cluster, Object, eventually
 
 POLICY_IMAGE = "agent-rollouts-lake-policy:test"
@@ -30,7 +31,7 @@ def test_a_policy_learns_from_a_jobs_rollouts_while_its_model_server_is_updated(
 
     try:
         curve = asyncio.run(train())
-    except TimeoutError as error:
+    except (TimeoutError, PolicyNotServed) as error:
         events = cluster.kubectl("get", "modelservers,rolloutjobs,pods,events", "-n", namespace, check=False).stdout
         raise AssertionError(f"{error}\n{json.dumps(job().get('status'))}\n{events}") from error
     assert curve[0] < 0.05, "it begins with a policy that knows nothing"

@@ -1,16 +1,19 @@
 """A ModelServer on real nodes, with the stand-in in vLLM's place: it comes up, is found, is walled off, and goes without a
 trace."""
 
+import asyncio
 import itertools
 import json
 from collections.abc import Sequence
 
 import pytest
 
+from agent_runtime.recording.store import Store
 from agent_runtime.serving import routes
 from rollout_api.cluster import MODEL_CONTROL_PORT, MODEL_PORT, MODEL_SERVER_LABEL, ROLE_LABEL, RUNNER_ROLE
+from rolloutctl.policy import PolicyNotServed
 from tests.support.cluster import Cluster, eventually
-from tests.support.model_server import NAME, Server, quick_pods
+from tests.support.model_server import NAME, Server, quick_pods, upload_weights
 from tests.support.sandboxes import ByHand
 
 # Asks for every route on every address. Prints [method, address and path, status], the status 0 where nobody answers.
@@ -74,7 +77,7 @@ def test_servers_come_up_and_are_found_by_all_and_each_by_its_own_address(server
 
 def test_no_control_route_opens_to_a_runner_or_a_sandbox(server: Server, cluster: Cluster, namespace: str) -> None:
     server.apply(replicas=1).wait_ready(1)
-    control = routes.CONTROL - routes.READ_ONLY | {routes.FETCH_POLICY}
+    control = routes.CONTROL - routes.READ_ONLY | routes.OWN
     calls = json.dumps(calls_to(server, control))
     from_runner = json.loads(server.run_in_pod("runner", {ROLE_LABEL: RUNNER_ROLE}, ASK, calls))
     assert len(from_runner) == 2 * len(control)
@@ -96,19 +99,30 @@ def test_no_control_route_opens_to_a_runner_or_a_sandbox(server: Server, cluster
     assert len(server.ready) == 1
 
 
-def test_servers_are_scaled_and_given_a_policy_without_a_restart(server: Server) -> None:
+def test_servers_are_scaled_and_given_a_policy_without_a_restart(server: Server, cluster: Cluster) -> None:
     server.apply(replicas=1).wait_ready(1)
     uid = server.ready[0]["uid"]
     server.cluster.kubectl("scale", "modelserver", NAME, "-n", server.namespace, "--replicas=2")
     server.wait_ready(2)
-    server.ask_for(1)
-    eventually(
-        lambda: True if {entry.get("policyVersion") for entry in server.ready} == {1} else None, 120, server.describe
-    )
+    server.update(1, upload_weights(cluster, server.namespace, "policy-1", 1))
+    assert [entry["policyVersion"] for entry in server.ready] == [1, 1], "the client waits until it is served"
     server.cluster.kubectl("scale", "modelserver", NAME, "-n", server.namespace, "--replicas=1")
     server.wait_ready(1)
     assert server.ready[0]["uid"] == uid, "the server that was there first has not been restarted"
     assert server.status["replicas"] == 1
+
+
+def test_a_trainer_whose_weights_cannot_be_loaded_is_told_so_and_the_old_ones_are_served(
+    server: Server, cluster: Cluster
+) -> None:
+    server.apply(replicas=1, podTemplate={"spec": quick_pods()}).wait_ready(1)
+    uri = f"s3://{cluster.bucket}/{server.namespace}/broken"
+    asyncio.run(Store.open(uri, cluster.environ, patience_seconds=30).put("version.json", b"not weights"))
+    with pytest.raises(PolicyNotServed, match=r"version 1 failed: .*; give a higher version to try again"):
+        server.update(1, uri)
+    server.wait_policy(0)
+    server.update(2, upload_weights(cluster, server.namespace, "mended", 2))
+    assert [entry["policyVersion"] for entry in server.ready] == [2]
 
 
 def test_drains_of_nodes_take_one_server_at_a_time_and_none_where_the_budget_says_so(server: Server) -> None:

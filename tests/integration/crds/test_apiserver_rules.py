@@ -42,6 +42,9 @@ MODEL_SERVERS = {
 KINDS = {"RolloutJob": "rolloutjobs.yaml", "Sandbox": "sandboxes.yaml", "ModelServer": "modelservers.yaml"}
 
 
+NO_PARSER = {"model": {"name": "m"}, "engine": {"image": "vllm", "version": "0.26.0"}}
+
+
 def model_server(spec: dict[str, Any], **changes: Any) -> dict[str, Any]:
     head = {"apiVersion": "rollout.dev/v1alpha1", "kind": "ModelServer", "metadata": {"name": "m"}}
     return head | {"spec": {**copy.deepcopy(spec), **changes}}
@@ -121,7 +124,13 @@ def test_the_quickstart_and_a_sandbox_are_accepted() -> None:
     assert errors(SANDBOX) == []
     for spec in MODEL_SERVERS.values():
         assert errors(model_server(spec)) == []
-        assert errors(changed(JOB, lambda job, spec=spec: job.update(model={"server": spec}))) == []
+        own = {"toolCallParser": "hermes"} | spec
+        assert errors(changed(JOB, lambda job, own=own: job.update(model={"server": own}))) == []
+
+
+@pytest.mark.parametrize("agent", [{"type": "ReAct"}, {"tools": []}, {"type": "Nop"}, {"type": "mine:Agent"}])
+def test_an_agent_that_calls_no_tools_of_the_servers_needs_no_parser(agent: dict[str, Any]) -> None:
+    assert errors(changed(JOB, lambda job: job.update(model={"server": NO_PARSER}, agent=agent))) == []
 
 
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -167,6 +176,23 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "an install of another agent": (
         lambda spec: spec.update(agent={"install": ["a"]}),
         "install is for type Command alone",
+    ),
+    "no parser for an agent that calls tools": (
+        lambda spec: spec.update(model={"server": NO_PARSER}),
+        "model.server.toolCallParser is missing: this agent calls tools; set it, such as hermes",
+    ),
+    "no parser for the tools of a server of tools": (
+        lambda spec: spec.update(
+            model={"server": NO_PARSER},
+            agent={"type": "SWE", "tools": [], "mcpServers": [{"name": "files", "command": ["files"]}]},
+        ),
+        "model.server.toolCallParser is missing",
+    ),
+    "no parser for an environment's tool": (
+        lambda spec: spec.update(
+            model={"server": NO_PARSER}, agent={"tools": []}, tasks={"environments": [{"id": "Sokoban"}]}
+        ),
+        "model.server.toolCallParser is missing",
     ),
     "an unknown network": (lambda spec: spec["sandbox"].update(network={"agent": "All"}), "should match"),
     "an empty allow-list": (lambda spec: spec["sandbox"].update(network={"agent": []}), "at least 1"),

@@ -51,13 +51,22 @@ def test_the_stand_in_starts_as_vllms_own_image_does(mounted: Any) -> None:
     assert "--served-model-name" in started.stdout
 
 
+def test_the_proxys_image_starts_with_its_settings_file_and_may_write_where_sessions_are_kept(mounted: Any) -> None:
+    root, configuration = mounted("proxy")
+    assert configuration["User"] == "65532:65532"
+    assert (root / "sessions").stat().st_uid == 65532, "what a new volume there takes over"
+    started = run(root, configuration, *configuration["Entrypoint"], "/proxy.yaml")
+    assert started.returncode == 1
+    assert "No such file or directory: '/proxy.yaml'" in started.stderr
+
+
 def test_the_quickstarts_image_has_what_its_tasks_are_graded_with(mounted: Any) -> None:
     root, configuration = mounted("quickstart")
     started = run(root, configuration, "python3", "-m", "pytest", "--version")
     assert started.returncode == 0, started.stderr
 
 
-@pytest.mark.parametrize("target", [*PACKAGES, "quickstart", "executor"])
+@pytest.mark.parametrize("target", [*PACKAGES, "proxy", "quickstart", "executor"])
 def test_an_image_says_what_it_is_and_keeps_no_build_secret(target: str, mounted: Any) -> None:
     root, configuration = mounted(target)
     labels = configuration["Labels"]
@@ -113,13 +122,13 @@ def test_a_change_of_code_is_in_the_next_image_and_only_there(tmp_path: Path) ->
 
     assert changed_by("README.md") == set()
     assert changed_by("agent_runtime/executor/__pycache__/server.pyc") == set()
-    engines = {"vllm-standin", "lake-policy"}
-    assert changed_by("agent_runtime/executor/server.py") == {"executor", "runtime", *engines}
-    assert changed_by("rollout_api/base.py") == {"operator", "runtime", *engines}
+    on_runtime = {"proxy", "vllm-standin", "lake-policy"}
+    assert changed_by("agent_runtime/executor/server.py") == {"executor", "runtime", *on_runtime}
+    assert changed_by("rollout_api/base.py") == {"operator", "runtime", *on_runtime}
     assert changed_by("operator/rollout_operator/new_file.py") == {"operator"}
     assert changed_by("hack/images/launcher.c") == {"executor"}
-    assert changed_by("constraints.txt") == {"operator", "runtime", "quickstart", *engines}
+    assert changed_by("constraints.txt") == {"operator", "runtime", "quickstart", *on_runtime}
     assert changed_by("tests/support/vllm_server/model.py") == {"vllm-standin"}
     assert changed_by("examples/train/server.py") == {"lake-policy"}
-    everything = {"operator", "runtime", "executor", "quickstart", "mini-swe-agent", *engines}
+    everything = {"operator", "runtime", "executor", "quickstart", "mini-swe-agent", *on_runtime}
     assert changed_by("Dockerfile") == everything

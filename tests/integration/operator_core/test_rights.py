@@ -52,7 +52,7 @@ def test_with_the_charts_rights_alone_jobs_and_sandboxes_live_through_all_their_
         }
         owner = copy.deepcopy(job)
         owner["metadata"]["name"] = "owner"
-        owner["spec"] |= {"model": {"server": {"model": {"name": "m"}, "engine": engine}}}
+        owner["spec"] |= {"model": {"server": {"model": {"name": "m"}, "engine": engine, "toolCallParser": "hermes"}}}
         plane.apply(job, sandbox, cached, served, owner)
         until(lambda: plane.get("job", "job-runner", NAMESPACE), "the Job of its runners")
         until(lambda: "create pods/by-hand" in plane.writes(OPERATOR_ACCOUNT, NAMESPACE), "the Sandbox's pod")

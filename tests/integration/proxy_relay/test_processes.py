@@ -73,6 +73,15 @@ async def test_a_model_behind_a_nat_answers_token_for_token_and_a_killed_worker_
             for turn in turns:
                 assert (turn["prompt_token_ids"], turn["completion_token_ids"]) in really
             assert len(turns) == 8
+            goes_on = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 5, "return_token_ids": True}
+            async with client.post(f"{base_url}/completions", json=goes_on) as reply:
+                [choice] = (await reply.json())["choices"]
+            # The stand-in's chat template puts a head before messages, and none before a prompt.
+            assert (choice["prompt_token_ids"], choice["token_ids"]) == (
+                vllm.served[-1].prompt_ids,
+                vllm.served[-1].ids,
+            )
+            assert len(choice["token_ids"]) == 5
             assert await stopped(second) == 0
         assert await stopped(proxy) == 0
 

@@ -5,7 +5,7 @@ import contextlib
 import io
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class NamedModel:
     hold: asyncio.Event = field(default_factory=asyncio.Event)
     failures: list[Exception] = field(default_factory=list)
     text: str = ""
+    prompts: list[str | Sequence[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.hold.set()
@@ -91,6 +92,16 @@ class Bench:
         await until(lambda: self.hub.workers > before)
         return task
 
+    async def go_on(self, prompt: str | list[int], *, stream: bool = False) -> tuple[int, str]:
+        """Status, and text or error, of a completion of a bare prompt."""
+        body = {"model": "tiny", "prompt": prompt, "stream": stream}
+        async with self.client.post(f"{self.base_url}/completions", json=body) as reply:
+            text = await reply.text()
+        if reply.status != 200:
+            return reply.status, text
+        events = [line[6:] for line in text.splitlines() if line.startswith("data: {")] if stream else [text]
+        return 200, "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
     async def ask(self, text: str = "hello", *, stream: bool = False) -> tuple[int, str]:
         """Status and body of a call of the session."""
         body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "stream": stream}
@@ -107,7 +118,8 @@ async def bench(folder: Path, **options: Any) -> AsyncIterator[Bench]:
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
     ):
         found = Bench(hub, proxy.address, client)
-        async with client.post(f"{proxy.address}/sessions/s", headers=BEARER) as reply:
+        limits = {"limits": {"bodyBytes": forms.FRAME_BYTES}}
+        async with client.post(f"{proxy.address}/sessions/s", headers=BEARER, json=limits) as reply:
             found.base_url = proxy.address + (await reply.json())["base_path"]
         try:
             yield found
@@ -266,13 +278,13 @@ async def test_no_worker_has_more_calls_than_it_takes_and_all_are_answered(tmp_p
         assert all(model.asked for model in models)
 
 
-async def test_messages_of_many_megabytes_pass_both_ways_and_larger_ones_fail_in_words(tmp_path: Path) -> None:
+async def test_messages_of_99_megabytes_pass_both_ways_and_larger_ones_fail_in_words(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
-        model = NamedModel(text="y" * (40 << 20))
+        model = NamedModel(text="y" * (99 << 20))
         await relay.start(model)
-        status, body = await relay.ask("x" * (60 << 20))
-        assert (status, len(content(body))) == (200, 40 << 20)
-        assert len(model.asked[0].messages[0]["content"]) == 60 << 20
+        status, body = await relay.ask("x" * (99 << 20))
+        assert (status, len(content(body))) == (200, 99 << 20)
+        assert len(model.asked[0].messages[0]["content"]) == 99 << 20
         large = ModelRequest([{"role": "user", "content": "x" * forms.FRAME_BYTES}], [], Sampling(), 0, "s", "t", 0, 0)
         with pytest.raises(ModelError, match="TooLarge"):
             await relay.hub.complete(large)
@@ -281,6 +293,48 @@ async def test_messages_of_many_megabytes_pass_both_ways_and_larger_ones_fail_in
         assert status == 502
         assert "TooLarge" in body
         assert relay.hub.workers == 1
+
+
+class PromptingModel(NamedModel):
+    """Goes on from bare prompts too."""
+
+    async def complete_prompt(self, prompt: str | Sequence[int], request: ModelRequest) -> ModelReply:
+        self.prompts.append(prompt)
+        return await self.complete(request)
+
+
+async def test_a_bare_prompt_through_the_relay_is_gone_on_from_as_it_is_streamed_or_not(tmp_path: Path) -> None:
+    async with bench(tmp_path) as relay:
+        model = PromptingModel()
+        await relay.start(model)
+        for prompt in ("Once upon", [7, 0, 9]):
+            for stream in (False, True):
+                assert await relay.go_on(prompt, stream=stream) == (200, "worker done")
+        assert model.prompts == ["Once upon", "Once upon", [7, 0, 9], [7, 0, 9]]
+        assert not any(request.messages for request in model.asked)
+
+
+async def test_a_bare_prompt_goes_to_no_worker_that_would_take_it_for_an_empty_conversation(tmp_path: Path) -> None:
+    async with bench(tmp_path) as relay:
+        chats, prompts = NamedModel(own="chats"), PromptingModel(own="prompts")
+        await relay.start(chats)
+        status, words = await relay.go_on("Once upon")
+        assert status == 400
+        assert "no connected worker of model tiny takes a bare prompt" in words
+        task = await relay.start(prompts, capacity=1)
+        prompts.hold.clear()
+        calls = [asyncio.ensure_future(relay.go_on(f"prompt {number}")) for number in range(3)]
+        await until(lambda: len(prompts.asked) == 1)
+        # Prompts that wait for a worker of their own stand in nobody's way.
+        assert content((await relay.ask())[1]) == "chats done"
+        prompts.hold.set()
+        assert await asyncio.gather(*calls) == [(200, "prompts done")] * 3
+        assert len(chats.asked) == 1
+        prompts.hold.clear()
+        last = asyncio.ensure_future(relay.go_on("prompt"))
+        await until(lambda: len(prompts.asked) == 4)
+        task.cancel()
+        assert (await last)[0] == 400
 
 
 async def test_failures_of_the_model_behind_the_relay_keep_their_status(tmp_path: Path) -> None:

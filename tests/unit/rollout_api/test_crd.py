@@ -114,12 +114,12 @@ def test_rules_name_fields_that_there_are_and_that_are_not_optional_unasked() ->
             for reference in re.findall(r"(?:self|oldSelf)((?:\.[a-zA-Z]+\b(?!\())+)", rule["rule"]):
                 inner = node
                 *parents, last = [part for part in reference.split(".") if part]
-                for name in parents:
-                    is_required = name in inner.get("required", [])
-                    inner = inner["properties"][name]
-                    assert is_required or "default" in inner, (
-                        f"{name} may be absent, and the rule would fail with an error"
+                for depth, name in enumerate(parents, start=1):
+                    is_sure = (
+                        name in inner.get("required", []) or f"has(self.{'.'.join(parents[:depth])})" in rule["rule"]
                     )
+                    inner = inner["properties"][name]
+                    assert is_sure or "default" in inner, f"{name} may be absent, and the rule would fail with an error"
                 field = inner["properties"][last]
                 required = last in inner.get("required", []) or "default" in field
                 assert required or f"has(self{reference})" in rule["rule"]

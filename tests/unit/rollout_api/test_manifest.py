@@ -224,3 +224,25 @@ def test_the_page_about_the_manifest_has_every_field_with_its_meaning() -> None:
 
     definition = definitions()["rolloutjobs.yaml"]["spec"]["versions"][0]
     check(definition["schema"]["openAPIV3Schema"]["properties"]["spec"], "")
+
+
+@pytest.mark.parametrize(
+    "agent", ["{}", "{type: Coding}", "{type: SWE, tools: [], mcpServers: [{name: files, command: [files]}]}"]
+)
+def test_the_parser_of_a_models_tool_calls_is_missed_before_anything_takes_an_accelerator(agent: str) -> None:
+    server = "{model: {name: m}, engine: {image: vllm, version: 0.26.0}}"
+    rest = f"  tasks: {{inline: [{{name: a, prompt: p}}]}}\n  output: {{uri: out}}\n  agent: {agent}\n"
+    problem = only(f"{HEAD}{rest}  model: {{server: {server}}}\n")
+    assert problem.message.startswith("model.server.toolCallParser is missing")
+    assert "such as hermes" in problem.message
+    load_manifest(f"{HEAD}{rest}  model: {{server: {server[:-1]}, toolCallParser: hermes}}}}\n")
+    load_manifest(f"{HEAD}{rest}  model: {{serverRef: shared}}\n")
+
+
+@pytest.mark.parametrize(
+    "agent", ["{type: ReAct}", "{tools: []}", "{type: Command, command: [a]}", "{type: 'my:Agent'}"]
+)
+def test_an_agent_that_calls_no_tools_by_the_models_own_means_needs_no_parser(agent: str) -> None:
+    server = "{model: {name: m}, engine: {image: vllm, version: 0.26.0}}"
+    rest = f"  tasks: {{inline: [{{name: a, prompt: p}}]}}\n  output: {{uri: out}}\n  agent: {agent}\n"
+    load_manifest(f"{HEAD}{rest}  model: {{server: {server}}}\n")

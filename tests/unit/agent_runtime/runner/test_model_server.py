@@ -143,11 +143,18 @@ def start(**model: Any) -> Start:
     return Start(job, "ab" * 32, Shard(2, 4))
 
 
+OWN_SERVER = {
+    "model": {"name": "m"},
+    "engine": {"image": "i", "version": "0.26.0"},
+    "toolCallParser": "hermes",
+}
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [
         ({"serverRef": "shared"}, "shared"),
-        ({"server": {"model": {"name": "m"}, "engine": {"image": "i", "version": "0.26.0"}}}, "train-model"),
+        ({"server": OWN_SERVER}, "train-model"),
         ({"function": "a:b"}, None),
     ],
 )

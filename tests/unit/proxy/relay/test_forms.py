@@ -74,6 +74,25 @@ REQUESTS = st.builds(
 )
 
 
+@given(REQUESTS, TEXT | IDS)
+def test_a_worker_goes_on_from_the_bare_prompt_that_was_asked(request: ModelRequest, prompt: str | list[int]) -> None:
+    message = forms.request_message("r", request, "m", prompt)
+    assert forms.prompt_of(message) == prompt
+    assert forms.request_of(message).messages == []
+
+
+@given(REQUESTS)
+def test_a_conversation_is_never_taken_for_a_bare_prompt(request: ModelRequest) -> None:
+    assert forms.prompt_of(forms.request_message("r", request, "m")) is None
+    assert forms.prompt_of({"type": "completion_request", "request_id": "of an older proxy"}) is None
+
+
+@pytest.mark.parametrize("prompt", [1, {}, ["a"], [1.5], True])
+def test_a_prompt_of_another_form_is_refused_in_words(prompt: object) -> None:
+    with pytest.raises(forms.FormError, match="prompt: expected a text, or a list of token ids"):
+        forms.prompt_of({"prompt": prompt})
+
+
 @given(REPLIES)
 def test_an_answer_is_recorded_as_the_worker_got_it(reply: ModelReply) -> None:
     assert forms.reply_of(forms.reply_message("r", reply)) == reply

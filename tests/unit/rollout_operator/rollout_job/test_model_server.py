@@ -116,10 +116,7 @@ NO_PARSER = {key: value for key, value in OWN.items() if key != "toolCallParser"
 
 
 @pytest.mark.parametrize("agent", ["ToolCalling", "Coding", "SWE"])
-def test_an_agent_that_calls_tools_needs_a_parser_and_the_field_is_named(agent: str) -> None:
-    found = problems(agent={"type": agent}, model={"server": NO_PARSER})
-    assert list(found) == ["spec.model.server.toolCallParser"]
-    assert "hermes" in found["spec.model.server.toolCallParser"]
+def test_an_agent_that_calls_tools_needs_a_server_with_a_parser_and_the_field_is_named(agent: str) -> None:
     found = problems({"spec": NO_PARSER}, agent={"type": agent}, model={"serverRef": "shared"})
     assert list(found) == ["spec.model.serverRef"]
     assert "spec.toolCallParser" in found["spec.model.serverRef"]
@@ -127,7 +124,7 @@ def test_an_agent_that_calls_tools_needs_a_parser_and_the_field_is_named(agent: 
 
 @pytest.mark.parametrize("agent", [{"type": "ReAct"}, {"type": "ToolCalling", "tools": []}])
 def test_an_agent_that_calls_none_needs_none(agent: dict[str, Any]) -> None:
-    assert problems(agent=agent, model={"server": NO_PARSER}) == {}
+    assert problems({"spec": NO_PARSER}, agent=agent, model={"serverRef": "shared"}) == {}
     assert problems({"spec": NO_PARSER}, agent=agent, model={"serverRef": "shared"}) == {}
 
 

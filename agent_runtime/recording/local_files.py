@@ -1,0 +1,109 @@
+"""Create-only writes of small files in a local folder, on the thread of who asks.
+
+obstore does the same, but hands each write to a thread of its own and waits for it, which takes three times as long as the
+write itself.
+"""
+
+import array
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import re
+import struct
+import sys
+from typing import Final
+
+_PLAIN: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
+
+# linux/fs.h: FS_IOC_GETFLAGS and FS_IOC_SETFLAGS, which have the size of a C long in them, and FS_TOPDIR_FL.
+GET_FLAGS: Final = 0x8000_6601 | struct.calcsize("l") << 16
+_SET_FLAGS: Final = 0x4000_6602 | struct.calcsize("l") << 16
+TOP_FOLDER: Final = 0x0002_0000
+
+
+def is_plain(key: str) -> bool:
+    """Whether the key is also the file's path. obstore escapes other characters, and refuses `..`."""
+    return _PLAIN.fullmatch(key) is not None
+
+
+def create(path: str, data: bytes) -> None:
+    """Make a file, whole or not at all; folders above it are made. Raises FileExistsError, OSError.
+
+    It outlives this process from then on, not a power cut. Of all who create one path exactly one succeeds: the file is
+    written under another name, and a hard link never replaces what stands there.
+    """
+    staging = _written(path, data)
+    try:
+        os.link(staging, path)
+    finally:
+        os.unlink(staging)
+
+
+def _written(path: str, data: bytes) -> str:
+    """A file of its own beside `path`, with the data. Named as obstore's, whose listings pass over these."""
+    for number in itertools.count(1):
+        staging = f"{path}#{number}"
+        try:
+            file = _opened(staging)
+        except FileExistsError:
+            continue  # of somebody else who writes the same key, or who died over it
+        try:
+            _write(file, data)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(staging)
+            raise
+        return staging
+    raise AssertionError
+
+
+def _opened(path: str) -> int:
+    while True:
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            _make_folders(os.path.dirname(path))  # and again where somebody removes what has become empty
+
+
+def _make_folders(path: str) -> None:
+    try:
+        os.mkdir(path)
+    except FileNotFoundError:
+        above = os.path.dirname(path)
+        _make_folders(above)
+        _spread(above)
+        _make_folders(path)
+    except FileExistsError as error:
+        if not os.path.isdir(path):  # such as a link that leads nowhere; what is to be created is not taken for that
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
+
+
+def _spread(folder: str) -> None:
+    """Ask ext4 to put the folders below here into block groups of their own, as far as it can be asked (chattr(1), `T`).
+
+    Otherwise they all share one with their neighbours, and where many files were deleted there in the last minutes, ext4
+    looks through all of those for each file that it makes: 0.2 to 0.5 ms in place of 0.04 (`recently_deleted` in
+    fs/ext4/ialloc.c).
+    """
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):  # another file system, which has no such thing, or needs none
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            flags = array.array("I", [0])
+            fcntl.ioctl(file, GET_FLAGS, flags)
+            flags[0] |= TOP_FOLDER
+            fcntl.ioctl(file, _SET_FLAGS, flags)
+        finally:
+            os.close(file)
+
+
+def _write(file: int, data: bytes) -> None:
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(file, left) :]
+    finally:
+        os.close(file)

@@ -1,0 +1,72 @@
+"""A way to a server that is as far away as real object storage: what a client sends arrives some time later, in order.
+
+Written on asyncio's transports alone: a proxy that reads the requests bears fewer of them than what is measured.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+
+@asynccontextmanager
+async def slow_link(port: int, seconds: float) -> AsyncIterator[int]:
+    """The port of a listener whose connections lead to `port` of this machine. Answers come back at once."""
+    loop = asyncio.get_running_loop()
+    opened: set[asyncio.Task[None]] = set()
+
+    def accepted(near: "_End") -> None:
+        async def lead() -> None:
+            _, far = await loop.create_connection(lambda: _End(0), "127.0.0.1", port)
+            far.lead_to(near)
+            near.lead_to(far)
+
+        task = loop.create_task(lead())
+        opened.add(task)  # the loop itself holds no reference to a task
+        task.add_done_callback(opened.discard)
+
+    server = await loop.create_server(lambda: _End(seconds, accepted), "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+class _End(asyncio.Protocol):
+    """One end of a connection: what it receives goes to the other end after `seconds`."""
+
+    def __init__(self, seconds: float, accepted: "Callable[[_End], None] | None" = None) -> None:
+        self._seconds, self._accepted = seconds, accepted
+        self._other: _End | None = None
+        self._early: list[Callable[[_End], None]] = []
+        """What came before there was another end."""
+
+    def lead_to(self, other: "_End") -> None:
+        """The other end is there."""
+        self._other = other
+        for act in self._early:
+            act(other)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See Protocol."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        if self._accepted is not None:
+            self._accepted(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See Protocol."""
+        self._pass_on(lambda other: other.transport.write(data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See Protocol."""
+        self._pass_on(lambda other: other.transport.close())
+
+    def _pass_on(self, act: "Callable[[_End], None]") -> None:
+        if self._seconds:
+            asyncio.get_running_loop().call_later(self._seconds, self._now, act)
+        else:
+            self._now(act)
+
+    def _now(self, act: "Callable[[_End], None]") -> None:
+        if self._other is None:
+            self._early.append(act)
+        else:
+            act(self._other)

@@ -1,0 +1,144 @@
+"""The policy of a ModelServer, changed by a trainer that waits until it is served.
+
+    async with ServedPolicy.connect("qwen") as policy:
+        await policy.update(7, "s3://bucket/step-7")
+
+Needs `pip install 'agent-rollouts[cluster]'`. What the operator does meanwhile: docs/policy-updates.md.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, Self
+
+from rollout_api.base import API_VERSION
+from rollout_api.cluster import own_model_server_name
+from rolloutctl.cluster_access import connect, refusal
+
+LOOK_SECONDS: Final = 0.5
+"""Between two looks at the ModelServer. An update takes seconds."""
+
+PATIENCE_SECONDS: Final = 1800.0
+"""For one update, or for servers to come up: longer than the operator tries to load (720 s, twice), with time to fetch."""
+
+JsonObject = Mapping[str, Any]
+
+
+class PolicyNotServed(Exception):
+    """The servers do not have the version; the message says why, in the operator's words."""
+
+
+class ServedPolicy:
+    """The policy of ModelServer `name`. `objects` is a `kubernetes.aio.client.CustomObjectsApi`."""
+
+    def __init__(self, objects: Any, namespace: str, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self.name = name
+        self._objects, self._patience = objects, patience_seconds
+        self._where = (*API_VERSION.split("/"), namespace, "modelservers", name)
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        server: str | None = None,
+        *,
+        job: str | None = None,
+        namespace: str | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> AsyncIterator[Self]:
+        """Of the ModelServer `server`, or of the one that `job` brings (`model.server`), by kubeconfig or from within a pod.
+
+        Raises CommandError where no cluster is named, or the Kubernetes client is not installed.
+        """
+        if (server is None) == (job is None):
+            raise ValueError("give exactly one of server and job")
+        place = connect()
+        from kubernetes.aio import client, config
+
+        await config.load_config()  # type: ignore[no-untyped-call]
+        async with client.ApiClient() as api:
+            objects = client.CustomObjectsApi(api)
+            name = server or own_model_server_name(job or "")
+            yield cls(objects, namespace or place, name, patience_seconds=patience_seconds)
+
+    async def update(self, version: int, uri: str | None = None, digest: str | None = None) -> None:
+        """Have all servers load a version, and wait until it is served. Versions grow; `uri` is needed for mode `Pull`.
+
+        The same again, as after a crash, goes on waiting. Raises PolicyNotServed.
+        """
+        # None takes away what belongs to the version before.
+        patch = {"spec": {"policy": {"version": version, "uri": uri, "digest": digest}}}
+
+        async def change() -> Any:
+            return await self._objects.patch_namespaced_custom_object(
+                *self._where, patch, _content_type="application/merge-patch+json"
+            )
+
+        deadline = time.monotonic() + self._patience
+        await self._asked(change, version, deadline)
+        await self._served(version, deadline)
+
+    async def served(self, version: int) -> None:
+        """Wait until a version is served, such as 0 when servers start. Raises PolicyNotServed."""
+        await self._served(version, time.monotonic() + self._patience)
+
+    async def _served(self, version: int, deadline: float) -> None:
+        async def look() -> Any:
+            return await self._objects.get_namespaced_custom_object(*self._where)
+
+        while not is_served(found := await self._asked(look, version, deadline), version):
+            if time.monotonic() > deadline:
+                raise PolicyNotServed(
+                    f"ModelServer {self.name}: version {version} is not served after {self._patience:g} s: {_words(found)}"
+                )
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _asked(self, ask: Callable[[], Awaitable[Any]], version: int, deadline: float) -> Any:
+        """What the API server answers, once it does."""
+        from aiohttp import ClientError
+        from kubernetes.aio.client import ApiException
+
+        while True:
+            try:
+                return await ask()
+            except (ApiException, ClientError, OSError) as error:
+                passes = not isinstance(error, ApiException) or error.status == 429 or (error.status or 500) >= 500
+                if not passes or time.monotonic() > deadline:
+                    words = (
+                        refusal(error) if isinstance(error, ApiException) else f"the cluster does not answer: {error}"
+                    )
+                    raise PolicyNotServed(f"ModelServer {self.name}: version {version}: {words}") from error
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def is_served(found: JsonObject, version: int) -> bool:
+    """Whether a ModelServer, as the API server has it, serves a version. Raises PolicyNotServed where it never will."""
+    name, wanted = found["metadata"]["name"], found["spec"].get("policy", {}).get("version", 0)
+    status = found.get("status", {})
+    policy = status.get("policy", {})
+    if wanted > version:
+        raise PolicyNotServed(f"ModelServer {name}: version {wanted} is wanted by now, in place of {version}")
+    if policy.get("failed") == version:
+        why = policy.get("failedBecause") or _words(found)
+        raise PolicyNotServed(
+            f"ModelServer {name}: version {version} failed: {why}; give a higher version to try again"
+        )
+    invalid = _condition(status, "Invalid")
+    if invalid.get("status") == "True" and invalid.get("observedGeneration") == found["metadata"].get("generation"):
+        raise PolicyNotServed(f"ModelServer {name}: version {version}: {invalid.get('message')}")
+    is_ready = any(server.get("ready") for server in status.get("servers", []))
+    return is_ready and policy.get("current") == version and policy.get("gate") == "Open"
+
+
+def _condition(status: JsonObject, kind: str) -> JsonObject:
+    return next((found for found in status.get("conditions", []) if found["type"] == kind), {})
+
+
+def _words(found: JsonObject) -> str:
+    """How far it is, as its conditions say."""
+    said = [_condition(found.get("status", {}), kind) for kind in ("PolicyLoaded", "Ready")]
+    return (
+        "; ".join(f"{one['reason']}: {one['message']}" for one in said if one)
+        or "the operator has not looked at it yet"
+    )

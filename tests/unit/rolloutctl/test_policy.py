@@ -1,0 +1,145 @@
+"""A trainer learns whether its new weights are served, and never waits for what has failed."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes.aio.client import ApiException
+
+from rolloutctl.policy import PolicyNotServed, ServedPolicy, is_served
+
+Object = dict[str, Any]
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: here, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: me, user: {}}]
+contexts: [{name: mine, context: {cluster: here, user: me}}]
+current-context: mine
+"""
+
+
+def model_server(
+    version: int = 0, current: int = 0, *, gate: str = "Open", ready: bool = True, invalid: int = 0, **policy: Any
+) -> Object:
+    """As the API server has one whose `spec.policy.version` is `version`; Invalid since generation `invalid`."""
+    conditions = [
+        {"type": "PolicyLoaded", "status": "False", "reason": "FetchFailed", "message": "no such bucket"},
+        {
+            "type": "Invalid",
+            "status": str(bool(invalid)),
+            "message": "spec.lora is wrong",
+            "observedGeneration": invalid,
+        },
+    ]
+    return {
+        "metadata": {"name": "qwen", "generation": 4},
+        "spec": {"policy": {"version": version}},
+        "status": {
+            "policy": {"current": current, "gate": gate, **policy},
+            "servers": [{"name": "qwen-0", "ready": ready}],
+            "conditions": conditions,
+        },
+    }
+
+
+class Api:
+    """An API server that answers what it is given, in this order, the last for ever."""
+
+    def __init__(self, *answers: Object | Exception) -> None:
+        self._answers = list(answers)
+        self.patches: list[tuple[Sequence[str], Object]] = []
+
+    async def get_namespaced_custom_object(self, *where: str) -> Object:
+        return self._next()
+
+    async def patch_namespaced_custom_object(self, *where_and_body: Any, _content_type: str) -> Object:
+        assert _content_type == "application/merge-patch+json"
+        *where, body = where_and_body
+        self.patches.append((where, body))
+        return self._next()
+
+    def _next(self) -> Object:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rolloutctl.policy.LOOK_SECONDS", 0.001)
+
+
+async def test_an_update_returns_when_the_version_is_served_and_not_before() -> None:
+    steps = [
+        model_server(7),
+        model_server(7, gate="Shut", target=7),
+        model_server(7, 7, gate="Shut"),
+        model_server(7, 7, ready=False),
+    ]
+    api = Api(*steps, model_server(7, 7))
+    await ServedPolicy(api, "lab", "qwen").update(7, "s3://bucket/step-7")
+    [(where, patch)] = api.patches
+    assert where == ["rollout.dev", "v1alpha1", "lab", "modelservers", "qwen"]
+    # The digest of the version before does not stay.
+    assert patch == {"spec": {"policy": {"version": 7, "uri": "s3://bucket/step-7", "digest": None}}}
+    assert not any(is_served(step, 7) for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (
+            model_server(7, 6, failed=7, failedBecause="no shard 3"),
+            "version 7 failed: no shard 3; give a higher version",
+        ),
+        (model_server(8, 7), "version 8 is wanted by now, in place of 7"),
+        (model_server(7, 6, invalid=4), "spec.lora is wrong"),
+    ],
+)
+async def test_what_will_never_be_served_is_told_at_once_with_the_operators_words(found: Object, words: str) -> None:
+    with pytest.raises(PolicyNotServed, match="ModelServer qwen: .*" + words):
+        await ServedPolicy(Api(found), "lab", "qwen").update(7)
+
+
+def test_a_condition_of_an_older_spec_says_nothing_against_the_new_one() -> None:
+    assert not is_served(model_server(7, 6, invalid=3, failed=6), 7)
+
+
+async def test_patience_ends_with_how_far_it_is() -> None:
+    with pytest.raises(PolicyNotServed, match=r"not served after 0\.05 s: FetchFailed: no such bucket"):
+        await ServedPolicy(Api(model_server(7, 6)), "lab", "qwen", patience_seconds=0.05).update(7, "s3://b/7")
+
+
+async def test_an_api_server_that_is_away_for_a_moment_ends_no_training() -> None:
+    away: list[Object | Exception] = [ApiException(503, "away"), OSError("refused"), ApiException(429, "busy")]
+    api = Api(*away, model_server(7), *away, model_server(7, 7))
+    await ServedPolicy(api, "lab", "qwen").update(7)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [(422, '{"message": "policy.version: cannot fall"}', "cannot fall"), (404, "", "404"), (403, "{}", "403")],
+)
+async def test_what_the_api_server_refuses_is_told_in_its_words(status: int, body: str, words: str) -> None:
+    error = ApiException(status, "no")
+    error.body = body
+    with pytest.raises(PolicyNotServed, match=words):
+        await ServedPolicy(Api(error), "lab", "qwen").update(7)
+
+
+@pytest.mark.parametrize("which", [{}, {"server": "a", "job": "b"}])
+async def test_one_server_is_named(which: Mapping[str, Any]) -> None:
+    with pytest.raises(ValueError, match="exactly one of server and job"):
+        async with ServedPolicy.connect(**which):
+            pass
+
+
+async def test_the_server_of_a_job_is_found_by_the_jobs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text(KUBECONFIG)
+    for place in ("config", "config.kube_config", "aio.config", "aio.config.kube_config"):
+        monkeypatch.setattr(f"kubernetes.{place}.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    async with ServedPolicy.connect(job="train") as policy:
+        assert policy.name == "train-model"
