@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -58,6 +59,17 @@ class Cluster:
         """kubectl apply."""
         self.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(objects))
 
+    def evict(self, pod: Object) -> None:
+        """As `kubectl drain` does with each pod of a node."""
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+        }
+        where = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+        self.kubectl("create", "--raw", where, "-f", "-", text=json.dumps(eviction))
+
     @cached_property
     def _reader(self) -> ClusterReader:
         return ClusterReader(self.kubeconfig)
@@ -67,7 +79,7 @@ class Cluster:
         return self._reader.get(kind, name, namespace)
 
     def list(self, kinds: str, namespace: str, selector: str = "") -> Sequence[Object]:
-        """Objects of these kinds, separated by commas, by label."""
+        """Objects of these kinds, separated by commas, by label; without a namespace of all of them."""
         return self._reader.list(kinds, namespace, selector)
 
     def helm(self, *arguments: str) -> str:
@@ -205,6 +217,12 @@ class Job:
     def delete(self, *options: str) -> None:
         """kubectl delete."""
         self.cluster.kubectl("delete", "rolloutjob", self.name, "-n", self.namespace, *options)
+
+    def columns(self, *options: str) -> dict[str, str]:
+        """What `kubectl get` shows of it, by the heading of the column; one that has nothing to say is empty."""
+        told = self.cluster.kubectl("get", "rolloutjobs", self.name, "-n", self.namespace, *options).stdout
+        header, row = told.splitlines()
+        return {name.group().strip(): row[name.start() : name.end()].strip() for name in re.finditer(r"\S+\s*", header)}
 
     def describe(self) -> str:
         """All that a failed test wants to know."""
