@@ -39,7 +39,8 @@ def test_a_suspended_job_gives_its_sandboxes_back_and_goes_on_without_using_up_a
     assert job.pods("sandbox")
 
     job.suspend(True)
-    job.wait("Suspended")
+    # The 30 s after which a node kills whoever still drains, and what it takes to be seen.
+    job.wait("Suspended", 45)
     assert not running(job), job.describe()
     eventually(lambda: not (job.sandboxes() or job.pods("sandbox")) or None, 60, job.describe)
     before = {key: job.read(key) for key in job.keys("seals")}
