@@ -350,6 +350,8 @@ def definitions() -> dict[str, Schema]:
                 _column("Completed", ".status.outcomes.Completed", "integer"),
                 _column("Lost", ".status.outcomes.InfraFailed", "integer"),
                 _column("Reward", ".status.meanReward", "number"),
+                _column("Ungraded", ".status.outcomes.VerifierFailed", "integer", wide=True),
+                _column("Cancelled", ".status.outcomes.Cancelled", "integer", wide=True),
                 _column("Results", ".status.resultURI", wide=True),
             ],
         ),

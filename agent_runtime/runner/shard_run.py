@@ -24,6 +24,7 @@ from agent_runtime.runner.exits import Exit
 from agent_runtime.runner.fate import JobApi
 from agent_runtime.runner.log import leave_behind, log
 from agent_runtime.runner.metrics import RunnerMetrics
+from agent_runtime.runner.predecessor import wait_for_predecessor
 from agent_runtime.runner.report import ShardTally, report_interval, standing_report
 from agent_runtime.runner.reporter import JobGone, Reporter, ReportRefused
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, SandboxProvider
@@ -118,7 +119,7 @@ class ShardRun:
 
     async def run(self, provider: Provider | SandboxProvider, base_dir: Path, environ: Mapping[str, str]) -> Exit:
         """Run until the shard has its verdict, or this process has to end. Raises what is a bug."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stopping.begin)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._begin_to_stop)
         if isinstance(provider, ClusterProvider):
             self._waits_for = provider.waits_for
         result = await self._unless_cancelled(self._result(provider, base_dir, environ))
@@ -140,6 +141,9 @@ class ShardRun:
         self, provider: Provider | SandboxProvider, base_dir: Path, environ: Mapping[str, str]
     ) -> JobSummary | Exception:
         try:
+            await wait_for_predecessor(self._api, self._job.metadata, self._shard.index, self._stopping.drain)
+            if self._stopping.begun:
+                raise _Stopped
             async with contextlib.AsyncExitStack() as stack:
                 self._served = await self._open_model()
                 if self._served is not None:
@@ -158,6 +162,11 @@ class ShardRun:
                 )
         except Exception as error:  # noqa: BLE001 - sorted by ending_of, and raised again where it is unknown
             return error
+
+    def _begin_to_stop(self) -> None:
+        self._stopping.begin()
+        # The next runner may be started already, and waits only for one that drains.
+        self._reporter.hurry()
 
     async def _start_with(self, model: ServedModel) -> None:
         """Wait until the model can be called, which takes as long as its weights take to load."""

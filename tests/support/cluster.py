@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -76,7 +77,7 @@ class Cluster:
         return self._reader.get(kind, name, namespace)
 
     def list(self, kinds: str, namespace: str, selector: str = "") -> Sequence[Object]:
-        """Objects of these kinds, separated by commas, by label."""
+        """Objects of these kinds, separated by commas, by label; without a namespace of all of them."""
         return self._reader.list(kinds, namespace, selector)
 
     def helm(self, *arguments: str) -> str:
@@ -214,6 +215,12 @@ class Job:
     def delete(self, *options: str) -> None:
         """kubectl delete."""
         self.cluster.kubectl("delete", "rolloutjob", self.name, "-n", self.namespace, *options)
+
+    def columns(self, *options: str) -> dict[str, str]:
+        """What `kubectl get` shows of it, by the heading of the column; one that has nothing to say is empty."""
+        told = self.cluster.kubectl("get", "rolloutjobs", self.name, "-n", self.namespace, *options).stdout
+        header, row = told.splitlines()
+        return {name.group().strip(): row[name.start() : name.end()].strip() for name in re.finditer(r"\S+\s*", header)}
 
     def describe(self) -> str:
         """All that a failed test wants to know."""

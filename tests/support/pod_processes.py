@@ -1,47 +1,50 @@
-"""Processes of pods that run on this machine, as its kernel sees them."""
+"""Processes and memory of a sandbox pod's container, seen from inside it: so on any cluster, whoever has its nodes."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from tests.support.cluster import Cluster, Object
 
-from tests.support.cluster import Object
-
-CGROUPS = Path("/sys/fs/cgroup")
-
-
-def processes(pod: Object) -> Iterator[Path]:
-    """Folders below /proc of all processes of a pod's containers, without the one (pause) that holds its network."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if f"/pod{pod['metadata']['uid']}/" in (folder / "cgroup").read_text() and command(folder) != "/pause":
-                yield folder
-
-
-def command(process: Path) -> str:
-    """Its command line."""
-    return (process / "cmdline").read_text().replace("\0", " ").strip()
-
-
-def running(wanted: str, pod: Object) -> Sequence[int]:
-    """Process ids of a command, by its whole command line, in a pod."""
-    found = []
-    for process in processes(pod):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if command(process) == wanted:
-                found.append(int(process.name))
-    return found
+# Sends a signal to all processes with this very command line, and says how many they are. Its workspaces' processes too:
+# their namespaces were made by the user that `kubectl exec` is.
+_SIGNAL = """
+import os, sys
+found = 0
+for name in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        command = open(f"/proc/{name}/cmdline", errors="replace").read().replace("\\0", " ").strip()
+        if command == sys.argv[1]:
+            os.kill(int(name), int(sys.argv[2]))
+            found += 1
+    except (FileNotFoundError, ProcessLookupError):
+        continue
+print(found)
+"""
+# The container's own cgroup, by version 2 or 1 of cgroups.
+_MEMORY = """
+cd /sys/fs/cgroup
+cat memory.peak memory.max 2>/dev/null || cat memory/memory.max_usage_in_bytes memory/memory.limit_in_bytes
+"""
 
 
-def memory_peak(pod: Object) -> tuple[int, int]:
-    """The most bytes that a pod's one container had so far, and its limit."""
-    groups = [line.split(":", 2) for line in (next(processes(pod)) / "cgroup").read_text().splitlines()]
-    for _, controllers, path in groups:
-        if controllers == "memory":
-            folder = CGROUPS / "memory" / path.lstrip("/")
-            return _number(folder / "memory.max_usage_in_bytes"), _number(folder / "memory.limit_in_bytes")
-    folder = CGROUPS / groups[0][2].lstrip("/")
-    return _number(folder / "memory.peak"), _number(folder / "memory.max")
+def running(cluster: Cluster, pod: Object, command: str) -> int:
+    """How many processes have this whole command line; 0 too where nothing can be asked yet, or any more."""
+    return _signal(cluster, pod, command, 0)
 
 
-def _number(file: Path) -> int:
-    return int(file.read_text())
+def kill(cluster: Cluster, pod: Object, command: str) -> int:
+    """SIGKILL of those processes; how many they were."""
+    return _signal(cluster, pod, command, 9)
+
+
+def memory_peak(cluster: Cluster, pod: Object) -> tuple[int, int] | None:
+    """The most bytes that the container had so far, and its limit; None where it cannot be asked yet, or any more."""
+    told = _exec(cluster, pod, "sh", "-c", _MEMORY).split()
+    return (int(told[0]), int(told[1])) if len(told) == 2 else None
+
+
+def _signal(cluster: Cluster, pod: Object, command: str, number: int) -> int:
+    return int(_exec(cluster, pod, "python3", "-c", _SIGNAL, command, str(number)) or 0)
+
+
+def _exec(cluster: Cluster, pod: Object, *command: str) -> str:
+    name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+    done = cluster.kubectl("exec", name, "-n", namespace, "--", *command, check=False)
+    return done.stdout if done.returncode == 0 else ""

@@ -1,10 +1,34 @@
-"""A second release of the chart on a real cluster, beside the one that all tests use, for one namespace alone."""
+"""Releases of the chart on a real cluster: the one that all tests use, and a second one for one namespace alone."""
 
-import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
-from tests.support.chart import CHART, tool
+from tests.support.chart import CHART
 from tests.support.cluster import OPERATOR_NAMESPACE, Cluster, Object, eventually
+
+
+class InstalledRelease:
+    """The release that all tests use, with the values and the namespace that it was found with."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._release = ("agent-rollouts", "--namespace", OPERATOR_NAMESPACE)
+        self._values = folder / "values.yaml"
+        self._values.write_text(cluster.helm("get", "values", *self._release, "--output", "yaml"))
+        namespace = cluster.get("namespace", OPERATOR_NAMESPACE, "")
+        assert namespace is not None
+        self._labels = namespace["metadata"]["labels"]
+
+    def install(self, *settings: str, chart: Path = CHART) -> None:
+        """helm upgrade --install of a chart with those values, and more; the namespace is made anew where it is gone."""
+        metadata = {"name": OPERATOR_NAMESPACE, "labels": self._labels}
+        self._cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        options = ("--values", str(self._values), "--wait", "--timeout", "3m", *settings)
+        self._cluster.helm("upgrade", "--install", *self._release, str(chart), *options)
+
+    def uninstall(self) -> None:
+        """helm uninstall, where it is installed."""
+        self._cluster.helm("uninstall", *self._release, "--ignore-not-found", "--wait", "--timeout", "60s")
 
 
 @dataclass(frozen=True)
@@ -16,17 +40,7 @@ class Release:
 
     def helm(self, *arguments: str) -> str:
         """helm in the release's namespace."""
-        command = [
-            tool("helm"),
-            "--kubeconfig",
-            str(self.cluster.kubeconfig),
-            "--namespace",
-            self.namespace,
-            *arguments,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return self.cluster.helm("--namespace", self.namespace, *arguments)
 
     def upgrade(self, *settings: str) -> str:
         """helm upgrade --install, until the operator is Ready; what it printed."""

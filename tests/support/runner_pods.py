@@ -1,5 +1,9 @@
 """Runner pods and the engines in them (and the memory of any pod of ours), reached as anybody with `kubectl exec` would."""
 
+import contextlib
+import subprocess
+from collections.abc import Iterator
+
 from tests.support.cluster import Cluster, Job, Object, eventually
 
 # The supervisor is PID 1; the engine is its one child that runs the runner's module.
@@ -40,6 +44,27 @@ def kill_engine(cluster: Cluster, pod: Object, signal: str = "KILL") -> None:
         return cluster.kubectl(*command, check=False).returncode == 0 or None
 
     eventually(sent, 60, lambda: f"no engine in {name} could be sent SIG{signal}")
+
+
+@contextlib.contextmanager
+def ending(cluster: Cluster, pod: Object) -> Iterator[list[int]]:
+    """For a pod that is deleted within, and gone at the end: the exit code of its container, once it has ended."""
+    name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+    # Watched: between the container's end and the pod's there is no time to look.
+    show = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode} "
+    command = ["get", "pod", name, "-n", namespace, "--watch", "-o", show]
+    codes: list[int] = []
+    with subprocess.Popen(
+        [cluster.program("kubectl"), "--kubeconfig", str(cluster.kubeconfig), *command],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as watch:
+        try:
+            yield codes
+            eventually(lambda: cluster.get("pod", name, namespace) is None or None, 120)
+        finally:
+            watch.terminate()
+            codes += map(int, watch.communicate()[0].split()[-1:])
 
 
 def resident_mebibytes(cluster: Cluster, pod: Object) -> dict[int, float]:

@@ -5,12 +5,13 @@ import itertools
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import Cluster, Job, Object, find_cluster, storage_secret
 from tests.support.outages import Outages
-from tests.support.release import Release
+from tests.support.release import InstalledRelease, Release
 
 numbers = itertools.count()
 # One word for all namespaces of a test run, so that a second run on the same cluster does not meet the first.
@@ -74,6 +75,12 @@ def outages(cluster: Cluster) -> Iterator[Outages]:
     found = Outages(cluster)
     yield found
     found.restore()
+
+
+@pytest.fixture
+def installed(cluster: Cluster, tmp_path: Path) -> InstalledRelease:
+    """The chart as all tests use it; a test that changes it installs it again."""
+    return InstalledRelease(cluster, tmp_path)
 
 
 @pytest.fixture

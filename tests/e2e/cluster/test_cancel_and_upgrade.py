@@ -1,20 +1,11 @@
 """Deleting cancels at once and never hangs; installing, upgrading and uninstalling the operator disturbs no job."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import (
-    OPERATOR_NAMESPACE,
-    REPOSITORY,
-    Cluster,
-    Job,
-    Object,
-    assert_undisturbed,
-    eventually,
-    slow_quickstart,
-)
+from tests.support.cluster import Cluster, Job, Object, assert_undisturbed, eventually, slow_quickstart
+from tests.support.release import InstalledRelease
 
 KINDS = "rolloutjobs,sandboxes,jobs,pods,secrets,serviceaccounts,roles,rolebindings,networkpolicies"
 GONE_WITHIN_SECONDS = 30
@@ -49,32 +40,27 @@ def test_a_deleted_job_is_gone_in_30_s_with_all_that_was_made_for_it_but_its_res
 
     by_name.delete("--wait=false")
     cluster.kubectl("delete", "namespace", by_namespace.namespace, "--wait=false")
-    eventually(lambda: not all_of(by_name) or None, GONE_WITHIN_SECONDS, lambda: str(all_of(by_name)))
-    gone = lambda: cluster.get("namespace", by_namespace.namespace, "") is None or None  # noqa: E731
-    eventually(gone, GONE_WITHIN_SECONDS, lambda: str(all_of(by_namespace)))
+    left = lambda: [*all_of(by_name), *all_of(by_namespace)]  # noqa: E731
+    gone = lambda: not left() and cluster.get("namespace", by_namespace.namespace, "") is None  # noqa: E731
+    eventually(lambda: gone() or None, GONE_WITHIN_SECONDS, lambda: str(left()))
     for job in (by_name, by_namespace):
         assert_readable(job, sealed[job])
 
 
 @pytest.mark.alone
 def test_a_job_does_not_notice_that_the_operator_is_upgraded_uninstalled_and_installed_again(
-    cluster: Cluster, new_job: Callable[[Object], Job], tmp_path: Path
+    installed: InstalledRelease, new_job: Callable[[Object], Job]
 ) -> None:
-    release = ["agent-rollouts", "--namespace", OPERATOR_NAMESPACE]
-    values = tmp_path / "values.yaml"
-    values.write_text(cluster.helm("get", "values", *release, "--output", "yaml"))
-    install = ["upgrade", "--install", *release, "--wait", "--values", str(values)]
-    chart = str(REPOSITORY / "charts" / "agent-rollouts")
     job = new_job(slow_quickstart(3, runners={"concurrency": 8})).apply()
     job.wait_stored(1)
     runners = [pod["metadata"]["uid"] for pod in job.pods("runner")]
     try:
-        cluster.helm(*install, chart, "--set", "workers=4")
-        cluster.helm("uninstall", *release, "--wait", "--timeout", "60s")
+        installed.install("--set", "workers=4")
+        installed.uninstall()
         assert job.object["metadata"]["uid"] == job.uid
         assert not job.object["metadata"].get("deletionTimestamp")
     finally:
-        cluster.helm(*install, chart)
+        installed.install()
 
     job.wait("Succeeded")
     assert_undisturbed(job)

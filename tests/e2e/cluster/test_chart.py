@@ -1,9 +1,14 @@
-"""The chart on a real cluster: a second release beside the one that all tests use, for one namespace alone."""
+"""The chart on a real cluster: its definitions, and a second release beside the one that all tests use."""
 
 import json
+import shutil
+from pathlib import Path
 
+import pytest
+
+from tests.support.chart import CHART
 from tests.support.cluster import Cluster, eventually
-from tests.support.release import Release
+from tests.support.release import InstalledRelease, Release
 
 CRDS = ("rolloutjobs.rollout.dev", "sandboxes.rollout.dev", "modelservers.rollout.dev")
 
@@ -33,10 +38,25 @@ def test_another_replica_takes_over_from_one_that_is_deleted(release: Release) -
     assert budget["status"]["expectedPods"] == 2
 
 
-def test_installed_definitions_outlive_the_release_and_are_upgraded_with_it(cluster: Cluster) -> None:
+def test_installed_definitions_outlive_the_release(cluster: Cluster) -> None:
     for name in CRDS:
         definition = json.loads(cluster.kubectl("get", "crd", name, "-o", "json").stdout)
         annotations = definition["metadata"]["annotations"]
         assert annotations["helm.sh/resource-policy"] == "keep"
         assert annotations["meta.helm.sh/release-name"] == "agent-rollouts"
         assert "finalizers" not in definition["metadata"]
+
+
+@pytest.mark.alone
+def test_definitions_are_upgraded_with_the_chart(cluster: Cluster, installed: InstalledRelease, tmp_path: Path) -> None:
+    newer = tmp_path / "chart"
+    shutil.copytree(CHART, newer)  # with the definitions themselves where the chart has a link to them
+    definition = newer / "files/crds/rolloutjobs.yaml"
+    explained = lambda: cluster.kubectl("explain", "rolloutjob.spec.groupSize").stdout  # noqa: E731
+    definition.write_text(definition.read_text().replace("Rollouts of each task", "Siblings of each task"))
+    try:
+        installed.install(chart=newer)
+        eventually(lambda: "Siblings of each task" in explained() or None, 30, explained)
+    finally:
+        installed.install()
+    eventually(lambda: "Rollouts of each task" in explained() or None, 30, explained)

@@ -1,7 +1,6 @@
 """Whoever has a cluster and types what a page shows for it gets what the page says."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,14 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tests.support.cluster import QUICKSTART_IMAGE, STORAGE_SECRET, Cluster, Object, small_job
+from tests.support.cluster import OPERATOR_NAMESPACE, QUICKSTART_IMAGE, STORAGE_SECRET, Cluster, Object, small_job
 from tests.support.documentation import CLUSTER, PAGES, REPOSITORY, Block, blocks
 from tests.support.model_server import Server, upload_weights
+from tests.support.release import InstalledRelease
 from tests.support.terminal import Terminal, checkout
 
 BY_PAGE = {page.stem: blocks(page) for page in PAGES}
 INSTALL = ("README", "installing")
 """Pages that begin with a cluster without the chart."""
+TEAM = "team-a"
+"""The namespace that they make."""
+HELM_SECRET = "helm.sh/release.v1"
+"""Type of the Secrets in which Helm keeps its releases."""
 
 
 class Place:
@@ -31,7 +35,9 @@ class Place:
         kubeconfig = folder / "kubeconfig"
         kubeconfig.write_bytes(cluster.kubeconfig.read_bytes())
         kubeconfig.chmod(0o600)
-        programs = [str(Path(sys.executable).parent), str(Path(cluster.program("kubectl")).parent), os.environ["PATH"]]
+        programs = [str(Path(sys.executable).parent), os.environ["PATH"]]
+        if cluster.details:
+            programs.insert(1, cluster.details["bin"])
         environ = {
             **os.environ,
             **cluster.environ,
@@ -84,13 +90,30 @@ def place(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.fixture
-def bare(place: Place) -> Iterator[Place]:
-    """Without the chart, which is there again after the test."""
-    forget = "kubectl delete namespace agent-rollouts team-a --ignore-not-found"
-    place.terminal.run(_typed(f"helm uninstall agent-rollouts --namespace agent-rollouts --wait\n{forget}"))
+def bare(place: Place, installed: InstalledRelease) -> Iterator[Place]:
+    """Without the chart and what the pages make, which are as before after the test."""
+    # The pages end with the definitions gone, and with them every job of the cluster.
+    if not place.cluster.details and (others := _of_others(place.cluster)):
+        pytest.skip(
+            f"this page takes the chart and its definitions away, and with them what is not of these tests: {others}"
+        )
+
+    def clear() -> None:
+        installed.uninstall()
+        place.cluster.kubectl("delete", "namespace", OPERATOR_NAMESPACE, TEAM, "--ignore-not-found")
+
+    clear()
     yield place
-    place.terminal.run(_typed(f"helm uninstall agent-rollouts --namespace agent-rollouts --ignore-not-found\n{forget}"))
-    subprocess.run([REPOSITORY / "hack/install-on-cluster"], check=True, stdout=subprocess.DEVNULL)
+    clear()
+    installed.install()
+
+
+def _of_others(cluster: Cluster) -> list[str]:
+    """What people keep in a cluster that they lend to these tests, and would lose."""
+    objects = cluster.list("rolloutjobs,sandboxes,modelservers", "") + cluster.list("secrets", OPERATOR_NAMESPACE)
+    found = [thing["metadata"] for thing in objects if thing.get("type") != HELM_SECRET]
+    names = [f"{metadata['namespace']}/{metadata['name']}" for metadata in found]
+    return [name for name in names if not name.startswith("e2e-")] + [TEAM] * bool(cluster.get("namespace", TEAM, ""))
 
 
 def storage_settings(place: Place) -> None:

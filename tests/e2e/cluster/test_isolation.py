@@ -1,6 +1,6 @@
 """From inside a sandbox: nobody can be reached, and nothing can be found that would open a door.
 
-An agent inside that speaks to its model over the runner's connection has no test here: nothing carries its requests yet.
+That an agent inside reaches its model, over the runner's connection: test_command_agent.py.
 """
 
 import functools

@@ -1,15 +1,11 @@
 """A job from its manifest to its end: started or refused, shared, suspended and resumed, deleted, made again."""
 
-import json
-import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.support.cluster import (
-    OPERATOR_NAMESPACE,
     QUICKSTART_IMAGE,
-    REPOSITORY,
     STORAGE_SECRET,
     Cluster,
     Job,
@@ -18,6 +14,8 @@ from tests.support.cluster import (
     small_job,
     storage_secret,
 )
+from tests.support.release import InstalledRelease
+from tests.support.scripted import finish, scripted_job, task, turn
 
 NewJob = Callable[..., Job]
 
@@ -41,7 +39,8 @@ def test_a_suspended_job_gives_its_sandboxes_back_and_goes_on_without_using_up_a
     assert job.pods("sandbox")
 
     job.suspend(True)
-    job.wait("Suspended")
+    # The 30 s after which a node kills whoever still drains, and what it takes to be seen.
+    job.wait("Suspended", 45)
     assert not running(job), job.describe()
     eventually(lambda: not (job.sandboxes() or job.pods("sandbox")) or None, 60, job.describe)
     before = {key: job.read(key) for key in job.keys("seals")}
@@ -152,20 +151,10 @@ def test_a_job_whose_rollouts_are_all_lost_says_why(new_job: NewJob) -> None:
 
 
 @pytest.fixture
-def chart_defaults(cluster: Cluster) -> Iterator[Callable[..., None]]:
+def chart_defaults(installed: InstalledRelease) -> Iterator[Callable[..., None]]:
     """Sets values of the installed chart; as before after the test."""
-    release = ("agent-rollouts", "-n", OPERATOR_NAMESPACE)
-    before = json.loads(cluster.helm("status", *release, "-o", "json"))["version"]
-
-    def upgrade(*arguments: str) -> None:
-        cluster.helm(
-            "upgrade", *release, str(REPOSITORY / "charts/agent-rollouts"), "--reuse-values", "--wait", "--timeout", "3m",
-            *arguments,
-        )  # fmt: skip
-
-    yield upgrade
-    # Not by values that are null: with --reuse-values those say nothing, and the old ones stay.
-    cluster.helm("rollback", *release, str(before), "--wait", "--timeout", "3m")
+    yield installed.install
+    installed.install()
 
 
 @pytest.mark.alone
@@ -195,13 +184,15 @@ def test_what_only_a_laptop_has_is_named_and_the_charts_defaults_fill_it_in(
 
 
 def test_kubectl_tells_how_a_job_is_doing_and_what_each_field_means(cluster: Cluster, new_job: NewJob) -> None:
-    job = new_job(small_job("readable", tasks=2, groupSize=2)).apply()
+    fast, slow = [turn("touch done"), finish()], [turn("sleep 600"), finish()]
+    tasks = [task(name, verifier={"commands": ["test -e done"]}) for name in ("one", "two")]
+    completion = {"minCompletedPerGroup": 1, "cancelStragglers": True}
+    job = new_job(scripted_job("readable", tasks, {"fast": fast, "slow": slow}, completion=completion)).apply()
     job.wait("Succeeded")
-    header, row = cluster.kubectl("get", "rolloutjobs", "-n", job.namespace).stdout.splitlines()
-    # A column that has nothing to say (LOST) is blank.
-    cells = {name.group().strip(): row[name.start() : name.end()].strip() for name in re.finditer(r"\S+\s*", header)}
-    told = {"NAME": "readable", "STATE": "Succeeded", "SEALED": "4", "TOTAL": "4", "COMPLETED": "4", "REWARD": "1"}
-    assert told.items() <= cells.items(), header + "\n" + row
+    told = {"NAME": "readable", "STATE": "Succeeded", "SEALED": "4", "TOTAL": "4", "COMPLETED": "2", "REWARD": "1"}
+    assert told.items() <= job.columns().items()
+    told |= {"LOST": "", "UNGRADED": "", "CANCELLED": "2", "RESULTS": job.status["resultURI"]}
+    assert told.items() <= job.columns("-o", "wide").items()
 
     def events() -> str | None:
         described = cluster.kubectl("describe", "rolloutjob", job.name, "-n", job.namespace).stdout.partition("Events:")
@@ -210,6 +201,12 @@ def test_kubectl_tells_how_a_job_is_doing_and_what_each_field_means(cluster: Clu
     story = eventually(events, 30, job.describe)
     assert "made 1 runner for 4 rollouts" in story
     assert job.status["resultURI"] in story
+    found = [
+        (event["involvedObject"]["uid"], event["reason"], event["message"])
+        for event in cluster.list("events", job.namespace)
+        if event["source"].get("component") == "rollout-operator"
+    ]
+    assert len(found) == len(set(found)), "what happens again is counted, not told again"
 
     for field, words in {
         "rolloutjob.spec.groupSize": "Rollouts of each task",

@@ -1,16 +1,49 @@
-"""The job that a laptop runs, applied to a cluster: the same rewards, member by member, in both modes."""
+"""The job that a laptop runs, applied to a cluster: the same results, member by member, in both modes."""
 
+import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import yaml
 
-from tests.support.cluster import QUICKSTART_IMAGE, Job, Object, assert_rewards, quickstart_manifest
+from agent_runtime.recording.store import Store
+from tests.support.cluster import (
+    QUICKSTART_IMAGE,
+    Cluster,
+    Job,
+    Object,
+    assert_rewards,
+    quickstart_manifest,
+)
+from tests.support.fingerprint import fingerprint
 from tests.support.quickstart import REWARDS
+
+TAMPERS = 12
+"""A rollout that overwrites `python3`: what `cp` answers to that depends on the file system that it is in."""
+
+
+def prints(store: Store) -> dict[int, Any]:
+    """The fingerprint of the job's run."""
+    found = asyncio.run(fingerprint(store, "quickstart"))
+    del found[TAMPERS]["records"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def on_laptop(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """Of a run on this machine."""
+    folder = tmp_path_factory.mktemp("laptop")
+    # Its keys sorted, as an API server gives it back: they are what the scripted model says.
+    (folder / "job.yaml").write_text(yaml.safe_dump(quickstart_manifest()))
+    run = cluster.rolloutctl("run", str(folder / "job.yaml"), "--output", str(folder / "out"))
+    assert run.returncode == 0, run.stdout + run.stderr
+    return prints(Store.open(str(folder / "out"), {}))
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-def test_a_job_gives_the_rewards_on_a_cluster_that_it_gives_on_a_laptop(
-    new_job: Callable[[Object], Job], mode: str
+def test_a_job_gives_on_a_cluster_turn_by_turn_what_it_gives_on_a_laptop(
+    new_job: Callable[[Object], Job], on_laptop: dict[int, Any], mode: str
 ) -> None:
     manifest = quickstart_manifest()
     manifest["spec"]["sandbox"] |= {"image": QUICKSTART_IMAGE, "workspaces": {"mode": mode}}
@@ -21,3 +54,6 @@ def test_a_job_gives_the_rewards_on_a_cluster_that_it_gives_on_a_laptop(
     assert (status["total"], status["sealed"], status["outcomes"]) == (24, 24, {"Completed": 24})
     assert status["meanReward"] == pytest.approx(sum(map(sum, REWARDS.values())) / 24)
     assert status["resultURI"].endswith(f"quickstart-{job.uid[:8]}")
+
+    output = Store.open(manifest["spec"]["output"]["uri"], job.cluster.environ, patience_seconds=30)
+    assert prints(output) == on_laptop

@@ -5,9 +5,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from agent_runtime.runner.drain import DRAIN_SECONDS
+from agent_runtime.runner.exits import Exit
 from tests.support.cluster import Cluster, Job, Object, eventually
-from tests.support.runner_pods import kill_engine, live_runner, second_runner
-from tests.support.scripted import STEPS, careful, scripted_job, task
+from tests.support.pod_processes import running
+from tests.support.runner_pods import ending, kill_engine, live_runner, second_runner
+from tests.support.scripted import STEPS, careful, scripted_job, task, turn
 
 NewJob = Callable[[Object], Job]
 
@@ -54,6 +57,26 @@ def test_runners_killed_in_the_middle_of_turns_lose_nothing_and_keep_their_sandb
     assert_nothing_lost_or_doubled(job, 16)
     assert {result["sandbox"]["sandbox"] for result in job.results()} <= sandboxes.keys()
     assert len(sandboxes) <= len(tasks)
+
+
+def test_an_evicted_runner_waits_25_s_for_a_long_turn_and_the_next_one_goes_on_in_the_middle_of_it(
+    cluster: Cluster, new_job: NewJob
+) -> None:
+    long_call = "sleep 50"
+    long = [*careful(0)[:3], turn(f"{long_call}; echo 3 >> steps"), *careful(0)[4:]]
+    job = new_job(scripted_job("evicted-runner", [task("one")], {"long": long, "long too": long})).apply()
+    (sandbox,) = eventually(lambda: job.pods("sandbox") or None, 120, job.describe)
+    eventually(lambda: running(cluster, sandbox, long_call) == 2 or None, 120, job.describe)
+    evicted = live_runner(job)
+    asked = time.monotonic()
+    with ending(cluster, evicted) as exit_codes:
+        assert cluster.evict(evicted["metadata"]["name"], job.namespace)
+    assert exit_codes == [Exit.DRAINED], "killed by its node, for it had not ended within its grace of 30 s"
+    assert time.monotonic() - asked > DRAIN_SECONDS - 1, "it did not wait for the turn"
+    assert running(cluster, sandbox, long_call) == 2, "a call goes on without its runner"
+    job.wait("Succeeded", 300)
+    assert_nothing_lost_or_doubled(job, 2)
+    assert {result["sandbox"]["sandbox"] for result in job.results()} == {sandbox["metadata"]["name"]}
 
 
 def test_a_frozen_runner_that_comes_back_after_another_took_over_can_neither_act_nor_spoil_the_record(

@@ -1,8 +1,5 @@
 """What goes wrong with sandboxes: each rollout gets the outcome of who caused it, and its neighbours notice nothing."""
 
-import contextlib
-import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Collection
 from itertools import chain
@@ -11,13 +8,14 @@ import pytest
 
 from tests.support.cluster import Cluster, Job, Object, eventually
 from tests.support.outages import Outages
-from tests.support.pod_processes import memory_peak, processes, running
+from tests.support.pod_processes import kill, memory_peak, running
 from tests.support.scripted import careful, finish, scripted_job, task, turn
 
 NewJob = Callable[[Object], Job]
 MEBIBYTE = 2**20
+NO_IMAGE = "127.0.0.1:1/nothing:here"
 WAITING = "sleep 4242"
-"""A tool call that a test finds among the processes of this machine."""
+"""A tool call that a test finds among the processes of a pod."""
 
 
 def by_task(job: Job) -> dict[str, list[Object]]:
@@ -47,7 +45,7 @@ def wait_for_waiting(job: Job, count: int, *, calls: int = 1, besides: Collectio
 
     def waiting() -> list[Object] | None:
         pods = [pod for pod in job.pods("sandbox") if pod["metadata"]["name"] not in besides]
-        found = [pod for pod in pods if len(running(WAITING, pod)) == calls]
+        found = [pod for pod in pods if running(job.cluster, pod, WAITING) == calls]
         return found if len(found) == count else None
 
     return eventually(waiting, 120, job.describe)
@@ -63,9 +61,10 @@ def test_a_sandbox_that_cannot_be_had_costs_its_own_group_alone_and_says_why(new
         "cannot-start",
         [
             task("fine"),
-            task("no-image", sandbox={"image": "127.0.0.1:1/nothing:here"}),
+            task("no-image", sandbox={"image": NO_IMAGE}),
             task("too-large", sandbox={"resources": {"memory": "100Ti"}}),
             task("bad-setup", setup=["echo no compiler here >&2; exit 3"]),
+            task("no-grader", verifier={"image": NO_IMAGE, "commands": ["true"]}),
         ],
         {"careful": careful(0.2), "careful too": careful(0.2)},
         attempts={"limit": 2, "backoffSeconds": 0.2},
@@ -93,6 +92,10 @@ def test_a_sandbox_that_cannot_be_had_costs_its_own_group_alone_and_says_why(new
         assert {(r["outcome"], r.get("reward"), r["reason"]) for r in found[name]} == {("InfraFailed", None, reason)}
         assert [reasons(result) for result in found[name]] == [[reason, reason]] * 2
     assert "no compiler here" in found["bad-setup"][0]["message"]
+    ungraded = {(r["outcome"], r.get("reward"), r["reason"]) for r in found["no-grader"]}
+    assert ungraded == {("VerifierFailed", None, "ImagePullBackOff")}
+    told = {"SEALED": "10", "TOTAL": "10", "COMPLETED": "2", "LOST": "6", "UNGRADED": "2", "CANCELLED": ""}
+    assert told.items() <= job.columns("-o", "wide").items()
     assert_nothing_left(job)
 
 
@@ -103,12 +106,12 @@ def test_a_tool_call_that_eats_the_memory_ends_its_own_rollout_before_the_pod_is
     )
     manifest["spec"]["sandbox"]["resources"] = {"memory": "128Mi"}
     job = new_job(manifest).apply()
-    (pod,) = eventually(lambda: [p for p in job.pods("sandbox") if next(processes(p), None)] or None, 120, job.describe)
+    (pod,) = eventually(lambda: job.pods("sandbox") or None, 120, job.describe)
     peaks = []
 
     def all_sealed() -> bool | None:
-        with contextlib.suppress(StopIteration):  # its last process has gone
-            peaks.append(memory_peak(pod))
+        if found := memory_peak(job.cluster, pod):
+            peaks.append(found)
         return job.sealed() == 3 or None
 
     eventually(all_sealed, 120, job.describe)
@@ -168,12 +171,12 @@ def test_pods_that_are_deleted_or_evicted_mid_turn_cost_an_attempt_and_nobody_el
     tasks = [task("one"), task("two"), task("three")]
     waits = [*careful(0)[:3], turn(f"{WAITING}; echo 3 >> steps"), *careful(0)[4:]]
     job = new_job(scripted_job("lost-pods", tasks, {"waits": waits, "waits too": waits})).apply()
-    deleted, evicted, _ = (pod["metadata"]["name"] for pod in wait_for_waiting(job, 3, calls=2))
-    cluster.kubectl("delete", "pod", deleted, "-n", job.namespace, "--wait=false")
-    assert cluster.evict(evicted, job.namespace)
-    for pod in wait_for_waiting(job, 3, calls=2, besides=(deleted, evicted)):
-        for process in running(WAITING, pod):
-            os.kill(process, signal.SIGKILL)  # its shell goes on with the turn
+    deleted, evicted, _ = wait_for_waiting(job, 3, calls=2)
+    cluster.kubectl("delete", "pod", deleted["metadata"]["name"], "-n", job.namespace, "--wait=false")
+    assert cluster.evict(evicted["metadata"]["name"], job.namespace)
+    lost = [pod["metadata"]["name"] for pod in (deleted, evicted)]
+    for pod in wait_for_waiting(job, 3, calls=2, besides=lost):
+        assert kill(cluster, pod, WAITING) == 2  # its shell goes on with the turn
     job.wait("Succeeded")
     results = list(chain.from_iterable(by_task(job).values()))
     assert {(result["outcome"], result["reward"]) for result in results} == {("Completed", 1)}

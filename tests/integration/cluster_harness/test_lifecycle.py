@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from hack.cluster.harness.processes import parse_stat
 from tests.integration.cluster_harness.pods import PORT, base_archive, pod, reach, run_harness, run_pods
-from tests.support.cluster import REPOSITORY, Cluster, eventually
+from tests.support.cluster import REPOSITORY, Cluster, Object, eventually
 
 NAME = "lifecycle"
 
@@ -29,13 +29,19 @@ def second() -> Cluster:
     """The second cluster, healthy, with two nodes and the image of the pods on both."""
     run_harness("up", "--name", NAME, "--nodes", "2")
     run_harness("load-image", "--name", NAME, base_archive())
-    details = json.loads(run_harness("status", "--name", NAME, "--json"))
+    details = describe()
     return Cluster(Path(details["kubeconfig"]), {}, details["s3"]["bucket"], details)
 
 
+def describe() -> Object:
+    """What the second cluster's status is, healthy or not."""
+    status = [str(REPOSITORY / "hack/cluster/status"), "--name", NAME, "--json"]
+    found: Object = json.loads(subprocess.run(status, capture_output=True, timeout=60, check=False).stdout)
+    return found
+
+
 def is_healthy() -> bool:
-    status = [str(REPOSITORY / "hack/cluster/status"), "--name", NAME]
-    return subprocess.run(status, capture_output=True, timeout=60, check=False).returncode == 0
+    return bool(describe()["healthy"])
 
 
 def processes_of(namespaces: set[str]) -> list[int]:
@@ -48,9 +54,29 @@ def processes_of(namespaces: set[str]) -> list[int]:
     return found
 
 
-def namespaces_of(cluster: Cluster) -> set[str]:
+def namespaces_of(nodes: Sequence[Object]) -> set[str]:
     """Process id namespaces of the nodes; a pod has one of its own below."""
-    return {os.readlink(f"/proc/{node['components']['kubelet']}/ns/pid") for node in cluster.details["nodes"]}
+    return {os.readlink(f"/proc/{node['components']['containerd']}/ns/pid") for node in nodes}
+
+
+def test_a_start_that_was_killed_half_way_is_cleared_away_by_the_next_one() -> None:
+    start = subprocess.Popen(
+        [str(REPOSITORY / "hack/cluster/up"), "--name", NAME], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    def half_started() -> set[str] | None:
+        assert start.poll() is None, "it was over before it could be killed"
+        nodes = describe().get("nodes", [])
+        return namespaces_of(nodes) if nodes and nodes[0]["components"].get("containerd") else None
+
+    half = eventually(half_started, 240)
+    start.kill()
+    start.wait()
+    assert not is_healthy()
+    assert processes_of(half), "what it had started runs on"
+    run_harness("up", "--name", NAME)
+    assert is_healthy()
+    assert not processes_of(half)
 
 
 def test_pods_of_two_nodes_see_each_others_own_addresses_and_policies_hold_between_them(second: Cluster) -> None:
@@ -87,8 +113,7 @@ def test_a_stopped_component_is_noticed_and_starts_again_with_all_it_had(second:
 
 
 def test_a_killed_node_takes_its_pods_with_it_and_another_can_be_added(second: Cluster) -> None:
-    kubelet = second.details["nodes"][1]["components"]["kubelet"]
-    lost = {os.readlink(f"/proc/{kubelet}/ns/pid")}
+    lost = namespaces_of(second.details["nodes"][1:])
     assert processes_of(lost)
     run_harness("node", "kill", "1", "--name", NAME)
     eventually(lambda: not processes_of(lost) or None, 10, lambda: str(processes_of(lost)))
@@ -107,15 +132,15 @@ def test_a_cluster_whose_processes_were_all_killed_at_once_comes_up_again_and_go
     second: Cluster,
 ) -> None:
     run_pods(second, pod("victim", "default"))
-    for pid in processes_of(namespaces_of(second)):
+    for pid in processes_of(namespaces_of(second.details["nodes"])):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert not is_healthy()
     run_harness("up", "--name", NAME)
     assert is_healthy()
 
-    details = json.loads(run_harness("status", "--name", NAME, "--json"))
-    namespaces = {os.readlink(f"/proc/{node['components']['kubelet']}/ns/pid") for node in details["nodes"]}
+    details = describe()
+    namespaces = namespaces_of(details["nodes"])
     run_harness("down", "--name", NAME)
     state = Path(details["kubeconfig"]).parent
     assert not state.exists()

@@ -132,6 +132,19 @@ def test_an_evicted_runner_finishes_its_turns_and_the_next_one_goes_on_in_the_sa
     assert drained.api.runners[0]["state"] == "Completed"
 
 
+def test_a_runner_that_starts_while_the_one_before_it_drains_lets_it_finish_its_turns(pods: StartPods) -> None:
+    drained = pods("relieved", counting(groups=2, delay=4))
+    first = drained.start()
+    wait_for(lambda: drained.api.runners.get(0, {}).get("running"))
+    first.process.terminate()
+    # As Kubernetes does: a pod that is on its way out counts as gone.
+    second = drained.start()
+    assert first.end() == Exit.DRAINED, "had the second one taken over, its model calls would have been thrown away"
+    assert second.end() == Exit.REPORTED, second.log.read_text()[-3000:]
+    outcomes = {(r["outcome"], r["reward"], r["attempt"], r["turns"]) for r in results(drained)}
+    assert outcomes == {("Completed", 1.0, 0, 5)}
+
+
 def test_a_deleted_job_ends_its_runner_at_once_and_keeps_what_is_sealed(pods: StartPods) -> None:
     cancelled = pods("cancelled", counting(groups=20, delay=300.0))
     runner = cancelled.start()

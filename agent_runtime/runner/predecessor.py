@@ -1,0 +1,41 @@
+"""Kubernetes starts a runner while the one before it still drains; it lets that one finish its turns, then takes over."""
+
+import asyncio
+import contextlib
+
+from agent_runtime.engine.drain import Drain
+from agent_runtime.runner.fate import ASK_SECONDS, JobApi
+from agent_runtime.runner.log import log
+from agent_runtime.runner.report import standing_report
+from agent_runtime.sandboxes.cluster.api import ApiError
+from rollout_api.conditions import Metadata
+from rollout_api.rollout_job import RunnerReport, RunnerState
+
+LONGEST_SECONDS = 30.0
+"""The pod's terminationGracePeriodSeconds: whoever still drains after that was killed, and could not say so."""
+LOOK_SECONDS = 1.0
+"""As often as runners report."""
+
+
+def is_draining(report: RunnerReport | None) -> bool:
+    """Whether turns are still being finished. In the last report of a drain none is at work any more."""
+    return report is not None and report.state is RunnerState.DRAINING and report.running > 0
+
+
+async def wait_for_predecessor(
+    api: JobApi, job: Metadata, index: int, drain: Drain, *, seconds: float = LONGEST_SECONDS
+) -> None:
+    """Return when no earlier runner of this shard finishes turns any more, or this one is asked to stop itself."""
+    waits = False
+    with contextlib.suppress(TimeoutError, ApiError):
+        async with asyncio.timeout(seconds):
+            while not drain.requested:
+                found = await api.get_job(job.name, patience_seconds=ASK_SECONDS)
+                if not is_draining(standing_report(found, index)):
+                    return
+                if not waits:
+                    log.info("the runner before this one finishes its turns; this one takes over then")
+                waits = True
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await drain.wait()

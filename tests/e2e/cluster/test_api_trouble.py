@@ -1,0 +1,121 @@
+"""Calls of a runner to a real API server that go wrong on their way: nothing is made twice, and nothing goes unheard of."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from aiohttp import web
+
+from agent_runtime.sandboxes.cluster.api import ApiError, KubeApi
+from agent_runtime.sandboxes.cluster.sandbox_object import new_name, sandbox_object, selector
+from agent_runtime.sandboxes.cluster.sandbox_view import SandboxView
+from agent_runtime.sandboxes.cluster.watch import SandboxWatch
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.sandbox import SandboxSpec
+from tests.support.api_proxy import ApiProxy
+from tests.support.cluster import Cluster, Job, Object, small_job
+
+RUNNER = 7
+"""None that the operator starts."""
+IMAGE = "127.0.0.1:1/nothing:here"
+"""What a container would run is of no interest here."""
+
+
+@pytest.fixture
+def job(new_job: Callable[[Object], Job]) -> Job:
+    """One whose own runner never starts, so that all Sandboxes are the test's."""
+    job = new_job(small_job("owner"))
+    job.manifest["spec"]["output"]["secretRef"] = "not-there"
+    return job.apply()
+
+
+@pytest.fixture
+def proxy(cluster: Cluster) -> ApiProxy:
+    return ApiProxy(cluster)
+
+
+@pytest.fixture
+async def api(proxy: ApiProxy, namespace: str) -> AsyncIterator[KubeApi]:
+    """The runner's."""
+    async with proxy.serve(namespace) as made:
+        yield made
+
+
+def new_sandbox(job: Job) -> Object:
+    """As a runner asks for it."""
+    owner = RolloutJob.model_validate(job.object)
+    return sandbox_object(owner, RUNNER, new_name(job.name, RUNNER), SandboxSpec(image=IMAGE))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 (the condition is whatever a test says)
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("trouble", ["lost reply", "504", "429"])
+async def test_a_create_that_goes_wrong_on_its_way_makes_one_sandbox(
+    api: KubeApi, proxy: ApiProxy, job: Job, trouble: str
+) -> None:
+    async def meet(request: web.Request) -> web.Response:
+        if trouble == "429":
+            return web.json_response({"reason": "TooManyRequests"}, status=429, headers={"Retry-After": "1"})
+        await proxy.pass_on(request)
+        if trouble == "lost reply":
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response({"reason": "Timeout"}, status=504)
+
+    proxy.trouble = [("POST", meet)]
+    made = await api.create_sandbox(new_sandbox(job))
+    created = [answer for answer in proxy.seen if answer.startswith("POST")]
+    assert created == (["POST sandboxes 201"] if trouble == "429" else ["POST sandboxes 201", "POST sandboxes 409"])
+    assert [found["metadata"]["uid"] for found in job.sandboxes()] == [made["metadata"]["uid"]]
+
+
+async def test_a_sandbox_of_somebody_else_is_not_adopted(api: KubeApi, job: Job) -> None:
+    sandbox = new_sandbox(job)
+    await api.create_sandbox(sandbox)
+    sandbox["metadata"]["ownerReferences"][0]["uid"] = "another"
+    with pytest.raises(ApiError, match="AlreadyExists"):
+        await api.create_sandbox(sandbox)
+
+
+async def test_a_report_that_another_write_overtakes_is_made_again(api: KubeApi, proxy: ApiProxy, job: Job) -> None:
+    async def overtake(request: web.Request) -> web.Response:
+        change = ("annotate", "rolloutjob", job.name, "-n", job.namespace, "overtaken=yes")
+        await asyncio.to_thread(job.cluster.kubectl, *change)
+        return await proxy.pass_on(request)
+
+    proxy.trouble = [("PATCH", overtake)]
+    entry = {"index": RUNNER, "state": "Running", "sealed": 3}
+    await api.apply_job_status(job.name, uid=job.uid, manager=f"runner-{RUNNER}", status={"runners": [entry]})
+    patches = [answer for answer in proxy.seen if answer.startswith("PATCH")]
+    assert patches == ["PATCH rolloutjobs/status 409", "PATCH rolloutjobs/status 200"]
+    assert entry in [{key: runner.get(key) for key in entry} for runner in job.status["runners"]]
+
+
+async def test_what_happens_while_the_api_server_forgets_is_heard_of_all_the_same(
+    api: KubeApi, proxy: ApiProxy, job: Job
+) -> None:
+    known: dict[str, SandboxView | None] = {}
+    watch = SandboxWatch(api, selector(job.uid, RUNNER), known.__setitem__)
+    delete = lambda name: job.cluster.kubectl("delete", "sandbox", name, "-n", job.namespace)  # noqa: E731
+    await watch.start()
+    lost, kept = [(await api.create_sandbox(new_sandbox(job)))["metadata"]["name"] for _ in range(2)]
+    await until(lambda: known.keys() == {lost, kept})
+
+    async def delete_first(request: web.Request) -> web.Response:
+        await asyncio.to_thread(delete, lost)
+        return await proxy.pass_on(request)
+
+    # The next watch goes on from a version that the API server has forgotten; what is lost then, only a list can tell.
+    proxy.forgotten, proxy.trouble = 1, [("GET", delete_first)]
+    proxy.break_watches()
+    await until(lambda: known[lost] is None)
+    assert "WATCH sandboxes ERROR" in proxy.seen
+    assert proxy.seen.count("GET sandboxes 200") == 2
+    await asyncio.to_thread(delete, kept)
+    await until(lambda: known[kept] is None)
+    assert proxy.seen.count("GET sandboxes 200") == 2, "the watch after the list goes on"
+    await watch.stop()

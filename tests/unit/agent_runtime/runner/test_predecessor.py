@@ -1,0 +1,75 @@
+"""A runner that is started while another one drains must not take its turns away, nor wait for one that is dead."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agent_runtime.engine.drain import Drain
+from agent_runtime.runner import predecessor
+from agent_runtime.runner.predecessor import wait_for_predecessor
+from agent_runtime.sandboxes.cluster.api import ApiError
+from rollout_api.conditions import Metadata
+
+JOB = Metadata(name="job", namespace="team", uid="uid-1")
+DRAINS = {"index": 1, "state": "Draining", "running": 3}
+PARKED = {"index": 1, "state": "Draining", "running": 0}
+RUNS = {"index": 1, "state": "Running", "running": 3}
+OTHER_DRAINS = {"index": 0, "state": "Draining", "running": 3}
+
+
+class Api:
+    """Gives one answer after the other; the last one stays."""
+
+    def __init__(self, *answers: Sequence[dict[str, Any]] | ApiError) -> None:
+        self.answers, self.asked = answers, 0
+
+    async def get_job(self, name: str, *, patience_seconds: float) -> dict[str, Any]:
+        answer = self.answers[min(self.asked, len(self.answers) - 1)]
+        self.asked += 1
+        if isinstance(answer, ApiError):
+            raise answer
+        return {"metadata": {"name": name}, "status": {"runners": list(answer)}}
+
+    async def apply_job_status(self, name: str, **_: Any) -> None:
+        raise AssertionError("whoever waits has nothing to report")
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predecessor, "LOOK_SECONDS", 0.01)
+
+
+async def waited(api: Api, drain: Drain | None = None, *, seconds: float = 10) -> int:
+    """How often it asked before it went on."""
+    async with asyncio.timeout(5):
+        await wait_for_predecessor(api, JOB, 1, drain or Drain(), seconds=seconds)
+    return api.asked
+
+
+@pytest.mark.parametrize("standing", [[], [RUNS], [PARKED], [OTHER_DRAINS]])
+async def test_whoever_does_not_drain_is_not_waited_for(standing: Sequence[dict[str, Any]]) -> None:
+    assert await waited(Api(standing, [DRAINS])) == 1
+
+
+@pytest.mark.parametrize("last", [PARKED, RUNS, DRAINS | {"state": "Completed"}])
+async def test_it_goes_on_when_the_last_turn_is_finished(last: dict[str, Any]) -> None:
+    assert await waited(Api([DRAINS], [OTHER_DRAINS, DRAINS], [OTHER_DRAINS, last])) == 3
+
+
+async def test_one_that_was_killed_while_it_drained_is_not_waited_for_for_ever() -> None:
+    assert await waited(Api([DRAINS]), seconds=0.1) > 1
+
+
+async def test_an_api_server_that_is_away_delays_nothing() -> None:
+    assert await waited(Api(ApiError(0, "Unreachable", ""))) == 1
+
+
+async def test_whoever_is_asked_to_stop_waits_no_longer() -> None:
+    api, drain = Api([DRAINS]), Drain()
+    waiting = asyncio.create_task(waited(api, drain))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    drain.request()
+    await waiting

@@ -1,0 +1,138 @@
+"""What `kubectl describe` tells: each thing once, counted when it goes on, and never a storm of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rollout_operator import events
+from rollout_operator.actions import Event, Manifest
+from rollout_operator.api import ApiError
+from rollout_operator.events import COUNT_AGAIN_SECONDS, LONGEST_MESSAGE, MOST_WAITING, EventRecorder
+
+FAILED = Event("Warning", "RunnerRestarted", "it died")
+
+
+class Api:
+    """Keeps Events by name."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, Manifest] = {}
+        self.writes = 0
+        self.refuses = False
+
+    async def create(self, body: Manifest) -> Manifest:
+        self.writes += 1
+        if self.refuses:
+            raise ApiError(403, "forbidden")
+        assert body["metadata"]["name"] not in self.there
+        self.there[body["metadata"]["name"]] = body
+        return body
+
+    async def merge(self, kind: str, namespace: str, name: str, change: Manifest) -> Manifest:
+        self.writes += 1
+        if name not in self.there:
+            raise ApiError(404, "not found")
+        self.there[name] |= change
+        return self.there[name]
+
+
+class Clock:
+    """Time that stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(events, "time", clock)
+    return clock
+
+
+@pytest.fixture
+async def recorder(api: Any, clock: Clock) -> AsyncIterator[EventRecorder]:
+    recorder = EventRecorder(api)
+    running = asyncio.create_task(recorder.run())
+    yield recorder
+    running.cancel()
+
+
+def about(name: str) -> Manifest:
+    """An object that something happens to."""
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "metadata": {"name": name, "namespace": "team", "uid": f"uid-of-{name}"},
+    }
+
+
+async def tell(recorder: EventRecorder, *told: Event, name: str = "job") -> None:
+    """Record them, and let them be written."""
+    for event in told:
+        recorder.record(about(name), "RolloutJob", event)
+    for _ in range(10 * len(told)):
+        await asyncio.sleep(0)
+
+
+async def test_what_happens_again_is_one_event_that_is_counted_once_a_minute(
+    recorder: EventRecorder, api: Api, clock: Clock
+) -> None:
+    await tell(recorder, *[FAILED] * 5)
+    assert api.writes == 1
+    clock.now += COUNT_AGAIN_SECONDS
+    await tell(recorder, *[FAILED] * 3)
+    assert api.writes == 2
+    (event,) = api.there.values()
+    assert (event["reason"], event["count"]) == (FAILED.reason, 6)
+
+
+async def test_what_differs_in_anything_is_told_by_itself(recorder: EventRecorder, api: Api) -> None:
+    await tell(recorder, FAILED, replace(FAILED, message="it was killed"), replace(FAILED, reason="Lost"))
+    await tell(recorder, FAILED, name="another")
+    told = {(event["involvedObject"]["name"], event["reason"], event["message"]) for event in api.there.values()}
+    assert len(told) == len(api.there) == 4
+
+
+async def test_an_event_that_the_api_server_has_forgotten_is_told_anew(
+    recorder: EventRecorder, api: Api, clock: Clock
+) -> None:
+    await tell(recorder, FAILED)
+    api.there.clear()
+    clock.now += COUNT_AGAIN_SECONDS
+    await tell(recorder, FAILED)
+    (event,) = api.there.values()
+    assert event["count"] == 1
+
+
+async def test_a_refused_event_ends_neither_the_next_one_nor_its_own_second_chance(
+    recorder: EventRecorder, api: Api
+) -> None:
+    api.refuses = True
+    await tell(recorder, FAILED)
+    api.refuses = False
+    await tell(recorder, FAILED)
+    assert len(api.there) == 1
+
+
+async def test_of_a_storm_the_api_server_gets_a_few_a_second(recorder: EventRecorder, api: Api) -> None:
+    for number in range(2 * MOST_WAITING):
+        recorder.record(about("job"), "RolloutJob", Event("Warning", "Storm", str(number)))
+    await asyncio.sleep(0.05)
+    assert 0 < len(api.there) < MOST_WAITING / 10
+
+
+async def test_a_long_message_is_cut_to_what_the_api_server_takes(recorder: EventRecorder, api: Api) -> None:
+    await tell(recorder, Event("Normal", "Told", "x" * 5000))
+    (event,) = api.there.values()
+    assert event["message"] == "x" * LONGEST_MESSAGE
