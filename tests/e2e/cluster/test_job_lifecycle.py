@@ -1,15 +1,12 @@
 """A job from its manifest to its end: started or refused, shared, suspended and resumed, deleted, made again."""
 
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from tests.support.cluster import (
-    OPERATOR_NAMESPACE,
     QUICKSTART_IMAGE,
-    REPOSITORY,
     STORAGE_SECRET,
     Cluster,
     Job,
@@ -151,26 +148,9 @@ def test_a_job_whose_rollouts_are_all_lost_says_why(new_job: NewJob) -> None:
     assert "user 'nobody-here' is not in the workspace's /etc/passwd" in told
 
 
-@pytest.fixture
-def chart_defaults(cluster: Cluster) -> Iterator[Callable[..., None]]:
-    """Sets values of the installed chart; as before after the test."""
-    release = ("agent-rollouts", "-n", OPERATOR_NAMESPACE)
-    before = json.loads(cluster.helm("status", *release, "-o", "json"))["version"]
-
-    def upgrade(*arguments: str) -> None:
-        cluster.helm(
-            "upgrade", *release, str(REPOSITORY / "charts/agent-rollouts"), "--reuse-values", "--wait", "--timeout", "3m",
-            *arguments,
-        )  # fmt: skip
-
-    yield upgrade
-    # Not by values that are null: with --reuse-values those say nothing, and the old ones stay.
-    cluster.helm("rollback", *release, str(before), "--wait", "--timeout", "3m")
-
-
 @pytest.mark.alone
 def test_what_only_a_laptop_has_is_named_and_the_charts_defaults_fill_it_in(
-    cluster: Cluster, namespace: str, chart_defaults: Callable[..., None]
+    cluster: Cluster, namespace: str, chart_values: Callable[..., None]
 ) -> None:
     manifest = small_job("laptop", output={"uri": "out"})
     manifest["spec"]["model"] = {
@@ -185,7 +165,7 @@ def test_what_only_a_laptop_has_is_named_and_the_charts_defaults_fill_it_in(
     assert not cluster.list("pods", namespace)
 
     uri = f"s3://{cluster.bucket}/{namespace}/defaults"
-    chart_defaults(
+    chart_values(
         "--set", f"defaults.output.uri={uri},defaults.output.secretRef={STORAGE_SECRET}",
         "--set", "defaults.model.endpoint.baseURL=http://model.models:8000/v1,defaults.model.endpoint.name=m",
     )  # fmt: skip

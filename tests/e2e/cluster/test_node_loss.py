@@ -58,4 +58,5 @@ def test_a_node_that_fails_with_one_of_three_runners_on_it_costs_no_result(
     outages.kill_node(second)
     job.wait("Succeeded", 400)
     results = assert_rewards(job)
-    assert any(result["failedAttempts"] for result in results), "nothing was lost with the node"
+    reasons = [attempt["reason"] for result in results for attempt in result["failedAttempts"]]
+    assert "NodeLost" in reasons, f"nothing was lost with the node: {reasons}"

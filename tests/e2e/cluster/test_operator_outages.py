@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from tests.support.cluster import (
+    OPERATOR,
+    OPERATOR_LABEL,
     OPERATOR_NAMESPACE,
     Cluster,
     Job,
@@ -18,22 +20,19 @@ from tests.support.outages import Outages, Write
 
 pytestmark = pytest.mark.alone
 
-DEPLOYMENT = "deployment/agent-rollouts"
-OPERATOR = "app.kubernetes.io/name=agent-rollouts"
-
 
 def operator_pods(cluster: Cluster) -> list[Object]:
     """Those that are not going."""
-    pods = cluster.list("pods", OPERATOR_NAMESPACE, OPERATOR)
+    pods = cluster.list("pods", OPERATOR_NAMESPACE, OPERATOR_LABEL)
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
 def scale(cluster: Cluster, replicas: int) -> None:
     """To so many operators, all ready."""
-    cluster.kubectl("scale", DEPLOYMENT, "-n", OPERATOR_NAMESPACE, f"--replicas={replicas}")
-    cluster.kubectl("rollout", "status", DEPLOYMENT, "-n", OPERATOR_NAMESPACE, "--timeout=120s")
-    there = lambda: len(cluster.list("pods", OPERATOR_NAMESPACE, OPERATOR)) == replicas or None  # noqa: E731
-    eventually(there, 60, lambda: f"{DEPLOYMENT} has not come to {replicas} pods")
+    cluster.kubectl("scale", OPERATOR, "-n", OPERATOR_NAMESPACE, f"--replicas={replicas}")
+    cluster.kubectl("rollout", "status", OPERATOR, "-n", OPERATOR_NAMESPACE, "--timeout=120s")
+    there = lambda: len(cluster.list("pods", OPERATOR_NAMESPACE, OPERATOR_LABEL)) == replicas or None  # noqa: E731
+    eventually(there, 60, lambda: f"{OPERATOR} has not come to {replicas} pods")
 
 
 def is_up_again(cluster: Cluster, pod: str) -> bool:
