@@ -26,7 +26,7 @@ def test_a_sandbox_that_nobody_speaks_to_ends_itself_and_one_at_work_ends_with_i
     for name, sandbox in sandboxes.items():
         sandbox.apply(**clocks[name], whenFinished="Retain")
     sandboxes["hard"].wait_ready()
-    assert sandboxes["hard"].try_to_run("sleep", "100").returncode != 0, "it was to be ended in the middle of its work"
+    assert sandboxes["hard"].run_in_container("sleep", "100").returncode != 0, "it was to be ended while something runs"
 
     reasons = {name: ending(sandboxes[name])["reason"] for name in ("idle", "hard")}
     assert reasons == {"idle": "Idle", "hard": "DeadlineExceeded"}
