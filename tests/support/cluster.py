@@ -21,6 +21,7 @@ from tests.support.quickstart import REWARDS
 
 REPOSITORY = Path(__file__).parents[2]
 OPERATOR_NAMESPACE = "agent-rollouts"
+OPERATOR, OPERATOR_LABEL = "deployment/agent-rollouts", "app.kubernetes.io/name=agent-rollouts"
 STORAGE_SECRET = "storage"
 QUICKSTART_IMAGE = "agent-rollouts-quickstart:test"
 
@@ -86,6 +87,16 @@ class Cluster:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout
+
+    def wait_for_operator(self) -> None:
+        """Until those operators work that are to, and none of a configuration before."""
+        self.kubectl("rollout", "status", OPERATOR, "-n", OPERATOR_NAMESPACE, "--timeout=120s")
+
+        def ended() -> bool | None:
+            pods = self.list("pods", OPERATOR_NAMESPACE, OPERATOR_LABEL)
+            return not any("deletionTimestamp" in pod["metadata"] for pod in pods) or None
+
+        eventually(ended, 60, lambda: "the operator that was replaced does not end")
 
     def rolloutctl(self, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """rolloutctl, as on the laptop of somebody with this kubeconfig and the credentials of the storage."""

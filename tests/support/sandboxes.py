@@ -46,10 +46,21 @@ class ByHand:
         assert found is not None, f"Sandbox {self.name} is gone"
         return found
 
+    @property
+    def pod(self) -> Object:
+        """Its pod, as the API server has it now."""
+        found = self.cluster.get("pod", self.name, self.namespace)
+        assert found is not None, f"pod {self.name} is gone"
+        return found
+
     def condition(self, kind: str) -> Object:
         """A condition, empty when it is not there."""
         conditions = self.object.get("status", {}).get("conditions", [])
         return next((c for c in conditions if c["type"] == kind), {})
+
+    def wait_finished(self) -> Object:
+        """Until it has ended: its condition Finished."""
+        return eventually(lambda: self.condition("Finished") or None, 120, self.describe)
 
     def wait_ready(self) -> "ByHand":
         """Until it can be used."""
@@ -68,12 +79,16 @@ class ByHand:
         )
         assert done.returncode == 0, done.stderr + self.describe()
 
-    def run(self, *command: str, workspace: str = "main") -> str:
-        """What a command says in a workspace."""
-        done = self.cluster.rolloutctl(
+    def try_to_run(self, *command: str, workspace: str = "main") -> subprocess.CompletedProcess[str]:
+        """A command in a workspace, and how it ended."""
+        return self.cluster.rolloutctl(
             *("sandbox", "exec", "-n", self.namespace, "--workspace", workspace, self.name),
             *("--deadline-seconds", str(WORKSPACE_SECONDS), "--", *command),
         )
+
+    def run(self, *command: str, workspace: str = "main") -> str:
+        """What a command says in a workspace."""
+        done = self.try_to_run(*command, workspace=workspace)
         assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}{self.describe()}"
         return done.stdout
 
@@ -90,9 +105,7 @@ class ByHand:
     def assert_unharmed(self) -> None:
         """Its executor is the one that was started: the container never restarts, so it would be gone."""
         assert self.run("echo", "fine") == "fine\n"
-        pod = self.cluster.get("pod", self.name, self.namespace)
-        assert pod is not None
-        (container,) = pod["status"]["containerStatuses"]
+        (container,) = self.pod["status"]["containerStatuses"]
         assert ("running" in container["state"], container["restartCount"]) == (True, 0), self.describe()
 
     def describe(self) -> str:

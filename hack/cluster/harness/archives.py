@@ -47,15 +47,20 @@ def image_names(archive: Path) -> list[str]:
     return names
 
 
-def write_archive(archive: Path, reference: str, programs: Mapping[str, Path]) -> None:
-    """A docker archive of one layer that holds the programs at these absolute paths; the first one is the entry point."""
+def write_archive(
+    archive: Path, reference: str, programs: Mapping[str, Path], modes: Mapping[str, int] | None = None
+) -> None:
+    """A docker archive of one layer that holds the programs at these absolute paths; the first one is the entry point.
+
+    `modes`, by path: who may run one that is not for everybody.
+    """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for target, source in programs.items():
             entry = tar.gettarinfo(str(source.resolve()), target.lstrip("/"))
             entry.uid = entry.gid = 0
             entry.uname = entry.gname = ""
-            entry.mode, entry.mtime = 0o755, 0
+            entry.mode, entry.mtime = (modes or {}).get(target, 0o755), 0
             with source.open("rb") as file:
                 tar.addfile(entry, file)
     config = {

@@ -4,12 +4,20 @@ import contextlib
 import itertools
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, Job, Object, find_cluster, storage_secret
+from hack.cluster.harness.archives import write_archive
+from tests.support.cluster import (
+    Cluster,
+    Job,
+    Object,
+    find_cluster,
+    storage_secret,
+)
+from tests.support.images import install_compilers
 from tests.support.outages import Outages
 from tests.support.release import InstalledRelease, Release
 
@@ -90,3 +98,33 @@ def release(cluster: Cluster, new_namespace: Namespaces) -> Iterator[Release]:
     # Gone before the next test looks at what is installed, not some time after its namespace.
     made.helm("uninstall", "second", "--wait", "--timeout", "1m", "--ignore-not-found")
     cluster.kubectl("delete", "clusterrole,clusterrolebinding", f"{made.namespace}-second", "--ignore-not-found")
+
+
+@pytest.fixture(scope="session")
+def load_image(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """`load_image(name, files, modes)` brings an image of these files, by absolute path, to the nodes; its full name."""
+    if not cluster.details:
+        pytest.skip(
+            "this test brings images of its own to the nodes, which it can do on the harness (hack/cluster) only"
+        )
+    install_compilers()
+
+    def load(name: str, files: Mapping[str, Path], modes: Mapping[str, int] | None = None) -> str:
+        archive, reference = tmp_path_factory.mktemp("image") / "archive.tar", f"localhost/agent-rollouts-{name}:test"
+        write_archive(archive, reference, files, modes)
+        cluster.node_process("load-image", str(archive))
+        return reference
+
+    return load
+
+
+@pytest.fixture
+def chart_values(cluster: Cluster, installed: InstalledRelease) -> Iterator[Callable[..., None]]:
+    """Sets values of the installed chart, by Helm's own options; as before after the test."""
+
+    def upgrade(*options: str) -> None:
+        installed.install(*options)
+        cluster.wait_for_operator()
+
+    yield upgrade
+    upgrade()

@@ -1,6 +1,6 @@
 """A job from its manifest to its end: started or refused, shared, suspended and resumed, deleted, made again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +14,6 @@ from tests.support.cluster import (
     small_job,
     storage_secret,
 )
-from tests.support.release import InstalledRelease
 from tests.support.scripted import finish, scripted_job, task, turn
 
 NewJob = Callable[..., Job]
@@ -150,16 +149,9 @@ def test_a_job_whose_rollouts_are_all_lost_says_why(new_job: NewJob) -> None:
     assert "user 'nobody-here' is not in the workspace's /etc/passwd" in told
 
 
-@pytest.fixture
-def chart_defaults(installed: InstalledRelease) -> Iterator[Callable[..., None]]:
-    """Sets values of the installed chart; as before after the test."""
-    yield installed.install
-    installed.install()
-
-
 @pytest.mark.alone
 def test_what_only_a_laptop_has_is_named_and_the_charts_defaults_fill_it_in(
-    cluster: Cluster, namespace: str, chart_defaults: Callable[..., None]
+    cluster: Cluster, namespace: str, chart_values: Callable[..., None]
 ) -> None:
     manifest = small_job("laptop", output={"uri": "out"})
     manifest["spec"]["model"] = {
@@ -174,7 +166,7 @@ def test_what_only_a_laptop_has_is_named_and_the_charts_defaults_fill_it_in(
     assert not cluster.list("pods", namespace)
 
     uri = f"s3://{cluster.bucket}/{namespace}/defaults"
-    chart_defaults(
+    chart_values(
         "--set", f"defaults.output.uri={uri},defaults.output.secretRef={STORAGE_SECRET}",
         "--set", "defaults.model.endpoint.baseURL=http://model.models:8000/v1,defaults.model.endpoint.name=m",
     )  # fmt: skip

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.cluster import Cluster, Job, Object, assert_rewards, eventually, slow_quickstart
 from tests.support.outages import Outages
+from tests.support.sandboxes import ByHand
 
 pytestmark = pytest.mark.alone
 
@@ -55,7 +56,14 @@ def test_a_node_that_fails_with_one_of_three_runners_on_it_costs_no_result(
         eventually(lambda: on(second, job.pods("runner")) or None, 120, job.describe)
     eventually(lambda: on(second, job.pods("sandbox")) or None, 60, job.describe)
 
+    # A job deletes a sandbox that does not answer, often before anybody knows why; one made by hand stays to be read.
+    by_hand = ByHand(cluster, job.namespace, "by-hand")
+    there = {"spec": {"nodeSelector": {"kubernetes.io/hostname": second}}}
+    by_hand.apply(podTemplate=there, whenFinished="Retain").wait_ready()
+
     outages.kill_node(second)
     job.wait("Succeeded", 400)
     results = assert_rewards(job)
     assert any(result["failedAttempts"] for result in results), "nothing was lost with the node"
+    finished = by_hand.wait_finished()
+    assert (finished["reason"], second in finished["message"]) == ("NodeLost", True), finished

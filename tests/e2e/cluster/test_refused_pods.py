@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, executor_token, runner_name
-from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Job, Object, eventually, slow_quickstart, small_job
+from tests.support.cluster import (
+    QUICKSTART_IMAGE,
+    STORAGE_SECRET,
+    Cluster,
+    Job,
+    Object,
+    eventually,
+    slow_quickstart,
+    small_job,
+)
 from tests.support.sandboxes import ByHand, answer_of_executor, secret_value
 
 
@@ -73,7 +82,7 @@ TEMPLATES = {name: ({"spec": spec}, field) for name, (spec, field) in LENDING.it
 
 def invalid(sandbox: ByHand) -> str:
     """Why a Sandbox was refused."""
-    finished = eventually(lambda: sandbox.condition("Finished") or None, 120, sandbox.describe)
+    finished = sandbox.wait_finished()
     assert (finished["status"], finished["reason"]) == ("True", "Invalid"), finished
     return str(finished["message"])
 
@@ -92,6 +101,32 @@ def test_privileged_pods_are_for_the_namespaces_that_the_chart_lists(cluster: Cl
     sandbox.apply(podTemplate={"spec": {"hostNetwork": True}}, security="Privileged", whenFinished="Retain")
     assert f"spec.security: Privileged is not allowed in namespace {namespace}" in invalid(sandbox)
     assert not cluster.list("pods", namespace)
+
+
+@pytest.mark.alone
+def test_privileged_lends_what_its_template_names_where_the_chart_allows_it_and_the_executor_stays(
+    cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], chart_values: Callable[..., None]
+) -> None:
+    chart_values("--set", f"privilegedNamespaces={{{namespace}}}")
+    volume = {"name": "lent", "secret": {"secretName": STORAGE_SECRET}}
+    container = {
+        "name": "sandbox",
+        "command": ["sleep", "1000"],
+        "volumeMounts": [{"name": "lent", "mountPath": "/lent"}],
+    }
+    plain = {"mode": "Plain"}
+    template = {"spec": {"restartPolicy": "Always", "volumes": [volume], "containers": [container]}}
+
+    sandbox = ByHand(cluster, namespace, "lent")
+    sandbox.apply(podTemplate=template, security="Privileged", workspaces=plain).wait_ready()
+    assert sandbox.run("cat", "/lent/AWS_REGION") == cluster.environ["AWS_REGION"]
+    assert sandbox.pod["spec"]["restartPolicy"] == "Never"
+
+    asked = {"image": QUICKSTART_IMAGE, "podTemplate": template, "workspaces": plain}
+    job = new_job(small_job("lent", sandbox=asked, security="Privileged"))
+    job.manifest["spec"]["tasks"]["inline"][0]["solution"] = ["cp /lent/AWS_REGION solved"]
+    job.apply().wait("Succeeded")
+    assert [result["reward"] for result in job.results()] == [1]
 
 
 def test_a_job_cannot_borrow_rights_for_its_sandboxes(cluster: Cluster, new_job: Callable[[Object], Job]) -> None:

@@ -21,11 +21,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-REPOSITORY = Path(__file__).parents[3]
+from tests.support import images
+from tests.support.cluster import REPOSITORY
+from tests.support.images import SAYS_HELLO, build, compile_c, compile_for_musl, install_compilers, unpack
+
 TOKEN = "a token that only the test knows"
 START_SECONDS = 20.0
-# Debian's packages of the programs below.
-PROGRAMS = {"busybox": "busybox-static", "musl-gcc": "musl-tools", "gcc": "gcc"}
 # As the container runtime does: namespaces, the image's root, /proc, /dev, the two volumes of a sandbox pod.
 AS_A_CONTAINER = """
 set -e
@@ -40,47 +41,11 @@ cd "$ROOT"
 mount --move "$ROOT" /
 exec env -i "$@"
 """
-SAYS_HELLO = """
-#include <stdio.h>
-#include <stdlib.h>
-int main(int count, char **words) {
-    printf("hello %s %s\\n", count > 1 ? words[1] : "", getenv("OF_THE_IMAGE"));
-    return 3;
-}
-"""
-
-
-def build(*targets: str) -> list[Path]:
-    """The archives of these images."""
-    made = subprocess.run([REPOSITORY / "hack/images/build", *targets], stdout=subprocess.PIPE, text=True, check=True)
-    return [Path(line) for line in made.stdout.split()]
-
-
-def unpack(archive: Path, workshop: Path) -> tuple[list[Path], dict[str, Any]]:
-    """An image's layers, the lowest first, each unpacked once whatever number of images has it; and its configuration."""
-
-    def read(name: str) -> Any:
-        return json.loads(subprocess.run(["tar", "-xOf", archive, name], stdout=subprocess.PIPE, check=True).stdout)
-
-    (manifest,) = read("manifest.json")
-    folders = [workshop / "layers" / layer.removesuffix(".tar") for layer in manifest["Layers"]]
-    for layer, folder in zip(manifest["Layers"], folders, strict=True):
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            command = 'set -o pipefail; tar -xOf "$1" "$2" | tar -x --numeric-owner -C "$3"'
-            subprocess.run(["bash", "-ec", command, "-", archive, layer, folder], check=True)
-    configuration: dict[str, Any] = read(manifest["Config"])["config"]
-    return folders, configuration
 
 
 @pytest.fixture(scope="session", autouse=True)
 def needs_root() -> None:
-    """Fails with what is missing, rather than hide that nothing was tested."""
-    assert os.geteuid() == 0, "the images are built and unpacked by root; run these tests as root"
-    missing = sorted(package for program, package in PROGRAMS.items() if not shutil.which(program))
-    if missing:
-        subprocess.run(["apt-get", "update", "-qq"], check=True)
-        subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], check=True)
+    install_compilers()
 
 
 @pytest.fixture(scope="session")
@@ -108,18 +73,12 @@ def debian(workshop: Path) -> Path:
     return folder
 
 
-def compile_c(code: str, place: Path, *options: str, compiler: str = "gcc") -> None:
-    """A program, or with `-shared` a library."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([compiler, "-O1", "-x", "c", *options, "-o", place, "-"], input=code, text=True, check=True)
-
-
 @pytest.fixture(scope="session")
 def busybox(workshop: Path) -> Path:
     """A shell and small tools, no Python, no libc."""
     root = workshop / "busybox"
     (root / "bin").mkdir(parents=True)
-    shutil.copy(str(shutil.which("busybox")), root / "bin/busybox")
+    shutil.copy(images.busybox(), root / "bin/busybox")
     subprocess.run(["chroot", root, "/bin/busybox", "--install", "-s", "/bin"], check=True)
     compile_c(SAYS_HELLO, root / "hello", "-static")
     return root
@@ -129,10 +88,7 @@ def busybox(workshop: Path) -> Path:
 def musl(workshop: Path) -> Path:
     """Like Alpine: musl is the libc of all that there is."""
     root = workshop / "musl"
-    compile_c(SAYS_HELLO, root / "hello", compiler="musl-gcc")
-    program = subprocess.run(["readelf", "-l", root / "hello"], stdout=subprocess.PIPE, text=True, check=True).stdout
-    loader = program.partition("program interpreter: ")[2].partition("]")[0]
-    assert "musl" in loader
+    loader = compile_for_musl(SAYS_HELLO, root / "hello")
     (root / "lib").mkdir()
     shutil.copy(os.path.realpath(loader), root / loader.lstrip("/"))
     return root
@@ -222,7 +178,7 @@ def run_container(bundle: Path) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def compile_library() -> Callable[[str, Path], None]:
+def compile_library() -> Callable[[str, Path], Path]:
     """A shared library from C."""
     return lambda code, place: compile_c(code, place, "-shared", "-fPIC")
 

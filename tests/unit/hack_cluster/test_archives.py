@@ -43,6 +43,14 @@ def test_names_of_an_oci_archive_are_found_whatever_tool_wrote_it(tmp_path: Path
     assert image_names(archive) == ["localhost/a:1", "localhost/b:1"]
 
 
+def test_a_program_that_is_not_for_everybody_says_so_in_the_image(tmp_path: Path) -> None:
+    (tmp_path / "program").write_text("x")
+    programs = {"/all": tmp_path / "program", "/some": tmp_path / "program"}
+    write_archive(tmp_path / "x.tar", "localhost/x:1", programs, {"/some": 0o750})
+    with tarfile.open(tmp_path / "x.tar") as tar, tarfile.open(fileobj=tar.extractfile("layer.tar")) as layer:
+        assert [(entry.name, entry.mode) for entry in layer] == [("all", 0o755), ("some", 0o750)]
+
+
 @pytest.mark.parametrize(
     ("files", "fault"),
     [

@@ -1,0 +1,74 @@
+"""Images, as tests take them apart and make them: small ones of programs that are compiled here, for any libc or none."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.support.cluster import REPOSITORY
+
+# Debian's packages of the programs that small images are made with.
+PACKAGES = {"busybox": "busybox-static", "musl-gcc": "musl-tools", "gcc": "gcc"}
+SAYS_HELLO = """
+#include <stdio.h>
+#include <stdlib.h>
+int main(int count, char **words) {
+    printf("hello %s %s\\n", count > 1 ? words[1] : "", getenv("OF_THE_IMAGE"));
+    return 3;
+}
+"""
+
+
+def install_compilers() -> None:
+    """Fails with what is missing, rather than hide that nothing was tested."""
+    assert os.geteuid() == 0, "images are made and unpacked by root; run these tests as root"
+    missing = sorted(package for program, package in PACKAGES.items() if not shutil.which(program))
+    if missing:
+        subprocess.run(["apt-get", "update", "-qq"], check=True)
+        subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], check=True)
+
+
+def compile_c(code: str, place: Path, *options: str, compiler: str = "gcc") -> Path:
+    """A program, or with `-shared` a library."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run([compiler, "-O1", "-x", "c", *options, "-o", place, "-"], input=code, text=True, check=True)
+    return place
+
+
+def compile_for_musl(code: str, place: Path) -> str:
+    """A program whose libc is musl; the path of the loader that it asks for, which is all of musl."""
+    compile_c(code, place, compiler="musl-gcc")
+    program = subprocess.run(["readelf", "-l", place], stdout=subprocess.PIPE, text=True, check=True).stdout
+    loader = program.partition("program interpreter: ")[2].partition("]")[0]
+    assert "musl" in loader
+    return loader
+
+
+def busybox() -> Path:
+    """A static one: a shell and small tools."""
+    return Path(str(shutil.which("busybox")))
+
+
+def build(*targets: str) -> list[Path]:
+    """The archives of the product's own images."""
+    made = subprocess.run([REPOSITORY / "hack/images/build", *targets], stdout=subprocess.PIPE, text=True, check=True)
+    return [Path(line) for line in made.stdout.split()]
+
+
+def unpack(archive: Path, workshop: Path) -> tuple[list[Path], dict[str, Any]]:
+    """An image's layers, the lowest first, each unpacked once whatever number of images has it; and its configuration."""
+
+    def read(name: str) -> Any:
+        return json.loads(subprocess.run(["tar", "-xOf", archive, name], stdout=subprocess.PIPE, check=True).stdout)
+
+    (manifest,) = read("manifest.json")
+    folders = [workshop / "layers" / layer.removesuffix(".tar") for layer in manifest["Layers"]]
+    for layer, folder in zip(manifest["Layers"], folders, strict=True):
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            command = 'set -o pipefail; tar -xOf "$1" "$2" | tar -x --numeric-owner -C "$3"'
+            subprocess.run(["bash", "-ec", command, "-", archive, layer, folder], check=True)
+    configuration: dict[str, Any] = read(manifest["Config"])["config"]
+    return folders, configuration
