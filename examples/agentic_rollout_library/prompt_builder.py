@@ -6,10 +6,10 @@ from rolloutctl.agents import PromptBuilder, create_tools
 
 
 def custom_formatter(tool_name: str, tool: Any) -> str:
-    return f"* {tool_name}: {tool.description.splitlines()[0]}"
+    return f"* {tool_name}: {tool.description.partition('.')[0]}."
 
 
-tools = create_tools({"BashExecutor": {}, "Calculator": {"precision": 10}})
+tools = create_tools({"BashExecutor": {}, "Finish": {}})
 builder = PromptBuilder()
 prompt = (
     builder.add_variable("task", "fix bug #123")
