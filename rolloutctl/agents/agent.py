@@ -60,6 +60,7 @@ class GeneralAgent:
         max_tokens_per_step: int | None = None,
         temperature: float | None = 0.7,
         concurrent_requests: int | None = None,
+        sandbox: Mapping[str, Any] = MappingProxyType({}),
         output: str | Path = DEFAULT_OUTPUT,
         debug: bool = False,
     ) -> None:
@@ -67,14 +68,17 @@ class GeneralAgent:
 
         The model is told the form of tool calls after the `system_prompt`. With an `action_parser` the prompt says it all.
         `loop` is an agent as docs/agents-and-tools.md has them, which works instead, and `config` its options. `tool_names`
-        go to `create_tool`; `set_tools` takes any tools. At most `concurrent_requests` trajectories run at once. All is
-        recorded below `output`, a folder or URI. `debug` logs what the model is asked and answers.
+        go to `create_tool`; `set_tools` takes any tools. At most `concurrent_requests` trajectories run at once. `sandbox`
+        is a manifest's: image, network, provider and so on. All is recorded below `output`, a folder or URI. `debug` logs
+        what the model is told and answers.
         """
+        if action_parser is not None and loop is not ReAct:
+            raise ValueError("an action_parser reads the answers of the built-in loop; give it, or a loop, not both")
         self.system_prompt, self.max_rounds = system_prompt, max_rounds
         self.termination_tool_names, self.action_parser = termination_tool_names, action_parser
         self.loop, self.config = loop, config
         self.max_tokens_per_step, self.temperature = max_tokens_per_step, temperature
-        self.output, self.debug = output, debug
+        self.sandbox, self.output, self.debug = sandbox, output, debug
         self._places = asyncio.Semaphore(concurrent_requests) if concurrent_requests else contextlib.nullcontext()
         self.set_tools({name: create_tool(name) for name in tool_names})
 
@@ -161,6 +165,7 @@ class GeneralAgent:
                         "maxTokens": self.max_tokens_per_step,
                         "stop": ["\nObservation:"] if in_text else [],
                     },
+                    "sandbox": dict(self.sandbox),
                     "tasks": {"inline": [{"name": name, "prompt": text, **task}]},
                     "attempts": {"limit": 1},
                     "completion": {"maxInfraFailureFraction": 1.0},

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from agent_runtime.tools.base import Tool, ToolContext, ToolResult
+from agent_runtime.tools.base import Tool, ToolContext, ToolResult, takes_agents_time
 from agent_runtime.tools.function_tool import FunctionTool, as_tool
 from agent_runtime.tools.registry import registry
 
@@ -30,9 +30,9 @@ class ToolWithOptions:
         properties: dict[str, Any] = dict(tool.parameters.get("properties", {}))
         if _ELSEWHERE & set(options):
             raise ValueError(
-                f"{tool.name}: {', '.join(sorted(_ELSEWHERE & set(options)))}: a tool works in the sandbox of its run, not "
-                "in a pod of yours. For sandboxes that are pods, apply a RolloutJob to a cluster (docs/first-job.md), or "
-                "set spec.sandbox.provider: Kodo (docs/images-on-a-laptop.md)"
+                f"{tool.name}: {', '.join(sorted(_ELSEWHERE & set(options)))}: a tool works in its agent's sandbox, not in "
+                "a pod that you name. Give the agent sandbox={'provider': 'Kodo', 'kodo': {'backend': 'Kubernetes'}} for "
+                "one that is a pod (docs/images-on-a-laptop.md), or apply a RolloutJob to a cluster (docs/first-job.md)"
             )
         if unknown := sorted(set(options) - set(properties)):
             raise ValueError(
@@ -42,7 +42,7 @@ class ToolWithOptions:
         required = [name for name in tool.parameters.get("required", []) if name not in options]
         self.name, self.description = tool.name, tool.description
         self.parameters = {**tool.parameters, "properties": properties | changed, "required": required}
-        self.runs_in, self.idempotent = tool.runs_in, tool.idempotent
+        self.runs_in, self.idempotent, self.takes_agents_time = tool.runs_in, tool.idempotent, takes_agents_time(tool)
         self._tool, self._options = tool, dict(options)
 
     def get_description(self) -> str:
@@ -89,7 +89,7 @@ class NamedTool:
         self.name, self.description, self.parameters = name, tool.description, tool.parameters
         if not isinstance(thing, ToolWithOptions) and hasattr(thing, "get_description"):
             self.description = thing.get_description()
-        self.runs_in, self.idempotent = tool.runs_in, tool.idempotent
+        self.runs_in, self.idempotent, self.takes_agents_time = tool.runs_in, tool.idempotent, takes_agents_time(tool)
         self._tool, self._stops = tool, stops
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:

@@ -83,11 +83,12 @@ async def test_a_tool_that_is_named_so_ends_the_work_and_finish_alone_does_not(f
     assert (trajectory.get_final_response(), trajectory.metadata["turns"]) == ("handed in: 42", 2)
 
 
-async def test_rounds_are_model_calls(folder: Path) -> None:
-    agent = GeneralAgent(tool_names=["calculator"], max_rounds=2)
+async def test_rounds_are_model_calls_and_the_sandbox_is_as_asked_for(folder: Path) -> None:
+    agent = GeneralAgent(tool_names=["calculator"], max_rounds=2, sandbox={"workspaces": {"mode": "Plain"}})
     action = 'Action: calculator\nAction Input: {"expression": "1"}'
     trajectory = await agent.run_trajectory("p", says(action, action, action), "t")
     assert (trajectory.metadata["stopReason"], trajectory.metadata["turns"]) == ("MaxTurns", 2)
+    assert trajectory.metadata["sandbox"]["mode"] == "Plain"
 
 
 async def test_a_model_that_fails_raises_with_what_there_was_until_then(folder: Path) -> None:

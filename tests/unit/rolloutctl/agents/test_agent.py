@@ -24,6 +24,8 @@ def test_the_kinds_of_agents_are_made_by_name() -> None:
     assert agents["coding"].system_prompt == Coding.system_prompt
     with pytest.raises(ExtensionError, match="no agent is named 'Reakt'"):
         create_agent("Reakt")
+    with pytest.raises(ValueError, match="not both"):
+        create_agent("Tool", {"action_parser": str})
     with pytest.raises(TypeError, match="max_round"):
         create_agent("React", {"max_round": 4})
 

@@ -43,7 +43,7 @@ def test_an_argument_with_an_option_is_not_asked_of_the_model() -> None:
         (
             "FileEditor",
             {"execution_mode": "k8s", "pod_name": "my-dev-pod", "namespace": "default"},
-            "editor: execution_mode, namespace, pod_name: .* apply a RolloutJob to a cluster",
+            "editor: execution_mode, namespace, pod_name: .* sandbox={.provider.: .Kodo.*apply a RolloutJob",
         ),
     ],
 )
