@@ -61,6 +61,8 @@ def parse_step(text: str) -> ReActStep:
             # All the rest belongs to it: an answer may well have lines that look like labels.
             return ReActStep(thought, final_answer=text[labels[position].end() :].strip())
         elif name == "action":
+            if call := _json_call(_input_text(text, labels[position])):
+                return ReActStep(thought, action=call[0], action_input=call[1])
             follows = parts[position + 1] if position + 1 < len(parts) else ("", "")
             argument = _input_text(text, labels[position + 1]) if follows[0] == "actioninput" else ""
             tool = value.partition("\n")[0].strip("`*[]\"' \t")
@@ -70,6 +72,16 @@ def parse_step(text: str) -> ReActStep:
 
 def _name(label: re.Match[str]) -> str:
     return re.sub(r"[ \t_]", "", label[1]).lower()
+
+
+def _json_call(text: str) -> tuple[str, str] | None:
+    """Name and arguments of an action that is one JSON object, as models write it that were taught so."""
+    try:
+        call = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    name = call.get("name", call.get("tool_name")) if isinstance(call, dict) else None
+    return (name, json.dumps(call.get("parameters", call.get("arguments", {})))) if isinstance(name, str) else None
 
 
 def _input_text(text: str, label: re.Match[str]) -> str:

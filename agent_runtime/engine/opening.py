@@ -2,10 +2,11 @@
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from agent_runtime.agents.base import Agent
 from agent_runtime.agents.registry import find_agent
 from agent_runtime.engine.branching import fixed_origins
 from agent_runtime.engine.branching_snapshots import snapshot_store
@@ -29,6 +30,7 @@ from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.sandboxes.factory import open_provider
 from agent_runtime.sandboxes.nowhere import NoSandboxes
 from agent_runtime.tasks import TaskProblem, TaskSourceError
+from agent_runtime.tools.base import Tool
 from agent_runtime.tools.registry import open_tools
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
 from rollout_api.sandbox import Provider
@@ -48,6 +50,10 @@ class Surroundings:
     drain: Drain = field(default_factory=Drain)
     plugins: Sequence[object] = ()
     """Called after those of the manifest."""
+    agent: Callable[[], Agent] | None = None
+    """Makes the agent of an attempt, in place of the one that the manifest names."""
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    """What names in `agent.tools` stand for in this process alone."""
 
 
 def output_uri(job: RolloutJob, base_dir: Path) -> str:
@@ -75,9 +81,9 @@ async def open_run(
     is_command = job.spec.agent.is_command
     if is_command and (stepped := next((task.name for task in tasks if task.steps), None)) is not None:
         raise TaskSourceError([TaskProblem(f"task {stepped}", None, NOT_FOR_PROGRAMS)])
-    make_agent = None if is_command else find_agent(job.spec.agent.type)
+    make_agent = None if is_command else surroundings.agent or find_agent(job.spec.agent.type)
     keys = server_keys(job.spec.agent, surroundings.environ)
-    tools = open_tools([] if is_command else job.spec.agent.tools)
+    tools = open_tools([] if is_command else job.spec.agent.tools, surroundings.tools)
     plugins = Plugins.open(
         job.spec.plugins,
         surroundings.plugins,

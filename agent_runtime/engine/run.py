@@ -1,10 +1,12 @@
 """Run a job in this process: the embedded mode of a laptop, and what a runner pod does with its shard."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
+from agent_runtime.agents.base import Agent
 from agent_runtime.engine.branching import branch_tasks
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.drain import Drain
@@ -16,6 +18,7 @@ from agent_runtime.engine.stream_feed import StreamFeed
 from agent_runtime.models.base import Model
 from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.tasks import LoadedTasks, load_tasks
+from agent_runtime.tools.base import Tool
 from rollout_api.records import Result
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
@@ -35,11 +38,14 @@ async def run_job(
     shard: Shard = WHOLE_JOB,
     drain: Drain | None = None,
     plugins: Sequence[object] = (),
+    agent: Callable[[], Agent] | None = None,
+    tools: Mapping[str, Tool] = MappingProxyType({}),
 ) -> JobSummary:
     """Run a job, or one shard of it, to its end, or go on with it where an earlier process left it.
 
     Relative paths of the manifest start at `base_dir`. `model`, and a SandboxProvider as `provider`, take the place of what
-    the manifest names; `plugins` are called after its own. Everything that can be found out before the first rollout is:
+    the manifest names; so does what `agent` makes, and `tools` by their names in `agent.tools`, which only this process
+    knows. `plugins` are called after the manifest's. Everything that can be found out before the first rollout is:
     tasks, tools, agent, plugins, model, storage. Raises the errors of those parts. Setting `stop` ends it at once, a
     requested `drain` after the turns that run; both leave the rest resumable.
     """
@@ -48,7 +54,7 @@ async def run_job(
         loaded = await branch_tasks(job, base_dir, environ)
     else:
         loaded = LoadedTasks([]) if streamed else load_tasks(job.spec.tasks, base_dir, environ)
-    surroundings = Surroundings(base_dir, environ, provider, model, shard, drain or Drain(), plugins)
+    surroundings = Surroundings(base_dir, environ, provider, model, shard, drain or Drain(), plugins, agent, tools)
     async with open_run(job, loaded.tasks, surroundings, new=new, observer=observer) as context:
         return await _run(context, loaded, stop or asyncio.Event())
 

@@ -1,6 +1,7 @@
 """Tools by the names that a manifest uses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, overload
 
 from agent_runtime.models.extensions import ExtensionError, Registry
@@ -58,14 +59,17 @@ def _registered(made: FunctionTool) -> FunctionTool:
     return made
 
 
-def open_tools(names: Sequence[str]) -> dict[str, Tool]:
-    """The tools of a manifest by the names that the model sees, sets expanded, in order. Raises ExtensionError."""
+def open_tools(names: Sequence[str], own: Mapping[str, Tool] = MappingProxyType({})) -> dict[str, Tool]:
+    """The tools of a manifest by the names that the model sees, sets expanded, in order. Raises ExtensionError.
+
+    Names in `own` stand for the tools there.
+    """
     tools: dict[str, Tool] = {}
     origins: dict[str, str] = {}
     for name in names:
         for member in TOOL_SETS.get(name, (name,)):
             try:
-                made = as_tool(registry.find(member), member)
+                made = own.get(member) or as_tool(registry.find(member), member)
             except TypeError as error:
                 raise ExtensionError(str(error)) from error
             if made.name in tools:

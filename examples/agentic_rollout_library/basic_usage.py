@@ -1,43 +1,29 @@
-"""An agent with a shell, an editor and a search tool makes a file; a command says whether it did.
-
-The model is named by OPENAI_MODEL, OPENAI_BASE_URL and OPENAI_API_KEY.
-"""
+"""An agent with a shell, an editor and a search tool makes a file."""
 
 import asyncio
 import os
 
-from agent_runtime.models.from_environment import model_from_environment
-from rollout_api.base import API_VERSION
-from rollout_api.rollout_job import RolloutJob
-from rolloutctl.client import Client
+from rolloutctl.agents import GeneralAgent, create_llm_client, create_tool
 
 
 async def main() -> None:
-    job = RolloutJob.model_validate(
-        {
-            "apiVersion": API_VERSION,
-            "kind": "RolloutJob",
-            "metadata": {"name": "basic-usage"},
-            "spec": {
-                "mode": "Eval",
-                "model": model_from_environment(os.environ),
-                "agent": {"type": "Coding", "tools": ["bash", "editor", "search", "finish"], "maxTurns": 10},
-                "tasks": {
-                    "inline": [
-                        {
-                            "name": "hello",
-                            "prompt": "Create a hello.py in the current directory that prints hello.",
-                            "verifier": {"commands": ['test "$(python3 hello.py)" = hello']},
-                        }
-                    ]
-                },
-                "output": {"uri": "out"},
-            },
-        }
+    tools = {
+        "bash": create_tool("BashExecutor"),
+        "editor": create_tool("FileEditor"),
+        "search": create_tool("Search"),
+        "finish": create_tool("Finish"),
+    }
+    agent = GeneralAgent(max_rounds=10, termination_tool_names=["finish"])
+    agent.set_tools(tools)
+    llm_client = create_llm_client(
+        api_key=os.environ["LLM_API_KEY"], base_url=os.environ["LLM_BASE_URL"], model=os.environ["LLM_MODEL_NAME"]
     )
-    async for group in Client().run(job):
-        for result in group.results:
-            print(f"{group.task}: {result.stop_reason}, reward {result.reward}")
+    result = await agent.run_trajectory(
+        prompt="Create a hello.py in the current directory.",
+        llm_generate_func=llm_client.generate,
+        request_id="task-001",
+    )
+    print(result.get_final_response())
 
 
 asyncio.run(main())

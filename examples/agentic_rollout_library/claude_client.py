@@ -1,35 +1,22 @@
-"""Claude, or whatever speaks Anthropic's Messages, answers.
-
-The model is named by ANTHROPIC_MODEL and ANTHROPIC_API_KEY, and ANTHROPIC_BASE_URL where it is not Anthropic's own.
-"""
+"""Claude, or whatever speaks Anthropic's Messages, answers."""
 
 import asyncio
 import os
 
-from agent_runtime.models.from_environment import model_from_environment
-from rollout_api.base import API_VERSION
-from rollout_api.rollout_job import RolloutJob
-from rolloutctl.client import Client
+from rolloutctl.agents import create_agent, create_llm_client
 
 
 async def main() -> None:
-    job = RolloutJob.model_validate(
-        {
-            "apiVersion": API_VERSION,
-            "kind": "RolloutJob",
-            "metadata": {"name": "claude-client"},
-            "spec": {
-                "mode": "Eval",
-                "model": model_from_environment(os.environ),
-                "sampling": {"maxTokens": 1024},
-                "agent": {"tools": ["calculator"], "maxTurns": 5},
-                "tasks": {"inline": [{"name": "product", "prompt": "What is 17 * 23?"}]},
-                "output": {"uri": "out"},
-            },
-        }
+    claude = create_llm_client(
+        api_key=os.environ["ANTHROPIC_API_KEY"],
+        base_url=f"{os.environ['ANTHROPIC_BASE_URL']}/v1",
+        model=os.environ["ANTHROPIC_MODEL"],
+        api="Anthropic",
     )
-    async for group in Client().run(job):
-        print(f"{group.task}: {group.results[0].message}")
+    agent = create_agent("Tool", {"tool_names": ["calculator"], "max_tokens_per_step": 1024, "max_steps": 5})
+    trajectory = await agent.run_trajectory("What is 17 * 23?", claude.generate, "product")
+    print(trajectory.get_final_response())
+    print("and asked directly:", await claude.generate([{"role": "user", "content": "Say hello."}], max_tokens=16))
 
 
 asyncio.run(main())

@@ -1,24 +1,30 @@
-"""A job from a file, with the model of the environment and a few fields changed in Python."""
+"""An agent and its tools by one configuration, with all that it can say."""
 
 import asyncio
-import os
-import sys
-from pathlib import Path
 
-from agent_runtime.models.from_environment import model_from_environment
-from rollout_api.manifest import load_manifest
-from rollout_api.rollout_job import RolloutJob
-from rolloutctl.client import Client
+from rolloutctl.agents import AgenticRollout, AgenticRolloutConfig, llm_client_from_environment
 
 
-async def main(max_turns: int) -> None:
-    job = load_manifest(Path(__file__).with_name("react_math.yaml"))
-    fields = job.wire()
-    fields["spec"]["model"] = model_from_environment(os.environ).wire()
-    fields["spec"]["agent"]["maxTurns"] = max_turns
-    client, changed = Client(), RolloutJob.model_validate(fields)
-    async for group in client.run(changed):
-        print(f"{group.task}: {group.results[0].message}")
+async def main() -> None:
+    config = AgenticRolloutConfig(
+        agent_type="react",
+        max_steps=10,
+        max_tokens_per_step=512,
+        temperature=0.7,
+        tools_config={"calculator": {"precision": 4}, "search": {"max_results": 5}},
+        batch_size=1,
+        concurrent_requests=4,
+        include_trajectory_in_output=True,
+        save_trajectories=True,
+        trajectory_save_path="./trajectories",
+    )
+    llm_generate_func = llm_client_from_environment().generate
+    rollout = AgenticRollout(config=config, llm_generate_func=llm_generate_func)
+    trajectory = await rollout.agent.run_trajectory(
+        prompt={"content": "What is a seventh of 5?"}, llm_generate_func=llm_generate_func, request_id="math_example"
+    )
+    print(f"Final response: {trajectory.get_final_response()}")
+    print(f"Total steps: {len(trajectory.steps)}")
 
 
-asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 10))
+asyncio.run(main())

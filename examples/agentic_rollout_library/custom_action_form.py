@@ -1,83 +1,45 @@
-"""Tool calls in XML, parsed by the agent, and a system prompt that is made from the tools and the task's options."""
+"""Tool calls in XML, by a parser of one's own, and a system prompt that is made from the tools and some options."""
 
 import asyncio
-import json
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from agent_runtime.agents.base_class import BaseAgent, ParsedAnswer, Trajectory
-from agent_runtime.agents.react import describe
-from agent_runtime.agents.registry import agent
-from agent_runtime.models.base import ModelReply, ToolCall
-from agent_runtime.models.from_environment import model_from_environment
-from rollout_api.base import API_VERSION
-from rollout_api.records import Message, Observation
-from rollout_api.rollout_job import RolloutJob
-from rolloutctl.client import Client
+from rolloutctl.agents import GeneralAgent, create_tools, llm_client_from_environment
 
-CALL = re.compile(r"<function=(\w+)>(.*?)</function>", re.DOTALL)
-ARGUMENT = re.compile(r"<parameter=(\w+)>(.*?)</parameter>", re.DOTALL)
+FORM = "To call a tool, write <function=NAME><parameter=NAME>VALUE</parameter></function>."
 
 
-@agent("XmlCalls")
-class XmlCalls(BaseAgent):
-    """Calls tools as <function=NAME><parameter=NAME>VALUE</parameter></function>."""
+def parse_xml_action(output: str) -> dict[str, Any] | None:
+    call = re.search(r"<function=(\w+)>(.*?)</function>", output, re.DOTALL)
+    if call is None:
+        return None
+    arguments = re.findall(r"<parameter=(\w+)>(.*?)</parameter>", call[2], re.DOTALL)
+    return {"tool_name": call[1], "tool_args": dict(arguments)}
 
-    def initial_messages(self) -> list[Message]:
-        system = f"""\
-You are {self.context.spec.config["role"]}. {self.context.spec.config["instructions"]}
 
-Tools:
-{describe(self.tools)}
-
-To call one, write <function=NAME><parameter=NAME>VALUE</parameter></function>."""
-        return [{"role": "system", "content": system}, {"role": "user", "content": self.context.task.prompt}]
-
-    def tool_definitions(self, trajectory: Trajectory) -> Sequence[Mapping[str, Any]]:
-        return []
-
-    def parse_llm_output(self, reply: ModelReply) -> ParsedAnswer:
-        call = CALL.search(reply.text)
-        if call is None:
-            return super().parse_llm_output(reply)
-        return ParsedAnswer([ToolCall("call", call[1], json.dumps(dict(ARGUMENT.findall(call[2]))))])
-
-    def observation_message(self, call: ToolCall, observation: Observation) -> Message:
-        return {"role": "user", "content": f"<result>{observation.content}</result>"}
+def generate_custom_prompt(tools: Mapping[str, Any], **options: str) -> str:
+    described = "\n".join(f"- {name}: {tool.get_description()}" for name, tool in tools.items())
+    return f"You are {options['role']}. {options['additional_instructions']}\n\nTools:\n{described}\n\n{FORM}"
 
 
 async def main() -> None:
-    job = RolloutJob.model_validate(
-        {
-            "apiVersion": API_VERSION,
-            "kind": "RolloutJob",
-            "metadata": {"name": "custom-action-form"},
-            "spec": {
-                "mode": "Eval",
-                "model": model_from_environment(os.environ),
-                "agent": {
-                    "type": "XmlCalls",
-                    "tools": ["bash", "finish"],
-                    "config": {"role": "a Python developer", "instructions": "Keep to PEP 8."},
-                },
-                "tasks": {
-                    "inline": [
-                        {
-                            "name": "fix",
-                            "prompt": "add.py subtracts. Mend it.",
-                            "files": [{"path": "add.py", "content": "print(2 - 3)\n"}],
-                            "verifier": {"commands": ['test "$(python3 add.py)" = 5']},
-                        }
-                    ]
-                },
-                "output": {"uri": "out"},
-            },
-        }
+    tools = create_tools({"bash": {"timeout": 30}, "finish": {}})
+    agent = GeneralAgent(action_parser=parse_xml_action)
+    agent.set_tools(tools)
+    agent.system_prompt = generate_custom_prompt(
+        tools, role="a Python developer", additional_instructions="Keep to PEP 8."
     )
-    async for group in Client().run(job):
-        print(f"{group.task}: reward {group.results[0].reward}")
+    trajectory = await agent.run_trajectory(
+        prompt="add.py subtracts. Mend it.",
+        llm_generate_func=llm_client_from_environment().generate,
+        request_id="fix",
+        files=[{"path": "add.py", "content": "print(2 - 3)\n"}],
+        verifier={"commands": ['test "$(python3 add.py)" = 5']},
+    )
+    for call in trajectory.get_tool_calls():
+        print(f"{call.tool_name}: {call.tool_args}")
+    print("reward:", trajectory.get_total_reward())
 
 
 asyncio.run(main())

@@ -1,18 +1,14 @@
 """Agents of one's own: one that is a single method, and one that changes every part of the common loop."""
 
 import asyncio
-import os
 from collections.abc import Sequence
 
 from agent_runtime.agents.base import AgentContext
 from agent_runtime.agents.base_class import BaseAgent, ParsedAnswer, Trajectory
 from agent_runtime.agents.registry import agent
 from agent_runtime.models.base import ModelReply, ToolCall
-from agent_runtime.models.from_environment import model_from_environment
-from rollout_api.base import API_VERSION
 from rollout_api.records import Message, Observation
-from rollout_api.rollout_job import RolloutJob
-from rolloutctl.client import Client
+from rolloutctl.agents import create_agent, llm_client_from_environment
 
 
 @agent("OneQuestion")
@@ -57,22 +53,9 @@ class Careful(BaseAgent):
 
 async def main() -> None:
     for name, config in (("OneQuestion", {}), ("Careful", {"most_messages": 40})):
-        job = RolloutJob.model_validate(
-            {
-                "apiVersion": API_VERSION,
-                "kind": "RolloutJob",
-                "metadata": {"name": name.lower()},
-                "spec": {
-                    "mode": "Eval",
-                    "model": model_from_environment(os.environ),
-                    "agent": {"type": name, "tools": ["calculator"], "config": config},
-                    "tasks": {"inline": [{"name": "product", "prompt": "What is 17 * 23?"}]},
-                    "output": {"uri": "out"},
-                },
-            }
-        )
-        async for group in Client().run(job):
-            print(f"{name}: {group.results[0].message} after {group.results[0].turns} turns")
+        agent = create_agent(name, {"tool_names": ["calculator"], "config": config})
+        trajectory = await agent.run_trajectory("What is 17 * 23?", llm_client_from_environment().generate, name)
+        print(f"{name}: {trajectory.get_final_response()} after {trajectory.metadata['turns']} turns")
 
 
 asyncio.run(main())

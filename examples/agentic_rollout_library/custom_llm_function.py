@@ -1,41 +1,29 @@
-"""The model is an async function. It returns text, a message with `tool_calls`, or a ModelReply with token ids."""
+"""The model is an async function of messages, here one that asks with the openai package."""
 
 import asyncio
+import os
 from typing import Any
 
-from rollout_api.base import API_VERSION
-from rollout_api.rollout_job import RolloutJob
-from rolloutctl.client import Client
+import openai
+
+from rolloutctl.agents import create_agent, create_tools
 
 
-async def generate(
-    messages: list[dict[str, Any]], max_tokens: int = 512, temperature: float = 0.7, **kw: Any
-) -> str | dict[str, Any]:
-    """Call here what you have. This one calls the calculator once and repeats what it said."""
-    if messages[-1]["role"] == "tool":
-        return f"It is {messages[-1]['content']} (at most {max_tokens} tokens, temperature {temperature})."
-    function = {"name": "calculator", "arguments": '{"expression": "6 * 7"}'}
-    return {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+async def openai_llm_func(messages: list[dict[str, Any]], **kwargs: Any) -> str:
+    async with openai.AsyncOpenAI() as client:
+        response = await client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages, **kwargs)
+    return response.choices[0].message.content or ""
 
 
 async def main() -> None:
-    job = RolloutJob.model_validate(
-        {
-            "apiVersion": API_VERSION,
-            "kind": "RolloutJob",
-            "metadata": {"name": "custom-llm-function"},
-            "spec": {
-                "mode": "Eval",
-                "model": {"function": "__main__:generate"},
-                "sampling": {"maxTokens": 256},
-                "agent": {"tools": ["calculator"]},
-                "tasks": {"inline": [{"name": "product", "prompt": "What is 6 * 7?"}]},
-                "output": {"uri": "out"},
-            },
-        }
+    agent = create_agent("React", {"max_tokens_per_step": 256})
+    agent.set_tools(create_tools({"Calculator": {}}))
+    trajectory = await agent.run_trajectory(
+        prompt="What is the factorial of 5?", llm_generate_func=openai_llm_func, request_id="calc_example"
     )
-    async for group in Client().run(job):
-        print(f"{group.task}: {group.results[0].message}")
+    for call in trajectory.get_tool_calls():
+        print(f"{call.tool_name}({call.tool_args})")
+    print(trajectory.get_final_response())
 
 
 asyncio.run(main())

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "agentic_rollout_library"
 
 Answer = str | tuple[str, dict[str, Any]]
 """Text, or a tool and its arguments."""
+
+
+def action(tool: str, arguments: dict[str, Any]) -> str:
+    """A tool call in text."""
+    return f"Thought: That helps.\nAction: {tool}\nAction Input: {json.dumps(arguments)}"
 
 
 class ScriptedServer:
@@ -75,9 +80,13 @@ async def run(example: str, folder: Path, server: ScriptedServer, *arguments: st
     url = server.url if family == "ANTHROPIC" else f"{server.url}/v1"
     name = "LLM_MODEL_NAME" if family == "LLM" else f"{family}_MODEL"
     variables = {name: "m", f"{family}_BASE_URL": url, f"{family}_API_KEY": "sk-test"}
+    return (await started(folder, variables, str(EXAMPLES / f"{example}.py"), *arguments)).splitlines()
+
+
+async def started(folder: Path, variables: Mapping[str, str], *arguments: str) -> str:
+    """What Python prints."""
     program = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(EXAMPLES / f"{example}.py"),
         *arguments,
         cwd=folder,
         env={**os.environ, **variables},
@@ -86,7 +95,7 @@ async def run(example: str, folder: Path, server: ScriptedServer, *arguments: st
     )
     output, errors = await program.communicate()
     assert program.returncode == 0, errors.decode()
-    return output.decode().splitlines()
+    return output.decode()
 
 
 def test_every_example_is_run_here() -> None:
@@ -94,24 +103,20 @@ def test_every_example_is_run_here() -> None:
     assert [name.stem for name in EXAMPLES.glob("*.py") if f'run("{name.stem}"' not in source] == []
 
 
-@pytest.mark.parametrize("family", ["OPENAI", "LLM"])
-async def test_the_first_program_makes_its_file_and_is_graded(
-    tmp_path: Path, server: ScriptedServer, family: str
-) -> None:
+async def test_the_first_program_makes_its_file(tmp_path: Path, server: ScriptedServer) -> None:
     create = {"command": "create", "path": "hello.py", "file_text": "print('hello')\n"}
-    server.scripts["Create a hello.py"] = [("editor", create), ("finish", {"message": "There it is."})]
-    assert await run("basic_usage", tmp_path, server, family=family) == ["hello: Finished, reward 1.0"]
+    server.scripts["Create a hello.py"] = [action("editor", create), action("finish", {"message": "There it is."})]
+    assert await run("basic_usage", tmp_path, server, family="LLM") == ["There it is."]
     assert server.keys == {"Bearer sk-test"}
+    assert "print('hello')" in await started(tmp_path, {}, "-m", "rolloutctl.main", "show", "task-001", "0")
 
 
-async def test_a_react_agent_calculates(tmp_path: Path, server: ScriptedServer) -> None:
-    server.scripts["factorial of 5"] = [
-        'Thought: Five numbers.\nAction: calculator\nAction Input: {"expression": "5*4*3*2*1"}',
-        "Thought: That is it.\nFinal Answer: 120",
-    ]
-    assert await run("react_calculator", tmp_path, server) == ["calculator({'expression': '5*4*3*2*1'})", "120"]
-    assert {body["max_tokens"] for body in server.bodies} == {512}
-    assert {body["temperature"] for body in server.bodies} == {0.7}
+async def test_a_configuration_says_all_of_an_agent(tmp_path: Path, server: ScriptedServer) -> None:
+    server.scripts["a seventh of 5"] = [action("calculator", {"expression": "5 / 7"}), "Final Answer: 0.7143"]
+    assert await run("configuration", tmp_path, server) == ["Final response: 0.7143", "Total steps: 6"]
+    assert server.bodies[1]["messages"][-1]["content"] == "Observation: 0.7143", "as precise as configured"
+    assert {(body["max_tokens"], body["temperature"]) for body in server.bodies} == {(512, 0.7)}
+    assert list(tmp_path.glob("trajectories/math-example-*/job.json")), "saved where the configuration says"
 
 
 async def test_tools_of_ones_own_are_called_and_their_errors_told(tmp_path: Path, server: ScriptedServer) -> None:
@@ -125,13 +130,14 @@ async def test_tools_of_ones_own_are_called_and_their_errors_told(tmp_path: Path
     printed = await run("custom_tool", tmp_path, server)
     assert [line for line in printed if line.startswith("action_result")] == [
         "action_result: 'Bonn' is not known; there are Berlin",
-        "action_result: 20.0 C",
+        "action_result: {'city': 'Berlin', 'degrees': 20.0}",
         "action_result: 68.0 F",
         "action_result: 68",
     ]
     assert printed[-1] == "final_answer: 68 F"
     told = {tool["function"]["name"]: tool["function"]["description"] for tool in server.bodies[0]["tools"]}
-    assert told["arithmetic"] == "Works out one line of arithmetic, exactly."
+    assert told["arithmetic"] == "Works out one line, exactly."
+    assert told["weather"] == "The temperature of a city today."
 
 
 async def test_agents_of_ones_own_change_the_loop(tmp_path: Path, server: ScriptedServer) -> None:
@@ -147,24 +153,47 @@ async def test_agents_of_ones_own_change_the_loop(tmp_path: Path, server: Script
 async def test_a_form_of_tool_calls_of_ones_own_works(tmp_path: Path, server: ScriptedServer) -> None:
     command = "sed -i 's/2 - 3/2 + 3/' add.py"
     server.scripts["add.py subtracts"] = [
+        "I had better look first.",
         f"I mend it. <function=bash><parameter=command>{command}</parameter></function>",
         "<function=finish><parameter=message>Done.</parameter></function>",
     ]
-    assert await run("custom_action_form", tmp_path, server) == ["fix: reward 1.0"]
+    assert await run("custom_action_form", tmp_path, server) == [
+        f"bash: {{'command': {command!r}}}",
+        "finish: {'message': 'Done.'}",
+        "reward: 1.0",
+    ]
     system = server.bodies[0]["messages"][0]["content"]
     assert system.startswith("You are a Python developer. Keep to PEP 8.\n\nTools:\n- bash: ")
+    assert system.endswith("</function>."), "nothing is added to what the prompt says itself"
+    assert "No action could be read" in server.bodies[1]["messages"][-1]["content"]
+
+
+async def test_a_prompt_is_built_of_parts(tmp_path: Path, server: ScriptedServer) -> None:
+    assert [line for line in await run("prompt_builder", tmp_path, server) if line] == [
+        "Available Tools:",
+        "* bash: Run a command in a shell in the sandbox.",
+        "* finish: End the work on the task.",
+        "Context:",
+        "- repo: pandas",
+        "- version: 2.0",
+        "Instructions:",
+        "Your task: fix bug #123. Look at the code before you change it.",
+    ]
 
 
 async def test_claude_answers(tmp_path: Path, server: ScriptedServer) -> None:
     server.scripts["What is 17 * 23?"] = [("calculator", {"expression": "17 * 23"}), "391"]
-    assert await run("claude_client", tmp_path, server, family="ANTHROPIC") == ["product: 391"]
+    assert await run("claude_client", tmp_path, server, family="ANTHROPIC") == ["391", "and asked directly: ok"]
     assert server.keys == {"sk-test"}
 
 
-async def test_a_function_is_a_model(tmp_path: Path, server: ScriptedServer) -> None:
-    assert await run("custom_llm_function", tmp_path, server) == [
-        "product: It is 42 (at most 256 tokens, temperature 0.7)."
+async def test_a_function_that_asks_with_the_openai_package_is_a_model(tmp_path: Path, server: ScriptedServer) -> None:
+    server.scripts["factorial of 5"] = [
+        action("calculator", {"expression": "5*4*3*2*1"}),
+        "Thought: That is it.\nFinal Answer: 120",
     ]
+    assert await run("custom_llm_function", tmp_path, server) == ["calculator({'expression': '5*4*3*2*1'})", "120"]
+    assert {(body["max_tokens"], body["temperature"]) for body in server.bodies} == {(256, 0.7)}
 
 
 async def test_names_become_agents_and_tools(tmp_path: Path, server: ScriptedServer) -> None:
@@ -178,45 +207,38 @@ async def test_names_become_agents_and_tools(tmp_path: Path, server: ScriptedSer
 
 async def test_a_batch_runs_side_by_side_and_one_failure_stays_alone(tmp_path: Path, server: ScriptedServer) -> None:
     printed = await run("batch", tmp_path, server)
-    squares = [f"square-{number}: {number**2}" for number in range(12) if number != 5]
-    assert sorted(printed[:-1]) == sorted([*squares, "square-5: InfraFailed, Unreachable"])
+    failed = "batch_5: FunctionFailed: __main__:llm_func raised ConnectionError: the server is down"
+    assert printed[:-1] == [failed if number == 5 else f"batch_{number}: {number**2}" for number in range(8)]
     assert printed[-1] in ("at most 2 at once", "at most 3 at once", "at most 4 at once"), "side by side, and bounded"
 
 
 async def test_a_trajectory_is_read_step_by_step(tmp_path: Path, server: ScriptedServer) -> None:
     command = {"command": "grep -c '' log.txt > n.txt"}
-    server.scripts["number of lines of log.txt"] = [("bash", command), ("finish", {"message": "Three."})]
+    server.scripts["number of lines of log.txt"] = [action("bash", command), action("finish", {"message": "Three."})]
     printed = await run("read_trajectory", tmp_path, server)
     assert [line.split(":")[0] for line in printed[:-5]] == [
         "0 observation",
         "0 observation",
+        "0 thought",
         "0 action",
         "0 action_result",
+        "1 thought",
         "1 action",
         "1 action_result",
         "1 final_answer",
     ]
     assert printed[-5:] == [
-        "completed: True",
-        "final response: Three.",
-        "total reward: 1.0",
-        f"commands: [{command}]",
-        "read again: True",
+        "Completed: True",
+        "Final response: Three.",
+        "Tool calls: 2",
+        "Final reward: 1.0",
+        "Read again: True",
     ]
 
 
-async def test_their_configuration_is_a_manifest(tmp_path: Path, server: ScriptedServer) -> None:
-    server.scripts = {"12 + 30": ["Final Answer: 42"], "2 ** 10": ["Final Answer: 1024"]}
-    assert sorted(await run("configuration", tmp_path, server, "3")) == ["power: 1024", "sum: 42"]
-    assert list(tmp_path.glob("trajectories/react-math-*/job.json")), "saved where the manifest says"
-
-
-async def test_the_program_of_the_page_runs_and_a_second_start_runs_nothing(
-    tmp_path: Path, server: ScriptedServer
-) -> None:
+async def test_the_program_of_the_page_runs(tmp_path: Path, server: ScriptedServer) -> None:
     page = EXAMPLES.parents[1] / "docs" / "coming-from-agentic-rollout-library.md"
     program = tmp_path / "echo.py"
     program.write_text(page.read_text().split("```python\n")[1].split("```")[0])
-    for _ in range(2):
-        assert await run(str(program.with_suffix("")), tmp_path, server) == ["task-001 Completed", "You said: Hello!"]
-    assert len(list(tmp_path.glob("trajectories/echo-*"))) == 1
+    assert await run(str(program.with_suffix("")), tmp_path, server) == ["You said: Hello!"]
+    assert len(list(tmp_path.glob("out/task-001-*"))) == 1

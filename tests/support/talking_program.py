@@ -37,6 +37,20 @@ print("all is answered")
 """Needs no package. Asks as often as its second argument says, beginning with what is in the file that its first one names;
 each answer is streamed, and sent back with the next question. An answer that breaks off is asked for again, and told."""
 
+ASKING = """
+import openai, os, sys
+
+client = openai.OpenAI()
+messages = [{"role": "user", "content": open(sys.argv[1]).read()}]
+for number in range(int(sys.argv[2])):
+    reply = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages)
+    text = reply.choices[0].message.content
+    print(number, file=open("answers.txt", "a"), flush=True)
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And {number}?"}]
+print("all is answered")
+"""
+"""The same as one writes it with the openai package: nothing is streamed, and the package asks again for what breaks off."""
+
 
 class Served(Protocol):
     """What a server says that it did for one request."""

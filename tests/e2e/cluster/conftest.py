@@ -4,19 +4,14 @@ import contextlib
 import itertools
 import os
 import secrets
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from hack.cluster.harness.archives import write_archive
-from tests.support.cluster import (
-    Cluster,
-    Job,
-    Object,
-    find_cluster,
-    storage_secret,
-)
+from tests.support.cluster import REPOSITORY, Cluster, Job, Object, find_cluster, storage_secret
 from tests.support.images import install_compilers
 from tests.support.outages import Outages
 from tests.support.release import InstalledRelease, Release
@@ -33,6 +28,21 @@ def cluster() -> Cluster:
     if found is None:
         pytest.fail("there is no cluster: `make cluster` brings one up, ROLLOUT_TEST_KUBECONFIG names another")
     return found
+
+
+@pytest.fixture(scope="session")
+def mini_swe_agent_image(cluster: Cluster) -> str:
+    """mini-swe-agent, and the openai package with it. On every node of the harness; another cluster has to have it, built
+    by `hack/images/build --tag test mini-swe-agent`."""
+    if cluster.details:
+        built = subprocess.run(
+            [REPOSITORY / "hack/images/build", "--tag", "test", "mini-swe-agent"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        cluster.node_process("load-image", built.stdout.strip())
+    return "agent-rollouts-mini-swe-agent:test"
 
 
 Namespaces = Callable[..., str]

@@ -1,13 +1,11 @@
-"""An unmodified program in a sandbox pod is the agent; its model is the stand-in for vLLM, in a pod. The image of that:
-`hack/images/build --tag test vllm-standin`, then `hack/cluster/load-image`."""
+"""Unmodified programs in a sandbox pod are the agents; their model is the stand-in for vLLM, in a pod."""
 
-import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
-from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Job, Object
+from tests.support.cluster import Cluster, Job, Object
 from tests.support.programs_in_pods import (
     MODEL,
     PORT,
@@ -16,46 +14,29 @@ from tests.support.programs_in_pods import (
     model_pod,
     start_model,
 )
-from tests.support.talking_program import TALKING
+from tests.support.talking_program import ASKING, TALKING
 
 TURNS = 8
 KILLS = 3
 
-# Tries to reach what only its runner may, once all is answered.
-REACHES = """
-import socket
-for host, port in json.load(open("targets.json")):
-    try:
-        socket.create_connection((host, port), 3).close()
-    except OSError:
-        continue
-    print(host, port, file=open("reached.txt", "a"))
-"""
 
-
-def a_job(mode: str, model: str, targets: Sequence[tuple[str, int]]) -> Object:
+def a_task(name: str, program: str) -> Object:
     checks = [
         f'test "$(cat answers.txt | xargs)" = "{" ".join(map(str, range(TURNS)))}"',
         f'test ! -e broken.txt || test "$(wc -l < broken.txt)" -le {KILLS}',
-        "cat reached.txt; test ! -e reached.txt",
     ]
-    task = {
-        "name": "talk",
-        "prompt": "What is there to say?",
-        "files": [
-            {"path": "agent.py", "content": TALKING + REACHES},
-            {"path": "targets.json", "content": json.dumps(targets)},
-        ],
-        "verifier": {"commands": checks},
-    }
+    files = [{"path": "agent.py", "content": program}]
+    return {"name": name, "prompt": "What is there to say?", "files": files, "verifier": {"commands": checks}}
+
+
+def a_job(mode: str, model: str, image: str) -> Object:
     return {
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": "RolloutJob",
         "metadata": {"name": f"program-{mode.lower()}"},
         "spec": {
             "mode": "Train",
-            "groupSize": 2,
-            "tasks": {"inline": [task]},
+            "tasks": {"inline": [a_task("streamed", TALKING), a_task("openai-package", ASKING)]},
             "model": {"endpoint": {"baseURL": f"http://{model}:{PORT}/v1", "name": MODEL}},
             "sampling": {"maxTokens": 40},
             "agent": {
@@ -63,20 +44,18 @@ def a_job(mode: str, model: str, targets: Sequence[tuple[str, int]]) -> Object:
                 "command": ["python3", "/tmp/agent/agent.py", "{promptFile}", str(TURNS)],
                 "install": ["mkdir -p /tmp/agent && mv agent.py /tmp/agent/"],
             },
-            "sandbox": {"image": QUICKSTART_IMAGE, "workspaces": {"mode": mode, "perSandbox": 2}},
+            "sandbox": {"image": image, "workspaces": {"mode": mode, "perSandbox": 2}},
             "attempts": {"limit": 1},
         },
     }
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
-def test_a_program_whose_runner_is_killed_goes_on_and_every_token_is_recorded(
-    cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], mode: str
+def test_programs_whose_runner_is_killed_go_on_and_every_token_is_recorded(
+    cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], mini_swe_agent_image: str, mode: str
 ) -> None:
     address = start_model(cluster, namespace, model_pod(namespace))
-    api = cluster.get("service", "kubernetes", "default")
-    assert api is not None
-    job = new_job(a_job(mode, address, [(address, PORT), (api["spec"]["clusterIP"], 443)])).apply()
+    job = new_job(a_job(mode, address, mini_swe_agent_image)).apply()
     chance = random.Random(0)
     kill_while_they_talk(cluster, job, [chance.random() for _ in range(KILLS)])
     job.wait("Succeeded", 300)

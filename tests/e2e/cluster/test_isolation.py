@@ -1,7 +1,4 @@
-"""From inside a sandbox: nobody can be reached, and nothing can be found that would open a door.
-
-That an agent inside reaches its model, over the runner's connection: test_command_agent.py.
-"""
+"""From inside a sandbox: nobody can be reached, and nothing can be found that would open a door."""
 
 import functools
 import http.server
@@ -319,6 +316,33 @@ def test_a_tool_reaches_nobody(around: Surroundings, mode: str) -> None:
     assert json.loads(around.in_workspace(mode, *probe)) == []
     # Nor would it from behind a broken wall: the pod itself reaches nobody.
     assert json.loads(around.in_container(mode, *probe)) == []
+
+
+# Asks its model, as an agent inside of the sandbox does.
+ASK_MODEL = """
+import json, os, urllib.request
+body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": "Hello"}]}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+answer = json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+print(answer["choices"][0]["finish_reason"])
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_agent_inside_reaches_its_model_by_its_runner_and_nobody_else(around: Surroundings, mode: str) -> None:
+    model, output = around.targets["model"], around.jobs[mode].manifest["spec"]["output"]
+    manifest = job_at_work(around.namespace, mode, model, output)
+    manifest["metadata"]["name"] = f"inside-{mode.lower()}"
+    files = [{"path": "ask.py", "content": ASK_MODEL}, {"path": "probe.py", "content": PROBE}]
+    verifier = {"commands": ["cat told.txt"]}
+    manifest["spec"]["tasks"] = {"inline": [{"name": "t", "prompt": "p", "files": files, "verifier": verifier}]}
+    program = 'python3 ask.py > told.txt; python3 probe.py "$0" >> told.txt'
+    manifest["spec"]["agent"] = {"type": "Command", "command": ["sh", "-c", program, json.dumps(around.targets)]}
+    job = Job(around.cluster, around.namespace, manifest).apply()
+    job.wait("Succeeded")
+    (told,) = json.loads(job.read("seals/0.json"))["verdict"]["commands"]
+    assert told["output"].split() == ["tool_calls", "[]"]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,9 +1,7 @@
-"""mini-swe-agent, as it comes from PyPI, works in sandbox pods, and its runner is killed. Its image:
-`hack/images/build --tag test mini-swe-agent`; that of the model's stand-in is there already (hack/install-on-cluster)."""
+"""mini-swe-agent, as it comes from PyPI, works in sandbox pods, and its runner is killed."""
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from agent_runtime.recording.export import Format, export
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
-from tests.support.cluster import REPOSITORY, Cluster, Job, Object
+from tests.support.cluster import Cluster, Job, Object
 from tests.support.mini_swe_agent import COMMAND, DONE, ENVIRONMENT, STEPS, TURNS
 from tests.support.programs_in_pods import (
     MODEL,
@@ -22,23 +20,8 @@ from tests.support.programs_in_pods import (
     start_model,
 )
 
-IMAGE = "agent-rollouts-mini-swe-agent:test"
 SLOWLY = "Let me think about this step for a while before I take it, for there is no hurry. " * 2
 """Some seconds at the stand-in's 20 tokens a second, so that a kill falls into an answer."""
-
-
-@pytest.fixture(scope="module")
-def image(cluster: Cluster) -> str:
-    """On every node of the harness; another cluster has to have it."""
-    if cluster.details:
-        built = subprocess.run(
-            [REPOSITORY / "hack/images/build", "--tag", "test", "mini-swe-agent"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        cluster.node_process("load-image", built.stdout.strip())
-    return IMAGE
 
 
 def thinking_model(cluster: Cluster, namespace: str) -> str:
@@ -91,9 +74,9 @@ def own_trajectories(job: Job) -> list[Object]:
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
 def test_mini_swe_agent_in_pods_goes_on_when_its_runner_is_killed(
-    cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], image: str, mode: str
+    cluster: Cluster, namespace: str, new_job: Callable[[Object], Job], mini_swe_agent_image: str, mode: str
 ) -> None:
-    job = new_job(a_job(mode, thinking_model(cluster, namespace), image)).apply()
+    job = new_job(a_job(mode, thinking_model(cluster, namespace), mini_swe_agent_image)).apply()
     kill_while_they_talk(cluster, job, [0, 0])
     job.wait("Succeeded", 300)
     assert_nothing_was_lost_or_doubled(cluster, namespace, job, mode, TURNS)

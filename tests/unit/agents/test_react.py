@@ -24,6 +24,8 @@ ACTION = ReActStep("think", "bash", '{"command": "ls"}')
         'Thought: think\r\nAction: bash\r\nAction Input: {"command": "ls"}',
         'Thought: think\nAction: bash\nAction Input: {"command": "ls"}\nObservation: a b\nFinal Answer: made up',
         'Thought: think\nAction: bash\nAction Input: {"command": "ls"} and then I will\nAction: editor',
+        'Thought: think\nAction:\n{\n  "name": "bash",\n  "parameters": {"command": "ls"}\n}',
+        'Thought: think\nAction: ```json\n{"tool_name": "bash", "arguments": {"command": "ls"}}\n```\nObservation: a b',
     ],
 )
 def test_an_action_is_read_in_every_way_that_models_write_it(text: Any) -> None:

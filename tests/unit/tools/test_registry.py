@@ -101,6 +101,16 @@ def test_two_packages_with_the_same_name_are_told_apart(package: Any, monkeypatc
         open_tools(["scales"])
 
 
+async def test_a_name_may_stand_for_a_tool_that_one_run_alone_knows() -> None:
+    async def mine() -> str:
+        """Mine."""
+        return "mine"
+
+    own = {"search": FunctionTool(mine, name="search")}
+    assert open_tools(["search", "bash"], own)["search"] is own["search"]
+    assert open_tools(["search"])["search"] is not own["search"]
+
+
 def test_two_tools_of_the_same_name_are_refused() -> None:
     with pytest.raises(ExtensionError, match="read_file and commands-and-files both give a tool named 'read_file'"):
         open_tools(["read_file", "commands-and-files"])

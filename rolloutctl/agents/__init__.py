@@ -1,0 +1,36 @@
+"""Run one agent on one prompt, and get its trajectory:
+
+    agent = GeneralAgent(max_rounds=10)
+    agent.set_tools({"bash": create_tool("bash"), "finish": create_tool("finish")})
+    llm = create_llm_client(api_key="...", base_url="http://localhost:8000/v1", model="my-model")
+    trajectory = await agent.run_trajectory("Count the files in /etc.", llm.generate, "count-files")
+    print(trajectory.get_final_response())
+
+Each call is a job with one task, on this machine: the tools work in a sandbox, and all is recorded below `out`. The names
+are those of agentic-rollout-library.
+"""
+
+from rolloutctl.agents.agent import GeneralAgent, RolloutFailed, create_agent, create_agents
+from rolloutctl.agents.llm import LLMClient, create_llm_client, llm_client_from_environment
+from rolloutctl.agents.prompt import PromptBuilder
+from rolloutctl.agents.rollout import AgenticRollout, AgenticRolloutConfig
+from rolloutctl.agents.tools import create_tool, create_tools
+from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep
+
+__all__ = [
+    "AgenticRollout",
+    "AgenticRolloutConfig",
+    "GeneralAgent",
+    "LLMClient",
+    "PromptBuilder",
+    "RolloutFailed",
+    "StepType",
+    "Trajectory",
+    "TrajectoryStep",
+    "create_agent",
+    "create_agents",
+    "create_llm_client",
+    "create_tool",
+    "create_tools",
+    "llm_client_from_environment",
+]

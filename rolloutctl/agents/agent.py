@@ -1,0 +1,206 @@
+"""An agent by itself: each of its trajectories is a job with one task."""
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from agent_runtime.agents.base import Agent
+from agent_runtime.agents.coding import Coding
+from agent_runtime.agents.react import ReAct
+from agent_runtime.agents.registry import find_agent
+from agent_runtime.agents.tool_calling import ToolCalling
+from agent_runtime.engine.opening import output_uri
+from agent_runtime.engine.run import run_job
+from agent_runtime.recording.reader import open_run
+from agent_runtime.recording.store import Store
+from rollout_api.base import API_VERSION
+from rollout_api.model import ModelSpec
+from rollout_api.records import StopReason
+from rollout_api.rollout_job import RolloutJob
+from rolloutctl.agents.llm import LLMFunction, as_model, client_of, name_of
+from rolloutctl.agents.loop import ActionParser, Logged, ParsedActions, logger
+from rolloutctl.agents.tools import NamedTool, create_tool
+from rolloutctl.runs import DEFAULT_OUTPUT
+from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep, read_trajectory
+
+NAME_CHARACTERS = 40
+"""Most of a request's id that a run's folder is named after."""
+
+
+class RolloutFailed(Exception):
+    """Model or sandbox could not be had, which is no doing of the policy's; `trajectory` is what there was until then."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        reason, message = (trajectory.metadata.get(field) for field in ("reason", "message"))
+        super().__init__(f"{trajectory.request_id}: {reason}: {message}")
+        self.trajectory = trajectory
+
+
+class GeneralAgent:
+    """Thinks, calls a tool, sees the result, and so on until it has a final answer, all in text: for any model.
+
+    It may work on many prompts, also side by side.
+    """
+
+    def __init__(
+        self,
+        system_prompt: str | None = None,
+        tool_names: Sequence[str] = (),
+        max_rounds: int = 10,
+        termination_tool_names: Sequence[str] = ("finish",),
+        *,
+        action_parser: ActionParser | None = None,
+        loop: Callable[[], Agent] = ReAct,
+        config: Mapping[str, Any] = MappingProxyType({}),
+        max_tokens_per_step: int | None = None,
+        temperature: float | None = 0.7,
+        concurrent_requests: int | None = None,
+        sandbox: Mapping[str, Any] = MappingProxyType({}),
+        output: str | Path = DEFAULT_OUTPUT,
+        debug: bool = False,
+    ) -> None:
+        """`max_rounds` are model calls; `termination_tool_names` are tools whose call ends the work.
+
+        The model is told the form of tool calls after the `system_prompt`. With an `action_parser` the prompt says it all.
+        `loop` is an agent as docs/agents-and-tools.md has them, which works instead, and `config` its options. `tool_names`
+        go to `create_tool`; `set_tools` takes any tools. At most `concurrent_requests` trajectories run at once. `sandbox`
+        is a manifest's: image, network, provider and so on. All is recorded below `output`, a folder or URI. `debug` logs
+        what the model is told and answers.
+        """
+        if action_parser is not None and loop is not ReAct:
+            raise ValueError("an action_parser reads the answers of the built-in loop; give it, or a loop, not both")
+        self.system_prompt, self.max_rounds = system_prompt, max_rounds
+        self.termination_tool_names, self.action_parser = termination_tool_names, action_parser
+        self.loop, self.config = loop, config
+        self.max_tokens_per_step, self.temperature = max_tokens_per_step, temperature
+        self.sandbox, self.output, self.debug = sandbox, output, debug
+        self._places = asyncio.Semaphore(concurrent_requests) if concurrent_requests else contextlib.nullcontext()
+        self.set_tools({name: create_tool(name) for name in tool_names})
+
+    def set_tools(self, tools: Mapping[str, Any]) -> None:
+        """Tools by the names that the model sees: of `create_tool`, decorated with `@tool`, async functions, or objects with
+        an async `execute`. Raises TypeError for what is none of them."""
+        self.tools = dict(tools)
+        self._named_tools()
+
+    async def run_trajectory(
+        self, prompt: str | Mapping[str, Any], llm_generate_func: LLMFunction, request_id: str, **task: Any
+    ) -> Trajectory:
+        """Work on a prompt (text, or a mapping with `content`) in a sandbox, to the end.
+
+        The model is a client's `generate`, or an async function of messages, max_tokens and temperature. `request_id` names
+        the run. `task` are further fields of a task as in a manifest: `files`, `setup`, and `verifier`, which gives the
+        reward. Raises RolloutFailed where infrastructure failed, ValidationError, and what storage and model raise.
+        """
+        client = client_of(llm_generate_func)
+        job = self._job(
+            prompt, request_id, task, client.spec if client else ModelSpec(function=name_of(llm_generate_func))
+        )
+        async with self._places:
+            summary = await run_job(
+                job,
+                base_dir=Path.cwd(),
+                environ=client.environ if client else os.environ,
+                model=None if client else as_model(llm_generate_func),
+                new=True,
+                agent=self._new_loop,
+                tools=self._named_tools(),
+            )
+        run = await open_run(Store.open(output_uri(job, Path.cwd()), os.environ), summary.folder)
+        recorded = await read_trajectory(run, 0)
+        trajectory = recorded.model_copy(
+            update={
+                "request_id": request_id,
+                "steps": [self._with_arguments(step) for step in recorded.steps],
+                "metadata": {**recorded.metadata, "uri": summary.uri},
+            }
+        )
+        if not trajectory.is_completed:
+            raise RolloutFailed(trajectory)
+        if trajectory.metadata["stopReason"] == StopReason.AGENT_ERROR:
+            logger.warning("%s: the agent failed: %s", request_id, trajectory.metadata.get("message"))
+        return trajectory
+
+    def _new_loop(self) -> Agent:
+        loop: Agent = self.loop()
+        if self.action_parser is not None:
+            has_end = not set(self.termination_tool_names).isdisjoint(self.tools)
+            loop = ParsedActions(self.action_parser, has_end=has_end)
+        return Logged(loop) if self.debug else loop
+
+    def _named_tools(self) -> dict[str, NamedTool]:
+        ends = self.termination_tool_names
+        return {name: NamedTool(name, thing, stops=name in ends) for name, thing in self.tools.items()}
+
+    def _job(
+        self, prompt: str | Mapping[str, Any], request_id: str, task: Mapping[str, Any], model: ModelSpec
+    ) -> RolloutJob:
+        text = prompt if isinstance(prompt, str) else prompt.get("content")
+        if text is None:
+            raise ValueError(f"the prompt is {prompt!r:.200}; expected text, or a mapping with `content`")
+        name = re.sub("[^a-z0-9]+", "-", request_id.lower())[:NAME_CHARACTERS].strip("-") or "trajectory"
+        in_text = self.loop is ReAct and self.action_parser is None
+        return RolloutJob.model_validate(
+            {
+                "apiVersion": API_VERSION,
+                "kind": "RolloutJob",
+                "metadata": {"name": name},
+                "spec": {
+                    "mode": "Eval",
+                    "model": model,
+                    "agent": {
+                        "type": getattr(self.loop, "__name__", type(self).__name__),
+                        "tools": list(self.tools),
+                        "systemPrompt": self.system_prompt,
+                        "maxTurns": self.max_rounds,
+                        "config": dict(self.config),
+                    },
+                    "sampling": {
+                        "temperature": self.temperature,
+                        "maxTokens": self.max_tokens_per_step,
+                        "stop": ["\nObservation:"] if in_text else [],
+                    },
+                    "sandbox": dict(self.sandbox),
+                    "tasks": {"inline": [{"name": name, "prompt": text, **task}]},
+                    "attempts": {"limit": 1},
+                    "completion": {"maxInfraFailureFraction": 1.0},
+                    "output": {"uri": str(self.output)},
+                },
+            }
+        )
+
+    def _with_arguments(self, step: TrajectoryStep) -> TrajectoryStep:
+        """A call in a form of one's own is recorded as it was written; its parser knows the arguments."""
+        if self.action_parser is None or step.step_type is not StepType.ACTION or step.tool_args is not None:
+            return step
+        action = self.action_parser(step.content)
+        return step.model_copy(update={"tool_args": dict(action["tool_args"])}) if action else step
+
+
+_KINDS: Mapping[str, Mapping[str, Any]] = {
+    "general": {},
+    "react": {},
+    "coding": {"system_prompt": Coding.system_prompt},
+    "tool": {"loop": ToolCalling},
+}
+
+
+def create_agent(name: str, options: Mapping[str, Any] | None = None) -> GeneralAgent:
+    """An agent by name, with options of GeneralAgent; `max_steps` is another word for `max_rounds`.
+
+    `General`, `React` and `Coding` call tools in text, `Tool` natively; other names are those of `agent.type` in a manifest.
+    Raises ExtensionError, TypeError.
+    """
+    kind = _KINDS[name.lower()] if name.lower() in _KINDS else {"loop": find_agent(name)}
+    given = {"max_rounds" if option == "max_steps" else option: value for option, value in (options or {}).items()}
+    return GeneralAgent(**{**kind, **given})
+
+
+def create_agents(agents: Mapping[str, Mapping[str, Any]]) -> dict[str, GeneralAgent]:
+    """Several at once, their options by name."""
+    return {name: create_agent(name, options) for name, options in agents.items()}

@@ -1,0 +1,93 @@
+"""Models as an agent gets them in Python: a client of a server, or a function."""
+
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_runtime.models.base import Model, ModelReply, ModelRequest
+from agent_runtime.models.factory import open_model
+from agent_runtime.models.from_environment import model_from_environment
+from agent_runtime.models.function import FunctionModel
+from rollout_api.model import ApiKeySource, Endpoint, EndpointApi, ModelSpec, Sampling
+from rollout_api.records import Message
+
+LLMFunction = Callable[..., Awaitable[str | dict[str, Any] | ModelReply]]
+"""`async f(messages, max_tokens=..., temperature=...)`, which returns the answer's text, or a message in OpenAI's form."""
+
+_KEY = "LLM_API_KEY"
+"""The variable by which a run is given the key; manifests, and so records, hold none."""
+
+
+@dataclass(frozen=True)
+class LLMClient:
+    """A model at a server. An agent that is given its `generate` talks to that server itself, tokens recorded."""
+
+    spec: ModelSpec
+    """As in a manifest."""
+    environ: Mapping[str, str] = field(repr=False)
+    """Where its key is."""
+
+    async def generate(
+        self, messages: Sequence[Message], max_tokens: int | None = None, temperature: float | None = None
+    ) -> str:
+        """The text of one answer. Raises ModelError, ContextExceeded, ContentFiltered."""
+        sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
+        model = open_model(self.spec, self.environ)
+        try:
+            await model.check()
+            asked = ModelRequest(messages, tools=[], sampling=sampling, seed=0, session="", task="", member=0, turn=0)
+            return (await model.complete(asked)).text
+        finally:
+            await model.close()
+
+
+def create_llm_client(
+    api_key: str, base_url: str, model: str, *, api: EndpointApi | str = EndpointApi.OPENAI
+) -> LLMClient:
+    """A client of a server with OpenAI's API, or with `api="Anthropic"`. Connects to nothing yet.
+
+    Calls that fail are tried again, as docs/agents-and-tools.md says of models.
+    """
+    key = ApiKeySource(env=_KEY) if api_key else None
+    endpoint = Endpoint(base_url=base_url, name=model, api=EndpointApi(api), api_key_from=key)
+    return LLMClient(ModelSpec(endpoint=endpoint), {**os.environ, _KEY: api_key})
+
+
+def llm_client_from_environment(environ: Mapping[str, str] = os.environ) -> LLMClient:
+    """The client that OPENAI_MODEL, ANTHROPIC_MODEL or LLM_MODEL_NAME names, with _BASE_URL and _API_KEY beside it.
+
+    Raises ModelConfigError.
+    """
+    return LLMClient(model_from_environment(environ), environ)
+
+
+def client_of(function: LLMFunction) -> LLMClient | None:
+    """The client whose `generate` it is, if it is one's."""
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, LLMClient) and function == owner.generate else None
+
+
+def name_of(function: LLMFunction) -> str:
+    """A function as a manifest names it."""
+    named = function if inspect.isroutine(function) else type(function)
+    return f"{named.__module__}:{named.__name__}"
+
+
+def as_model(function: LLMFunction) -> Model:
+    """A function as a model. It is given what it takes of messages, max_tokens, temperature and tools."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+    async def ask(
+        messages: list[Message],
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str | dict[str, Any] | ModelReply:
+        said = {"max_tokens": max_tokens, "temperature": temperature, "tools": tools}
+        taken = {name: value for name, value in said.items() if takes_all or name in parameters}
+        return await function(messages, **{name: value for name, value in taken.items() if value is not None})
+
+    return FunctionModel(ask, name_of(function))

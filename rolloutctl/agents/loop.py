@@ -1,0 +1,69 @@
+"""How an agent of this package works on its prompt: tool calls in text, in a form of one's own where there is a parser."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agent_runtime.agents.base import Agent, AgentContext
+from agent_runtime.agents.base_class import BaseAgent, ParsedAnswer
+from agent_runtime.agents.react import ReAct
+from agent_runtime.models.base import ModelReply, ToolCall
+from rollout_api.records import Message
+
+ActionParser = Callable[[str], Mapping[str, Any] | None]
+"""From an answer's text to `{"tool_name": ..., "tool_args": {...}}`, or None where it holds no action."""
+
+NO_ACTION = "No action could be read in your answer. Answer in the form that you were told."
+
+logger = logging.getLogger("rolloutctl.agents")
+
+
+class ParsedActions(ReAct):
+    """Tool calls in a form that only the user's prompt and parser know."""
+
+    def __init__(self, parser: ActionParser, *, has_end: bool) -> None:
+        """`has_end`: a tool ends the work, so an answer without an action does not."""
+        self._parser, self._has_end = parser, has_end
+
+    def initial_messages(self) -> list[Message]:
+        """Without ReAct's own form."""
+        return BaseAgent.initial_messages(self)
+
+    def parse_llm_output(self, reply: ModelReply) -> ParsedAnswer:
+        """As the parser says."""
+        if not reply.text.strip():
+            return ParsedAnswer()
+        action = self._parser(reply.text)
+        if action is None:
+            return ParsedAnswer(complaint=NO_ACTION) if self._has_end else ParsedAnswer(final=reply.text)
+        return ParsedAnswer([ToolCall("action", str(action["tool_name"]), json.dumps(action.get("tool_args") or {}))])
+
+
+class Logged:
+    """An agent that logs what its model is told, and what that answers."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def run(self, context: AgentContext) -> str | None:
+        """See `Agent.run`."""
+        return await self._agent.run(_LoggedContext(context))
+
+
+class _LoggedContext:
+    def __init__(self, context: AgentContext) -> None:
+        self._context, self._told = context, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def call_model(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> ModelReply:
+        for message in messages[self._told :]:
+            logger.info("%s: %s", message["role"], message.get("content"))
+        reply = await self._context.call_model(messages, tools)
+        self._told = len(messages) + 1  # the answer, which is logged here
+        logger.info("assistant: %s", json.dumps(reply.message, ensure_ascii=False))
+        return reply

@@ -1,0 +1,61 @@
+"""An agent and its tools by one configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rolloutctl.agents.agent import create_agent
+from rolloutctl.agents.llm import LLMFunction
+from rolloutctl.agents.tools import create_tools
+from rolloutctl.runs import DEFAULT_OUTPUT
+
+_ONLY = {
+    "batch_size": (1, "a trajectory has one prompt; run several side by side with asyncio.gather, or as a RolloutJob"),
+    "include_trajectory_in_output": (True, "what run_trajectory returns is the trajectory"),
+    "save_trajectories": (True, "every trajectory is recorded; trajectory_save_path says where"),
+}
+
+
+@dataclass(frozen=True)
+class AgenticRolloutConfig:
+    """What kind of agent, with which limits and tools. Raises ValueError for a value that means nothing here."""
+
+    agent_type: str = "react"
+    max_steps: int = 10
+    """Model calls."""
+    max_tokens_per_step: int | None = 512
+    temperature: float | None = 0.7
+    tools_config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Tools by name, with their options."""
+    batch_size: int = 1
+    concurrent_requests: int = 4
+    """Trajectories at once; more wait."""
+    include_trajectory_in_output: bool = True
+    save_trajectories: bool = True
+    trajectory_save_path: str = DEFAULT_OUTPUT
+
+    def __post_init__(self) -> None:
+        """Refuse what would have no effect."""
+        for name, (only, why) in _ONLY.items():
+            if getattr(self, name) != only:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, and can be {only!r} alone: {why}")
+
+
+class AgenticRollout:
+    """`agent` is what the configuration says, `tools` are its tools."""
+
+    def __init__(self, config: AgenticRolloutConfig, llm_generate_func: LLMFunction) -> None:
+        """`llm_generate_func` is the one that `agent.run_trajectory` is to be given."""
+        self.config, self.llm_generate_func = config, llm_generate_func
+        self.tools: Mapping[str, Any] = create_tools(config.tools_config)
+        self.agent = create_agent(
+            config.agent_type,
+            {
+                "max_rounds": config.max_steps,
+                "max_tokens_per_step": config.max_tokens_per_step,
+                "temperature": config.temperature,
+                "concurrent_requests": config.concurrent_requests,
+                "output": config.trajectory_save_path,
+            },
+        )
+        self.agent.set_tools(self.tools)

@@ -1,0 +1,107 @@
+"""Tools as an agent gets them in Python: the ones known by name, with options, and objects of one's own."""
+
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from agent_runtime.tools.base import Tool, ToolContext, ToolResult, takes_agents_time
+from agent_runtime.tools.function_tool import FunctionTool, as_tool
+from agent_runtime.tools.registry import registry
+
+NAMES = {
+    "BashExecutor": "bash",
+    "FileEditor": "editor",
+    "Search": "search",
+    "Calculator": "calculator",
+    "Finish": "finish",
+}
+"""Names of agentic-rollout-library's tools that are known here by other ones."""
+
+_ELSEWHERE = {"execution_mode", "pod_name", "namespace", "kubeconfig_path"}
+"""Options that say where a tool runs."""
+
+
+class ToolWithOptions:
+    """A tool, some of whose arguments have other defaults. Raises ValueError for an option that is no argument."""
+
+    def __init__(self, tool: Tool, options: Mapping[str, Any]) -> None:
+        properties: dict[str, Any] = dict(tool.parameters.get("properties", {}))
+        if _ELSEWHERE & set(options):
+            raise ValueError(
+                f"{tool.name}: {', '.join(sorted(_ELSEWHERE & set(options)))}: a tool works in its agent's sandbox, not in "
+                "a pod that you name. Give the agent sandbox={'provider': 'Kodo', 'kodo': {'backend': 'Kubernetes'}} for "
+                "one that is a pod (docs/images-on-a-laptop.md), or apply a RolloutJob to a cluster (docs/first-job.md)"
+            )
+        if unknown := sorted(set(options) - set(properties)):
+            raise ValueError(
+                f"{tool.name} has no option {', '.join(unknown)}; its options are its arguments: {', '.join(properties)}"
+            )
+        changed = {name: {**properties[name], "default": value} for name, value in options.items()}
+        required = [name for name in tool.parameters.get("required", []) if name not in options]
+        self.name, self.description = tool.name, tool.description
+        self.parameters = {**tool.parameters, "properties": properties | changed, "required": required}
+        self.runs_in, self.idempotent, self.takes_agents_time = tool.runs_in, tool.idempotent, takes_agents_time(tool)
+        self._tool, self._options = tool, dict(options)
+
+    def get_description(self) -> str:
+        """What it does and takes, for a prompt of one's own."""
+        return f"{self.description} Arguments, as a JSON schema: {json.dumps(self.parameters)}"
+
+    async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        """See `Tool.execute`."""
+        return await self._tool.execute({**self._options, **arguments}, context)
+
+
+def create_tool(name: str, options: Mapping[str, Any] | None = None) -> Any:
+    """A tool by a name that a manifest could use, or by agentic-rollout-library's name for it.
+
+    `options` are the constructor's for a class that you registered, else values of arguments that the model leaves out.
+    Raises ExtensionError, ValueError.
+    """
+    found = registry.find(NAMES.get(name, name))
+    if inspect.isclass(found):
+        return found(**options or {})
+    return ToolWithOptions(as_tool(found, name), options or {})
+
+
+def create_tools(tools: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Several at once, their options by name."""
+    return {NAMES.get(name, name): create_tool(name, options) for name, options in tools.items()}
+
+
+def described(name: str, tool: Any) -> str:
+    """A tool in words, for a prompt."""
+    told = tool.get_description() if hasattr(tool, "get_description") else getattr(tool, "description", "")
+    return f"{name}: {told}".rstrip(": ")
+
+
+class NamedTool:
+    """A `Tool` under the name that an agent has for it, made of a tool, an object with `execute(...)`, or an async function.
+
+    Its description is what its own `get_description()` says, where it has one. `stops`: a call of it ends the run. Raises
+    TypeError where it is none of them.
+    """
+
+    def __init__(self, name: str, thing: Any, *, stops: bool) -> None:
+        tool = _as_tool(name, thing)
+        self.name, self.description, self.parameters = name, tool.description, tool.parameters
+        if not isinstance(thing, ToolWithOptions) and hasattr(thing, "get_description"):
+            self.description = thing.get_description()
+        self.runs_in, self.idempotent, self.takes_agents_time = tool.runs_in, tool.idempotent, takes_agents_time(tool)
+        self._tool, self._stops = tool, stops
+
+    async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        """See `Tool.execute`."""
+        result = await self._tool.execute(arguments, context)
+        return replace(result, stop=self._stops and not result.error)
+
+
+def _as_tool(name: str, thing: Any) -> Tool:
+    execute = getattr(thing, "execute", None)
+    if execute is None or inspect.isclass(thing) or hasattr(thing, "parameters"):
+        return as_tool(thing, name)
+    tool = FunctionTool(execute, name=name, runs_in="Runner")
+    tool.description = tool.description or getattr(thing, "description", "") or inspect.getdoc(type(thing)) or ""
+    return tool

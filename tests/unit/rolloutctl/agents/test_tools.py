@@ -1,0 +1,135 @@
+"""Tools as an agent gets them in Python."""
+
+from typing import Any, cast
+
+import pytest
+
+from agent_runtime.models.extensions import ExtensionError
+from agent_runtime.tools.base import ToolContext, ToolResult
+from agent_runtime.tools.function_tool import FunctionTool
+from agent_runtime.tools.registry import tool
+from rollout_api.tasks import Task
+from rolloutctl.agents.tools import NamedTool, create_tool, create_tools
+
+# These tools use no workspace.
+CONTEXT = ToolContext(cast(Any, None), Task(name="t", prompt="p"), "c", 60)
+
+
+async def result_of(thing: Any, stops: bool = False, **arguments: Any) -> ToolResult:
+    return await NamedTool("mine", thing, stops=stops).execute(arguments, CONTEXT)
+
+
+async def test_an_option_is_what_the_model_leaves_out_and_no_more() -> None:
+    calculator = create_tool("Calculator", {"precision": 3})
+    assert (await result_of(calculator, expression="1 / 7")).content == "0.143"
+    assert (await result_of(calculator, expression="1 / 7", precision=5)).content == "0.14286"
+    assert calculator.parameters["properties"]["precision"]["default"] == 3
+    assert "default" not in create_tool("Search").parameters["properties"]["pattern"]
+    assert '"default": 3' in calculator.get_description()
+
+
+def test_an_argument_with_an_option_is_not_asked_of_the_model() -> None:
+    assert "expression" not in create_tool("Calculator", {"expression": "1"}).parameters["required"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "complaint"),
+    [
+        (
+            "BashExecutor",
+            {"shell": "/bin/zsh"},
+            "bash has no option shell; its options are its arguments: command, timeout",
+        ),
+        (
+            "FileEditor",
+            {"execution_mode": "k8s", "pod_name": "my-dev-pod", "namespace": "default"},
+            "editor: execution_mode, namespace, pod_name: .* sandbox={.provider.: .Kodo.*apply a RolloutJob",
+        ),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused_with_what_to_use(
+    name: str, options: Any, complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        create_tool(name, options)
+
+
+def test_a_name_that_stands_for_nothing_is_refused() -> None:
+    with pytest.raises(ExtensionError, match="no tool is named 'Serch'"):
+        create_tool("Serch")
+
+
+async def test_options_of_a_registered_class_go_to_its_constructor() -> None:
+    @tool
+    class Lookup:
+        name = "lookup_of_agents"
+        description = "Looks up."
+        parameters = {"type": "object", "properties": {}}
+        runs_in = "Runner"
+        idempotent = True
+
+        def __init__(self, words: str = "none") -> None:
+            self.words = words
+
+        async def execute(self, arguments: Any, context: Any) -> ToolResult:
+            return ToolResult(self.words)
+
+    assert (await result_of(create_tool("lookup_of_agents", {"words": "two"}))).content == "two"
+
+
+def test_several_are_known_by_the_names_that_the_model_sees() -> None:
+    assert list(create_tools({"BashExecutor": {"timeout": 5}, "Finish": {}, "search": {}})) == [
+        "bash",
+        "finish",
+        "search",
+    ]
+
+
+class Plain:
+    """Says it twice."""
+
+    async def execute(self, text: str, times: int = 2) -> dict[str, str]:
+        return {"said": text * times}
+
+
+async def test_an_object_with_execute_is_a_tool_by_its_signature() -> None:
+    named = NamedTool("mine", Plain(), stops=False)
+    assert (named.name, named.description, named.runs_in) == ("mine", "Says it twice.", "Runner")
+    assert named.parameters["required"] == ["text"]
+    assert (await result_of(Plain(), text="a")).content == "{'said': 'aa'}"
+
+
+def test_a_parameter_without_a_type_is_refused() -> None:
+    class Untyped:
+        async def execute(self, text):  # type: ignore[no-untyped-def]
+            return text
+
+    with pytest.raises(TypeError, match="parameter text has no type; annotate it"):
+        NamedTool("mine", Untyped(), stops=False)
+
+
+def test_a_wrapper_tells_its_own_description_and_does_what_it_wraps() -> None:
+    class Wrapper:
+        def __init__(self, wrapped: Any) -> None:
+            self.wrapped = wrapped
+
+        def get_description(self) -> str:
+            return "In other words."
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.wrapped, name)
+
+    named = NamedTool("mine", Wrapper(create_tool("Calculator")), stops=False)
+    assert (named.description, list(named.parameters["properties"])) == ("In other words.", ["expression", "precision"])
+
+
+async def test_only_a_call_that_worked_of_a_tool_that_ends_the_work_ends_it() -> None:
+    async def hand_in(error: bool) -> ToolResult:
+        """Hand in."""
+        return ToolResult("handed in", error=error)
+
+    handing_in = FunctionTool(hand_in, name="hand_in", runs_in="Runner")
+    assert (await result_of(handing_in, stops=True, error=False)).stop
+    assert not (await result_of(handing_in, stops=True, error=True)).stop
+    assert not (await result_of(handing_in, error=False)).stop
+    assert not (await result_of(create_tool("Finish"))).stop, "it is not among the tools that end the work"
