@@ -36,7 +36,10 @@ OPERATOR_GRACE_SECONDS = 5.0
 # Starts that were lost to evictions and the like before whoever waits is told: the cluster is in no state for this.
 START_LOSSES = 3
 # The operator hears of a pod's end within a second or two, and an API server that restarts tells it up to a minute later.
-REASON_SECONDS, REASON_OUTAGE_SECONDS, REASON_POLL_SECONDS = 10.0, 90.0, 0.25
+REASON_SECONDS, REASON_OUTAGE_SECONDS, REASON_POLL_SECONDS = 10.0, 80.0, 0.25
+# Of a node's end Kubernetes tells after 50 s (node-monitor-grace-period), and the operator 30 s later. Without its word the
+# tool call that ran there would be to blame.
+NODE_REASON_SECONDS = 120.0
 # Time passes only for empty sandboxes, and for places that others took.
 TICK_SECONDS = 1.0
 CLOSE_SECONDS = 20.0
@@ -368,7 +371,8 @@ class Fleet:
 
     async def _inquire(self, held: HeldSandbox, failure: SandboxFailure) -> None:
         waited = listened = 0.0
-        while held.ended is None and listened < REASON_SECONDS and waited < REASON_OUTAGE_SECONDS:
+        patience = NODE_REASON_SECONDS if await held.is_cut_off() else REASON_SECONDS
+        while held.ended is None and listened < patience and waited < patience + REASON_OUTAGE_SECONDS:
             await asyncio.sleep(REASON_POLL_SECONDS)
             waited += REASON_POLL_SECONDS
             listened += REASON_POLL_SECONDS if self._watch.is_current else 0.0

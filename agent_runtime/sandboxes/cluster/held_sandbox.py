@@ -25,6 +25,8 @@ PROVIDER = "cluster"
 LISTEN_SECONDS, LISTEN_POLL_SECONDS = 60.0, 0.02
 # Enough for a healthy one under load; a dead pod's address would swallow the question for longer.
 ANSWER_SECONDS = 5.0
+# A packet that was lost is sent again after 1 s, and after 3 s.
+CONNECT_SECONDS = 4.0
 PREPARED = "prepared-"
 
 log = logging.getLogger(__name__)
@@ -169,6 +171,19 @@ class HeldSandbox:
         except (SandboxFailure, TimeoutError):
             return False
         return self.ended is None
+
+    async def is_cut_off(self) -> bool:
+        """Whether nobody at its address even refuses a connection, as when its node is dead."""
+        assert self.pod_ip is not None
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, writer = await asyncio.open_connection(self.pod_ip, EXECUTOR_PORT)
+        except ConnectionError:
+            return False
+        except (OSError, TimeoutError):
+            return True
+        writer.close()
+        return False
 
     def why_not_ready(self, seconds: float) -> SandboxFailure:
         """The failure of someone who waited for it so long."""

@@ -1,14 +1,19 @@
 """A sandbox that ends: everybody in it is told at once, with the true reason; what lives elsewhere does not notice."""
 
 import asyncio
+import contextlib
 import signal
+import socket
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from agent_runtime.sandboxes import executor_client
 from agent_runtime.sandboxes.base import SandboxFailure
-from agent_runtime.sandboxes.cluster import fleet
+from agent_runtime.sandboxes.cluster import fleet, held_sandbox
+from agent_runtime.sandboxes.cluster.sandbox_view import POD_IP
+from rollout_api.cluster import EXECUTOR_PORT
 from tests.integration.cluster_provider.conftest import Opened, acquire, rollout_job, say, until
 from tests.integration.cluster_provider.stand_in_operator import StandInOperator, condition
 
@@ -98,6 +103,42 @@ async def test_a_broken_connection_that_nobody_explains_is_a_lost_sandbox(
     assert (failure.value.reason, failure.value.from_outside) == ("SandboxLost", False)
     await until(lambda: name not in operator.api.sandboxes)
     assert await say(await acquire(provider, "0-1"), "echo here") == "here"
+
+
+async def test_a_sandbox_whose_node_died_is_not_blamed_on_the_tool_call_that_ran_there(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes calls a node lost a minute and more after its last packet."""
+    monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05, 0.2))
+    monkeypatch.setattr(fleet, "REASON_SECONDS", 0.5)
+    monkeypatch.setattr(held_sandbox, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(held_sandbox, "ANSWER_SECONDS", 0.5)
+    provider = await opened()
+    workspace = await acquire(provider)
+    name = workspace.handle["sandbox"]
+    under_way = asyncio.create_task(say(workspace, "sleep 60"))
+    await asyncio.sleep(0.1)
+    operator.executors[name].kill()
+    operator.executors[name].wait()
+    with swallowing(operator.api.sandboxes[name]["status"][POD_IP]):
+        await asyncio.sleep(4)
+        assert not under_way.done(), "nobody has said yet what happened"
+        operator.finish(name, "NodeLost", "node-7 is gone")
+        with pytest.raises(SandboxFailure, match="node-7 is gone") as failure:
+            await under_way
+    assert (failure.value.reason, failure.value.from_outside) == ("NodeLost", True)
+
+
+@contextlib.contextmanager
+def swallowing(host: str) -> Iterator[None]:
+    """Nobody at that address even refuses a connection: somebody listens there, and has no room for one more."""
+    address = (host, EXECUTOR_PORT)
+    with socket.create_server(address, backlog=0), contextlib.ExitStack() as waiting:
+        for _ in range(4):
+            caller = waiting.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(address)
+        yield
 
 
 async def test_a_start_that_fails_is_told_at_once_with_its_reason(opened: Opened, operator: StandInOperator) -> None:
