@@ -133,7 +133,7 @@ def compare(expected_store: Store, store: Store) -> None:
         assert sorted(found) == list(range(24)), "every index once"
         assert {p["reward"] for p in expected.values()} == {1.0}
         for index, print_ in expected.items():
-            assert found[index] == print_, f"rollout {index} differs from the undisturbed run"
+            assert found[index] == print_, f"rollout {index} differs: {found[index]} instead of {print_}"
 
     asyncio.run(both())
 
