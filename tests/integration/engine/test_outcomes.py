@@ -56,9 +56,7 @@ def task(number: int, **more: Any) -> dict[str, Any]:
     return {"name": f"task-{number}", "prompt": "Do it.", "files": [FILE], "verifier": {"commands": ["grade"]}, **more}
 
 
-def a_job(
-    folder: Path, tasks: int = 1, group_size: int = 2, agent_seconds: float = 3600, **spec: Any
-) -> RolloutJob:
+def a_job(folder: Path, tasks: int = 1, group_size: int = 2, agent_seconds: float = 3600, **spec: Any) -> RolloutJob:
     return RolloutJob.model_validate(
         {
             "apiVersion": "rollout.dev/v1alpha1",
@@ -67,7 +65,9 @@ def a_job(
             "spec": {
                 "mode": "Eval",
                 "groupSize": group_size,
-                "tasks": {"inline": [task(number, timeouts={"agentSeconds": agent_seconds}) for number in range(tasks)]},
+                "tasks": {
+                    "inline": [task(number, timeouts={"agentSeconds": agent_seconds}) for number in range(tasks)]
+                },
                 "model": {"function": "nobody:asks"},
                 "agent": {"tools": ["bash", "finish"]},
                 "attempts": {"limit": 3, "backoffSeconds": 0},
