@@ -13,6 +13,7 @@ from benchmarks.on_cluster import NoCluster
 from benchmarks.report import Row, print_table, write_json
 
 COMPARED = (
+    "executor_start",
     "tool_call",
     "engine_turns",
     "environments",

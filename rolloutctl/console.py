@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -26,6 +27,11 @@ class Form(StrEnum):
 
 
 FormOption = Annotated[Form, typer.Option("-o", help="How to answer: for people, or as JSON for machines.")]
+
+
+def named_file(option: str | None) -> Path | None:
+    """The file that an `-o` names. None where it is left out, or is `json` as everywhere; `./json` is a file."""
+    return None if option is None or option == Form.JSON else Path(option)
 
 
 def _console(stream: TextIO, *, stderr: bool = False) -> Console:

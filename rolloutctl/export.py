@@ -10,28 +10,36 @@ import typer
 
 from agent_runtime.recording.export import FILES, FOLDERS, Format
 from agent_runtime.recording.export import export as lines_of
-from rolloutctl.console import say
+from rolloutctl.console import named_file, say
 from rolloutctl.errors import CommandError
 from rolloutctl.runs import JobArgument, find_run
+
+_NOT_JSON = ", such as ./json: plain json asks for JSON on standard output"
 
 
 def export(
     job: JobArgument,
     form: Annotated[Format, typer.Option("--format", help="Who is to read it; docs/exports.md describes each.")],
-    file: Annotated[
-        Path | None, typer.Option("-o", help="File or folder to write; standard output when left out.")
+    output: Annotated[
+        str | None,
+        typer.Option("-o", metavar="FILE", help="File or folder to write; standard output when left out, or `json`."),
     ] = None,
 ) -> None:
     """Write the finished rollouts of a run as JSON lines, as a Parquet file, or, for format harbor, as folders below -o."""
+    file = named_file(output)
     if form in FOLDERS:
         if file is None:
-            raise CommandError(f"--format {form.value} writes a folder; name a new one with -o")
+            raise CommandError(
+                f"--format {form.value} writes a folder; name a new one with -o{_NOT_JSON if output else ''}"
+            )
         count = asyncio.run(_export_folder(job, form, file))
         say(f"{count} trials in {file}")
         return
     if form in FILES:
         if file is None:
-            raise CommandError(f"--format {form.value} writes a Parquet file; name it with -o")
+            raise CommandError(
+                f"--format {form.value} writes a Parquet file; name it with -o{_NOT_JSON if output else ''}"
+            )
         count = asyncio.run(_export_file(job, form, file))
         say(f"{count} rows in {file}")
         return

@@ -102,7 +102,9 @@ class ExecutorSandbox:
                 f"now {self.client.boot_id})",
             )
         workspace = self._workspace(spec, Hold(handle["workspace"], fence), handle["prepared"])
-        await workspace.require_live()
+        # Frozen where that process died between keeping a checkpoint and recording where the agent goes on: it will ask for
+        # the same fork again.
+        await workspace.require_live(or_frozen=True)
         await workspace.fence()
         if handle["prepared"] is not None:
             self._groups.adopt(handle["prepared"], spec.group)

@@ -117,10 +117,10 @@ class ExecutorWorkspace:
             json_body={"epoch": fence.epoch, "holder": fence.holder},
         )
 
-    async def require_live(self) -> None:
+    async def require_live(self, *, or_frozen: bool = False) -> None:
         """Raise SandboxFailure or WorkspaceLimit unless the workspace is there and works."""
         state = (await self._read(self._path)).json()
-        if state["state"] == "Live":
+        if state["state"] == "Live" or (or_frozen and state["state"] == "Frozen"):
             return
         failure = state.get("failure") or {}
         if failure.get("cause") in LIMIT_CAUSES:

@@ -27,6 +27,7 @@ from agent_runtime.sandboxes.hosting import (
 )
 from agent_runtime.sandboxes.local_environment import (
     STANDARD_PATH,
+    PythonEnvironment,
     binds,
     choose_search_path,
     masked_paths,
@@ -96,6 +97,7 @@ class LocalProvider:
                 self._machine = self._hosting("Overlay", None, {"PATH": path}, path=path_reason)
                 self.warnings = [
                     *image_warnings(self._template.image, used=image),
+                    *(path_warnings(python, path, path_reason) if image is None else []),
                     *common_warnings(self._template),
                     *overlay_warnings(guarantees),
                 ]
@@ -108,6 +110,7 @@ class LocalProvider:
             hosting = self._hosting("Plain", executor.record.mode_reason, {"PATH": path}, path=path_reason)
             self.warnings = [
                 *image_warnings(self._template.image, used=None),
+                *path_warnings(python, path, path_reason),
                 *common_warnings(self._template),
                 *plain_warnings(executor.record.mode_reason, is_reachable),
             ]
@@ -305,6 +308,11 @@ def image_warnings(name: str | None, *, used: UnpackedImage | None) -> list[str]
         return [] if os.geteuid() == 0 else [lost]
     what = f"image {name} is not used: commands" if name else "sandbox.image names none: commands of tasks without one"
     return [f"{what} see this machine's own programs and files"]
+
+
+def path_warnings(environment: PythonEnvironment, path: str, reason: str) -> list[str]:
+    """That the environment of rolloutctl is not last on PATH, as it should be."""
+    return [f"PATH of commands: {reason}"] if path.split(":")[0] == environment.bin else []
 
 
 def common_warnings(template: SandboxTemplate) -> list[str]:

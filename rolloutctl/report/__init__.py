@@ -11,7 +11,7 @@ import typer
 
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Seal
-from rolloutctl.console import err, say
+from rolloutctl.console import Form, answer_json, err, named_file, say
 from rolloutctl.errors import CommandError
 from rolloutctl.report import page
 from rolloutctl.runs import JobArgument, find_run
@@ -19,11 +19,20 @@ from rolloutctl.runs import JobArgument, find_run
 
 def report(
     job: JobArgument,
-    file: Annotated[Path | None, typer.Option("-o", help="File to write; the run's name when left out.")] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "-o", metavar="FILE", help="File to write; the run's name when left out. `json`: that, told as JSON."
+        ),
+    ] = None,
 ) -> None:
     """Write a run as one HTML file: figures, groups, every transcript. It loads nothing from elsewhere."""
-    path = asyncio.run(_report(job, file))
-    say(f"Wrote {path} ({path.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
+    path = asyncio.run(_report(job, named_file(file)))
+    size = path.stat().st_size
+    if file == Form.JSON:
+        answer_json({"path": str(path), "bytes": size})
+    else:
+        say(f"Wrote {path} ({size / 1e6:.1f} MB). Open it in a browser.")
 
 
 async def _report(reference: str, file: Path | None) -> Path:

@@ -1,5 +1,6 @@
 """What goes wrong for people: one clear message each, nothing lost, and a hostile or clumsy tool call harms nobody else."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.support.s3 import careless_s3
 
 ROLLOUTCTL = str(Path(sys.executable).parent / "rolloutctl")
 
@@ -138,6 +141,33 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(tmp_path: Pa
     done = run(tmp_path, manifest)
     assert done.returncode == 0, done.stderr
     assert [line["reward"] for line in results(tmp_path)] == [1] * 12
+
+
+@pytest.fixture
+def read_only_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a disk needs root")
+def test_storage_that_cannot_be_written_is_said_before_anything_runs(tmp_path: Path, read_only_disk: Path) -> None:
+    refused = run(tmp_path, job([bash("touch done")]))
+    assert refused.returncode == 4, refused.stderr
+    assert "out cannot be written; change its rights or the URI" in refused.stderr
+    assert not list(read_only_disk.iterdir())
+
+
+async def test_storage_that_ignores_create_only_writes_is_said_before_anything_runs(tmp_path: Path) -> None:
+    async with careless_s3() as careless:
+        manifest = job([bash("touch done")], output={"uri": careless.uri("runs")})
+        refused = await asyncio.to_thread(run, tmp_path, manifest, **careless.environ())
+    assert refused.returncode == 4, refused.stderr
+    assert "If-None-Match" in refused.stderr
+    assert "use storage that keeps the condition" in refused.stderr
+    assert "Recording to" not in refused.stderr, "nothing was begun"
 
 
 def test_a_different_job_under_the_same_name_is_refused_naming_what_differs(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ import pytest
 import yaml
 from aiohttp import web
 
-from tests.support.quickstart import REWARDS
+from agent_runtime.recording.reader import open_run
+from agent_runtime.recording.store import Store
+from rollout_api.records import ObservationsRecord, Record
+from tests.support.quickstart import REWARDS, STUMBLES
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "job.yaml"
 ROLLOUTCTL = str(Path(sys.executable).parent / "rolloutctl")
@@ -46,6 +49,24 @@ def test_the_quickstart_pays_what_it_promises_and_no_cheat_pays_anything(tmp_pat
         assert line["outcome"] == "Completed"
         assert line["sandbox"]["provider"] == "local"
     assert rewards == REWARDS
+    stumbling = {(result["task"], result["member"]) for result in results(tmp_path) if tool_errors(tmp_path, result)}
+    assert not {who for who in stumbling if rewards[who[0]][who[1]] == 1} - {STUMBLES}, (
+        "members that do all of it right"
+    )
+    assert STUMBLES in stumbling
+
+
+def tool_errors(folder: Path, result: dict[str, Any]) -> list[str]:
+    """What the tools refused in a rollout."""
+    store = Store.open(str(folder / "out"), {})
+    records = asyncio.run(records_of(store, result["index"]))
+    return [
+        r.content for record in records if isinstance(record, ObservationsRecord) for r in record.results if r.error
+    ]
+
+
+async def records_of(store: Store, index: int) -> list[Record]:
+    return await (await open_run(store, "quickstart")).records(index)
 
 
 def test_one_workspace_per_sandbox_gives_the_same_rewards_as_many(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ async def fingerprint(store: Store, name: str) -> dict[int, Any]:
             "outcome": result.outcome,
             "stop": result.stop_reason,
             "reward": result.reward,
+            "verifier": [[c.command, c.exit_code, c.cause] for c in (seal.verdict.commands if seal.verdict else [])],
             "turns": result.turns,
             "tool_calls": result.tool_calls,
             "branches": result.branches,

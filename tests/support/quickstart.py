@@ -8,3 +8,6 @@ REWARDS: dict[str, list[float]] = {
     "lru-cache": [1, 1, 1, 0.5],
     "split-csv": [1, 0.5, 0, 0],
 }
+
+STUMBLES = ("parse-duration", 3)
+"""The member that makes malformed tool calls on its way; the others that fix all of it make none."""

@@ -5,7 +5,6 @@ import copy
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,12 @@ import yaml
 from agent_runtime.recording.store import Store
 from tests.integration.engine.branching import bash, branching, counting, done, run_of, searching
 from tests.support.fingerprint import fingerprint
+from tests.support.resumed import kill_in_the_midst, resumed_rollouts
 
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
 KILLS = 20 if os.environ.get("ROLLOUT_FULL") else 2
+SEGMENTS = range(2, 8)
+"""So many segments of the journal after a start a kill comes."""
 
 
 @pytest.fixture
@@ -38,18 +40,16 @@ def killed_until_done(folder: Path, environ: dict[str, str], manifest: Mapping[s
     print(f"ROLLOUT_SEED={seed}")
     rng = random.Random(seed)
     (folder / "job.yaml").write_text(yaml.safe_dump(dict(manifest)))
+    store = Store.open(str(folder / "out"), {})
     done_kills = 0
     while True:
         log = (folder / "stderr.log").open("ab")
         process = subprocess.Popen(ROLLOUTCTL, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=log)
         log.close()
-        try:
-            process.communicate(timeout=rng.uniform(0.7, 1.6) if done_kills < kills else 120)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
+        if done_kills < kills and kill_in_the_midst(process, store, rng, after=SEGMENTS):
             done_kills += 1
             continue
+        process.communicate(timeout=120)
         assert process.returncode == 0, (folder / "stderr.log").read_text()[-3000:]
         return done_kills
 
@@ -71,6 +71,7 @@ def test_a_branching_run_that_is_killed_loses_and_doubles_nothing(tmp_path: Path
     asyncio.run(done(calm, manifest))
     assert killed_until_done(disturbed, environ, manifest, KILLS) > 0
     assert prints(disturbed, "branch") == prints(calm, "branch")
+    assert resumed_rollouts(Store.open(str(disturbed / "out"), {}), "branch")
 
 
 def test_an_agent_that_is_killed_among_its_checkpoints_ends_as_it_would_have(
@@ -82,6 +83,7 @@ def test_an_agent_that_is_killed_among_its_checkpoints_ends_as_it_would_have(
         folder.mkdir()
     asyncio.run(done(calm, copy.deepcopy(manifest)))
     environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    killed_until_done(disturbed, environ, manifest, KILLS)
+    assert killed_until_done(disturbed, environ, manifest, KILLS) > 0
     expected, found = prints(calm, "search"), prints(disturbed, "search")
     assert json.dumps(found) == json.dumps(expected)
+    assert resumed_rollouts(Store.open(str(disturbed / "out"), {}), "search") == {0}

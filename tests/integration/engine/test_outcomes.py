@@ -52,11 +52,11 @@ class OneCall:
     async def close(self) -> None: ...
 
 
-def task(number: int) -> dict[str, Any]:
-    return {"name": f"task-{number}", "prompt": "Do it.", "files": [FILE], "verifier": {"commands": ["grade"]}}
+def task(number: int, **more: Any) -> dict[str, Any]:
+    return {"name": f"task-{number}", "prompt": "Do it.", "files": [FILE], "verifier": {"commands": ["grade"]}, **more}
 
 
-def a_job(folder: Path, tasks: int = 1, group_size: int = 2, **spec: Any) -> RolloutJob:
+def a_job(folder: Path, tasks: int = 1, group_size: int = 2, agent_seconds: float = 3600, **spec: Any) -> RolloutJob:
     return RolloutJob.model_validate(
         {
             "apiVersion": "rollout.dev/v1alpha1",
@@ -65,7 +65,9 @@ def a_job(folder: Path, tasks: int = 1, group_size: int = 2, **spec: Any) -> Rol
             "spec": {
                 "mode": "Eval",
                 "groupSize": group_size,
-                "tasks": {"inline": [task(number) for number in range(tasks)]},
+                "tasks": {
+                    "inline": [task(number, timeouts={"agentSeconds": agent_seconds}) for number in range(tasks)]
+                },
                 "model": {"function": "nobody:asks"},
                 "agent": {"tools": ["bash", "finish"]},
                 "attempts": {"limit": 3, "backoffSeconds": 0},
@@ -129,6 +131,16 @@ async def test_a_member_that_is_always_lost_is_masked_and_never_reward_0(tmp_pat
     assert ran.outcomes == [("Completed", "Finished", 1.0), ("InfraFailed", "NodeLost", None)]
     assert ran.summary.mean_reward == 1.0, "outside its group's mean"
     assert len(ran.results[1]["failedAttempts"]) == 3
+
+
+async def test_a_slow_boot_takes_none_of_the_agents_time(tmp_path: Path) -> None:
+    async def slow(called: str, attempt: str, key: str | None) -> None:
+        if called == "acquire":
+            await asyncio.sleep(2.5)
+
+    ran = await run(a_job(tmp_path, agent_seconds=2), tmp_path, on_call=slow)
+    assert ran.outcomes == [("Completed", "Finished", 1.0)] * 2
+    assert all(result["seconds"]["boot"] > 2 > result["seconds"]["agent"] for result in ran.results)
 
 
 async def test_a_model_that_is_down_is_infrastructure_and_a_full_context_is_the_policys(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from agent_runtime.recording.store import Store
+from tests.support.resumed import resumed_rollouts
+
 ROLLOUTCTL = [sys.executable, "-m", "rolloutctl.main", "run", "job.yaml", "-o", "json"]
 TURNS, MEMBERS, TASKS = 4, 3, 2
 KILL_AT_LINES = (10, 40)
@@ -127,3 +130,4 @@ def test_a_killed_run_keeps_the_changed_tasks_repeats_hooks_with_their_keys_and_
     once, repeated = Counter(log_lines(tmp_path / "calm")), Counter(log_lines(tmp_path / "killed"))
     assert max(once.values()) == 1
     assert set(repeated) == set(once), "a hook is repeated with the key that it had"
+    assert resumed_rollouts(Store.open(str(tmp_path / "killed" / "out"), {}), "marked")

@@ -18,11 +18,14 @@ import yaml
 
 from agent_runtime.recording.store import Store
 from tests.support.fingerprint import fingerprint
+from tests.support.resumed import kill_in_the_midst, resumed_rollouts
 from tests.support.s3 import S3
 
 KILLS = 100 if os.environ.get("ROLLOUT_FULL") else 10
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
 TURNS = 5
+SEGMENTS = range(40)
+"""So many segments of the journal after a start a kill comes; a run writes some 330."""
 
 
 def job(output: str) -> dict[str, Any]:
@@ -77,19 +80,16 @@ def start(folder: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def kill_until_done(
-    folder: Path, environ: dict[str, str], kills: int, rng: random.Random
+    folder: Path, store: Store, environ: dict[str, str], kills: int, rng: random.Random
 ) -> tuple[int, dict[str, Any]]:
     """Run to the end, killing on the way; at most `kills` times. Returns the kills done and the last run's summary."""
     done = 0
     while True:
         process = start(folder, environ)
-        try:
-            output, _ = process.communicate(timeout=rng.uniform(0.6, 3.0) if done < kills else 300)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        if done < kills and kill_in_the_midst(process, store, rng, after=SEGMENTS):
             done += 1
             continue
+        output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, (folder / "stderr.log").read_text()[-3000:]
         return done, json.loads(output)
 
@@ -110,18 +110,21 @@ def killed_runs(
     seed = int(os.environ.get("ROLLOUT_SEED", time.time()))
     print(f"ROLLOUT_SEED={seed}")
     rng = random.Random(seed)
-    kills = number = 0
+    kills = number = resumed = 0
     while kills < KILLS:
         folder = tmp_path / f"run-{number}"
         folder.mkdir()
         uri = uri_of(number)
         (folder / "job.yaml").write_text(yaml.safe_dump(job(uri)))
-        done, summary = kill_until_done(folder, environ, KILLS - kills, rng)
-        assert summary["completed"]
         store = Store.open(uri if "://" in uri else str(folder / uri), reading)
+        done, summary = kill_until_done(folder, store, environ, KILLS - kills, rng)
+        assert summary["completed"]
         compare(Store.open(str(calm / "out"), {}), store)
+        resumed += len(resumed_rollouts(store, "counting"))
         kills += done
         number += 1
+    print(f"{kills} kills in {number} runs; {resumed} rollouts went on in another process")
+    assert resumed >= KILLS // 2, "the kills met rollouts at work"
 
 
 def compare(expected_store: Store, store: Store) -> None:
@@ -130,7 +133,7 @@ def compare(expected_store: Store, store: Store) -> None:
         assert sorted(found) == list(range(24)), "every index once"
         assert {p["reward"] for p in expected.values()} == {1.0}
         for index, print_ in expected.items():
-            assert found[index] == print_, f"rollout {index} differs from the undisturbed run"
+            assert found[index] == print_, f"rollout {index} differs: {found[index]} instead of {print_}"
 
     asyncio.run(both())
 
@@ -169,5 +172,7 @@ def test_a_runner_that_was_only_believed_dead_is_fenced_off(tmp_path: Path, envi
     frozen.communicate(timeout=300)
     assert frozen.returncode == 130
     assert "Another process works on this run now" in (folder / "stderr.log").read_text()
-    assert asyncio.run(fingerprint(Store.open(str(folder / "out"), {}), "counting")) == before
-    compare(Store.open(str(calm / "out"), {}), Store.open(str(folder / "out"), {}))
+    store = Store.open(str(folder / "out"), {})
+    assert asyncio.run(fingerprint(store, "counting")) == before
+    compare(Store.open(str(calm / "out"), {}), store)
+    assert resumed_rollouts(store, "counting"), "the second went on with what the first had recorded"

@@ -26,6 +26,7 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 from tests.support.fingerprint import fingerprint
 from tests.support.games import wander
+from tests.support.resumed import resumed_rollouts
 
 ROOT = Path(__file__).parents[3]
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
@@ -211,6 +212,7 @@ def test_a_runner_killed_at_random_moments_leaves_episodes_as_an_undisturbed_one
         assert killed == calm
 
     asyncio.run(compare())
+    assert resumed_rollouts(Store.open(str(folders[1] / "out"), {}), "acting")
 
 
 def run_to_its_end(folder: Path, environ: dict[str, str], kills: int, drawn: random.Random) -> None:

@@ -25,11 +25,55 @@ async def test_it_says_what_it_is_and_what_it_keeps(client: Any, executor: Any) 
         assert health["guarantees"]["network"].startswith("None: ")
 
 
-async def test_it_starts_fast_and_small(start_executor: Any, connect: Any) -> None:
+async def test_it_is_small(start_executor: Any, connect: Any) -> None:
     executor = start_executor("Plain")
-    print(f"ready after {executor.seconds_to_ready * 1000:.0f} ms, {executor.memory_kib() / 1024:.1f} MiB resident")
-    # The bound is 30 MB; time is printed, and not asserted on a machine that others use too.
+    print(f"{executor.memory_kib() / 1024:.1f} MiB resident")
+    # The bound is 30 MB. Time is the business of benchmarks/executor_start.py.
     assert executor.memory_kib() < 30_000
+
+
+ORPHANS = """
+import os, time
+for number in range(200):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(number % 10 / 20)  # some outlive their command, most do not
+        os._exit(0)
+    os.wait()
+print('orphaned')
+"""
+AS_PID_1 = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+async def test_orphans_are_reaped_where_the_executor_is_pid_1(start_executor: Any, connect: Any, mode: str) -> None:
+    executor = start_executor(mode, prefix=AS_PID_1)
+    async with connect(executor) as client:
+        assert await client.out(["/usr/bin/python3", "-c", ORPHANS]) == "orphaned\n"
+        async with asyncio.timeout(60):
+            while found := zombies_below(executor.process.pid):
+                print(found)
+                await asyncio.sleep(0.1)
+        assert await client.out("echo fine") == "fine\n"
+    executor.process.kill()  # unshare itself is deaf to what would end it
+
+
+def zombies_below(ancestor: int) -> list[int]:
+    """Processes that have ended and that nobody has waited for."""
+    parents, zombies = {}, []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        parents[int(path.parent.name)] = int(parent)
+        zombies += [int(path.parent.name)] if state == "Z" else []
+
+    def is_below(pid: int) -> bool:
+        return pid in parents and (parents[pid] == ancestor or is_below(parents[pid]))
+
+    return [pid for pid in zombies if is_below(pid)]
 
 
 async def test_an_executor_nobody_asks_ends_itself_and_a_waiting_request_keeps_it_alive(

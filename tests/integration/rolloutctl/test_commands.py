@@ -145,6 +145,8 @@ def test_exports_are_json_lines(finished: Shell) -> None:
     for form in ("results", "atif", "openai", "verifiers", "verifiers-traces"):
         lines = finished("export", "starter", "--format", form).stdout.splitlines()
         assert len([json.loads(line) for line in lines]) == 6
+        assert finished("export", "starter", "--format", form, "-o", "json").stdout.splitlines() == lines
+    assert not (finished.folder / "json").exists(), "-o json asks for a form, as everywhere"
     written = finished("export", "starter", "--format", "openai", "-o", "samples.jsonl")
     assert written.stdout == ""
     conversation = json.loads((finished.folder / "samples.jsonl").read_text().splitlines()[0])["messages"]
@@ -156,6 +158,9 @@ def test_exports_to_a_file_say_how_much_is_in_it_and_need_its_name(finished: She
         refused = finished("export", "starter", "--format", form)
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "with -o" in refused.stderr
+        unwritten = finished("export", "starter", "--format", form, "-o", "json")
+        assert (unwritten.returncode, unwritten.stdout) == (2, "")
+        assert "./json" in unwritten.stderr
         written = finished("export", "starter", "--format", form, "-o", f"{form}.out")
         assert (written.returncode, written.stderr) == (0, f"{what} in {form}.out\n")
         assert (finished.folder / f"{form}.out").exists()
@@ -172,6 +177,18 @@ def test_the_report_is_one_file_and_says_where_it_is(finished: Shell) -> None:
     assert text.count('<script type="text/plain" data-group="') == 2
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert not list(finished.folder.glob("*.unfinished"))
+
+
+def test_the_report_tells_machines_where_it_is_and_may_be_called_json(finished: Shell) -> None:
+    told = finished("report", "starter", "-o", "json")
+    assert (told.returncode, told.stderr) == (0, "")
+    (run,) = (finished.folder / "out").iterdir()
+    page = finished.folder / f"{run.name}.html"
+    assert json.loads(told.stdout) == {"path": page.name, "bytes": page.stat().st_size}
+    assert not (finished.folder / "json").exists()
+    assert finished("report", "starter", "-o", "./json").stdout == ""
+    assert (finished.folder / "json").read_text().startswith("<!doctype html>")
+    (finished.folder / "json").unlink()
 
 
 def test_a_closed_pipe_is_no_error(finished: Shell) -> None:
@@ -326,6 +343,26 @@ def test_damaged_records_are_a_storage_error_that_names_the_object(shell: Shell)
     answer = shell("results", "slow")
     assert answer.returncode == 4
     assert "seals/2.json" in answer.stderr
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "unfinished"])
+def test_a_truncated_segment_is_told_by_name_wherever_it_is_read(shell: Shell, sealed: bool) -> None:
+    slow_job(shell.folder, 0)
+    assert shell("run", "slow.yaml").returncode == 0
+    (run,) = shell.folder.glob("out/slow-*")
+    segment = "attempts/2/0/1-1.jsonl.zst"
+    (run / segment).write_bytes((run / segment).read_bytes()[:-5])
+    if not sealed:  # as a run that was killed leaves it
+        for derived in (run / "seals" / "2.json", run / "results.jsonl", run / "stats.json", *run.glob("shards/*")):
+            derived.unlink()
+    reading = [["show", "slow", "2"]]
+    reading += [["report", "slow"], ["export", "slow", "--format", "openai"]] if sealed else [["run", "slow.yaml"]]
+    for arguments in reading:
+        answer = shell(*arguments)
+        assert answer.returncode == 4, (arguments, answer)
+        assert segment in answer.stderr, arguments
+        assert "Traceback" not in answer.stderr
+    assert not list(shell.folder.glob("*.html*")), "half a report"
 
 
 def test_reading_what_is_not_there_makes_no_folders(shell: Shell) -> None:

@@ -18,6 +18,7 @@ from agent_runtime.runner.exits import Exit
 from tests.integration.runner.conftest import Pods, Runner, StartPods, wait_for
 from tests.support.fingerprint import fingerprint
 from tests.support.quickstart import REWARDS
+from tests.support.resumed import resumed_rollouts, segments_in
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "job.yaml"
 KILLS = 10
@@ -86,13 +87,16 @@ def test_an_engine_killed_ten_times_gives_the_results_of_an_undisturbed_one(pods
     rng = random.Random(seed)
     runner, kills = killed.start(), 0
     total = sum(map(len, REWARDS.values()))
+    store = Store.open(str(killed.folder / "out"), {})
     while kills < KILLS:
         seals = sealed(killed)
         wait_for(lambda lives=kills + 1: runner.starts() >= lives or runner.process.poll() is not None)
         if kills % 4 == 3:
             # Else a slow machine comes to ten kills before its first seal, which rightly fails the pod.
             wait_for(lambda seals=seals: sealed(killed) > seals or runner.process.poll() is not None)
-        time.sleep(rng.uniform(0, 1.5))
+        enough = segments_in(store) + rng.randrange(20)
+        wait_for(lambda enough=enough: segments_in(store) >= enough or runner.process.poll() is not None)
+        time.sleep(rng.uniform(0, 0.2))
         if sealed(killed) == total or (engine := runner.engine) is None:
             break
         with contextlib.suppress(ProcessLookupError):
@@ -101,6 +105,7 @@ def test_an_engine_killed_ten_times_gives_the_results_of_an_undisturbed_one(pods
     assert runner.end() == Exit.REPORTED, runner.log.read_text()[-3000:]
     assert kills >= 3, "it was disturbed"
     assert prints(killed, "quickstart") == prints(calm, "quickstart")
+    assert resumed_rollouts(store, "quickstart"), "it met rollouts at work"
     rewards = [reward for group in REWARDS.values() for reward in group]
     for one in (calm, killed):
         assert [r["reward"] for r in results(one)] == rewards

@@ -288,6 +288,26 @@ async def test_plain_commands_of_root_run_as_nobody(tmp_path: Path) -> None:
     await provider.close()
 
 
+@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+@pytest.mark.parametrize("has_pytest", [True, False])
+async def test_whoever_has_no_pytest_is_told_that_path_begins_with_another_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, has_pytest: bool
+) -> None:
+    machine = tmp_path / "machine"
+    machine.mkdir()
+    (machine / "python3").write_text(f"#!/bin/sh\necho {has_pytest}\n")
+    (machine / "python3").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{machine}:{os.environ['PATH']}")
+    # In Plain it is on PATH only where nobody can read it, which not every checkout allows.
+    monkeypatch.setattr("agent_runtime.sandboxes.local.readable_by", lambda environment, uid: True)
+    provider = LocalProvider(tmp_path / "run", template(mode), places=1)
+    await provider.open()
+    await provider.close()
+    own = running_environment().bin
+    told = [warning for warning in provider.warnings if warning.startswith("PATH of commands:")]
+    assert told == ([] if has_pytest else [f"PATH of commands: {own} first, because {machine}/python3 has no pytest"])
+
+
 def python_for_nobody() -> tuple[str, str]:
     """An interpreter that any user may start, and the PYTHONPATH by which it finds this repository and its libraries."""
     libraries = f"{REPOSITORY}:{Path(pytest.__file__).parents[1]}"

@@ -313,3 +313,22 @@ async def test_the_record_says_what_it_really_was(case: Case, provider: SandboxP
     assert workspace.description["mode"] == {"dummy": "Overlay"}.get(case.kind, case.kind)
     assert workspace.description["imageUsed"] is False
     assert provider.warnings
+
+
+@pytest.mark.parametrize("case", ["dummy", "Overlay"], indirect=True)  # Plain freezes nothing: it keeps snapshots
+async def test_a_state_that_was_kept_when_its_runner_died_is_gone_on_from(case: Case) -> None:
+    """Else all turns before a checkpoint are lost, where the kill comes before it is recorded where the agent goes on."""
+    first = case.provider()
+    await first.open()
+    workspace = await acquire(first)
+    assert await say(workspace, "echo once >> count; cat count", "1:a") == "once\n"
+    await workspace.freeze()
+    await first.close(keep=True)
+    second = case.provider()
+    await second.open()
+    again = await second.reattach(workspace.handle, spec=spec(), fence=Fence(2, "second"))
+    assert await say(again, "echo once >> count; cat count", "1:a") == "once\n", "the turn that is replayed"
+    await again.freeze()
+    following = await again.fork("agent.1")
+    assert await say(following, "cat count", "2:a") == "once\n"
+    await second.close()
