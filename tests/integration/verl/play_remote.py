@@ -47,7 +47,7 @@ def main(folder: Path, tasks: str, url: str) -> None:
     ray.get(server.set_version.remote(1))
     played = {
         "legacy": play.play_legacy(legacy, config, dataset, 1, ["hello"]),
-        "v1": play.play_v1(v1, config, dataset, buffer, 1, ["hello"]),
+        "v1": play.play_v1(v1, config, dataset, buffer, server, 1, ["hello"]),
         "seen": ray.get(server.seen.remote()),
     }
     legacy.close()
