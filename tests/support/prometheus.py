@@ -48,7 +48,7 @@ def scrape(cluster: Cluster, monitors: list[Manifest], folder: Path) -> Iterator
     """Prometheus with the chart's monitors and alerts; its data and logs lie in the folder."""
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((folder / "log").open("w"))
-        api = free_port()
+        api, port = free_ports(2)
         command = [cluster.program("kubectl"), "--kubeconfig", str(cluster.kubeconfig), "proxy", "--port", str(api)]
         stack.enter_context(running(command, log))
         discovery = stack.enter_context(serve_discovery(f"http://127.0.0.1:{api}"))
@@ -58,7 +58,6 @@ def scrape(cluster: Cluster, monitors: list[Manifest], folder: Path) -> Iterator
             "scrape_configs": [scrape_config(monitor, api, discovery) for monitor in monitors],
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        port = free_port()
         command = [
             tool("prometheus"),
             f"--config.file={folder}/prometheus.yml",
@@ -193,11 +192,11 @@ def running(command: list[str], log: Any) -> Iterator[None]:
         process.wait()
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+def free_ports(count: int) -> list[int]:
+    """Different ports of this machine that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]
 
 
 def answers(url: str) -> bool:
