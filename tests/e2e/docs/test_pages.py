@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.docs import given
 from tests.support.documentation import PAGES, REPOSITORY, blocks
-from tests.support.prometheus import free_port
+from tests.support.prometheus import free_ports
 from tests.support.terminal import Terminal, checkout
 
 ANSWER = "I have looked at it. <answer>Right</answer>"
@@ -57,7 +57,7 @@ def terminal(folder: Path, model_server: str) -> Iterator[Terminal]:
         "OPENAI_API_KEY": "none",
         "COLUMNS": "120",
     }
-    ports = {named: str(free_port()) for named in PORTS}
+    ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
     here = dict.fromkeys(MODEL_SERVERS, model_server) | dict.fromkeys(IMAGES, given.THIS_MACHINE) | ports
     found = Terminal(folder, environ, stand_ins=here)
     yield found
