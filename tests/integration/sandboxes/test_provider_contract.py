@@ -315,9 +315,10 @@ async def test_the_record_says_what_it_really_was(case: Case, provider: SandboxP
     assert provider.warnings
 
 
-@pytest.mark.parametrize("case", ["dummy", "Overlay"], indirect=True)  # Plain freezes nothing: it keeps snapshots
 async def test_a_state_that_was_kept_when_its_runner_died_is_gone_on_from(case: Case) -> None:
     """Else all turns before a checkpoint are lost, where the kill comes before it is recorded where the agent goes on."""
+    if case.kind == "Plain":
+        return  # it freezes nothing: snapshots are what it keeps
     first = case.provider()
     await first.open()
     workspace = await acquire(first)
