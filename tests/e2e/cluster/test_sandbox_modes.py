@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, eventually
 from tests.support.images import SAYS_HELLO, busybox, compile_c
 from tests.support.sandboxes import ByHand
 
@@ -44,8 +44,10 @@ def test_where_the_executors_own_trial_of_overlay_fails_its_pod_is_made_again_pl
     # The trial runs `true` in a workspace. This one ends with 3.
     failing = compile_c(SAYS_HELLO, tmp_path / "hello", "-static")
     image = load_image("no-overlay", {"/bin/echo": busybox(), "/bin/true": failing})
-    sandbox = ByHand(cluster, namespace, "auto").apply(image=image, workspaces={"perSandbox": 4}).wait_ready()
-    words = assert_plain(sandbox, "TrialFailed")
+    sandbox = ByHand(cluster, namespace, "auto").apply(image=image, workspaces={"perSandbox": 4})
+    # Its first pod is Ready for a moment, as long as the trial takes.
+    eventually(lambda: sandbox.condition("Overlay").get("status") == "False" or None, 120, sandbox.describe)
+    words = assert_plain(sandbox.wait_ready(), "TrialFailed")
     assert "Overlay was tried" in words
     assert "`true` ended with" in words
     sandbox.assert_unharmed()
