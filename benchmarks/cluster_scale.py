@@ -7,7 +7,6 @@ which is away meanwhile. Sandboxes are created as a runner does it.
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from benchmarks.report import Row, Target
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec
 from tests.support.cluster import OPERATOR_NAMESPACE, QUICKSTART_IMAGE, Cluster, Job, eventually
+from tests.support.ports import free_ports
 
 FEW, MANY = 500, 5_000
 NODES = 50
@@ -120,7 +120,7 @@ class Operator:
         if found is None:
             raise RuntimeError(f"the chart is not installed in namespace {OPERATOR_NAMESPACE}: hack/install-on-cluster")
         (text,) = found["data"].values()
-        self._port, health = _free_ports(2)
+        self._port, health = free_ports(2)
         config = folder / "config.yaml"
         config.write_text(yaml.safe_dump(yaml.safe_load(text) | {"metricsPort": self._port, "healthPort": health}))
         self._environ = {
@@ -264,11 +264,3 @@ def _without_installed_operator(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         cluster.kubectl(*scale, f"--replicas={found['spec']['replicas']}")
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

@@ -12,7 +12,6 @@ import os
 import resource
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from benchmarks.measuring import disk_folder, file_system, memory_folder, pin_to
 from benchmarks.peers import LITELLM, installed
 from benchmarks.report import Row, Target
 from benchmarks.slow_link import slow_link
+from tests.support.ports import free_port
 from tests.support.s3 import serve_s3
 
 RATE = 200.0  # requests a second of the open loop
@@ -236,7 +236,7 @@ async def _register(proxy: _Proxy, sessions: int) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def _ours(model_url: str, folder: Path, store: str, environ: Mapping[str, str]) -> AsyncIterator[_Proxy]:
-    port = _free_port()
+    port = free_port()
     settings = {"store": store, "port": port, "endpoint": {"baseURL": model_url, "name": NAME}}
     path = folder / "proxy.yaml"
     path.write_text(yaml.safe_dump(settings))
@@ -247,7 +247,7 @@ async def _ours(model_url: str, folder: Path, store: str, environ: Mapping[str, 
 
 @contextlib.asynccontextmanager
 async def _litellm(model_url: str, folder: Path) -> AsyncIterator[_Proxy]:
-    port = _free_port()
+    port = free_port()
     model = {"model": f"openai/{NAME}", "api_base": model_url, "api_key": "none"}
     path = folder / "litellm.yaml"
     path.write_text(yaml.safe_dump({"model_list": [{"model_name": NAME, "litellm_params": model}]}))
@@ -300,9 +300,3 @@ async def _answers(url: str) -> bool:
                 return reply.status == 200
         except aiohttp.ClientError:
             return False
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

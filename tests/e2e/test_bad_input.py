@@ -1,6 +1,7 @@
 """What goes wrong for people: one clear message each, nothing lost, and a hostile or clumsy tool call harms nobody else."""
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -121,13 +122,19 @@ def test_commands_of_another_user_can_write_their_folder(tmp_path: Path) -> None
     assert results(tmp_path)[0]["reward"] == 1
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "out"
+@contextlib.contextmanager
+def disk(folder: Path, options: str) -> Iterator[Path]:
+    """A disk of its own, with options of mount(8), for a new folder."""
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with disk(tmp_path / "out", "size=256k") as folder:
+        yield folder
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
@@ -145,11 +152,8 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(tmp_path: Pa
 
 @pytest.fixture
 def read_only_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "out"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with disk(tmp_path / "out", "ro") as folder:
+        yield folder
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a disk needs root")

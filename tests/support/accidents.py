@@ -4,8 +4,8 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tests.support.cluster import OPERATOR_NAMESPACE, Cluster, Job, Object, eventually
-from tests.support.operators import DEPLOYMENT, leader, operator_pods
+from tests.support.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster, Job, Object, eventually
+from tests.support.operators import leader, operator_pods
 from tests.support.outages import Outages
 from tests.support.runner_pods import is_live, kill_engine, second_runner, shard
 
@@ -115,7 +115,7 @@ class Accidents:
         return _name(pod)
 
     def _no_operator(self) -> str:
-        scale = ("scale", DEPLOYMENT, "-n", OPERATOR_NAMESPACE)
+        scale = ("scale", OPERATOR, "-n", OPERATOR_NAMESPACE)
         self._cluster.kubectl(*scale, "--replicas=0")
         away = self._pause()
         self._cluster.kubectl(*scale, f"--replicas={OPERATORS}")

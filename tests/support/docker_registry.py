@@ -4,13 +4,13 @@ import base64
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.ports import free_port, wait_for_port
 
 SCRIPT = Path(__file__).parents[2] / "hack" / "docker-registry"
 # bcrypt, the one form that it takes, with the fewest rounds.
@@ -60,25 +60,14 @@ def serve_docker_registry() -> Iterator[DockerRegistry]:
     program = subprocess.run([SCRIPT], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     with tempfile.TemporaryDirectory(prefix="docker-registry-") as name:
         folder = Path(name)
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
+        port = free_port()
         (folder / "users").write_text(f"tester:{HASH}\n")
         (folder / "config.yml").write_text(CONFIGURATION.format(folder=folder, host=f"127.0.0.1:{port}"))
         with (folder / "log").open("w") as log:
             server = subprocess.Popen([program, "serve", folder / "config.yml"], stdout=log, stderr=subprocess.STDOUT)
         try:
-            _wait_for(port, server, folder / "log")
+            wait_for_port(port, server, folder / "log")
             yield DockerRegistry(f"127.0.0.1:{port}", folder)
         finally:
             server.terminate()
             server.wait(10)
-
-
-def _wait_for(port: int, server: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + 20
-    while server.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.02)
-    raise RuntimeError(f"docker-registry did not start on port {port}:\n{log.read_text()[-2000:]}")

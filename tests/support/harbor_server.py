@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -90,10 +89,3 @@ async def start_serve(folder: Path, port: int) -> asyncio.subprocess.Process:
             except aiohttp.ClientConnectionError:
                 await asyncio.sleep(0.1)
     raise AssertionError("the server has ended")
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])

@@ -6,7 +6,6 @@ Debian's Prometheus is built without discovery in Kubernetes: a small server her
 import contextlib
 import json
 import re
-import socket
 import subprocess
 import threading
 import urllib.parse
@@ -22,6 +21,7 @@ import yaml
 
 from tests.support.chart import CHART, Manifest, of_kind, tool
 from tests.support.cluster import Cluster, eventually
+from tests.support.ports import free_ports
 
 
 @dataclass(frozen=True)
@@ -190,13 +190,6 @@ def running(command: list[str], log: Any) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ports of this machine that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
 
 
 def answers(url: str) -> bool:

@@ -3,15 +3,15 @@
 import asyncio
 import contextlib
 import re
-import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
+
+from tests.support.ports import free_port, wait_for_port
 
 BUILD_SCRIPT = Path(__file__).parents[2] / "hack" / "versitygw"
 BUCKET = "rollouts"
@@ -41,7 +41,7 @@ class S3:
 def serve_s3(within: Path | None = None) -> Iterator[S3]:
     """versitygw over a temporary folder, in the system's or `within` another; built first where it is not there yet."""
     program = subprocess.run([BUILD_SCRIPT], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="versitygw-", dir=within) as folder:
         (Path(folder) / BUCKET).mkdir()
         with (Path(folder) / "log").open("w+") as log:
@@ -61,7 +61,7 @@ def serve_s3(within: Path | None = None) -> Iterator[S3]:
                 stderr=subprocess.STDOUT,
             )
             try:
-                _wait_for(port, server, Path(folder) / "log")
+                wait_for_port(port, server, Path(folder) / "log")
                 yield S3(port)
             finally:
                 server.terminate()
@@ -103,19 +103,3 @@ async def serving(application: web.Application) -> AsyncIterator[int]:
         yield runner.addresses[0][1]
     finally:
         await asyncio.wait_for(runner.cleanup(), 10)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def _wait_for(port: int, server: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + 20
-    while server.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.02)
-    raise RuntimeError(f"versitygw did not start on port {port}:\n{log.read_text()[-2000:]}")

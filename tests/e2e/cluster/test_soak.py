@@ -11,9 +11,9 @@ import pytest
 
 from agent_runtime.runner.exits import Exit
 from tests.support.accidents import FREEZE, ONLY_HERE, OPERATORS, Accidents, at_even_distances, in_random_order
-from tests.support.cluster import OPERATOR_NAMESPACE, Cluster, Job, Object, eventually
+from tests.support.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster, Job, Object, eventually
 from tests.support.memory_watch import MemoryWatch
-from tests.support.operators import DEPLOYMENT, operator_pods, scale
+from tests.support.operators import operator_pods, scale
 from tests.support.runner_pods import is_live
 from tests.support.scripted import careful, scripted_job, task
 
@@ -117,7 +117,7 @@ SHORT = Size(
 @pytest.fixture(autouse=True)
 def operators(cluster: Cluster) -> Iterator[None]:
     """Two of them, so that one leads and can be killed; one after the test."""
-    cluster.kubectl("scale", DEPLOYMENT, "-n", OPERATOR_NAMESPACE, f"--replicas={OPERATORS}")
+    cluster.kubectl("scale", OPERATOR, "-n", OPERATOR_NAMESPACE, f"--replicas={OPERATORS}")
     yield
     scale(cluster, 1)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.docs import given
 from tests.support.documentation import PAGES, REPOSITORY, blocks
-from tests.support.prometheus import free_ports
+from tests.support.ports import free_ports
 from tests.support.terminal import Terminal, checkout
 
 ANSWER = "I have looked at it. <answer>Right</answer>"

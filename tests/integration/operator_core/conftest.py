@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.operator_core.control_plane import REPOSITORY, ControlPlane, free_ports, running, until
+from tests.integration.operator_core.control_plane import REPOSITORY, ControlPlane, running, until
+from tests.support.ports import free_ports
 
 OPERATOR_ACCOUNT = "system:serviceaccount:rights:rollout-operator"
 """The account that the chart would make in the namespace `rights`."""

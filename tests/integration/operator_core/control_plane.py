@@ -2,12 +2,13 @@
 
 import json
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tests.support.ports import free_ports
 
 REPOSITORY = Path(__file__).parents[3]
 SERVICE_ACCOUNT = "system:serviceaccount:"
@@ -157,17 +158,6 @@ def until(condition: Callable[[], T], what: str, seconds: float = WAIT_SECONDS) 
         assert time.monotonic() < end, f"not seen within {seconds:.0f} s: {what}"
         time.sleep(0.2)
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def running(folder: Path, users: tuple[str, ...]) -> Iterator[ControlPlane]:

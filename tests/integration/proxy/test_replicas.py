@@ -7,7 +7,6 @@ import os
 import random
 import resource
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from agent_runtime.proxy.app import DESCRIPTORS
 from agent_runtime.proxy.store import SessionStore
 from agent_runtime.proxy.views import traces_view
 from agent_runtime.recording.store import Store
+from tests.support.ports import free_port
 from tests.support.proxy_replica import ADMIN_KEY
 
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
@@ -63,13 +63,6 @@ class Replicas:
     def pause(self, port: int, how: signal.Signals) -> None:
         """SIGSTOP or SIGCONT."""
         os.kill(self.processes[port].pid, how)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture

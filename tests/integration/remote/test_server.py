@@ -19,8 +19,9 @@ from agent_runtime.recording.store import Store
 from agent_runtime.remote.archive import pack
 from agent_runtime.remote.forms import PATH
 from rollout_api.records import AttemptRecord
-from tests.support.harbor_server import KEY, asking, free_port, harbor_server, job, job_manifest, start_serve
+from tests.support.harbor_server import KEY, asking, harbor_server, job, job_manifest, start_serve
 from tests.support.harbor_tasks import hello_world
+from tests.support.ports import free_port
 
 ORACLE = job("oracle", {"type": "Oracle"}, mode="Eval")
 Answer = tuple[int, dict[str, Any]]

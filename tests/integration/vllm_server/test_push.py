@@ -1,7 +1,6 @@
 """The stand-in gets weights as vLLM does from a trainer: as a member of its group, tensor by tensor."""
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.support.ports import free_ports
 from tests.support.vllm_server import VllmStandIn, checksums_of
 
 TRAINER = Path(__file__).parents[2] / "support" / "pushing_trainer.py"
@@ -23,7 +23,7 @@ class Pushing:
         self.trainer: asyncio.subprocess.Process | None = None
 
     async def start_trainer(self) -> None:
-        hook, master = _free_port(), _free_port()
+        hook, master = free_ports(2)
         self.hook = f"http://127.0.0.1:{hook}"
         self.trainer = await asyncio.create_subprocess_exec(
             sys.executable, str(TRAINER), "127.0.0.1", str(hook), str(master)
@@ -95,9 +95,3 @@ async def _refuses(port: int) -> bool:
         return True
     writer.close()
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
