@@ -25,13 +25,14 @@ def _compiled() -> ctypes.PyDLL | None:
         if name.startswith("subreaper") and name.endswith(".so"):
             library = f"{folder}/{name}"
             if not os.path.exists(source) or os.path.getmtime(source) <= os.path.getmtime(library):
-                return ctypes.PyDLL(library, use_errno=True)
+                found = ctypes.PyDLL(library, use_errno=True)
+                # Looked up before anything is forked: what a process does for the first time copies pages.
+                found.fork_subreaper.restype = ctypes.c_int32
+                return found
     return None
 
 
 _library = _compiled()
-# Looked up once, before anything is forked: what a process does for the first time copies pages.
-_fork_subreaper = _library.fork_subreaper if _library else None
 
 
 def is_compiled() -> bool:
@@ -75,9 +76,9 @@ def fork_subreaper(
     `desk` are the numbers of commands.Desk; `own_root` says that a command's folder is the same one for this process;
     `environment` is without what a user brings. Raises OSError.
     """
-    if _library is None or _fork_subreaper is None:
+    library = _library
+    if library is None:
         return None
-    fork = _fork_subreaper
     variables = [f"{name}={value}" for name, value in environment.items()]
     numbers = [str(number) for limit in limits.items() for number in limit]
     told: Iterable[object] = (
@@ -94,5 +95,5 @@ def fork_subreaper(
         "",
     )
     packed = "\0".join(map(str, told)).encode("utf-8", "surrogateescape")
-    pid = kernel.fork_by(lambda: int(fork(packed, len(packed))), "a subreaper")
-    return pid or NativeSubreaper(_library)
+    pid = kernel.fork_by(lambda: int(library.fork_subreaper(packed, len(packed))), "a subreaper")
+    return pid or NativeSubreaper(library)

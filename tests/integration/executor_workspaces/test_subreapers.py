@@ -41,7 +41,7 @@ def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if chosen == "C":
         assert shutil.which("cc") is None or native.is_compiled(), "subreaper.c was not compiled: make install-test"
     else:
-        monkeypatch.setattr(native, "_fork_subreaper", None)
+        monkeypatch.setattr(native, "_library", None)
     return chosen
 
 
@@ -66,7 +66,7 @@ async def test_a_command_runs_as_the_same_user_in_both_languages(
     for language in ("C", "Python"):
         with monkeypatch.context() as patch:
             if language == "Python":
-                patch.setattr(native, "_fork_subreaper", None)
+                patch.setattr(native, "_library", None)
             (tmp_path / language).mkdir()
             async with opened(HostConfig(state_dir=str(tmp_path / language), mode="Overlay", places=2)) as host:
                 workspace = await Inside(host).make()
