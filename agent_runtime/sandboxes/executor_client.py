@@ -70,7 +70,7 @@ class Reply:
 
     def json(self) -> Any:
         """The body, decoded."""
-        return json.loads(self.body)
+        return json.loads(self.body.decode())
 
 
 def refusal(status: int, body: bytes, what: str) -> Exception:
@@ -209,15 +209,16 @@ class ExecutorClient:
         self._connections.close()
 
     def _head(self, method: str, target: str, headers: Mapping[str, str], body: Body) -> bytes:
+        lines = self._standing
         for name, value in headers.items():
             if not value.isprintable():
                 raise ValueError(f"{name}: {value!r} cannot be a header; a line end in it would be another header")
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            lines += f"{name}: {value}\r\n"
         if isinstance(body, bytes):
             lines += f"Content-Length: {len(body)}\r\n"
         elif body is not None:
             lines += "Transfer-Encoding: chunked\r\n"
-        return f"{method} /v1{target} HTTP/1.1\r\n{self._standing}{lines}\r\n".encode()
+        return f"{method} /v1{target} HTTP/1.1\r\n{lines}\r\n".encode()
 
     async def _check_boot_id(self) -> None:
         """Raise SandboxLost when another executor answers; an unanswered question is left to the next try."""

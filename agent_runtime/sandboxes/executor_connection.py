@@ -42,6 +42,9 @@ class Connection(asyncio.Protocol):
         self._arrival: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._is_reading_paused = False
+        # One timer for many waits: most end within milliseconds, and making one costs as much as reading the reply.
+        self._silence_seconds, self._patience_ends = 0.0, 0.0
+        self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -49,6 +52,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
+        if self._patience is not None:
+            self._patience.cancel()
         for waiting in (self._arrival, self._room):
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
@@ -112,6 +117,17 @@ class Connection(asyncio.Protocol):
             headers[name.lower()] = value.strip()
         return int(rest[:3]), headers
 
+    async def read_body(self, headers: Headers, silence_seconds: float) -> bytes:
+        """The whole body. Raises as `body`."""
+        if "transfer-encoding" in headers:
+            return b"".join([piece async for piece in self.body(headers, silence_seconds)])
+        length = _length(headers)
+        while len(self._input) < length:
+            await self._more(silence_seconds)
+        body = bytes(self._input[:length])
+        del self._input[:length]
+        return body
+
     async def body(self, headers: Headers, silence_seconds: float) -> AsyncIterator[bytes]:
         """The body in pieces as they come. Raises OSError, TimeoutError, also where it ends too early."""
         if headers.get("transfer-encoding", "").lower() == "chunked":
@@ -122,10 +138,7 @@ class Connection(asyncio.Protocol):
                     raise BrokenReply("a chunk that is longer than its size says")
             await self._line(silence_seconds)
             return
-        length = headers.get("content-length", "")
-        if not (length.isascii() and length.isdigit()):
-            raise BrokenReply(f"a reply of no known length ({length!r})")
-        async for piece in self._take(int(length), silence_seconds):
+        async for piece in self._take(_length(headers), silence_seconds):
             yield piece
 
     async def _take(self, left: int, silence_seconds: float) -> AsyncIterator[bytes]:
@@ -161,15 +174,30 @@ class Connection(asyncio.Protocol):
         if self._is_reading_paused:
             self._is_reading_paused = False
             self._transport.resume_reading()
-        patience = loop.call_later(silence_seconds, _give_up, arrival, silence_seconds)
+        self._silence_seconds, self._patience_ends = silence_seconds, loop.time() + silence_seconds
+        if self._patience is None or self._patience.when() > self._patience_ends:
+            self._set_patience()
         before = len(self._input)
         try:
             await arrival
         finally:
-            patience.cancel()
             self._arrival = None
         if len(self._input) == before:
             raise BrokenReply("the executor has closed the connection")
+
+    def _set_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = asyncio.get_running_loop().call_at(self._patience_ends, self._end_patience)
+
+    def _end_patience(self) -> None:
+        self._patience = None
+        if self._arrival is None or self._arrival.done():
+            return
+        if asyncio.get_running_loop().time() < self._patience_ends:
+            self._set_patience()
+        else:
+            self._arrival.set_exception(TimeoutError(f"silent for {self._silence_seconds:g} s"))
 
 
 class Connections:
@@ -181,8 +209,16 @@ class Connections:
 
     async def ask(self, head: bytes, body: Body, silence_seconds: float) -> tuple[int, Headers, bytes]:
         """One exchange: status, headers and whole body. `head` is the request's, its empty line included."""
-        async with self.exchange(head, body, silence_seconds) as (status, headers, chunks):
-            return status, headers, b"".join([chunk async for chunk in chunks])
+        connection = self._kept() or await self._connect()
+        headers: Headers | None = None
+        try:
+            await connection.send(head, body)
+            status, received = await connection.read_head(silence_seconds)
+            reply = await connection.read_body(received, silence_seconds)
+            headers = received
+        finally:
+            self._give_back(connection, headers)
+        return status, headers, reply
 
     @asynccontextmanager
     async def exchange(
@@ -203,12 +239,16 @@ class Connections:
             status, headers = await connection.read_head(silence_seconds)
             yield status, headers, chunks()
         finally:
-            # An upload that was broken off may be under way still, and a reply to it says that the connection ends.
-            if is_over and headers.get("connection", "").lower() != "close" and connection.is_usable:
-                connection.idle_since = time.monotonic()
-                self._idle.append(connection)
-            else:
-                connection.abort()
+            self._give_back(connection, headers if is_over else None)
+
+    def _give_back(self, connection: Connection, headers: Headers | None) -> None:
+        """Keep it after a reply with these headers, read to its end; None: there was no such reply."""
+        # An upload that was broken off may be under way still, and a reply to it says that the connection ends.
+        if headers is not None and headers.get("connection", "").lower() != "close" and connection.is_usable:
+            connection.idle_since = time.monotonic()
+            self._idle.append(connection)
+        else:
+            connection.abort()
 
     def close(self) -> None:
         """Cut the idle ones; those at work end with their exchange."""
@@ -226,6 +266,8 @@ class Connections:
         return None
 
 
-def _give_up(arrival: asyncio.Future[None], seconds: float) -> None:
-    if not arrival.done():
-        arrival.set_exception(TimeoutError(f"silent for {seconds:g} s"))
+def _length(headers: Headers) -> int:
+    length = headers.get("content-length", "")
+    if not (length.isascii() and length.isdigit()):
+        raise BrokenReply(f"a reply of no known length ({length!r})")
+    return int(length)
