@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable  # noqa: E402
 
 from agent_runtime.executor.host import Workspace, WorkspaceHost, WorkspaceSpec  # noqa: E402
 from agent_runtime.executor.workspaces.config import HostConfig  # noqa: E402
+from agent_runtime.executor.workspaces.spawned import spawn  # noqa: E402
 
 _PREPARED_FILES = 2_000
 _PREPARED_BYTES = 50_000
@@ -55,9 +56,7 @@ async def run(workspace: Workspace, argv: list[str] | str) -> None:
     """A command in a workspace, its output read to the end, as a tool call does it."""
     readable, writable = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
-    child = await workspace.spawn(
-        argv, stdin=null, stdout=writable, stderr=os.dup(null), env={}, cwd=None, user=None, tty=None
-    )
+    child = await spawn(workspace, argv, stdin=null, stdout=writable, stderr=os.dup(null))
     ended = await child.exited
     while os.read(readable, 65536):
         pass

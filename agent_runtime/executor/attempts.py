@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
 
 from agent_runtime.executor.bell import Bell
 from agent_runtime.executor.errors import NOT_REMEMBERED, ApiError, bad_request
@@ -18,20 +17,24 @@ from agent_runtime.executor.server import Disconnected, Request, log_defect
 # What a call leaves behind: a reply, or a process, whose status is asked anew each time.
 Result = StoredReply | Process
 Work = Callable[[], Awaitable[Result]]
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Call(Generic[T]):
+class Call:
     """A call at work. `may_be_broken_off` says whether that does nothing that a repeat would spoil."""
 
     hold: Hold
     may_be_broken_off: Callable[[], bool]
-    task: asyncio.Task[T]
+    task: asyncio.Task[Result] | None = None
+
+    def break_off(self) -> None:
+        """End it early, where that spoils nothing."""
+        if self.task is not None and self.may_be_broken_off():
+            self.task.cancel()
 
 
 class Attempt:
-    """Makes each call once, in a task that outlives the caller's connection."""
+    """Makes each call once; its work outlives the caller's connection."""
 
     def __init__(self, attempt_id: str) -> None:
         self.id = attempt_id
@@ -40,7 +43,7 @@ class Attempt:
         # Rung when a newer hold was raised.
         self.superseded = Bell()
         self._call_ended = Bell()
-        self._calls: set[Call[Any]] = set()
+        self._calls: set[Call] = set()
         self._is_deleted = False
         self._deletion: asyncio.Task[None] | None = None
 
@@ -49,8 +52,8 @@ class Attempt:
         if self.fence.raise_to(hold):
             self.superseded.ring()
             for call in self._calls:
-                if call.hold != hold and call.may_be_broken_off():
-                    call.task.cancel()
+                if call.hold != hold:
+                    call.break_off()
         while not self.fence.is_settled(hold):
             await Bell.wait(self._call_ended)
         self.fence.require(hold)
@@ -77,7 +80,7 @@ class Attempt:
             is_ours = entry is None
             if entry is None:
                 entry = self.keys.begin(key, request_line, body_digest)
-                self._start(hold, key, request, entry, work, may_be_broken_off)
+                self._work(hold, key, request, entry, work, may_be_broken_off)
             elif body_digest is not None and body_digest != entry.body_digest:
                 raise reused(key, "it was made with another body")
             while not entry.is_finished:
@@ -92,6 +95,32 @@ class Attempt:
                 return entry.result
             if entry.error is not None and (is_ours or entry.is_remembered):
                 raise entry.error
+
+    def start(self, hold: Hold, key: Key, request: Request, make: Callable[[Callable[[], None]], Process]) -> Process:
+        """The process that the call named `key` has asked for, now or before.
+
+        `make` gets what is to be called when it is decided whether the process was started; until then the call counts as
+        at work. Raises what the call was refused with, Fenced, Forgotten, KeyReused.
+        """
+        request_line = f"{request.head.method} {request.head.target}"
+        self.require(hold)
+        entry = self.keys.find(key, request_line)
+        if entry is None:
+            entry = self.keys.begin(key, request_line, request.body_digest)
+            call = self._begin(Call(hold, _no))
+            try:
+                process = make(lambda: self._end(call))
+            except Exception as failure:  # noqa: BLE001 - see _refuse
+                self._end(call)
+                self._refuse(key, entry, failure)
+            else:
+                self.keys.finish(key, entry, process, None, is_remembered=True)
+        elif entry.body_digest != request.body_digest:
+            raise reused(key, "it was made with another body")
+        if entry.error is not None:
+            raise entry.error
+        assert isinstance(entry.result, Process)
+        return entry.result
 
     async def delete(self, hold: Hold, work: Callable[[], Awaitable[None]]) -> None:
         """End the attempt: no further call is admitted, `work` is done when those at work have ended, keys are forgotten.
@@ -109,8 +138,7 @@ class Attempt:
 
     async def _delete(self, work: Callable[[], Awaitable[None]]) -> None:
         for call in self._calls:
-            if call.may_be_broken_off():
-                call.task.cancel()
+            call.break_off()
         while self._calls:
             await Bell.wait(self._call_ended)
         await work()
@@ -127,7 +155,7 @@ class Attempt:
         if self._is_deleted:
             raise ApiError("Forgotten", f"attempt {self.id!r} was deleted; to begin it anew, PUT its fence first")
 
-    def _start(
+    def _work(
         self,
         hold: Hold,
         key: Key,
@@ -136,44 +164,51 @@ class Attempt:
         work: Work,
         may_be_broken_off: Callable[[], bool],
     ) -> None:
-        def note(task: asyncio.Task[Result]) -> None:
-            result: Result | None = None
-            error: ApiError | None = None
-            is_remembered = True
-            try:
-                result = task.result()
-                entry.body_digest = entry.body_digest or request.body_digest
-            except ApiError as refusal:
-                error, is_remembered = refusal, refusal.code not in NOT_REMEMBERED
-            except Disconnected:
-                error, is_remembered = bad_request("the connection broke within the body"), False
-            except asyncio.CancelledError:
-                error = ApiError("Fenced", f"attempt {self.id!r}: broken off, for another runner has taken it over")
-                is_remembered = False
-            except Exception:  # noqa: BLE001 - it may have done something, so it is remembered like any other outcome
-                log_defect(entry.request_line)
-                error = ApiError("InternalError", "a defect of the executor; its standard error says more")
-            self.keys.finish(key, entry, result, error, is_remembered=is_remembered)
-
-        self._begin(hold, work, may_be_broken_off).add_done_callback(note)
-
-    def _begin(
-        self, hold: Hold, work: Callable[[], Awaitable[T]], may_be_broken_off: Callable[[], bool]
-    ) -> asyncio.Task[T]:
-        async def run() -> T:
+        async def run() -> Result:
             return await work()
 
-        call = Call(hold, may_be_broken_off, asyncio.get_running_loop().create_task(run()))
+        def note(task: asyncio.Task[Result]) -> None:
+            self._end(call)
+            try:
+                result = task.result()
+            except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 - see _refuse
+                self._refuse(key, entry, failure)
+            else:
+                entry.body_digest = entry.body_digest or request.body_digest
+                self.keys.finish(key, entry, result, None, is_remembered=True)
 
-        def finish(_: asyncio.Task[T]) -> None:
+        task = asyncio.get_running_loop().create_task(run())
+        call = self._begin(Call(hold, may_be_broken_off, task))
+        task.add_done_callback(note)
+
+    def _refuse(self, key: Key, entry: Entry[Result], failure: BaseException) -> None:
+        match failure:
+            case ApiError():
+                error = failure
+            case Disconnected():
+                error = bad_request("the connection broke within the body")
+            case asyncio.CancelledError():
+                error = ApiError("Fenced", f"attempt {self.id!r}: broken off, for another runner has taken it over")
+            case _:
+                # It may have done something, so it is remembered like any other outcome.
+                log_defect(entry.request_line)
+                error = ApiError("InternalError", "a defect of the executor; its standard error says more")
+        self.keys.finish(key, entry, None, error, is_remembered=error.code not in NOT_REMEMBERED)
+
+    def _begin(self, call: Call) -> Call:
+        self.fence.admit(call.hold)
+        self._calls.add(call)
+        return call
+
+    def _end(self, call: Call) -> None:
+        if call in self._calls:
             self._calls.discard(call)
-            self.fence.finish(hold)
+            self.fence.finish(call.hold)
             self._call_ended.ring()
 
-        self.fence.admit(hold)
-        self._calls.add(call)
-        call.task.add_done_callback(finish)
-        return call.task
+
+def _no() -> bool:
+    return False
 
 
 def _dropped(result: Result) -> None:

@@ -14,6 +14,7 @@ from agent_runtime.executor.fencing import Hold
 from agent_runtime.executor.fields import Fields, Query
 from agent_runtime.executor.idempotency import Key
 from agent_runtime.executor.messages import Reply, StreamedReply, Switched
+from agent_runtime.executor.processes import Process
 from agent_runtime.executor.sandbox import Hosted, Sandbox
 from agent_runtime.executor.server import Request
 
@@ -23,6 +24,8 @@ MAX_INPUT_BYTES = 8 * 1024 * 1024
 MAX_START_BYTES = MAX_INPUT_BYTES * 4 // 3 + MAX_JSON_BYTES
 # Longer waits gain nothing over asking again, and every proxy on the way has a limit of its own.
 MAX_WAIT_SECONDS = 3600.0
+
+_decode = json.JSONDecoder().decode
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Call:
     def fields(self) -> Fields:
         """The JSON object of the body; `{}` for an empty one. Raises BadRequest."""
         try:
-            value = json.loads(self.body) if self.body else {}
+            value = _decode(self.body.decode()) if self.body else {}
         except (ValueError, RecursionError) as error:
             raise bad_request(f"body: JSON expected ({error})") from None
         return Fields(value, "body", bad_request)
@@ -89,6 +92,14 @@ class Change:
     handle: Callable[[Call], Awaitable[Result]]
     kind: Kind = Kind.JSON
     max_body_bytes: int = MAX_JSON_BYTES
+
+
+@dataclass(frozen=True)
+class Start:
+    """The route that starts a command, once a key. It does not wait: the callback is called when that is decided."""
+
+    handle: Callable[[Call, Callable[[], None]], Process]
+    max_body_bytes: int
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -20,6 +21,8 @@ from agent_runtime.executor.sandbox import Sandbox, empty
 from agent_runtime.executor.server import Server, log
 from agent_runtime.executor.workspaces import open_host
 
+# Ten times Python's own: some megabytes at most, and a collection every few hundred commands instead of every few dozen.
+_GC_OBJECTS = 7000
 # siginfo(7): sent by kill(2), whose sender the kernel fills in.
 _SI_USER = 0
 
@@ -121,6 +124,10 @@ async def serve(config: ExecutorConfig) -> None:
     """Open the host and run. Raises HostFailure when the mode that was asked for cannot be had, and OSError."""
     # First of all, for it refuses a state folder that another executor uses.
     host, mode_reason = await open_host(config.host)
+    # Hardly anything that is made from here on is garbage that refers to itself: it is looked for a tenth as often, and not
+    # among what has been loaded.
+    gc.freeze()
+    gc.set_threshold(_GC_OBJECTS)
     try:
         folder = os.path.join(config.host.state_dir, "daemon")
         os.makedirs(folder, mode=0o700, exist_ok=True)

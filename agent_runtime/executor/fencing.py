@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent_runtime.executor.errors import ApiError
 
 
-@dataclass(frozen=True, order=True)
-class Hold:
+class Hold(NamedTuple):
     """One runner's hold on an attempt."""
 
     epoch: int
@@ -28,7 +26,7 @@ class Fence:
     def __init__(self, attempt: str) -> None:
         self._attempt = attempt
         self.current: Hold | None = None
-        self._at_work: Counter[Hold] = Counter()
+        self._at_work: dict[Hold, int] = {}
 
     def raise_to(self, hold: Hold) -> bool:
         """Make `hold` the current one; False when it already was. Raises Fenced when a newer or an equal one stands."""
@@ -48,13 +46,13 @@ class Fence:
     def admit(self, hold: Hold) -> None:
         """A call of `hold` begins to work. Raises Fenced."""
         self.require(hold)
-        self._at_work[hold] += 1
+        self._at_work[hold] = self._at_work.get(hold, 0) + 1
 
     def finish(self, hold: Hold) -> None:
         """A call that was admitted has ended."""
-        self._at_work[hold] -= 1
-        if not self._at_work[hold]:
-            del self._at_work[hold]
+        others = self._at_work.pop(hold) - 1
+        if others:
+            self._at_work[hold] = others
 
     def is_settled(self, hold: Hold) -> bool:
         """Whether nothing of another hold is still at work."""

@@ -48,8 +48,9 @@ class Fields:
         return self._values
 
     def text(self, field: str, default: Any = _ABSENT, *, pattern: str = r"[^\0]*", expected: str = "a string") -> Any:
-        value = self._given(field, default, expected)
-        if value is default:
+        self._known.add(field)
+        value = self._values.get(field)
+        if value is None and default is not _ABSENT:
             return default
         if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL) or not _is_encodable(value):
             raise self.wrong(field, expected)
@@ -57,46 +58,51 @@ class Fields:
 
     def whole(self, field: str, default: Any = _ABSENT, *, least: int = 0, most: int = 2**53) -> Any:
         """A whole number between the two, both included."""
-        expected = f"a whole number from {least} to {most}"
-        value = self._given(field, default, expected)
-        if value is default:
+        self._known.add(field)
+        value = self._values.get(field)
+        if value is None and default is not _ABSENT:
             return default
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.wrong(field, expected)
+            raise self.wrong(field, f"a whole number from {least} to {most}")
         return value
 
     def number(self, field: str, default: Any = _ABSENT, *, least: float = 0, most: float = 1e9) -> Any:
-        expected = f"a number from {least:g} to {most:g}"
-        value = self._given(field, default, expected)
-        if value is default:
+        self._known.add(field)
+        value = self._values.get(field)
+        if value is None and default is not _ABSENT:
             return default
         if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            raise self.wrong(field, expected)
+            raise self.wrong(field, f"a number from {least:g} to {most:g}")
         return value
 
     def flag(self, field: str, default: Any = _ABSENT) -> Any:
-        value = self._given(field, default, "true or false")
+        self._known.add(field)
+        value = self._values.get(field)
+        if value is None and default is not _ABSENT:
+            return default
         if not isinstance(value, bool):
             raise self.wrong(field, "true or false")
         return value
 
     def choice(self, field: str, choices: Sequence[str], default: Any = _ABSENT) -> Any:
-        expected = "one of " + ", ".join(choices)
-        value = self._given(field, default, expected)
-        if value is not default and (not isinstance(value, str) or value not in choices):
-            raise self.wrong(field, expected)
+        self._known.add(field)
+        value = self._values.get(field)
+        if value is None and default is not _ABSENT:
+            return default
+        if not isinstance(value, str) or value not in choices:
+            raise self.wrong(field, "one of " + ", ".join(choices))
         return value
 
     def texts(self, field: str, default: Any = _ABSENT, *, least: int = 0) -> Any:
         """A list of strings without NUL characters."""
-        expected = f"a list of {least or 'any number of'} or more strings without NUL characters"
-        value = self._given(field, default, expected)
-        if value is default:
+        self._known.add(field)
+        value = self._values.get(field)
+        if value is None and default is not _ABSENT:
             return default
-        if not isinstance(value, list) or len(value) < least or not all(_is_plain(item) for item in value):
-            raise self.wrong(field, expected)
+        if not isinstance(value, list) or len(value) < least or not all(map(_is_plain, value)):
+            raise self.wrong(field, f"a list of {least or 'any number of'} or more strings without NUL characters")
         return value
 
     def items(self, field: str) -> list[Any]:
@@ -121,19 +127,10 @@ class Fields:
 
     def done(self) -> None:
         """Refuse fields that were never asked for, so that a typing error is not silently ignored."""
-        unknown = sorted(self._values.keys() - self._known)
-        if unknown:
+        if not self._values.keys() <= self._known:
+            unknown = sorted(self._values.keys() - self._known)
             known = ", ".join(sorted(self._known))
             raise self._complaint(f"{self.name_of(unknown[0])} is not a field of this object, which has: {known}")
-
-    def _given(self, field: str, default: Any, expected: str) -> Any:
-        self._known.add(field)
-        value = self._values.get(field)
-        if value is None:
-            if default is _ABSENT:
-                raise self.wrong(field, expected)
-            return default
-        return value
 
 
 class Query:
@@ -222,7 +219,7 @@ def decoded(value: Any) -> bytes | None:
     return None
 
 
-def encoded(data: bytes) -> dict[str, str]:
+def encoded(data: bytes | bytearray) -> dict[str, str]:
     """`{"encoding", "data"}` of bytes: utf-8 only when they are valid UTF-8."""
     try:
         return {"encoding": "utf-8", "data": data.decode()}

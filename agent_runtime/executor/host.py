@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ class WorkspaceSpec:
     working_dir: str = "/"
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(NamedTuple):
     """How a process ended. Exactly one of `code` and `signal` is set. `cause` as in docs/executor.md, or None."""
 
     code: int | None
@@ -43,11 +42,23 @@ class Exit:
     cause: str | None = None
 
 
+class Watcher(Protocol):
+    """Is told what becomes of a command: at once, not a turn of the loop later. Of a short one, its end alone."""
+
+    def started(self) -> None:
+        """It runs."""
+
+    def refused(self, failure: FileFailure | WorkspaceFailure) -> None:
+        """It was not started: the program, the folder or the user does not exist, or the workspace is gone."""
+
+    def ended(self, exit: Exit) -> None:
+        """It has ended. Nothing follows."""
+
+
 class Child(Protocol):
     """A command and all its descendants."""
 
     pid: int
-    exited: asyncio.Future[Exit]
 
     async def signal(self, number: int, *, tree: bool, cause: str | None = None) -> None:
         """Send a signal to the command, or to its whole tree, orphans that left its session included."""
@@ -75,9 +86,10 @@ class Workspace(Protocol):
     spec: WorkspaceSpec
     failed: asyncio.Future[WorkspaceFailure]
 
-    async def spawn(
+    def start(
         self,
         argv: Sequence[str] | str,
+        watcher: Watcher,
         *,
         stdin: int,
         stdout: int,
@@ -87,9 +99,10 @@ class Workspace(Protocol):
         user: str | None,
         tty: tuple[int, int] | None,
     ) -> Child:
-        """Start a command; a `str` argv is for the shell. The three descriptors are the child's ends and are closed by
-        this call. With `tty` (rows, columns), all three are the slave end of a terminal opened by `open_terminal`, and it
-        becomes the controlling one. Raises FileFailure when the program, the folder or the user does not exist.
+        """Ask for a command to be started; a `str` argv is for the shell. `watcher` is told whether it was. The three
+        descriptors are the child's ends and are closed by this call. With `tty` (rows, columns), all three are the slave
+        end of a terminal opened by `open_terminal`, and it becomes the controlling one. Raises FileFailure and
+        WorkspaceFailure for what need not even be asked.
         """
 
     async def open_terminal(self, rows: int, columns: int) -> tuple[int, int]:

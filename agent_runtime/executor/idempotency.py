@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from agent_runtime.executor.bell import Bell
 from agent_runtime.executor.errors import ApiError, bad_request
@@ -23,13 +23,13 @@ MAX_KEYS = 4096
 SMALL_REPLY_BYTES = 2048
 
 MAX_NAME_LENGTH = 200
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _KEY = re.compile(r"(\d{1,15}):(.+)", re.DOTALL | re.ASCII)
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """A call's name: the same in every run of the runner that makes it."""
 
     turn: int
@@ -38,7 +38,7 @@ class Key:
     def process_id(self) -> str:
         """The id of the process that this call starts: safe in a path, and another key's never equal to it."""
         plain = f"{self.turn}-{self.name}"
-        safe = re.sub(r"[^A-Za-z0-9._-]", "_", plain)
+        safe = _UNSAFE.sub("_", plain)
         if safe == plain and len(safe) <= 100:
             return safe
         return f"{safe[:80]}~{sha256(plain.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"

@@ -6,8 +6,9 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote
 
 from agent_runtime.executor.errors import ApiError, bad_request
@@ -18,7 +19,10 @@ MAX_HEAD_BYTES = 32 * 1024
 # A chunk-size line holds a hexadecimal number; extensions, which nobody sends, must fit into the rest.
 MAX_CHUNK_LINE_BYTES = 256
 
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_REQUEST_LINE = re.compile(rf"({_NAME}) ([^ \r\n\0]*) (HTTP/1\.[01])")
+_HEADER_LINE = re.compile(rf"({_NAME}):[ \t]*([^\r\n\0]*)")
 _REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -53,7 +57,8 @@ class Head:
 
     def segments(self) -> list[str]:
         """The path's parts, decoded one by one, so that an encoded slash stays within its part."""
-        return [_decoded(part) for part in self.path.lstrip("/").split("/")]
+        parts = self.path.lstrip("/").split("/")
+        return [_decoded(part) for part in parts] if "%" in self.path else parts
 
     def query(self) -> dict[str, list[str]]:
         """The query's values by name. Names of files that are not UTF-8 come out as os.fsencode wants them back."""
@@ -86,21 +91,22 @@ class Head:
 def read_head(data: bytes) -> Head:
     """The head that these bytes are, without the empty line at its end. Raises BadRequest."""
     first, *lines = data.decode("latin-1").split("\r\n")
-    parts = first.split(" ")
-    if len(parts) != 3 or not _TOKEN.fullmatch(parts[0]) or parts[2] not in ("HTTP/1.1", "HTTP/1.0"):
+    request_line = _REQUEST_LINE.fullmatch(first)
+    if request_line is None:
         raise bad_request(f"request line: 'METHOD /path HTTP/1.1' expected, got {first[:100]!r}")
-    method, target, version = parts
+    method, target, version = request_line.groups()
     if not target.startswith("/") or not target.isascii():
         raise bad_request(f"request target: an absolute, percent-encoded path expected, got {target[:100]!r}")
     headers: dict[str, str] = {}
     for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not _TOKEN.fullmatch(name) or "\n" in value or "\r" in value or "\0" in value:
+        header_line = _HEADER_LINE.fullmatch(line)
+        if header_line is None:
             raise bad_request(f"header line: 'Name: value' expected, got {line[:100]!r}")
+        name, value = header_line.groups()
         name = name.lower()
         if name in headers and name in _SINGLE:
             raise bad_request(f"{name}: given twice")
-        value = value.strip(" \t")
+        value = value.rstrip(" \t")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     connection = headers.get("connection", "").lower()
     keep_alive = "close" not in connection if version == "HTTP/1.1" else "keep-alive" in connection
@@ -115,14 +121,13 @@ def read_chunk_size(line: bytes) -> int:
     return int(digits, 16)
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """A whole reply."""
 
     body: bytes = b""
     status: int = 200
     content_type: str = "application/json"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def encoded(self, keep_alive: bool) -> bytes:
         return _head(self.status, self.content_type, self.headers, f"Content-Length: {len(self.body)}", keep_alive) + (
@@ -174,21 +179,22 @@ class Switched:
 
 def json_reply(value: Any) -> Reply:
     """A reply with this value."""
-    return Reply(json.dumps(value, separators=(",", ":")).encode())
+    return Reply(_encode(value).encode())
 
 
 def error_reply(error: ApiError) -> Reply:
     """The reply to a refused request."""
-    return Reply(json.dumps(error.body()).encode(), error.status)
+    return Reply(_encode(error.body()).encode(), error.status)
 
 
 def _head(status: int, content_type: str, headers: Mapping[str, str], framing: str, keep_alive: bool) -> bytes:
-    lines = [f"HTTP/1.1 {status} {_REASONS[status]}", f"Content-Type: {content_type}", framing]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
+    head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n{framing}\r\n"
+    for name, value in headers.items():
+        head += f"{name}: {value}\r\n"
     if not keep_alive:
-        lines.append("Connection: close")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        head += "Connection: close\r\n"
+    return f"{head}\r\n".encode("latin-1")
 
 
 def _decoded(part: str) -> str:
-    return unquote(part, errors="surrogateescape") if "%" in part else part
+    return unquote(part, errors="surrogateescape")

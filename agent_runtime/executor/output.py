@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_runtime.executor.fields import encoded
 
@@ -17,8 +16,7 @@ from agent_runtime.executor.fields import encoded
 _SLACK_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True)
-class Caps:
+class Caps(NamedTuple):
     """Bytes kept of each stream: first, last, and in between."""
 
     head: int = 32 * 1024
@@ -26,8 +24,7 @@ class Caps:
     spill: int = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Output from a cursor on. `lost` bytes between that cursor and `data` are gone; `next` is the cursor after it."""
 
     data: bytes
@@ -83,11 +80,11 @@ class Output:
 
     def summary(self) -> dict[str, Any]:
         """`{bytes, head, tail, omitted}` of a process's status."""
-        tail = self._tail[max(0, len(self._tail) - self._caps.tail) :]
+        tail = self._tail[-self._caps.tail :] if self._caps.tail else b""
         return {
             "bytes": self.total,
-            "head": encoded(bytes(self._head)),
-            "tail": encoded(bytes(tail)),
+            "head": encoded(self._head),
+            "tail": encoded(tail),
             "omitted": self.total - len(self._head) - len(tail),
         }
 

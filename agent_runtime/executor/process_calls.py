@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from agent_runtime.executor.attempts import Result
 from agent_runtime.executor.bell import Bell
@@ -22,7 +23,7 @@ MAX_OUTPUT_BYTES = 1024 * 1024
 MAX_TERMINAL_SIZE = 65535
 
 
-async def start(call: Call) -> Result:
+def start(call: Call, settled: Callable[[], None]) -> Process:
     """POST /workspaces/{w}/processes"""
     call.no_query()
     order = read_order(call.fields())
@@ -30,7 +31,7 @@ async def start(call: Call) -> Result:
     hosted.require_live()
     assert call.key is not None
     process = call.sandbox.new_process(call.key.process_id(), call.key.turn, order)
-    await hosted.start(process, order)
+    hosted.start(process, order, settled)
     return process
 
 
@@ -77,7 +78,7 @@ async def show(call: Call) -> Reply:
 async def until_ended(process: Process, seconds: float, *others: Bell) -> None:
     """Return when the process has ended, the time is over, or one of the other bells is rung."""
     if not process.is_ended and seconds > 0:
-        await Bell.wait(process.ended, *others, seconds=seconds)
+        await Bell.wait(process.over, *others, seconds=seconds)
 
 
 async def show_output(call: Call) -> Reply:

@@ -10,15 +10,14 @@ import signal
 import struct
 import termios
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from agent_runtime.executor.bell import Bell
-from agent_runtime.executor.errors import ApiError
+from agent_runtime.executor.errors import ApiError, translated
 from agent_runtime.executor.host import Child, Exit, FileFailure, Workspace, WorkspaceFailure
 from agent_runtime.executor.output import Caps, Output
-from agent_runtime.executor.streams import InputEnd, OutputEnd
+from agent_runtime.executor.streams import InputEnd, OutputEnd, Streams
 
 # What a command said itself is in its pipes when it has ended. This is for what its last children say right after it, and
 # is lost time only for commands that leave something behind.
@@ -27,8 +26,7 @@ GRACE_SECONDS = 0.05
 _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """What to start. A `str` command is for the shell; `stdin` is None (nothing), `Open`, or the bytes."""
 
     command: Sequence[str] | str
@@ -43,17 +41,21 @@ class Order:
 
 
 class Process:
-    """A command, from its start until its workspace or its key's turn is forgotten."""
+    """A command, from when it is asked for until its workspace or its key's turn is forgotten.
 
-    def __init__(self, process_id: str, turn: int, order: Order, spill_path: str) -> None:
+    Watches its command (`Watcher`). `settled` is called when it is decided whether it was started: `refusal` says why not.
+    """
+
+    def __init__(self, process_id: str, turn: int, order: Order, streams: Streams, spill_path: str) -> None:
         self.id, self.turn = process_id, turn
         # A repeated start has the same body, so this is what each of its callers asks for.
         self.wait_seconds = order.wait_seconds
-        self.ended = Bell()
+        self.over = Bell()
         self.changed = Bell()
+        self.refusal: ApiError | None = None
         self.stdout = Output(order.caps, f"{spill_path}-stdout")
         self.stderr = Output(order.caps, f"{spill_path}-stderr")
-        self._order = order
+        self._order, self._streams = order, streams
         self._exit: Exit | None = None
         self._exited_at: float | None = None
         self._ended_at: float | None = None
@@ -64,6 +66,12 @@ class Process:
         self._terminal: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._helpers: set[asyncio.Task[None]] = set()
+        self._settled: Callable[[], None] | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is decided if it was started."""
+        return self._settled is None
 
     @property
     def is_ended(self) -> bool:
@@ -74,23 +82,37 @@ class Process:
         """Whether it has ended, and everything that could still speak on its streams too."""
         return self.is_ended and all(end.is_closed for end in self._ends.values())
 
-    async def start(self, workspace: Workspace, env: Mapping[str, str]) -> None:
-        """Start it with `env` as its whole environment. Raises FileFailure and WorkspaceFailure."""
-        order = self._order
+    def start(self, workspace: Workspace, env: Mapping[str, str], settled: Callable[[], None]) -> None:
+        """Ask for it to be started, with `env` as its whole environment."""
+        self._settled = settled
         self._started_at = time.monotonic()
-        if order.tty:
-            child_ends = await self._open_terminal(workspace, order.tty)
+        if self._order.tty:
+            self._help(self._start_in_terminal(workspace, env, self._order.tty))
         else:
-            child_ends = self._open_pipes()
+            self._ask(workspace, env, self._open_pipes())
+
+    async def _start_in_terminal(self, workspace: Workspace, env: Mapping[str, str], size: tuple[int, int]) -> None:
+        try:
+            slaves = await self._open_terminal(workspace, size)
+        except (FileFailure, WorkspaceFailure) as failure:
+            self.refused(failure)
+        except OSError as error:
+            self._refuse(ApiError("InternalError", f"no terminal can be had: {error.strerror}"))
+        else:
+            self._ask(workspace, env, slaves)
+
+    def _ask(self, workspace: Workspace, env: Mapping[str, str], streams: tuple[int, int, int]) -> None:
+        order = self._order
         rest = order.stdin if isinstance(order.stdin, bytes) else b""
         if self._input is not None and rest and not order.tty:
             rest = self._input.write_now(rest)
             if not rest:
                 self._input.close()
-        stdin, stdout, stderr = child_ends
+        stdin, stdout, stderr = streams
         try:
-            self._child = await workspace.spawn(
+            self._child = workspace.start(
                 order.command,
+                self,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -99,17 +121,55 @@ class Process:
                 user=order.user,
                 tty=order.tty,
             )
-        except (FileFailure, WorkspaceFailure):
-            self.discard()
-            raise
-        if not self._child.exited.done():
-            self._read_on()
+        except (FileFailure, WorkspaceFailure) as failure:
+            self.refused(failure)
+        if self.is_ended:
+            return
         if rest and self._input is not None:
             self._help(self._input.write(self._input.position, rest, end=True))
-        if order.deadline_seconds is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(order.deadline_seconds, self._expire)
-        self._child.exited.add_done_callback(self._on_exit)
+
+    def started(self) -> None:
+        """See Watcher."""
+        self._read_on()
+        deadline = self._order.deadline_seconds
+        if deadline is not None:
+            left = deadline - (time.monotonic() - self._started_at)
+            self._timer = asyncio.get_running_loop().call_later(left, self._expire)
+        self._settle()
+
+    def refused(self, failure: FileFailure | WorkspaceFailure) -> None:
+        """See Watcher."""
+        self._refuse(translated(failure, missing_is_not_found=False))
+
+    def _refuse(self, refusal: ApiError) -> None:
+        self.refusal = refusal
+        self._finish()
+        self.discard()
+
+    def ended(self, exit: Exit) -> None:
+        """See Watcher."""
+        if self._exit is not None:
+            return
+        self._exited_at = time.monotonic()
+        if exit.cause is None and exit.signal is not None:
+            exit = Exit(exit.code, exit.signal, self._cause)
+        self._exit = exit
+        is_silent = True
+        for end in self._ends.values():
+            end.drain()
+            is_silent = is_silent and end.is_closed
+        if is_silent:
+            self._finish()
+        else:
+            self._read_on()
+            self._settle()
+            asyncio.get_running_loop().call_later(GRACE_SECONDS, self._finish)
+
+    def _settle(self) -> None:
+        settled, self._settled = self._settled, None
+        if settled is not None:
+            settled()
+            self.changed.ring()
 
     def status(self) -> dict[str, Any]:
         """The status object of docs/executor.md."""
@@ -175,20 +235,21 @@ class Process:
 
     def _open_pipes(self) -> tuple[int, int, int]:
         if self._order.stdin is None:
-            stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            stdin = self._streams.nothing()
         else:
             stdin, write_end = os.pipe2(os.O_CLOEXEC)
             self._input = InputEnd(write_end, is_terminal=False)
             if self._order.stdin == b"":
                 self._input.close()
-        read_out, stdout = os.pipe2(os.O_CLOEXEC)
-        read_err, stderr = os.pipe2(os.O_CLOEXEC)
+        read_out, stdout = self._streams.pipe()
+        read_err, stderr = self._streams.pipe()
         self._ends["stdout"] = OutputEnd(read_out, self.stdout, self.changed)
         self._ends["stderr"] = OutputEnd(read_err, self.stderr, self.changed)
         return stdin, stdout, stderr
 
     async def _open_terminal(self, workspace: Workspace, size: tuple[int, int]) -> tuple[int, int, int]:
         self._terminal, slave = await workspace.open_terminal(*size)
+        os.set_blocking(self._terminal, False)
         self._ends["stdout"] = OutputEnd(self._terminal, self.stdout, self.changed)
         self._input = InputEnd(self._terminal, is_terminal=True)
         return slave, os.dup(slave), os.dup(slave)
@@ -213,27 +274,6 @@ class Process:
         self._helpers.add(task)
         task.add_done_callback(self._helpers.discard)
 
-    def _on_exit(self, exited: asyncio.Future[Exit]) -> None:
-        if self._exit is not None or exited.cancelled():
-            return
-        failure = exited.exception()
-        if failure is not None:
-            cause = failure.cause if isinstance(failure, WorkspaceFailure) else "WorkspaceEnded"
-            self.abandon(cause)
-            return
-        self._exited_at = time.monotonic()
-        ended = exited.result()
-        if ended.cause is None and ended.signal is not None:
-            ended = Exit(ended.code, ended.signal, self._cause)
-        self._exit = ended
-        for end in self._ends.values():
-            end.drain()
-        if all(end.is_closed for end in self._ends.values()):
-            self._finish()
-        else:
-            self._read_on()
-            asyncio.get_running_loop().call_later(GRACE_SECONDS, self._finish)
-
     def _finish(self) -> None:
         if self.is_ended:
             return
@@ -242,7 +282,8 @@ class Process:
             self._timer.cancel()
         if self._input is not None:
             self._input.close()
-        self.ended.ring()
+        self._settle()
+        self.over.ring()
         self.changed.ring()
 
     def _close(self) -> None:

@@ -6,11 +6,13 @@ import hmac
 import re
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
 from agent_runtime.executor import file_calls, model_calls, process_calls, workspace_calls
 from agent_runtime.executor.attempts import Attempt, Result
+from agent_runtime.executor.bell import Bell
 from agent_runtime.executor.calls import (
     MAX_INPUT_BYTES,
     MAX_JSON_BYTES,
@@ -21,6 +23,7 @@ from agent_runtime.executor.calls import (
     Kind,
     Read,
     Repeatable,
+    Start,
 )
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.fencing import Hold
@@ -36,7 +39,7 @@ _HOLDER = r"[!-~]{1,200}"
 _FENCE = re.compile(rf"(\d{{1,16}}):({_HOLDER})", re.ASCII)
 _ATTEMPT = re.compile(r"[!-~]{1,200}")
 
-Route = Read | Change | Repeatable | Control
+Route = Read | Change | Start | Repeatable | Control
 
 
 async def _raise_fence(call: Call) -> Reply:
@@ -90,7 +93,7 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("POST", "workspaces/*/model"): Repeatable(model_calls.attach),
     ("GET", "workspaces/*/snapshot"): Read(file_calls.snapshot),
     ("PUT", "workspaces/*/restore"): Change(file_calls.restore, Kind.UPLOAD),
-    ("POST", "workspaces/*/processes"): Change(process_calls.start, max_body_bytes=MAX_START_BYTES),
+    ("POST", "workspaces/*/processes"): Start(process_calls.start, MAX_START_BYTES),
     ("DELETE", "workspaces/*/processes"): Change(workspace_calls.end_processes),
     ("GET", "workspaces/*/processes/*"): Read(process_calls.show),
     ("GET", "workspaces/*/processes/*/output"): Read(process_calls.show_output),
@@ -104,6 +107,11 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("GET", "workspaces/*/list"): Read(file_calls.show_list),
     ("GET", "workspaces/*/tar"): Read(file_calls.pack),
     ("PUT", "workspaces/*/tar"): Change(file_calls.unpack, Kind.UPLOAD),
+}
+
+# By method, number of segments, and those that are no names.
+_BY_SEGMENTS = {
+    (method, pattern.count("/") + 1, *pattern.split("/")[::2]): route for (method, pattern), route in ROUTES.items()
 }
 
 
@@ -139,10 +147,9 @@ class Application:
     async def _answer(self, request: Request) -> Reply | StreamedReply | Switched:
         method = request.head.method
         version, *segments = request.head.segments()
-        pattern = "/".join("*" if position % 2 else part for position, part in enumerate(segments))
-        if version == "v1" and (method, pattern) == ("GET", "health"):
+        if version == "v1" and (method, segments) == ("GET", ["health"]):
             return json_reply(self._health())
-        route = ROUTES.get((method, pattern)) if version == "v1" else None
+        route = _BY_SEGMENTS.get((method, len(segments), *segments[::2])) if version == "v1" else None
         if route is None:
             raise ApiError("NotFound", f"{method} {request.head.path}: no such route; docs/executor.md lists them")
         call = Call(self._sandbox, request, segments)
@@ -156,6 +163,8 @@ class Application:
                 call.body = await request.read(MAX_JSON_BYTES)
                 reply: Reply = await route.handle(call)
                 return reply
+            case Start():
+                return await self._start(call, route)
             case Change():
                 return await self._change(call, route)
             case Repeatable():
@@ -168,6 +177,12 @@ class Application:
                 return await self._keyed_read(call, route)
             case Read():
                 return await route.handle(call)
+
+    async def _start(self, call: Call, route: Start) -> Reply:
+        hold, attempt, key = self._named(call)
+        call.body = await call.request.read(route.max_body_bytes)
+        result = attempt.start(hold, key, call.request, lambda settled: route.handle(call, settled))
+        return await self._reply(hold, attempt, result)
 
     async def _change(self, call: Call, route: Change) -> Reply:
         request = call.request
@@ -198,9 +213,14 @@ class Application:
     async def _reply(self, hold: Hold, attempt: Attempt, result: Result) -> Reply:
         if not isinstance(result, Process):
             return result.reply()
+        # A short command has ended by then.
+        while not result.is_settled:
+            await Bell.wait(result.changed)
         await process_calls.until_ended(result, result.wait_seconds, attempt.superseded)
         if not result.is_ended:
             attempt.fence.require(hold)
+        if result.refusal is not None:
+            raise result.refusal
         return json_reply(result.status())
 
     def _named(self, call: Call) -> tuple[Hold, Attempt, Key]:
@@ -223,7 +243,12 @@ class Application:
 
 def read_hold(request: Request) -> Hold:
     """The hold of a request's Rollout-Fence. Raises BadRequest."""
-    value = _required(request, "rollout-fence", "Rollout-Fence: EPOCH:HOLDER")
+    return _hold(_required(request, "rollout-fence", "Rollout-Fence: EPOCH:HOLDER"))
+
+
+# A runner says the same with every call of an attempt.
+@lru_cache(maxsize=1024)
+def _hold(value: str) -> Hold:
     found = _FENCE.fullmatch(value)
     if not found or int(found[1]) > MAX_EPOCH:
         raise bad_request(

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from agent_runtime.executor.attempts import Attempt
@@ -19,6 +20,7 @@ from agent_runtime.executor.network_proxy import PROXY_PORT, NetworkProxy, proxy
 from agent_runtime.executor.network_rules import NO_NETWORK, NetworkRule
 from agent_runtime.executor.processes import Order, Process
 from agent_runtime.executor.remembered import StoredReply
+from agent_runtime.executor.streams import Streams
 
 
 class Hosted:
@@ -74,16 +76,18 @@ class Hosted:
             ],
         }
 
-    async def start(self, process: Process, order: Order) -> None:
-        """Start a command. Raises FileError, WorkspaceFailed."""
+    def start(self, process: Process, order: Order, settled: Callable[[], None]) -> None:
+        """Ask for a command to be started; `settled` is called when it is decided whether it was."""
+
+        def note() -> None:
+            if process.refusal is None:
+                self.processes[process.id] = process
+                if self.is_frozen or self.ending is not None or self.failure is not None:
+                    process.abandon(self.failure.cause if self.failure else "WorkspaceEnded")
+            settled()
+
         proxied = proxy_variables() if self._proxy is not None and self._rule.kind != "None" else {}
-        try:
-            await process.start(self.workspace, {**proxied, **self.workspace.spec.env, **order.env})
-        except (FileFailure, WorkspaceFailure) as failure:
-            raise translated(failure, missing_is_not_found=False) from failure
-        self.processes[process.id] = process
-        if self.is_frozen or self.ending is not None or self.failure is not None:
-            process.abandon(self.failure.cause if self.failure else "WorkspaceEnded")
+        process.start(self.workspace, {**proxied, **self.workspace.spec.env, **order.env}, note)
 
     async def switch_network(self, rule: NetworkRule) -> None:
         """Go on to the next phase, in which the model port is closed. Raises FileError, WorkspaceFailed."""
@@ -186,6 +190,7 @@ class Sandbox:
         self._folder = folder
         self._numbers = itertools.count()
         self._being_made: set[str] = set()
+        self._streams = Streams()
 
     def free_places(self) -> int:
         """How many more workspaces may live now."""
@@ -291,7 +296,7 @@ class Sandbox:
 
     def new_process(self, process_id: str, turn: int, order: Order) -> Process:
         """A process that is yet to be started."""
-        return Process(process_id, turn, order, self._path("output"))
+        return Process(process_id, turn, order, self._streams, self._path("output"))
 
     def stored(self, reply: Reply) -> StoredReply:
         """A reply to remember."""
@@ -302,10 +307,11 @@ class Sandbox:
         for hosted in self.workspaces.values():
             hosted.ending = hosted.ending or asyncio.get_running_loop().create_task(hosted.destroy())
         await asyncio.gather(*(h.ending for h in self.workspaces.values() if h.ending), return_exceptions=True)
+        self._streams.close()
         empty(self._folder)
 
     def _path(self, kind: str) -> str:
-        return os.path.join(self._folder, f"{next(self._numbers)}-{kind}")
+        return f"{self._folder}/{next(self._numbers)}-{kind}"
 
 
 def empty(folder: str) -> None:

@@ -68,6 +68,10 @@ class Request:
         """The whole body. Raises TooLarge over `limit` bytes."""
         if self._left is not None and self._left > limit:
             raise ApiError("TooLarge", f"body of {self._left} bytes: at most {limit} are taken here")
+        if self._left and (body := self._connection.take_at_once(self._left)):
+            self._left = 0
+            self.body_complete, self.body_digest = True, sha256(body).digest()
+            return body
         parts, size = [], 0
         async for chunk in self.chunks():
             size += len(chunk)
@@ -182,10 +186,19 @@ class Connection(asyncio.Protocol):
         """Write without waiting."""
         self._transport.write(data)
 
+    def take_at_once(self, count: int) -> bytes:
+        """So many bytes of the body, or none while not all of them have come."""
+        if len(self._buffer) < count:
+            return b""
+        return self._taken(count)
+
     async def take(self, most: int) -> bytes:
         """The next 1 to `most` bytes of the body."""
         if not self._buffer:
             await self._more(time.monotonic() + STALL_SECONDS)
+        return self._taken(most)
+
+    def _taken(self, most: int) -> bytes:
         piece = bytes(self._buffer[:most])
         del self._buffer[:most]
         return piece

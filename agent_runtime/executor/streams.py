@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 
@@ -14,20 +15,65 @@ from agent_runtime.executor.output import Output
 PIPE_BYTES = 64 * 1024
 # At a command's end this many reads are enough for all that it said itself; a child that goes on writing cannot hold us.
 _DRAIN_READS = 32
+# One command's.
+_SPARE_PIPES = 2
 _END_OF_INPUT = b"\x04"
+
+
+class Streams:
+    """What commands are started with: pipes for output, whose reader never waits, the next one's made while one runs."""
+
+    def __init__(self) -> None:
+        self._spare: list[tuple[int, int]] = []
+        self._is_refilling = False
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def nothing(self) -> int:
+        """What a command reads nothing from; whoever takes it closes it."""
+        return os.dup(self._null)
+
+    def pipe(self) -> tuple[int, int]:
+        """The reading and the writing end; whoever takes them closes them."""
+        if not self._is_refilling:
+            self._is_refilling = True
+            asyncio.get_running_loop().call_soon(self._refill)
+        return self._spare.pop() if self._spare else _pipe()
+
+    def close(self) -> None:
+        """Close what nobody has taken."""
+        for pipe in self._spare:
+            for end in pipe:
+                os.close(end)
+        self._spare.clear()
+        os.close(self._null)
+
+    def _refill(self) -> None:
+        self._is_refilling = False
+        # Where no descriptor is to be had, whoever needs one is told.
+        with contextlib.suppress(OSError):
+            while len(self._spare) < _SPARE_PIPES:
+                self._spare.append(_pipe())
+
+
+def _pipe() -> tuple[int, int]:
+    readable, writable = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(readable, False)
+    return readable, writable
 
 
 class OutputEnd:
     """Reads one stream into its Output until it is closed."""
 
     def __init__(self, descriptor: int, output: Output, changed: Bell) -> None:
+        """`descriptor` does not block."""
         self.is_closed = False
         self._descriptor, self._output, self._changed = descriptor, output, changed
-        self._loop = asyncio.get_running_loop()
-        os.set_blocking(descriptor, False)
+        # Where it is read as it comes; a short command's is read once, at its end.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         """Read from now on."""
+        self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._descriptor, self._read)
 
     def drain(self) -> None:
@@ -40,7 +86,8 @@ class OutputEnd:
         """Stop reading; whoever still writes gets a broken pipe."""
         if not self.is_closed:
             self.is_closed = True
-            self._loop.remove_reader(self._descriptor)
+            if self._loop is not None:
+                self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
             self._output.finish()
             self._changed.ring()

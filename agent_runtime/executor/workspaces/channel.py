@@ -25,6 +25,10 @@ _MAX_UNFINISHED = 1024
 _MAX_DESCRIPTORS = 8
 _HEADER = struct.Struct("=?I")
 HEADER_BYTES = _HEADER.size
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+# As numbers: the enumeration's operators are Python's own, and this is done for every packet.
+_CLOSE_ON_EXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_decode = json.JSONDecoder().decode
 
 Message = dict[str, Any]
 
@@ -40,7 +44,7 @@ def encode(message: Message) -> bytes:
 def decode(content: bytes) -> Message:
     """Raises ProtocolError."""
     try:
-        message = json.loads(content)
+        message = _decode(content.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {error}") from None
     if not isinstance(message, dict):
@@ -52,6 +56,8 @@ def packets(number: int, content: bytes) -> list[bytes]:
     """The packets of one message of request `number` (0 … 2**32-1)."""
     if len(content) > MAX_MESSAGE_BYTES:
         raise ValueError(f"message of {len(content)} bytes: at most {MAX_MESSAGE_BYTES} can be sent")
+    if len(content) <= _CHUNK_BYTES:
+        return [_HEADER.pack(True, number) + content]
     starts = range(0, len(content), _CHUNK_BYTES)
     return [_HEADER.pack(start == starts[-1], number) + content[start : start + _CHUNK_BYTES] for start in starts]
 
@@ -69,6 +75,8 @@ class Assembler:
         if len(packet) < _HEADER.size:
             raise ProtocolError(f"packet of {len(packet)} bytes: at least {_HEADER.size} expected")
         last, number = _HEADER.unpack_from(packet)
+        if last and number not in self._unfinished:
+            return number, packet[_HEADER.size :]
         parts = self._unfinished.setdefault(number, [])
         parts.append(packet[_HEADER.size :])
         self._held += len(packet)
@@ -83,13 +91,14 @@ class Assembler:
 
 def receive_packet(end: socket.socket) -> tuple[bytes, list[int]]:
     """One packet and the descriptors that came with it; an empty packet is the end of the conversation."""
-    space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
-    packet, ancillary, flags, _ = end.recvmsg(_CHUNK_BYTES + _HEADER.size, space, socket.MSG_CMSG_CLOEXEC)
+    packet, ancillary, flags, _ = end.recvmsg(_CHUNK_BYTES + _HEADER.size, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
+    if not ancillary and not flags & _CUT:
+        return packet, []
     descriptors = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    if flags & _CUT:
         close_all(descriptors)
         raise ProtocolError("packet larger than any that is ever sent")
     return packet, list(descriptors)

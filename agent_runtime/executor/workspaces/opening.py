@@ -15,6 +15,7 @@ from agent_runtime.executor.workspaces.channel import close_all
 from agent_runtime.executor.workspaces.config import HostConfig
 from agent_runtime.executor.workspaces.hosts import OverlayHost, PlainHost
 from agent_runtime.executor.workspaces.peer import Peer, PeerGone
+from agent_runtime.executor.workspaces.spawned import spawn
 from agent_runtime.executor.workspaces.zygote import take_zygote
 
 # A workspace takes four descriptors; the usual soft limit of 1,024 would end at some 200 of them.
@@ -108,9 +109,7 @@ async def _try_out(host: OverlayHost) -> None:
         await first.file("write", {"path": "/tmp/trial"}, readable)
         streams = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
         with contextlib.suppress(FileFailure):  # an image without `true` is fine, and has proved as much
-            command = await first.spawn(
-                ["true"], stdin=streams[0], stdout=streams[1], stderr=streams[2], env={}, cwd=None, user=None, tty=None
-            )
+            command = await spawn(first, ["true"], stdin=streams[0], stdout=streams[1], stderr=streams[2])
             ended = await command.exited
             if ended.code != 0:
                 raise WorkspaceFailure("CreateFailed", f"`true` ended with {ended} in a workspace")

@@ -66,26 +66,34 @@ class Peer:
         """Send request `number`. Raises PeerGone, or ValueError for a message over the bound."""
         await self._send(self._end, packets(number, encode(message)), descriptors)
 
+    def start_now(self, number: int, request: StartRequest, descriptors: Sequence[int]) -> bool:
+        """Ask for a command to be started, which is request `number` then; False where that has to wait: `start` can.
+
+        Raises as `send`.
+        """
+        first, *more = packets(number, request.pack())
+        return not more and not self._turn.locked() and self._sent(self._starts, first, descriptors)
+
     async def start(self, number: int, request: StartRequest, descriptors: Sequence[int]) -> None:
-        """Ask for a command to be started, which is request `number` then. Raises as `send`."""
+        """As `start_now`, when it can be sent. Raises as `send`."""
         await self._send(self._starts, packets(number, request.pack()), descriptors)
 
     async def _send(self, end: socket.socket, parts: list[bytes], descriptors: Sequence[int]) -> None:
         async with self._turn:
             for part in parts:
-                await self._send_packet(end, part, descriptors if part is parts[-1] else ())
+                while not self._sent(end, part, descriptors if part is parts[-1] else ()):
+                    await self._writable(end)
 
-    async def _send_packet(self, end: socket.socket, packet: bytes, descriptors: Sequence[int]) -> None:
-        while True:
-            if self.gone.done():
-                raise PeerGone(self.gone.result())
+    def _sent(self, end: socket.socket, packet: bytes, descriptors: Sequence[int]) -> bool:
+        if not self.gone.done():
             try:
                 send_packet(end, packet, descriptors)
-                return
+                return True
             except BlockingIOError:
-                await self._writable(end)
+                return False
             except OSError as error:
                 self.close(f"the channel failed: {error.strerror}")
+        raise PeerGone(self.gone.result())
 
     async def _writable(self, end: socket.socket) -> None:
         writable = asyncio.Event()
@@ -152,7 +160,8 @@ class Peer:
                 close_all(descriptors)
             else:
                 listener(message, descriptors)
-            if self.gone.done():
+            # A command's answer was all that there is to hear; looking again would cost as much as hearing it.
+            if self.gone.done() or len(self._listeners) <= 1:
                 return
 
     def finish(self, reason: str) -> None:

@@ -70,6 +70,7 @@ static struct database passwd = {.path = "/etc/passwd"}, group = {.path = "/etc/
 /* identity.Identity, of the user who is named so; and the variables that it brings. */
 static struct {
     char user[256];
+    int is_ours; /* this process has become it */
     uid_t uid;
     gid_t groups[MAX_GROUPS];
     int group_count;
@@ -247,7 +248,7 @@ static int resolve(const char *user) {
 static int look_up(const char *user) {
     if (read_again(&passwd) + read_again(&group) == 0 && !strcmp(identity.user, user))
         return 1;
-    identity.user[0] = 0;
+    identity.user[0] = identity.is_ours = 0;
     return resolve(user);
 }
 
@@ -267,13 +268,16 @@ static int is_itself(void) {
 /* identity.become */
 static int become(void) {
     gid_t gid = identity.groups[0];
+    if (identity.is_ours)
+        return 1;
     if (geteuid() != identity.uid || getegid() != gid || geteuid() == 0) {
         if (setgroups(identity.group_count, identity.groups) < 0 && errno != EPERM)
             return 0;
         if (setresgid(gid, gid, gid) < 0 || setresuid(identity.uid, identity.uid, identity.uid) < 0)
             return 0;
     }
-    return prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0;
+    identity.is_ours = prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0;
+    return identity.is_ours;
 }
 
 /* Whether the packet of so many bytes is a whole request that is nothing special; `request` is it then. */
@@ -471,7 +475,7 @@ static enum result work(void) {
             continue;
         if (bytes <= 0)
             return GONE;
-        if (!understand(bytes) || !look_up(request.user) || (geteuid() && !is_itself()) || !become())
+        if (!understand(bytes) || !look_up(request.user) || (!identity.is_ours && geteuid() && !is_itself()) || !become())
             return UNUSUAL;
         const char *program = chdir(request.folder) == 0 && make_environment() ? find_program() : NULL;
         if (!program)
@@ -494,6 +498,8 @@ static enum result work(void) {
 
 /* Begins with the turn, and ends with it when it leaves a request in the queue: UNUSUAL. */
 int32_t serve(void) {
+    /* Python may have become somebody else meanwhile. */
+    identity.is_ours = 0;
     return result = work();
 }
 

@@ -102,6 +102,7 @@ class Watch:
     def _look_at_all(self) -> None:
         used = self._file_system_used()
         for workspace in list(self._active):
+            workspace.give_up_silent()
             with contextlib.suppress(OSError):
                 self._look(workspace, used)
         if not self._active:

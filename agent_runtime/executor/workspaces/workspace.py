@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent_runtime.executor.host import Exit, FileFailure, WorkspaceFailure, WorkspaceSpec
+from agent_runtime.executor.host import Exit, FileFailure, Watcher, WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.workspaces.channel import Message, close_all
 from agent_runtime.executor.workspaces.init import CRASHED
 from agent_runtime.executor.workspaces.peer import Peer, PeerGone
@@ -35,7 +37,7 @@ def _text(message: Message, key: str) -> str:
 
 def _whole(message: Message, key: str, low: int, high: int) -> int | None:
     value = message.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high else None
+    return value if type(value) is int and low <= value <= high else None
 
 
 def _failure(message: Message) -> FileFailure:
@@ -45,50 +47,64 @@ def _failure(message: Message) -> FileFailure:
 class Command:
     """A command and its tree. `pid` is its number inside the workspace."""
 
-    def __init__(self, workspace: LiveWorkspace, number: int) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(self, workspace: LiveWorkspace, number: int, watcher: Watcher) -> None:
         self.pid = 0
-        self.exited: asyncio.Future[Exit] = loop.create_future()
-        self.started: asyncio.Future[None] = loop.create_future()
-        self._workspace = workspace
-        self._number = number
+        self._workspace, self._number = workspace, number
+        # None when there is nothing more to tell.
+        self._watcher: Watcher | None = watcher
         self._cause: str | None = None
+        # Until it is known whether it was started.
+        self.asked_at: float | None = time.monotonic()
 
     def hear(self, message: Message, descriptors: list[int]) -> None:
         """What its subreaper, or init, says: that it started, failed to, or ended; of a short one both at once."""
         close_all(descriptors)
-        if self.exited.done():
+        if self._watcher is None:
             return
         lost = _whole(message, "lost", 1, 64)
-        if not self.started.done():
+        if lost is not None:
+            # A tool has ended its subreaper. That is how the command ended, also when it had not yet told that it started:
+            # no tool should be able to make its own failure look like the executor's.
+            self.end(None, lost)
+            return
+        code, number = _whole(message, "code", 0, 255), _whole(message, "signal", 1, 64)
+        if not self.pid:
             pid = _whole(message, "pid", 1, 2**22)
             if pid is None:
-                if lost is not None:
-                    self.lose(lost)
-                else:
-                    self.started.set_exception(_failure(message))
+                self.refuse(_failure(message))
                 return
             self.pid = pid
-            self.started.set_result(None)
-        code, number = _whole(message, "code", 0, 255), _whole(message, "signal", 1, 64)
-        if lost is not None or number is not None or code is not None:
-            self.end(code if lost is None and number is None else None, lost if lost is not None else number)
-
-    def lose(self, number: int) -> None:
-        """A tool has ended its subreaper. That is how the command ended, also when it had not yet told that it started:
-        no tool should be able to make its own failure look like the executor's.
-        """
-        if not self.started.done():
-            self.started.set_result(None)
-        self.end(None, number)
+            self.asked_at = None
+            if code is None and number is None:
+                self._watcher.started()
+        if code is not None or number is not None:
+            self.end(code if number is None else None, number)
 
     def blame(self, cause: str | None) -> None:
         """Say why it will end; the first reason given stays."""
         self._cause = self._cause or cause
 
     def end(self, code: int | None, number: int | None) -> None:
-        if not self.exited.done():
-            self.exited.set_result(Exit(code, number, self._cause))
+        if watcher := self._finish():
+            watcher.ended(Exit(code, number, self._cause))
+
+    def refuse(self, failure: FileFailure | WorkspaceFailure) -> None:
+        """It is not, or no longer, to be started."""
+        if watcher := self._finish():
+            watcher.refused(failure)
+
+    def lose(self, failure: WorkspaceFailure) -> None:
+        """The workspace has ended, and it with it."""
+        self.blame(failure.cause)
+        if self.asked_at is None:
+            self.end(None, signal.SIGKILL)
+        else:
+            self.refuse(failure)
+
+    def _finish(self) -> Watcher | None:
+        self._workspace.forget(self._number)
+        watcher, self._watcher = self._watcher, None
+        return watcher
 
     async def signal(self, number: int, *, tree: bool, cause: str | None = None) -> None:
         """Send a signal to the command, or to its whole tree, orphans that left its session included."""
@@ -124,6 +140,7 @@ class LiveWorkspace:
         self._peer = peer
         self._process: int | None = process
         self._commands: dict[int, Command] = {}
+        self._helpers: set[asyncio.Task[None]] = set()
         self._file_operations = 0
         self._ending: asyncio.Task[None] | None = None
         self._cause = self.unasked_end
@@ -132,9 +149,10 @@ class LiveWorkspace:
         # Its children may live on and keep the channel open, where they are not in a namespace that ends with it.
         asyncio.get_running_loop().add_reader(process, self._init_ended)
 
-    async def spawn(
+    def start(
         self,
         argv: Sequence[str] | str,
+        watcher: Watcher,
         *,
         stdin: int,
         stdout: int,
@@ -145,38 +163,62 @@ class LiveWorkspace:
         tty: tuple[int, int] | None,
     ) -> Command:
         """As in the interface. `tty`'s size was given to the terminal when it was opened."""
-        number = self._peer.number()
-        command = Command(self, number)
         request = StartRequest(argv, {**self.spec.env, **env}, cwd, user, tty is not None)
         descriptors = [stdin, stdout, stderr]
         try:
             self._refuse_if_frozen("a command")
             _refuse_nul(request)
-            self._commands[number] = command
-            self._peer.listen(number, command.hear)
-            command.exited.add_done_callback(lambda _: self._forget(number))
-            self._host.woke(self)
-            await self._peer.start(number, request, descriptors)
-        except PeerGone as gone:
-            self._forget(number)
-            raise self._gone(gone) from None
-        except BaseException:
-            self._forget(number)
-            raise
-        finally:
-            close_all(sorted(set(descriptors)))
-        try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                await command.started
-        except TimeoutError:
-            await command.signal(signal.SIGKILL, tree=True)
-            command.lose(signal.SIGKILL)
         except (FileFailure, WorkspaceFailure):
-            self._forget(number)
+            close_all(sorted(set(descriptors)))
             raise
+        number = self._peer.number()
+        command = self._commands[number] = Command(self, number, watcher)
+        self._peer.listen(number, command.hear)
+        self._host.woke(self)
+        try:
+            is_asked = self._peer.start_now(number, request, descriptors)
+        except PeerGone as gone:
+            is_asked = True
+            command.refuse(self._gone(gone))
+        if is_asked:
+            close_all(sorted(set(descriptors)))
+        else:
+            self._help(self._start_later(command, number, request, descriptors))
         return command
 
-    def _forget(self, number: int) -> None:
+    async def _start_later(
+        self, command: Command, number: int, request: StartRequest, descriptors: Sequence[int]
+    ) -> None:
+        try:
+            await self._peer.start(number, request, descriptors)
+        except PeerGone as gone:
+            command.refuse(self._gone(gone))
+        finally:
+            close_all(sorted(set(descriptors)))
+
+    def give_up_silent(self) -> None:
+        """End the commands of which nobody has said for too long whether they were started."""
+        latest = time.monotonic() - _ANSWER_SECONDS
+        for command in self._commands.values():
+            if command.asked_at is not None and command.asked_at < latest:
+                command.asked_at = math.inf
+                self._help(self._end_silent(command))
+
+    async def _end_silent(self, command: Command) -> None:
+        try:
+            await command.signal(signal.SIGKILL, tree=True)
+        except WorkspaceFailure as failure:
+            command.refuse(failure)
+        else:
+            command.end(None, signal.SIGKILL)
+
+    def _help(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._helpers.add(task)
+        task.add_done_callback(self._helpers.discard)
+
+    def forget(self, number: int) -> None:
+        """That command is over."""
         self._commands.pop(number, None)
         self._peer.forget(number)
 
@@ -352,12 +394,7 @@ class LiveWorkspace:
             reason = "a tool has killed its init"
         failure = WorkspaceFailure(self._cause, f"workspace {self.spec.id!r} has ended: {reason}")
         for command in list(self._commands.values()):
-            command.blame(self._cause)
-            if not command.started.done():
-                command.started.set_exception(failure)
-                command.started.exception()
-            else:
-                command.end(None, signal.SIGKILL)
+            command.lose(failure)
         self._host.slept(self)
         if self._ending is None:
             self._ending = asyncio.create_task(self._stop())

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.executor.host import Child, Exit, Limits, Workspace, WorkspaceHost, WorkspaceSpec
+from agent_runtime.executor.host import Exit, Limits, Workspace, WorkspaceHost, WorkspaceSpec
+from agent_runtime.executor.workspaces.spawned import Spawned, spawn
 
 # A test that waits so long for something that takes milliseconds has found it broken.
 PATIENCE = 60.0
@@ -53,12 +54,12 @@ async def start(
     user: str | None = None,
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
-) -> tuple[Child, int]:
+) -> tuple[Spawned, int]:
     """A command, and the descriptor that its output can be read from."""
     readable, writable = os.pipe()
     null = os.open(os.devnull, os.O_RDONLY)
-    child = await workspace.spawn(
-        argv, stdin=null, stdout=writable, stderr=os.dup(writable), env=env or {}, cwd=cwd, user=user, tty=None
+    child = await spawn(
+        workspace, argv, stdin=null, stdout=writable, stderr=os.dup(writable), env=env or {}, cwd=cwd, user=user
     )
     return child, readable
 

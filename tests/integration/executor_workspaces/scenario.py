@@ -21,14 +21,13 @@ import os  # noqa: E402
 from typing import Any  # noqa: E402
 
 from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure, WorkspaceSpec  # noqa: E402
+from agent_runtime.executor.workspaces.spawned import spawn  # noqa: E402
 
 
 async def run(workspace: Workspace, script: str, user: str | None = None) -> str:
     readable, writable = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
-    child = await workspace.spawn(
-        script, stdin=null, stdout=writable, stderr=os.dup(writable), env={}, cwd=None, user=user, tty=None
-    )
+    child = await spawn(workspace, script, stdin=null, stdout=writable, stderr=os.dup(writable), user=user)
     loop = asyncio.get_running_loop()
     output = b""
     while block := await loop.run_in_executor(None, os.read, readable, 65536):
@@ -40,9 +39,7 @@ async def run(workspace: Workspace, script: str, user: str | None = None) -> str
 
 async def background(workspace: Workspace, script: str) -> None:
     null = os.open(os.devnull, os.O_RDWR)
-    await workspace.spawn(
-        script, stdin=null, stdout=os.dup(null), stderr=os.dup(null), env={}, cwd=None, user=None, tty=None
-    )
+    await spawn(workspace, script, stdin=null, stdout=os.dup(null), stderr=os.dup(null))
 
 
 async def scenario(mode: str, state_dir: str, hold: bool) -> dict[str, Any]:

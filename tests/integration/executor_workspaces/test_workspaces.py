@@ -9,6 +9,9 @@ import signal
 import pytest
 
 from agent_runtime.executor.host import FileFailure, Limits, WorkspaceFailure
+from agent_runtime.executor.workspaces import peer
+from agent_runtime.executor.workspaces import workspace as live_workspace
+from agent_runtime.executor.workspaces.spawned import spawn
 from tests.integration.executor_workspaces.helpers import Inside, get, read_all, run, start, write
 
 
@@ -36,6 +39,28 @@ async def test_large_environments_and_arguments_arrive_whole(either: Inside) -> 
         workspace, ["sh", "-c", 'printf %s "$BIG$1" | wc -c', "sh", "y" * 100_000], env={"BIG": "x" * 120_000}
     )
     assert done.output.strip() == "220000"
+
+
+async def test_large_commands_that_have_to_wait_are_not_mixed_with_small_ones(either: Inside) -> None:
+    workspace = await either.make()
+    sizes = [100_000 if index % 2 else index for index in range(24)]
+    commands = [["sh", "-c", 'printf %s "$1" | wc -c', "sh", "y" * size] for size in sizes]
+    done = await asyncio.gather(*(run(workspace, command) for command in commands))
+    assert [int(entry.output) for entry in done] == sizes
+
+
+async def test_a_command_of_which_nobody_says_whether_it_started_does_not_wait_for_ever(
+    either: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = await either.make()
+    monkeypatch.setattr(live_workspace, "_ANSWER_SECONDS", 1.0)
+    with monkeypatch.context() as lost:
+        lost.setattr(peer.Peer, "start_now", lambda *_: True)
+        starting = asyncio.create_task(run(workspace, "true"))
+        await asyncio.sleep(0)
+    ended = (await asyncio.wait_for(starting, 20)).exit
+    assert (ended.code, ended.signal) == (None, signal.SIGKILL)
+    assert (await run(workspace, "true")).ok
 
 
 async def test_bytes_that_are_not_utf8_survive_in_arguments_and_output(either: Inside) -> None:
@@ -136,15 +161,8 @@ async def test_destroying_ends_running_commands_and_says_so(either: Inside) -> N
 async def test_a_terminal_controls_its_command(either: Inside) -> None:
     workspace = await either.make()
     master, slave = await workspace.open_terminal(33, 77)
-    command = await workspace.spawn(
-        "stty size; tty; cat </dev/tty",
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        env={},
-        cwd=None,
-        user=None,
-        tty=(33, 77),
+    command = await spawn(
+        workspace, "stty size; tty; cat </dev/tty", stdin=slave, stdout=slave, stderr=slave, tty=(33, 77)
     )
     await asyncio.sleep(0.3)
     os.write(master, b"\x03")  # Ctrl-C reaches only those whom the terminal controls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.fencing import Fence, Hold
 from agent_runtime.executor.idempotency import Key
 from agent_runtime.executor.messages import Reply
+from agent_runtime.executor.processes import Process
 from agent_runtime.executor.remembered import StoredReply
 
 HOLDS = st.builds(Hold, st.integers(0, 3), st.sampled_from("ab"))
@@ -76,7 +78,7 @@ def request(body: bytes = b"") -> Any:
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from(["raise", "call", "tick"]), HOLDS, st.booleans()), max_size=25))
+@given(st.lists(st.tuples(st.sampled_from(["raise", "call", "start", "tick"]), HOLDS, st.booleans()), max_size=25))
 def test_when_a_takeover_has_answered_nothing_of_an_older_runner_is_still_at_work(steps: list[Any]) -> None:
     async def play() -> None:
         attempt = Attempt("a")
@@ -98,12 +100,29 @@ def test_when_a_takeover_has_answered_nothing_of_an_older_runner_is_still_at_wor
 
             await attempt.once(hold, Key(0, f"k{number}"), request(), b"d", work, lambda: breakable)
 
-        for number, (what, hold, breakable) in enumerate(steps):
+        async def start(hold: Hold, number: int, at_once: bool) -> None:
+            def make(settled: Callable[[], None]) -> Process:
+                def settle() -> None:
+                    at_work.remove(hold)
+                    settled()
+
+                at_work.append(hold)
+                if at_once:
+                    settle()
+                else:
+                    asyncio.get_running_loop().call_later(0.001, settle)
+                return object.__new__(Process)
+
+            attempt.start(hold, Key(0, f"k{number}"), request(), make)
+
+        for number, (what, hold, either) in enumerate(steps):
             match what:
                 case "raise":
                     tasks.append(asyncio.create_task(take_over(hold)))
                 case "call":
-                    tasks.append(asyncio.create_task(call(hold, number, breakable)))
+                    tasks.append(asyncio.create_task(call(hold, number, either)))
+                case "start":
+                    tasks.append(asyncio.create_task(start(hold, number, either)))
             await asyncio.sleep(0)
         outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
         refusals = [outcome for outcome in outcomes if outcome is not None]
