@@ -34,7 +34,7 @@ class Places:
     async def take(self, group: str, avoided: Set[str]) -> Server:
         """A place for a call of that group, not at `avoided` where another one will do. `give_back` it."""
         loop = asyncio.get_running_loop()
-        call, place = Waiting(group, avoided, loop.time()), asyncio.Future[Server](loop=loop)
+        call, place = Waiting(group, frozenset(avoided), loop.time()), asyncio.Future[Server](loop=loop)
         self._waiting.add(call)
         self._places[call] = place
         self.admit()

@@ -21,7 +21,7 @@ class Waiting:
     """A call that waits. It is not sent to `avoided` where another server may be asked."""
 
     group: str
-    avoided: Set[str]
+    avoided: frozenset[str]
     since: float
 
 
@@ -36,19 +36,22 @@ class WaitingCalls:
     def __init__(self, idle: float = IDLE_SECONDS, passed: float = PASSED_SECONDS) -> None:
         self._idle, self._passed = idle, passed
         self._servers: Set[str] = frozenset()
-        self._by_home: dict[str, OrderedDict[Waiting, None]] = {}
+        # By home and servers to avoid: where the first of a queue cannot go, none of it can.
+        self._queues: dict[tuple[str, Set[str]], OrderedDict[Waiting, None]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_home.values()))
+        return sum(map(len, self._queues.values()))
 
     def add(self, call: Waiting) -> None:
         """It has come, after all others."""
-        self._by_home.setdefault(self._home(call), OrderedDict())[call] = None
+        self._queues.setdefault(self._queue(call), OrderedDict())[call] = None
 
     def remove(self, call: Waiting) -> None:
         """It waits no longer."""
-        for calls in self._by_home.values():
-            calls.pop(call, None)
+        calls = self._queues.get(self._queue(call), OrderedDict())
+        calls.pop(call, None)
+        if not calls:
+            self._queues.pop(self._queue(call), None)
 
     def next(self, in_flight: Mapping[str, int], limits: Mapping[str, int], now: float) -> tuple[Waiting, str] | None:
         """Take out the call that gets a place, with its server; None where all have to wait.
@@ -62,7 +65,7 @@ class WaitingCalls:
         if not free:
             return None
         oldest = sorted(
-            ((next(iter(calls)), home) for home, calls in self._by_home.items() if calls),
+            ((next(iter(calls)), home) for (home, _), calls in self._queues.items()),
             key=lambda head: head[0].since,
         )
         came = next((call.since - self._passed for call, home in oldest if home in free), now - self._idle)
@@ -71,19 +74,20 @@ class WaitingCalls:
                 wanted = self._wanted(call)
                 server = choose(call.group, {name: in_flight[name] for name in wanted}, limits)
                 if server is not None:
-                    del self._by_home[home][call]
+                    self.remove(call)
                     return call, server
         return None
 
     def _wanted(self, call: Waiting) -> Collection[str]:
         return [name for name in self._servers if name not in call.avoided] or self._servers
 
-    def _home(self, call: Waiting) -> str:
-        return preference(call.group, self._wanted(call))[0] if self._servers else ""
+    def _queue(self, call: Waiting) -> tuple[str, Set[str]]:
+        home = preference(call.group, self._wanted(call))[0] if self._servers else ""
+        return home, call.avoided
 
     def _sort_anew(self, servers: Set[str]) -> None:
+        calls = sorted((call for calls in self._queues.values() for call in calls), key=lambda call: call.since)
         self._servers = servers
-        calls = sorted((call for calls in self._by_home.values() for call in calls), key=lambda call: call.since)
-        self._by_home = {}
+        self._queues = {}
         for call in calls:
             self.add(call)
