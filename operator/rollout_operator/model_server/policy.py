@@ -23,7 +23,7 @@ from rollout_operator.model_server.policy_servers import (
     entry_at_rest,
     entry_behind_gate,
     failed_lately,
-    is_broken,
+    has_to_go,
     is_checked,
     is_verified,
     look,
@@ -281,7 +281,7 @@ def _open(seen: Seen, policy: PolicyStatus, tasks: Iterable[Task] = ()) -> Decis
     """The gate is open: newcomers get the current version; servers that are not as they were verified go."""
     strange = [s for s in seen.members if s.said is not None and s.said.version != policy.current]
     odd = odd_ones(seen, [server for server in seen.servers if is_verified(seen, server)])
-    broken = [server for server in seen.newcomers if is_broken(server)]
+    broken = [server for server in seen.newcomers if has_to_go(server, policy.current)]
     evicted = [*strange, *odd, *broken]
     of = entry_at_rest if policy.current == seen.status.policy.current else entry_behind_gate
     servers = tuple(of(seen, server, evicted) for server in _staying(seen))
@@ -316,7 +316,7 @@ def _behind_gate(
     """The gate is shut. Who changes `policy` has no tasks yet: it is written down before anything is asked because of it."""
     if seen.has_lost_members:
         policy = policy.model_copy(update={"needed": min(policy.needed, _needed(seen))})
-    gone = [*evicted, *(server for server in seen.newcomers if is_broken(server))]
+    gone = [*evicted, *(server for server in seen.newcomers if has_to_go(server, policy.target))]
     servers = tuple(entry_behind_gate(seen, server, gone) for server in _staying(seen))
     asked = tuple(task for task in tasks if not any(server in gone for server in task.servers))
     return Decision(policy, servers, False, reason, message, asked, BEHIND_GATE_SECONDS)

@@ -37,6 +37,8 @@ def next_errand(seen: Seen, server: Server, source: PolicySource) -> Errand | No
         return look(seen, server)
     if any(failed_lately(seen, server, call, source.version) for call in (*_CHANGES, Call.OPEN)):
         return None
+    if has_to_go(server, source.version):
+        return None
     if said.version != source.version:
         return Errand(Call.LOAD, source)
     if said.paused:
@@ -54,9 +56,16 @@ def failed_lately(seen: Seen, server: Server, call: Call, version: int) -> bool:
     return failure.errand.source is None or failure.errand.source.version == version
 
 
-def is_broken(server: Server) -> bool:
-    """It failed at what it was asked while it had no traffic, and the cause is its own: only a restart can help."""
-    return any(call in server.failures and not server.failures[call].untouched for call in _CHANGES)
+def has_to_go(server: Server, version: int) -> bool:
+    """Only a restart brings this newcomer to a version.
+
+    It failed at what it was asked, and the cause is its own. Or it lets calls through for another version: it was open
+    before the kubelet counted the start that it is of, and has calls that runners have not ended yet, so its weights must
+    not change.
+    """
+    if any(call in server.failures and not server.failures[call].untouched for call in _CHANGES):
+        return True
+    return server.said is not None and server.said.is_open and server.said.version != version
 
 
 def is_checked(seen: Seen, server: Server) -> bool:

@@ -38,6 +38,8 @@ class Engine:
     fetched: int | None = None
     leaving: bool = False
     had_traffic: bool = False
+    traffic_start: int = 0
+    """How many restarts it had, as runners that called it read it."""
     failing: set[str] = field(default_factory=set)
     """Requests that it fails: pause, fetch, reload, half, resume, look."""
     lies: bool = False
@@ -331,11 +333,16 @@ class Fleet:
     def _note_traffic(self) -> None:
         if self.status.policy.gate is Gate.OPEN:
             for engine in self.engines:
-                engine.had_traffic |= self.is_open(engine) and engine.opened is not None
+                if self.is_open(engine) and engine.opened is not None:
+                    engine.had_traffic, engine.traffic_start = True, engine.restarts
 
-    def _is_evicted(self, engine: Engine) -> bool:
-        """Runners have left it."""
-        return any(entry.uid == engine.uid and entry.state is ServerState.EVICTED for entry in self.status.servers)
+    def _is_left(self, engine: Engine) -> bool:
+        """Runners have left it, or are about to: it was evicted, or is another start to them. What still comes counts for
+        nothing.
+        """
+        entry = next((entry for entry in self.status.servers if entry.uid == engine.uid), None)
+        is_another = entry is not None and engine.had_traffic and entry.restarts != engine.traffic_start
+        return is_another or (entry is not None and entry.state is ServerState.EVICTED)
 
     def is_open(self, engine: Engine) -> bool:
         """Runners call it, as they read the status."""
@@ -386,7 +393,7 @@ class Fleet:
     def check_serving(self, engine: Engine) -> None:
         """Calls go on only with whole weights, of the version that the reopening will name."""
         # That one lies cannot be known before it runs: its tokens count for nothing until the gate opens.
-        if engine.had_traffic and not engine.leaving and not engine.lies and not self._is_evicted(engine):
+        if engine.had_traffic and not engine.leaving and not engine.lies and not self._is_left(engine):
             policy = self.status.policy
             expected = policy.target if policy.step is PolicyStep.RESUMING else policy.current
             assert engine.weights == expected, f"{engine.name} resumes with {engine.weights}, not {expected}"
@@ -394,7 +401,7 @@ class Fleet:
     def check(self) -> None:
         policy = self.status.policy
         for engine in self.engines:
-            if engine.opened is not None and not engine.lies and not self._is_evicted(engine):
+            if engine.opened is not None and not engine.lies and not self._is_left(engine):
                 assert engine.weights == engine.opened, f"{engine.name} answers as {engine.opened}: {engine.weights}"
             # What answers no calls may say what it likes.
             if policy.gate is Gate.OPEN and self.is_open(engine) and engine.opened is not None:

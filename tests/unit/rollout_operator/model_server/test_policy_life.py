@@ -115,3 +115,24 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+def test_weights_never_change_under_calls_of_an_engine_whose_restart_is_counted_late() -> None:
+    fleet = Fleet(servers=1, runners=0)
+    fleet.ask_for(1)
+    fleet.calm()
+    fleet.kill_engine(0)
+    fleet.start_engines()
+    fleet.restart_engine_uncounted(0)
+    for _ in range(5):
+        fleet.round()
+        while fleet.under_way:
+            fleet.step(0)
+        fleet.now += timedelta(seconds=1)
+    engine = fleet.engines[0]
+    assert engine.had_traffic
+    fleet.ask_for(2)
+    fleet.start_engines()
+    fleet.calm()
+    assert fleet.is_at_rest()
+    assert (engine.weights, fleet.engines[0].weights) == (1, 2)
