@@ -101,15 +101,19 @@ async def test_a_failed_setup_is_told_to_all_and_leaves_its_places_free(
 
 async def test_cancelled_requests_leave_their_places_free(opened: Opened, operator: StandInOperator) -> None:
     provider = await opened()
-    first = await acquire(provider)
+    held = [await acquire(provider)]
     for pause in (0.0, 0.002, 0.004, 0.006, 0.01, 0.02):
         tasks = [asyncio.create_task(acquire(provider, f"{n}-{pause}")) for n in range(1, 4)]
         await asyncio.sleep(pause)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    members = await asyncio.gather(*(acquire(provider, f"{number}-x") for number in range(1, 4)))
-    assert {member.handle["sandbox"] for member in members} == {first.handle["sandbox"]}
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if not isinstance(outcome, BaseException):  # it was quicker
+                await outcome.release()
+    # Who asks before the last ones are gone may be given a further sandbox; with a place lost, no number would be enough.
+    while len(held) < 4 * len(operator.api.sandboxes):
+        held.append(await acquire(provider, f"{len(held)}-x"))
+        assert len(operator.api.sandboxes) <= 3
 
 
 async def test_the_same_attempt_asked_for_again_gets_its_own_workspace(opened: Opened) -> None:

@@ -205,7 +205,7 @@ async def test_plain_text_arrives_piece_by_piece_and_is_the_whole_text_in_the_en
 ) -> None:
     async with VllmStandIn(script={"s": [LONG]}, scale_out=scale_out, tokens_per_second=400) as server:
         pieces, reply = await pieces_of(await connect(server), make_request(sampling=Sampling(max_tokens=4000)))
-    assert len(pieces) > 3
+    assert len(pieces) > 1
     assert "".join(pieces) == reply.text == LONG
 
 
@@ -220,7 +220,7 @@ async def test_no_text_of_a_tool_call_is_handed_out(
         truth = last(server)
     assert "".join(pieces) == reply.text
     assert reply.text.strip() == LONG
-    assert (len(pieces) > 3) == scale_out, "a streamed chat with tools would lose ids"
+    assert (len(pieces) > 1) == scale_out, "a streamed chat with tools would lose ids"
     assert reply.finish_reason == "tool_calls"
     assert [call.name for call in reply.tool_calls] == ["bash"]
     assert reply.completion_token_ids == truth.ids

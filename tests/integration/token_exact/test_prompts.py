@@ -42,7 +42,7 @@ async def test_a_bare_prompt_is_recorded_as_the_engine_saw_it(
     assert (reply.text, reply.finish_reason) == (tokenizer().decode(truth.ids), "length")
     assert reply.usage.completion_tokens == 40
     if streamed:
-        assert len(pieces) > 3
+        assert len(pieces) > 1
         assert "".join(pieces) == reply.text
 
 
