@@ -43,7 +43,7 @@ def reachable_files(top):
 
 @attempt
 def find_the_neighbours_files():
-    for top in ("/tmp", "/var/tmp", "/root", "/home", "/dev/shm", "/run", "/mnt", "/work"):
+    for top in ("/tmp", "/var/tmp", "/root", "/home", "/dev/shm", "/run", "/mnt"):
         for path in reachable_files(top):
             try:
                 if stat.S_ISREG(os.lstat(path).st_mode) and os.lstat(path).st_size < 4096:

@@ -32,8 +32,12 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    assert playing.returncode == 0, (folder / "log").read_text()[-4000:]
+    log = (folder / "log").read_text()
+    assert playing.returncode == 0, log[-4000:]
     found: dict[str, Any] = json.loads((folder / "played.json").read_text())
+    seals = [json.loads(path.read_text())["result"] for path in folder.glob("rollouts/*/seals/**/*.json")]
+    lost = [f"{seal['task']}: {seal['reason']}: {seal['message']}" for seal in seals if seal["outcome"] != "Completed"]
+    found["losses"] = "\n".join([*lost, *(line for line in log.splitlines() if "ended with an error" in line)])
     return found
 
 
@@ -156,9 +160,8 @@ def test_a_prompt_in_transfer_queue_ends_finished_where_something_can_be_trained
     played: dict[str, Any],
 ) -> None:
     for batch in played["v1"]:
-        assert {task: status for task, status in batch["statuses"].items() if status != "finished"} == {
-            "dead": "failure"
-        }
+        unfinished = {task: status for task, status in batch["statuses"].items() if status != "finished"}
+        assert unfinished == {"dead": "failure"}, played["losses"]
 
 
 def test_verl_goes_on_while_its_batch_is_generated(played: dict[str, Any]) -> None:
