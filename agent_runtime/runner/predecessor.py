@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 
 from agent_runtime.engine.drain import Drain
 from agent_runtime.runner.fate import ASK_SECONDS, JobApi
 from agent_runtime.runner.log import log
 from agent_runtime.runner.report import standing_report
+from agent_runtime.runner.supervisor import SINCE
 from agent_runtime.sandboxes.cluster.api import ApiError
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RunnerReport, RunnerState
@@ -22,9 +24,12 @@ def is_draining(report: RunnerReport | None) -> bool:
     return report is not None and report.state is RunnerState.DRAINING and report.running > 0
 
 
-async def wait_for_predecessor(
-    api: JobApi, job: Metadata, index: int, drain: Drain, *, seconds: float = LONGEST_SECONDS
-) -> None:
+def patience(environ: Mapping[str, str], now: float) -> float:
+    """Seconds that a predecessor can still drain, `now` by time.monotonic(): its time ran out for earlier engines too."""
+    return max(0.0, LONGEST_SECONDS - (now - float(environ.get(SINCE, now))))
+
+
+async def wait_for_predecessor(api: JobApi, job: Metadata, index: int, drain: Drain, *, seconds: float) -> None:
     """Return when no earlier runner of this shard finishes turns any more, or this one is asked to stop itself."""
     waits = False
     with contextlib.suppress(TimeoutError, ApiError):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from agent_runtime.runner.exits import Exit
 from agent_runtime.runner.fate import JobApi
 from agent_runtime.runner.log import leave_behind, log
 from agent_runtime.runner.metrics import RunnerMetrics
-from agent_runtime.runner.predecessor import wait_for_predecessor
+from agent_runtime.runner.predecessor import patience, wait_for_predecessor
 from agent_runtime.runner.report import ShardTally, report_interval, standing_report
 from agent_runtime.runner.reporter import JobGone, Reporter, ReportRefused
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, SandboxProvider
@@ -141,7 +142,13 @@ class ShardRun:
         self, provider: Provider | SandboxProvider, base_dir: Path, environ: Mapping[str, str]
     ) -> JobSummary | Exception:
         try:
-            await wait_for_predecessor(self._api, self._job.metadata, self._shard.index, self._stopping.drain)
+            await wait_for_predecessor(
+                self._api,
+                self._job.metadata,
+                self._shard.index,
+                self._stopping.drain,
+                seconds=patience(environ, time.monotonic()),
+            )
             if self._stopping.begun:
                 raise _Stopped
             async with contextlib.AsyncExitStack() as stack:

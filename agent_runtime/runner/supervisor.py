@@ -18,6 +18,8 @@ PROGRESS_FD = "ROLLOUT_PROGRESS_FD"
 """Variable with the number of a pipe into which the engine writes one byte for each seal."""
 RESTARTS = "ROLLOUT_RESTARTS"
 """Variable with the number of engines that died in this container so far."""
+SINCE = "ROLLOUT_SINCE"
+"""Variable with the time of the first engine's start in this container, in seconds of time.monotonic()."""
 
 _STOP = (signal.SIGTERM, signal.SIGINT)
 _SIGNALS = (*_STOP, signal.SIGCHLD)
@@ -39,6 +41,7 @@ class _Supervisor:
             os.set_blocking(end, False)
         os.set_inheritable(self._progress_end, True)
         self._stopping = False
+        self._since = time.monotonic()
         self._restarts = 0
 
     def run(self) -> int:
@@ -66,7 +69,12 @@ class _Supervisor:
                 return Exit.DRAINED
 
     def _run_engine(self) -> int:
-        environ = {**os.environ, PROGRESS_FD: str(self._progress_end), RESTARTS: str(self._restarts)}
+        environ = {
+            **os.environ,
+            PROGRESS_FD: str(self._progress_end),
+            RESTARTS: str(self._restarts),
+            SINCE: str(self._since),
+        }
         engine = os.posix_spawn(
             self._command[0], self._command, environ, setpgroup=0, setsigmask=(), setsigdef=(signal.SIGPIPE,)
         )

@@ -155,6 +155,8 @@ def test_counts_add_up_and_nothing_leaks_or_grows_while_everything_fails_again_a
     log(f"from now on operators and runners live; after {size.settling_seconds:.0f} s memory is watched")
     eventually(lambda: len(live(operator_pods(cluster))) == OPERATORS or None, 120, job.describe)
     eventually(lambda: live(job.pods("runner")) or None, 120, job.describe)
+    # One that stands in for a runner that still drains has not begun.
+    eventually(lambda: {report["state"] for report in job.status["runners"]} == {"Running"} or None, 120, job.describe)
     grown_up = {pod["metadata"]["uid"] for pod in (*live(operator_pods(cluster)), *live(job.pods("runner")))}
     time.sleep(size.settling_seconds)
     watches = {"operator": MemoryWatch(cluster), "runner": MemoryWatch(cluster)}

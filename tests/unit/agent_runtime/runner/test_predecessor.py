@@ -8,7 +8,8 @@ import pytest
 
 from agent_runtime.engine.drain import Drain
 from agent_runtime.runner import predecessor
-from agent_runtime.runner.predecessor import wait_for_predecessor
+from agent_runtime.runner.predecessor import LONGEST_SECONDS, patience, wait_for_predecessor
+from agent_runtime.runner.supervisor import SINCE
 from agent_runtime.sandboxes.cluster.api import ApiError
 from rollout_api.conditions import Metadata
 
@@ -60,6 +61,12 @@ async def test_it_goes_on_when_the_last_turn_is_finished(last: dict[str, Any]) -
 
 async def test_one_that_was_killed_while_it_drained_is_not_waited_for_for_ever() -> None:
     assert await waited(Api([DRAINS]), seconds=0.1) > 1
+
+
+def test_an_engine_that_follows_a_killed_one_does_not_wait_as_long_again() -> None:
+    assert patience({}, 1000.0) == LONGEST_SECONDS
+    assert patience({SINCE: "1000.0"}, 1012.0) == LONGEST_SECONDS - 12
+    assert patience({SINCE: "1000.0"}, 5000.0) == 0
 
 
 async def test_an_api_server_that_is_away_delays_nothing() -> None:

@@ -73,6 +73,16 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def test_every_engine_is_told_when_the_first_one_was_started(supervise: Supervise) -> None:
+    """One that followed a killed one would else wait for a dead predecessor as long again."""
+    before = time.monotonic()
+    run = supervise("print(os.environ['ROLLOUT_SINCE'], flush=True)\nif life == 1: die()")
+    code, log = run.end()
+    first, second = (float(line) for line in log.splitlines() if line[0].isdigit())
+    assert code == Exit.REPORTED
+    assert before < first == second < time.monotonic()
+
+
 def test_an_engine_that_is_killed_ten_times_goes_on_and_completes_its_shard(supervise: Supervise) -> None:
     run = supervise("seal()\nif life <= 10: die()", first_pause=5)
     assert run.end()[0] == Exit.REPORTED
