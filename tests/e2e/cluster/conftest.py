@@ -38,7 +38,7 @@ def mini_swe_agent_image(cluster: Cluster) -> str:
         built = subprocess.run(
             [REPOSITORY / "hack/images/build", "--tag", "test", "mini-swe-agent"],
             check=True,
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
         )
         cluster.node_process("load-image", built.stdout.strip())
