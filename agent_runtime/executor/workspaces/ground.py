@@ -2,7 +2,7 @@
 
 In the folder `layers` of the state folder, all of it seen only in the zygote's own mount namespace:
 
-    s0 s1 …      the image's folders as lower layers, one for each part (usually one part, the root)
+    s0 s1 …      the image's folders as lower layers, one for each part: the root, or it and /usr
     i0 i1 …      instead of those, an image's unpacked layers, the topmost first
     image        the same as one folder, to be looked up in
     nothing      an empty file system, where one of these has to be told apart from the rest
@@ -30,7 +30,6 @@ from agent_runtime.executor.workspaces.lower import (
     mount_root,
     mounts,
     refuse_overlay_on_overlay,
-    separate,
 )
 from agent_runtime.executor.workspaces.trees import remove_entry, resolve_below
 
@@ -161,10 +160,10 @@ def prepare(
         parts, lower = ("/",), (mount_image(root_layers, namespace),)
         root = f"{layers}/image"
     else:
-        parts = mount_root(root, namespace, split=not capable)
-        lower = tuple(() if part == "/" and len(parts) > 1 else (f"s{index}",) for index, part in enumerate(parts))
-        separate(layers, root, parts)
+        parts, lower = mount_root(root, namespace, layers, split=not capable)
     base = _Base(parts, root, first_id, chown=bool(capable), shift=first_id if root_layers else 0)
+    if not lower[0]:
+        base.copy_top()
     for mask in [*OWN_FOLDERS, os.path.dirname(layers), *masks]:
         base.mask(mask)
     base.etc()
@@ -255,18 +254,16 @@ class _Base:
         for index, part in enumerate(parts):
             os.mkdir(f"base/u{index}")
             self._copy_owner(part, f"base/u{index}")
-        if len(parts) > 1:
-            self._copy_top(parts)
 
-    def _copy_top(self, parts: tuple[str, ...]) -> None:
-        """The root of a split view has no lower layer: make its folders and links."""
+    def copy_top(self) -> None:
+        """For a root that has no lower layer: make its folders and links."""
         for name in os.listdir(self._root):
             path, kept = os.path.join(self._root, name), f"base/u0/{name}"
             if os.path.islink(path):
                 os.symlink(os.readlink(path), kept)
             elif os.path.isdir(path):
                 os.mkdir(kept)
-        for part in parts[1:]:
+        for part in self._parts[1:]:
             os.makedirs(f"base/u0{part}", exist_ok=True)
 
     def _place(self, path: str) -> str:

@@ -12,6 +12,7 @@ from agent_runtime.executor.workspaces import kernel
 
 # These are assembled from what a workspace has of its own.
 OWN_FOLDERS = ("/proc", "/sys", "/dev", "/tmp")
+_PROGRAMS = "/usr"
 
 
 class Impossible(Exception):
@@ -40,18 +41,25 @@ def refuse_overlay_on_overlay(layers: str) -> None:
         )
 
 
-def mount_root(root: str, namespace: int, *, split: bool) -> tuple[str, ...]:
-    """Mount the lower layers; the workspace paths of the parts."""
+def mount_root(
+    root: str, namespace: int, layers: str, *, split: bool
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Mount the lower layers; the workspace paths of the parts, and the names of each one's lower layers."""
     os.mkdir("s0")
+    parts = ["/"]
     if not split:
-        if namespace < 0:
-            kernel.mount(root, "s0", flags=kernel.MS_BIND)
-            return ("/",)
-        _mount_mapped(root, "s0", namespace)
-        return ("/",)
+        _mount_lower(root, "s0", namespace)
+        if _is_refused("s0", root, layers):
+            # What then stands in for the root makes the start of a program a third slower, so programs do without it.
+            programs = root.rstrip("/") + _PROGRAMS
+            if _is_plain_folder(programs) and not is_below(layers, programs):
+                os.mkdir("s1")
+                _mount_lower(programs, "s1", namespace)
+                parts.append(_PROGRAMS)
+            _separate("s0")
+        return tuple(parts), tuple((f"s{index}",) for index in range(len(parts)))
     # Submounts are locked to their parents in a namespace of fewer rights, so only folders without any can be lower.
     points = [point for point, _ in mounts()]
-    parts = ["/"]
     for path in _folders_without_mounts(root, points):
         name = f"s{len(parts)}"
         os.mkdir(name)
@@ -61,7 +69,24 @@ def mount_root(root: str, namespace: int, *, split: bool) -> tuple[str, ...]:
             os.rmdir(name)
             continue
         parts.append(path[len(root.rstrip("/")) :])
-    return tuple(parts)
+        if _is_refused(name, path, layers):
+            _separate(name)
+    if len(parts) == 1:
+        return ("/",), (("s0",),)
+    return tuple(parts), ((), *((f"s{index}",) for index in range(1, len(parts))))
+
+
+def _is_plain_folder(path: str) -> bool:
+    """Whether it is a folder, no link, and without mounts."""
+    is_folder = os.path.isdir(path) and not os.path.islink(path)
+    return is_folder and not any(is_below(point, path) for point, _ in mounts())
+
+
+def _mount_lower(source: str, target: str, namespace: int) -> None:
+    if namespace < 0:
+        kernel.mount(source, target, flags=kernel.MS_BIND)
+    else:
+        _mount_mapped(source, target, namespace)
 
 
 def _mount_mapped(source: str, target: str, namespace: int) -> None:
@@ -82,10 +107,7 @@ def mount_image(folders: Sequence[str], namespace: int) -> tuple[str, ...]:
     names = tuple(f"i{index}" for index in range(len(folders)))
     for folder, name in zip(folders, names, strict=True):
         os.mkdir(name)
-        if namespace < 0:
-            kernel.mount(folder, name, flags=kernel.MS_BIND)
-        else:
-            _mount_mapped(folder, name, namespace)
+        _mount_lower(folder, name, namespace)
     # An overlay wants two layers.
     os.mkdir("image")
     os.mkdir("nothing")
@@ -93,19 +115,17 @@ def mount_image(folders: Sequence[str], namespace: int) -> tuple[str, ...]:
     return names
 
 
-def separate(layers: str, root: str, parts: tuple[str, ...]) -> None:
-    """Overlay refuses a lower layer that lies within another one on the same file system, as ours do when stateDir is in
-    a folder of the image. An overlay of that folder and of nothing is another file system.
-    """
-    device = os.stat(layers).st_dev
-    inside = [index for index, part in enumerate(parts) if is_below(layers, os.path.join(root, part.lstrip("/")))]
-    for index in inside:
-        if index == 0 and len(parts) > 1:
-            continue
-        if os.stat(f"s{index}").st_dev == device:
-            os.makedirs("nothing", exist_ok=True)
-            kernel.mount("tmpfs", "nothing", "tmpfs", kernel.MS_RDONLY, "size=4k")
-            kernel.mount("overlay", f"s{index}", "overlay", 0, f"lowerdir=s{index}:nothing,userxattr")
+def _is_refused(name: str, folder: str, layers: str) -> bool:
+    """Whether overlay would refuse lower layer `name`, which is `folder`: where another layer lies in it on the same file
+    system, as ours do when stateDir is in a folder of the image."""
+    return is_below(layers, folder) and os.stat(name).st_dev == os.stat(layers).st_dev
+
+
+def _separate(name: str) -> None:
+    """An overlay of that layer and of nothing is another file system."""
+    os.makedirs("nothing", exist_ok=True)
+    kernel.mount("tmpfs", "nothing", "tmpfs", kernel.MS_RDONLY, "size=4k")
+    kernel.mount("overlay", name, "overlay", 0, f"lowerdir={name}:nothing,userxattr")
 
 
 def _folders_without_mounts(folder: str, points: list[str]) -> list[str]:

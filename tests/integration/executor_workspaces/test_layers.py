@@ -200,6 +200,23 @@ async def test_a_body_of_any_size_goes_through_and_comes_back(overlay: Inside) -
     assert await get(workspace, "read", path="/big") == content
 
 
+async def test_programs_are_installed_removed_and_moved_below_usr_as_anywhere(overlay: Inside) -> None:
+    """Where it is a part of its own, a file goes from there to elsewhere as between file systems."""
+    workspace = await overlay.make()
+    moves = "mkdir /kept && cp /bin/echo /usr/bin/said && mv /usr/bin/said /kept && mv /kept/said /usr/local/bin"
+    assert (await run(workspace, f"{moves} && rm /usr/bin/yes && mkdir -p /usr/share/new/deep")).ok
+    layer = await get(workspace, "snapshot")
+    await workspace.freeze()
+    fork, restored = await overlay.make(parent=workspace.spec.id), await overlay.make()
+    await put(restored, "restore", layer)
+    for found in (fork, restored):
+        assert (
+            await run(found, "said hello; ls -A /kept; ls /usr/share/new; test -e /usr/bin/yes || echo gone")
+        ).output == ("hello\ndeep\ngone\n")
+    await fork.freeze()
+    assert (await run(await overlay.make(parent=fork.spec.id), "said again")).output == "again\n"
+
+
 # Property: any sequence of operations on a layered tree gives what the same operations give on a plain folder.
 
 _SETUP = """
@@ -296,37 +313,40 @@ async def _apply(workspace: Workspace, folder: str, operations: object) -> None:
 
 
 @settings(max_examples=12, suppress_health_check=list(HealthCheck), database=None)
-@given(first=_operations, second=_operations)
-@example(first=[], second=[("remove", "c", ""), ("fifo", "a/b/new", ""), ("move", "a", "c")])
-@example(first=[("link", "a/f", "new")], second=[("write", "l", "one")])
-async def test_layers_hold_exactly_what_a_plain_folder_would(first: list[Operation], second: list[Operation]) -> None:
+# On a bare machine /usr is a part of its own.
+@given(layered=st.sampled_from(["/layered", "/usr/layered"]), first=_operations, second=_operations)
+@example(layered="/usr/layered", first=[], second=[("remove", "c", ""), ("fifo", "a/b/new", ""), ("move", "a", "c")])
+@example(layered="/layered", first=[("link", "a/f", "new")], second=[("write", "l", "one")])
+async def test_layers_hold_exactly_what_a_plain_folder_would(
+    layered: str, first: list[Operation], second: list[Operation]
+) -> None:
     with tempfile.TemporaryDirectory() as state:
         async with opened(HostConfig(state, mode="Overlay", places=10)) as host:
             inside = Inside(host)
             base = await inside.make()
             # /plain is on the tmpfs of /dev/shm: no layers there. It is made anew in each workspace.
-            assert (await run(base, f"mkdir /layered && cd /layered && {_PYTHON} -c '{_SETUP}'")).ok
+            assert (await run(base, f"mkdir {layered} && cd {layered} && {_PYTHON} -c '{_SETUP}'")).ok
             await base.freeze()
             fork = await inside.make(parent=base.spec.id)
             twin = "mkdir /dev/shm/plain && cd /dev/shm/plain && "
             assert (await run(fork, f"{twin} {_PYTHON} -c '{_SETUP}'")).ok
-            for folder in ("/layered", "/dev/shm/plain"):
+            for folder in (layered, "/dev/shm/plain"):
                 await _apply(fork, folder, first)
             expected = await _tree(fork, "/dev/shm/plain")
-            assert await _tree(fork, "/layered") == expected
+            assert await _tree(fork, layered) == expected
             layer = await get(fork, "snapshot")
             restored = await inside.make(parent=base.spec.id)
             await put(restored, "restore", layer)
-            assert await _tree(restored, "/layered") == expected
+            assert await _tree(restored, layered) == expected
             plain = await get(fork, "tar", path="/dev/shm/plain")
             await fork.freeze()
             grandchild = await inside.make(parent=fork.spec.id)
-            assert await _tree(grandchild, "/layered") == expected
+            assert await _tree(grandchild, layered) == expected
             assert len(plain) > 0
             # A second round on top of frozen layers: removed, made again, moved over what lies below.
-            for folder in ("/layered", "/dev/shm/plain"):
+            for folder in (layered, "/dev/shm/plain"):
                 if folder == "/dev/shm/plain":
                     assert (await run(grandchild, f"{twin} {_PYTHON} -c '{_SETUP}'")).ok
                     await _apply(grandchild, folder, first)
                 await _apply(grandchild, folder, [_PART, *second])
-            assert await _tree(grandchild, "/layered") == await _tree(grandchild, "/dev/shm/plain")
+            assert await _tree(grandchild, layered) == await _tree(grandchild, "/dev/shm/plain")
