@@ -244,8 +244,8 @@ class OverlayHost(Host):
             return await super()._make(spec, layer, extra)
 
     async def _end_all(self) -> None:
-        self._spares.disturb()
         await super()._end_all()
+        self._spares.disturb()
 
     async def give_up(self) -> None:
         """Let the zygote be as it was before it became an overlay host; this host is closed."""
@@ -282,6 +282,7 @@ class OverlayHost(Host):
         if workspace in self._live:
             await super().forget(workspace)
             self._by_id.pop(workspace.spec.id, None)
+            self._spares.restock()
             await self._release(workspace.layer)
 
     async def look_into(

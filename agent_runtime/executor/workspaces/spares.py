@@ -39,8 +39,12 @@ class Spares:
                 self._waiting = max(0, self._waiting - 1)
                 yield
         finally:
-            self.disturb()
-            self._restocking = asyncio.create_task(self._restock())
+            self.restock()
+
+    def restock(self) -> None:
+        """Soon have spares made for the places that are free then."""
+        self.disturb()
+        self._restocking = asyncio.create_task(self._restock())
 
     def disturb(self) -> None:
         """Make no more spares for now."""
