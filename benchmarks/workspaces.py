@@ -16,6 +16,7 @@ import argparse  # noqa: E402 (the zygote is forked before anything else is impo
 import asyncio  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
+import signal  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Awaitable, Callable  # noqa: E402
@@ -26,6 +27,7 @@ from agent_runtime.executor.workspaces.spawned import spawn  # noqa: E402
 
 _PREPARED_FILES = 2_000
 _PREPARED_BYTES = 50_000
+_WRITTEN_BYTES = 400_000_000
 _PAUSE_SECONDS = 0.005
 
 
@@ -153,6 +155,19 @@ async def measure(state_dir: str, count: int) -> None:
         report("bwrap --unshare-all true", wrapped, ("asyncio spawn", spawns))
     whole = await timed(count, whole_life)
     report("create + `true` + destroy", whole, ("bwrap", wrapped) if wrapped else None)
+
+    writer = await asyncio.create_subprocess_exec(
+        "sh",
+        "-c",
+        f"while :; do head -c {_WRITTEN_BYTES} /dev/zero > written; done",
+        cwd=state_dir,
+        start_new_session=True,
+    )
+    await asyncio.sleep(1)
+    beside_writer = await timed(count, whole_life)
+    os.killpg(writer.pid, signal.SIGKILL)
+    await writer.wait()
+    report("the same beside somebody who writes to that disk", beside_writer, ("without", whole))
 
     prepared = await host.create(WorkspaceSpec("prepared"))
     await run(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
+from collections.abc import Generator
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # How anything is opened that might not be what it should be: no wait on FIFOs, no terminal acquired.
@@ -17,6 +19,8 @@ NO_WAIT = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 # As many as the kernel follows.
 _MOST_LINKS = 40
+# A removal that was broken off has left names that the next one meets.
+_lifted = itertools.count()
 
 
 def open_folder(parent: int, name: str) -> int:
@@ -26,6 +30,18 @@ def open_folder(parent: int, name: str) -> int:
 
 def remove_entry(parent: int, name: str, *, missing_ok: bool) -> None:
     """Remove a file, or a folder with all below it. Raises OSError."""
+    for _ in _removal(parent, name, missing_ok):
+        pass
+
+
+def remove_if_small(parent: int, name: str, *, steps: int) -> bool:
+    """`remove_entry`, of what may be missing; False where that takes more steps, two a file: not all of it is gone then."""
+    removal = _removal(parent, name, missing_ok=True)
+    with contextlib.closing(removal):
+        return sum(1 for _ in itertools.islice(removal, steps)) < steps
+
+
+def _removal(parent: int, name: str, missing_ok: bool) -> Generator[None, None, None]:
     try:
         os.unlink(name, dir_fd=parent)
         return
@@ -36,24 +52,22 @@ def remove_entry(parent: int, name: str, *, missing_ok: bool) -> None:
     except (IsADirectoryError, PermissionError) as error:
         if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             raise error
-    _remove_folder(parent, name)
+    yield from _folder_removal(parent, name)
 
 
-def _remove_folder(parent: int, name: str) -> None:
+def _folder_removal(parent: int, name: str) -> Generator[None, None, None]:
     """Empty the folder breadth first: subfolders are lifted up into it, so that one level is all there ever is."""
     top = _open_for_removal(parent, name)
     try:
-        lifted = 0
         while True:
-            folders = _unlink_files(top)
+            folders = yield from _unlink_files(top)
             if not folders:
                 break
             for folder in folders:
                 inner = _open_for_removal(top, folder)
                 try:
-                    for below in _unlink_files(inner):
-                        lifted += 1
-                        _lift(inner, below, top, f".removed.{os.getpid()}.{lifted}")
+                    for below in (yield from _unlink_files(inner)):
+                        yield from _lift(inner, below, top, f".removed.{os.getpid()}.{next(_lifted)}")
                 finally:
                     os.close(inner)
                 os.rmdir(folder, dir_fd=top)
@@ -62,14 +76,14 @@ def _remove_folder(parent: int, name: str) -> None:
     os.rmdir(name, dir_fd=parent)
 
 
-def _lift(source: int, name: str, destination: int, new_name: str) -> None:
+def _lift(source: int, name: str, destination: int, new_name: str) -> Generator[None, None, None]:
     try:
         os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=destination)
     except OSError as error:
         # An overlay cannot rename folders that come from a lower layer.
         if error.errno != errno.EXDEV:
             raise
-        _remove_folder(source, name)
+        yield from _folder_removal(source, name)
 
 
 def _open_for_removal(parent: int, name: str) -> int:
@@ -85,14 +99,18 @@ def _open_for_removal(parent: int, name: str) -> int:
     return open_folder(parent, name)
 
 
-def _unlink_files(folder: int) -> list[str]:
+def _unlink_files(folder: int) -> Generator[None, None, list[str]]:
     """Unlink all that is no folder; the names of the folders that remain."""
+    folders: list[str] = []
+    others: list[str] = []
     with os.scandir(folder) as entries:
-        names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_folder in names:
-        if not is_folder:
-            os.unlink(name, dir_fd=folder)
-    return [name for name, is_folder in names if is_folder]
+        for entry in entries:
+            (folders if entry.is_dir(follow_symlinks=False) else others).append(entry.name)
+            yield
+    for name in others:
+        os.unlink(name, dir_fd=folder)
+        yield
+    return folders
 
 
 def resolve_below(root: str, path: str) -> str:

@@ -160,7 +160,7 @@ def _mount_view(ground: Ground, request: Message) -> list[int]:
         lower += ground.lower[part]
         options = f"lowerdir={':'.join(lower)},userxattr"
         if not request["view_of"]:
-            options += f",upperdir={own}/u{part},workdir={own}/w{part}"
+            options += f",upperdir={own}/u{part},workdir={own}/w{part},volatile"
         kernel.mount("overlay", "m" if part == 0 else path, "overlay", kernel.MS_NODEV, options)
         if part == 0:
             os.chdir("m")

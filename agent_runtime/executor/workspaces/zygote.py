@@ -23,10 +23,12 @@ from agent_runtime.executor.workspaces.commands import Surroundings
 from agent_runtime.executor.workspaces.ground import Ground, prepare, write_maps
 from agent_runtime.executor.workspaces.init import Init
 from agent_runtime.executor.workspaces.lower import Impossible
-from agent_runtime.executor.workspaces.trees import disk_bytes, remove_entry
+from agent_runtime.executor.workspaces.trees import disk_bytes, remove_entry, remove_if_small
 from agent_runtime.executor.workspaces.view import HELLO, build, process_limits
 
 _GIVEN_UP = 10
+# A layer that takes fewer is gone in the time that a fork takes, some milliseconds; others wait for no longer than that.
+_STEPS_AT_ONCE = 300
 # Ignored by the interpreter, which gets an error in their place; commands.py restores them.
 _PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
 _unused: list[tuple[int, socket.socket]] = []
@@ -137,7 +139,7 @@ class _Zygote:
                     self._spares.append(self._fork_spare(self._ground))
                 self._channel.send(number, {"waiting": len(self._spares)})
             case "remove":
-                self._fork(number, request, lambda: self._remove(number, request["layer"]))
+                self._remove(number, request)
             case "measure":
                 self._fork(number, request, lambda: self._measure(number, request))
             case "sweep":
@@ -239,10 +241,20 @@ class _Zygote:
         )
         Init(channel, starts, where, _proc()).serve()
 
-    def _remove(self, number: int, layer: str) -> None:
-        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        remove_entry(folder, layer, missing_ok=True)
-        self._channel.send(number, {})
+    def _remove(self, number: int, request: Message) -> None:
+        layer, folder = request["layer"], os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+        def rest() -> None:
+            remove_entry(folder, layer, missing_ok=True)
+            self._channel.send(number, {})
+
+        try:
+            if remove_if_small(folder, layer, steps=_STEPS_AT_ONCE):
+                self._channel.send(number, {})
+            else:
+                self._fork(number, request, rest)
+        finally:
+            os.close(folder)
 
     def _measure(self, number: int, request: Message) -> None:
         counted = disk_bytes(request["folder"], enough=request["enough"], since=request["since"])

@@ -243,6 +243,37 @@ async def test_the_sandboxes_own_limit_is_not_reached(tmp_path: Path) -> None:
             os.close(output)
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own on a disk that nobody else writes to."""
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(512 * 1024 * 1024)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+async def test_the_end_of_a_workspace_does_not_wait_until_the_disk_has_what_others_write(disk: Path) -> None:
+    (disk / "state").mkdir()
+    async with opened(HostConfig(state_dir=str(disk / "state"), mode="Overlay")) as host:
+        workspace = await host.create(WorkspaceSpec("w"))
+        assert (await run(workspace, "echo some > /tmp/file; sync; cat /tmp/file")).output == "some\n"
+        (disk / "of others").write_bytes(bytes(64 * 1024 * 1024))
+        before = _written(disk)
+        await workspace.destroy()
+        assert _written(disk) - before < 32 * 1024 * 1024
+
+
+def _written(disk: Path) -> int:
+    """Bytes that have reached it: its seventh figure counts sectors of 512."""
+    device = os.stat(disk).st_dev
+    figures = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
+    return int(figures[6]) * 512
+
+
 async def test_processes_that_wait_to_become_workspaces_cost_nobody_one_when_they_are_killed(tmp_path: Path) -> None:
     def waiting() -> list[int]:
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)

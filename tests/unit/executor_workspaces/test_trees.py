@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.executor.workspaces.trees import resolve_below
+from agent_runtime.executor.workspaces.trees import remove_entry, remove_if_small, resolve_below
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,24 @@ def test_it_agrees_with_the_kernel(tmp_path: Path) -> None:
     code = "import os, sys; os.chroot(sys.argv[1]); print(os.path.realpath('/deep/two'), os.path.exists('/deep/two'))"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [resolve_below(str(tmp_path), "/deep/two"), "True"]
+
+
+@settings(max_examples=60)
+@given(
+    st.sets(st.lists(st.sampled_from("abc"), min_size=1, max_size=5).map("/".join), max_size=12),
+    st.integers(min_value=1, max_value=60),
+)
+def test_a_removal_that_was_broken_off_is_ended_by_the_next_and_one_that_says_so_has_left_nothing(
+    folders: set[str], steps: int
+) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        Path(root, "kept").touch()
+        for folder in folders:
+            Path(root, "tree", folder).mkdir(parents=True, exist_ok=True)
+            Path(root, "tree", folder, "file").touch()
+        parent = os.open(root, os.O_RDONLY)
+        is_gone = remove_if_small(parent, "tree", steps=steps)
+        assert is_gone <= (not Path(root, "tree").exists())
+        remove_entry(parent, "tree", missing_ok=True)
+        os.close(parent)
+        assert os.listdir(root) == ["kept"]
