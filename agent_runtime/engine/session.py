@@ -1,7 +1,8 @@
 """A run that stays open in a trainer's own process: tasks go in as training goes on, finished groups come out."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from agent_runtime.recording.attempt_folder import AttemptFolder
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.message_tree import linear
 from agent_runtime.recording.reader import sealed_tokens
-from agent_runtime.recording.stream import StreamRecord
+from agent_runtime.recording.stream import Feed, StreamRecord
 from agent_runtime.sandboxes.base import SandboxProvider
 from rollout_api.model import ModelSpec
 from rollout_api.records import Record, Result, Seal
@@ -66,20 +67,24 @@ class RolloutSession:
         self._run = open_run(job, [], surroundings, new=new, observer=observer)
         self._environ = environ
         self._in_flight = asyncio.Semaphore(job.spec.tasks.stream.max_in_flight)
-        self._finished: asyncio.Queue[FinishedGroup | None] = asyncio.Queue()
+        self._finished: deque[FinishedGroup] = deque()
+        self._news = asyncio.Event()
+        """Set when iteration may have something to say."""
         self._unfinished: dict[int, str | None] = {}
         """Labels of the groups at work, by sequence."""
         self._starting: set[asyncio.Task[None]] = set()
         self._models: list[Model] = []
         """Models that `use_model` opened; calls may still be under way at those that were replaced."""
-        self._fed: set[int] = set()
         self._next = 0
+        self._total: int | None = None
+        """Groups in all, once the stream is closed."""
         self._closed = self._abandoned = False
 
     async def __aenter__(self) -> Self:
         """Open storage, sandboxes and model, and go on with what an earlier session left."""
         self._context: RunContext = await self._run.__aenter__()
         self._stream = StreamRecord(self._context.record.store)
+        self._feed = Feed(self._stream, shard=0)
         self._groups = Groups(self._context, self._group_finished)
         await self._resume()
         return self
@@ -100,24 +105,32 @@ class RolloutSession:
     async def submit(self, task: Task | Mapping[str, Any], label: str | None = None) -> int:
         """Hand a task in, or its fields as in a manifest; waits while `maxInFlight` groups are unfinished.
 
-        Returns its sequence number. `label` (a batch, a training step) comes back with the group. Raises ValidationError.
+        Returns its sequence number. `label` (a batch, a training step) comes back with the group. A call that is cancelled
+        may have handed it in: then its group comes out like any other. Raises ValidationError.
         """
         task = Task.model_validate(task)
         if self._closed:
             raise ValueError("the session is closed; nothing can be submitted any more")
-        await self._unless_failed(self._in_flight.acquire())
-        sequence, self._next = self._next, self._next + 1
-        if await self._stream.submit(task, label) != sequence:
-            raise ValueError(f"stream/{sequence}.json exists with another task: another session feeds the same job")
+        await self._unless_failed(self._in_flight.acquire(), undo=self._in_flight.release)
+        return await asyncio.shield(self._submit(task, label))
+
+    async def _submit(self, task: Task, label: str | None) -> int:
+        try:
+            sequence = await self._stream.submit(task, label)
+        except BaseException:
+            self._in_flight.release()
+            raise
+        if sequence != self._next:
+            raise ValueError(f"stream/{self._next}.json exists with another task: another session feeds the same job")
+        self._next += 1
         self._begin(sequence, task, label, in_flight=True)
         return sequence
 
     async def close(self) -> None:
         """Nothing more will be submitted; iteration ends when all groups are out."""
         self._closed = True
-        await self._stream.close()
-        if not self._unfinished:
-            self._finished.put_nowait(None)
+        self._total = await self._stream.close()
+        self._news.set()
 
     async def abandon(self, reason: str, message: str) -> None:
         """Give the run up: its work ends here, is not gone on with, and its sandboxes go when the session is left."""
@@ -170,13 +183,15 @@ class RolloutSession:
 
     async def __anext__(self) -> FinishedGroup:
         """The next finished group. Raises what ended the run from outside (storage, abort)."""
-        group = await self._unless_failed(self._finished.get())
-        if group is None:
-            raise StopAsyncIteration
-        return group
+        while not self._finished:
+            if self._next == self._total and not self._unfinished:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._unless_failed(self._news.wait())
+        return self._finished.popleft()
 
     async def _resume(self) -> None:
-        self._fed = await self._stream.fed_groups(0)
+        await self._feed.open()
         for number in await self._stream.numbers():
             entry = await self._stream.entry(number)
             assert entry is not None, "nothing removes an entry"
@@ -200,19 +215,22 @@ class RolloutSession:
         if not starting.cancelled() and (error := starting.exception()) is not None and not self._groups.failure.done():
             self._groups.failure.set_exception(error)
 
-    async def _unless_failed(self, waiting: Coroutine[Any, Any, T]) -> T:
+    async def _unless_failed(self, waiting: Coroutine[Any, Any, T], undo: Callable[[], None] = lambda: None) -> T:
+        """`undo` is called when it has what it waited for, but the caller was cancelled."""
         task = asyncio.create_task(waiting)
-        await asyncio.wait([task, self._groups.failure], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
+        try:
+            await asyncio.wait([task, self._groups.failure], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
+        except asyncio.CancelledError:
+            if not task.cancel():
+                undo()
+            raise
         if not task.done():
             task.cancel()
             self._groups.failure.result()
         return await task
 
     async def _group_finished(self, group: int, task: Task, results: Sequence[Result]) -> None:
-        if group not in self._fed:
-            await self._stream.give_out(0, len(self._fed), results)
-            self._fed.add(group)
-        self._finished.put_nowait(FinishedGroup(group, task, self._unfinished.pop(group), tuple(results)))
+        await self._feed.give_out(group, results)
+        self._finished.append(FinishedGroup(group, task, self._unfinished.pop(group), tuple(results)))
         self._in_flight.release()
-        if self._closed and not self._unfinished:
-            self._finished.put_nowait(None)
+        self._news.set()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from agent_runtime.engine.context import RunContext
-from agent_runtime.recording.stream import StreamRecord
+from agent_runtime.recording.stream import Feed, StreamRecord
 from rollout_api.records import Result
 from rollout_api.tasks import Task
 
@@ -19,8 +19,7 @@ class StreamFeed:
         self._context = context
         self._record = StreamRecord(context.record.store)
         self._most = asyncio.Semaphore(_most_in_flight(context))
-        self._fed: set[int] = set()
-        self._giving_out = asyncio.Lock()
+        self._feed = Feed(self._record, context.shard.index)
         self._size = context.job.spec.group_size
         self.total: int | None = None
         """Rollouts of this shard in all, once the stream is closed."""
@@ -28,7 +27,7 @@ class StreamFeed:
     async def groups(self) -> AsyncIterator[tuple[int, Task]]:
         """The shard's groups by number; ends when the stream is closed and all are out."""
         shard = self._context.shard
-        self._fed = await self._record.fed_groups(shard.index)
+        await self._feed.open()
         number, pause = shard.index, SHORTEST_POLL_SECONDS
         while True:
             entry = await self._record.entry(number)
@@ -47,10 +46,7 @@ class StreamFeed:
 
     async def group_finished(self, group: int, task: Task, results: Sequence[Result]) -> None:
         """Give a group out, unless an earlier process has."""
-        async with self._giving_out:
-            if group not in self._fed:
-                await self._record.give_out(self._context.shard.index, len(self._fed), results)
-                self._fed.add(group)
+        await self._feed.give_out(group, results)
         self._most.release()
 
 

@@ -4,6 +4,7 @@ Entries are create-only and numbered without gaps, so several may submit at once
 every n-th number each without talking to one another. `stream/closed.json` says how many there will ever be.
 """
 
+import asyncio
 import json
 import secrets
 from collections.abc import Sequence
@@ -48,17 +49,22 @@ class StreamRecord:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._next: int | None = None
+        self._submitting = asyncio.Lock()
 
     async def submit(self, task: Task, label: str | None = None) -> int:
-        """Hand a group in; durable when this returns its number. Raises StreamClosed."""
+        """Hand a group in; durable when this returns its number. Several at once go in one after the other.
+
+        Raises StreamClosed.
+        """
         # The id keeps equal submissions of two clients apart: equal bytes under one key would pass for one.
         body = _json({"task": task.wire(), "label": label, "id": secrets.token_hex(8)})
-        if self._next is None:
-            await self._refuse_closed(None)
-            self._next = max(await self.numbers(), default=-1) + 1
-        while not await self._store.create(f"stream/{self._next}.json", body):
-            self._next += 1
-        number, self._next = self._next, self._next + 1
+        async with self._submitting:
+            if self._next is None:
+                await self._refuse_closed(None)
+                self._next = max(await self.numbers(), default=-1) + 1
+            while not await self._store.create(f"stream/{self._next}.json", body):
+                self._next += 1
+            number, self._next = self._next, self._next + 1
         await self._refuse_closed(number)
         return number
 
@@ -88,9 +94,9 @@ class StreamRecord:
         data = await self._store.get(CLOSED)
         return None if data is None else int(json.loads(data)["groups"])
 
-    async def give_out(self, shard: int, sequence: int, results: Sequence[Result]) -> None:
-        """Give out a finished group. What was given out under that number before stays."""
-        await self._store.create(_feed_key(shard, sequence), _json([result.wire() for result in results]))
+    async def give_out(self, shard: int, sequence: int, results: Sequence[Result]) -> bool:
+        """Give out a finished group; False where that number is another's, whose entry stays."""
+        return await self._store.create(_feed_key(shard, sequence), _json([result.wire() for result in results]))
 
     async def fed(self, shard: int, sequence: int) -> FedGroup | None:
         """What a shard gave out under that number, None while it is not there."""
@@ -109,6 +115,32 @@ class StreamRecord:
         groups = await self.closed()
         if groups is not None and (number is None or number >= groups):
             raise StreamClosed(f"{self._store.uri} was closed with {groups} groups; start another job to run more")
+
+
+class Feed:
+    """Gives out the finished groups of a shard, each once, under numbers without gaps."""
+
+    def __init__(self, record: StreamRecord, shard: int) -> None:
+        self._record, self._shard = record, shard
+        self._given: set[int] = set()
+        self._giving = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Learn what earlier processes have given out."""
+        self._given = await self._record.fed_groups(self._shard)
+
+    async def give_out(self, group: int, results: Sequence[Result]) -> None:
+        """Give a group out, unless it was."""
+        async with self._giving:
+            while group not in self._given:
+                sequence = len(self._given)
+                if not await self._record.give_out(self._shard, sequence, results):
+                    # A process that was thought dead has given out a group meanwhile.
+                    other = await self._record.fed(self._shard, sequence)
+                    assert other is not None, "nothing removes an entry"
+                    self._given.add(other.group)
+                else:
+                    self._given.add(group)
 
 
 def _feed_key(shard: int, sequence: int) -> str:

@@ -14,12 +14,13 @@ import pytest
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import JobSummary
 from agent_runtime.engine.run import run_job
+from agent_runtime.engine.session import RolloutSession
 from agent_runtime.engine.shard import Shard
 from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.recording.store import Store
-from agent_runtime.recording.stream import StreamClosed, StreamRecord
+from agent_runtime.recording.stream import Feed, StreamClosed, StreamRecord
 from agent_runtime.sandboxes.dummy import DummyProvider
-from rollout_api.records import Usage
+from rollout_api.records import Outcome, Result, Usage
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 
@@ -55,6 +56,26 @@ class Commands:
 
 def a_task(number: int) -> dict[str, Any]:
     return {"name": f"task-{number}", "prompt": "Do it.", "verifier": {"commands": ["grade"]}}
+
+
+def a_result(group: int) -> Result:
+    return Result(
+        index=group, group=group, member=0, task="t", mode="Eval", seed=0, outcome=Outcome.COMPLETED, attempt=0
+    )
+
+
+@pytest.fixture
+def overtaking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store whose writes overtake one another, on their way there and on their way back."""
+    create, delays = Store.create, itertools.cycle([0.03, 0.0, 0.02, 0.01, 0.0])
+
+    async def slow(self: Store, key: str, data: bytes) -> bool:
+        await asyncio.sleep(next(delays))
+        created = await create(self, key, data)
+        await asyncio.sleep(next(delays))
+        return created
+
+    monkeypatch.setattr(Store, "create", slow)
 
 
 def a_job(folder: Path, tasks: dict[str, Any], **spec: Any) -> RolloutJob:
@@ -149,6 +170,73 @@ async def test_two_clients_that_submit_the_same_task_get_two_groups(tmp_path: Pa
     task = Task.model_validate(a_task(0))
     numbers = await asyncio.gather(*(StreamRecord(store).submit(task) for _ in range(8)))
     assert sorted(numbers) == list(range(8))
+
+
+@pytest.mark.usefixtures("overtaking")
+async def test_what_one_client_submits_at_once_gets_the_number_under_which_it_stands(tmp_path: Path) -> None:
+    record = StreamRecord(Store.open(str(tmp_path), {}))
+    tasks = [Task.model_validate(a_task(number)) for number in range(8)]
+    numbers = await asyncio.gather(*(record.submit(task, label=task.name) for task in tasks))
+    assert sorted(numbers) == list(range(8))
+    for number, task in zip(numbers, tasks, strict=True):
+        entry = await record.entry(number)
+        assert entry is not None
+        assert (entry.task, entry.label) == (task, task.name)
+
+
+@pytest.mark.usefixtures("overtaking")
+async def test_groups_that_finish_at_once_are_all_in_the_feed(tmp_path: Path) -> None:
+    record = StreamRecord(Store.open(str(tmp_path), {}))
+    feed, thawed = Feed(record, 0), Feed(record, 0)
+    await feed.open()
+    await thawed.open()
+    groups = list(range(6))
+    await asyncio.gather(*(giver.give_out(group, [a_result(group)]) for group in groups for giver in (feed, thawed)))
+    fed = [await record.fed(0, sequence) for sequence in range(7)]
+    assert sorted(entry.group for entry in fed if entry is not None) == groups
+    assert fed[6] is None
+
+
+def a_session(folder: Path, model: Commands, most: int = 100) -> RolloutSession:
+    job = a_job(folder, {"stream": {"maxInFlight": most}})
+    provider = DummyProvider(f"shards-{next(worlds)}")
+    return RolloutSession(job, base_dir=Path("/"), environ={}, provider=provider, model=model)
+
+
+@pytest.mark.usefixtures("overtaking")
+async def test_what_a_trainer_hands_to_a_session_at_once_comes_back_as_its_own_group(tmp_path: Path) -> None:
+    async with a_session(tmp_path, Commands()) as session:
+        numbers = await asyncio.gather(*(session.submit(a_task(number), label=f"row {number}") for number in range(8)))
+        assert sorted(numbers) == list(range(8))
+        await session.close()
+        groups = {group.sequence: (group.task.name, group.label) async for group in session}
+    assert groups == {number: (f"task-{row}", f"row {row}") for row, number in enumerate(numbers)}
+    record = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
+    assert await record.fed_groups(0) == set(range(8))
+
+
+@pytest.mark.usefixtures("overtaking")
+async def test_a_trainer_whose_patience_ends_loses_no_group_and_no_place(tmp_path: Path) -> None:
+    async with a_session(tmp_path, Commands(turns=2, seconds=0.02), most=2) as session:
+        submitted, finished, row = 0, [], 0
+        while row < 12:
+            try:
+                async with asyncio.timeout(0.05):
+                    await session.submit(a_task(row))
+            except TimeoutError:
+                pass
+            try:
+                async with asyncio.timeout(0.02):
+                    finished.append((await anext(session)).sequence)
+            except TimeoutError:
+                pass
+            row += 1
+        await session.close()
+        submitted = session.submitted
+        async with asyncio.timeout(20):
+            finished += [group.sequence async for group in session]
+    assert submitted > 0
+    assert sorted(finished) == list(range(submitted))
 
 
 async def test_a_drained_run_finishes_its_turns_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
