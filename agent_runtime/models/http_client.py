@@ -59,6 +59,7 @@ class JsonClient:
         self._headers = {"Content-Type": "application/json", "User-Agent": "agent-rollouts", **headers}
         self._key_origin = key_origin
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
         self._urls: dict[str, URL] = {}
 
     async def call(
@@ -174,10 +175,10 @@ class JsonClient:
             raise ModelError("Timeout", f"{self.base_url} gave no answer within {seconds:g} s{after}") from None
 
     async def close(self) -> None:
-        """Close the pool."""
+        """Close the pool. A call that is retried later, or begun, ends with ModelError."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
-            self._session = None
 
     async def _exchange(
         self,
@@ -211,6 +212,10 @@ class JsonClient:
             )
 
     def _open(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise ModelError(
+                "Unreachable", f"the connections to {self.base_url} were closed: nothing is to be asked there"
+            )
         # Made at the first call, because a session belongs to the running loop.
         if self._session is None:
             self._session = aiohttp.ClientSession(

@@ -16,7 +16,8 @@ from rollout_api.environments import TaskEnvironment
 from rollout_api.tasks import Timeouts
 
 NO_WORKSPACE = cast(ToolWorkspace, None)
-SHORT = Timeouts(setup_seconds=1, command_seconds=1)
+SHORT = Timeouts(command_seconds=1)
+"""What a start may take is as it is: a busy machine needs more than a second for a new process."""
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ async def test_neighbours_of_one_that_hangs_or_dies_go_on_where_they_were(
 
 async def test_a_reset_that_hangs_ends_too(pool: EnvironmentPool) -> None:
     with pytest.raises(EnvironmentFailure, match="EnvironmentHung"):
-        await game(pool, slow_reset=True).start()
+        await game(pool, Timeouts(setup_seconds=1), slow_reset=True).start()
 
 
 async def test_an_environment_that_raises_is_told_apart_from_one_that_hangs(pool: EnvironmentPool) -> None:

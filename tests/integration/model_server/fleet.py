@@ -8,13 +8,14 @@ import random
 import socket
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
 from aiohttp import web
 
+from agent_runtime.models.served.gate import CallSpans, PolicyGate
 from agent_runtime.serving.gateway import serve
 from agent_runtime.serving.policies import Policies
 from rollout_api.cluster import POLICY_VERSION_HEADER
@@ -23,8 +24,6 @@ from tests.support.policy_updater import MODEL, TOKEN, read_status, write
 
 LONG = 300.0
 """Whatever takes longer never happens, on a machine that is busy with other things as well."""
-SILENT_TOKENS = 15
-"""A stream that is silent for the time of so many tokens after the pause has no more to come."""
 
 
 @dataclass
@@ -41,23 +40,14 @@ class Pod:
 
 @dataclass
 class Stream:
-    """One call, and which version its runner takes each token for."""
+    """One call, and the books that its runner keeps of it."""
 
     server: str
     boot: str
     request_id: str
-    version: int
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    """(tokens, version), closed ones."""
-    tokens: int = 0
-    closed: int = 0
+    call: CallSpans
     lost: bool = False
-    last: float = 0.0
-
-    def close(self) -> None:
-        if self.tokens > self.closed:
-            self.spans.append((self.tokens - self.closed, self.version))
-            self.closed = self.tokens
+    """Its engine was started anew under it, or had another version when it came; a runner would do it again elsewhere."""
 
 
 class Fleet:
@@ -198,7 +188,9 @@ class Fleet:
     async def until_answering(self) -> None:
         """Every call that runners keep has had its first token."""
         async with asyncio.timeout(LONG):
-            while sum(stream.tokens > 0 for stream in self.streams) < self.calls * len(self._runners) * len(self.pods):
+            while sum(stream.call.tokens > 0 for stream in self.streams) < self.calls * len(self._runners) * len(
+                self.pods
+            ):
                 self._assert_well()
                 await asyncio.sleep(0.02)
 
@@ -298,43 +290,23 @@ class Fleet:
     # Runners.
 
     async def _runner(self, key: str) -> None:
-        """Keeps a stream on every server that is ready, and the books of which version made which token."""
+        """Keeps a stream on every server that is ready; its books are those of a real runner."""
         loop = asyncio.get_running_loop()
+        gate = PolicyGate(key)
         mine: dict[tuple[str, int], tuple[Stream, asyncio.Task[None]]] = {}
         count = 0
-        acknowledged = given_up = -1
-        paused_at = 0.0
         try:
             while True:
                 await asyncio.sleep(0.02)
+                as_of = loop.time()
                 status = self.status
-                policy = status.policy
-                if key in policy.mixed and acknowledged < policy.update != given_up:
-                    # Too late, on a busy machine: where these change their version will never be known.
-                    given_up = policy.update
-                    for stream, _ in mine.values():
-                        stream.lost = True
-                if policy.gate is Gate.OPEN:
-                    for stream, _ in mine.values():
-                        stream.version = policy.current
-                # What came after an acknowledgement has the version that the reopening names.
-                if policy.gate is Gate.OPEN or acknowledged != policy.update:
-                    for place in [place for place, (_, task) in mine.items() if task.done()]:
-                        mine.pop(place)[0].close()
-                if policy.gate is Gate.OPEN or not policy.paused:
-                    paused_at = loop.time()
-                if policy.gate is Gate.SHUT:
-                    # Counted from when this process saw the pause: on a busy machine tokens may still wait to be read.
-                    silent = all(
-                        loop.time() - max(stream.last, paused_at) > SILENT_TOKENS / self.tokens_per_second
-                        for stream, _ in mine.values()
-                    )
-                    if policy.paused and silent and acknowledged != policy.update:
-                        for stream, _ in mine.values():
-                            stream.close()
-                        acknowledged = policy.update
-                        self.acknowledged[key] = acknowledged
-                        self.tell()
+                gate.see(status.policy, as_of)
+                if gate.acknowledges(loop.time()):
+                    self.acknowledged[key] = gate.acknowledged
+                    self.tell()
+                for place in [place for place, (_, task) in mine.items() if task.done()]:
+                    gate.end(mine.pop(place)[0].call)
+                if not gate.is_open:
                     continue
                 open_to_us = {entry.name: entry for entry in status.servers if entry.ready}
                 for stream, task in mine.values():
@@ -348,15 +320,16 @@ class Fleet:
                             count += 1
                             boot = f"{entry.uid}/{entry.restarts}"
                             request_id = f"{key.replace('/', '-')}-{count}"
-                            stream = Stream(name, boot, request_id, policy.current, last=loop.time())
+                            stream = Stream(name, boot, request_id, gate.begin(streamed=True))
                             self.streams.append(stream)
-                            mine[name, number] = stream, asyncio.create_task(self._call(entry.url, stream))
+                            mine[name, number] = stream, asyncio.create_task(self._call(entry.url, stream, gate))
         finally:
-            for _, task in mine.values():
+            for stream, task in mine.values():
                 task.cancel()
+                gate.end(stream.call)
             await asyncio.gather(*(task for _, task in mine.values()), return_exceptions=True)
 
-    async def _call(self, url: str, stream: Stream) -> None:
+    async def _call(self, url: str, stream: Stream, gate: PolicyGate) -> None:
         body = {
             "model": MODEL,
             "token_ids": [5, 6, 7],
@@ -364,24 +337,23 @@ class Fleet:
             "sampling_params": {"max_tokens": self.most_tokens, "ignore_eos": True},
         }
         headers = {"X-Request-Id": stream.request_id}
-        believed = str(stream.version)
         try:
             async with self.http.post(f"{url}/inference/v1/generate", json=body, headers=headers) as response:
-                if response.headers.get(POLICY_VERSION_HEADER) != believed:
+                if response.headers.get(POLICY_VERSION_HEADER) != str(stream.call.began):
                     stream.lost = True
                     return
                 async for line in response.content:
                     if line.startswith(b"data: {"):
-                        for choice in json.loads(line[6:])["choices"]:
-                            stream.tokens += len(choice.get("token_ids") or ())
-                            stream.last = asyncio.get_running_loop().time()
+                        tokens = sum(len(choice.get("token_ids") or ()) for choice in json.loads(line[6:])["choices"])
+                        gate.arrived(stream.call, tokens, asyncio.get_running_loop().time())
         except (aiohttp.ClientError, OSError):
             stream.lost = True
 
     async def until_all_have_tokens(self) -> None:
-        """Of every call that runs, some have arrived since its books were closed last."""
+        """Every call that runs has had some from now on."""
+        before = [(stream, stream.call.tokens) for stream in self.streams]
         async with asyncio.timeout(LONG):
-            while not all(stream.tokens > stream.closed or stream.lost for stream in self.streams):  # noqa: ASYNC110
+            while not all(stream.call.tokens > tokens or stream.lost for stream, tokens in before):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     async def end_calls(self) -> None:

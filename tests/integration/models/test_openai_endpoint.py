@@ -184,6 +184,19 @@ async def test_a_server_that_is_not_there_is_unreachable(connect: Any, make_requ
         await model.check()
 
 
+async def test_a_call_to_a_server_that_is_given_up_meanwhile_ends_as_one_that_can_be_made_elsewhere(
+    server: Any, connect: Any, make_request: Any
+) -> None:
+    server.plan(server.hang)
+    model = connect()
+    call = asyncio.create_task(model.complete(make_request()))
+    await asyncio.wait_for(server.arrived.wait(), 10)
+    await model.close()
+    with pytest.raises(ModelError, match=r"Unreachable: .*were closed"):
+        await asyncio.wait_for(call, 10)
+    assert len(server.bodies) == 1, "it was not retried on connections that nobody would close"
+
+
 async def test_cancelling_a_call_closes_its_connection_so_the_server_stops_generating(
     server: Any, connect: Any, make_request: Any
 ) -> None:

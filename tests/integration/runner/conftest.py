@@ -1,5 +1,6 @@
 """Runners as processes of their own, with a stand-in for the two calls that they make to the API server."""
 
+import contextlib
 import json
 import os
 import signal
@@ -209,13 +210,15 @@ class Pods:
         for runner in self.runners:
             if runner.process.poll() is None:
                 if (engine := runner.engine) is not None:
-                    os.kill(engine, 9)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(engine, signal.SIGKILL)
                 runner.process.kill()
                 runner.process.wait()
         self.api.stop()
         # Sandboxes outlive their runner, to be found by the next one.
         for executor in self._executors():
-            os.kill(executor, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # It was about to end by itself.
+                os.kill(executor, signal.SIGTERM)
         wait_for(lambda: not self._executors())
         self._temporary.cleanup()
 
