@@ -30,6 +30,8 @@ INPUT_SECONDS = 10.0
 """For what is typed to be taken. A program that reads nothing is the policy's own, and must not look like a lost sandbox."""
 SETTLE_SECONDS = 0.05
 """After a prompt, for what still follows it."""
+END_SECONDS = 2.0
+"""For a shell to be gone whose last word has been read."""
 PROMPT = "\x1b]133;A\x07"
 """By which a shell says that it shows its prompt (FinalTerm's semantic prompts, OSC 133). No screen shows it."""
 ENVIRONMENT = {
@@ -109,8 +111,12 @@ async def _terminal(
         except FileError:
             raise ToolError("The shell of this terminal has ended. Call it again for a new one.") from None
     seconds = min(wait, context.task.timeouts.command_seconds, context.seconds_left)
-    await _until_prompt(processes, terminal, status.output_bytes, seconds if keystrokes else 0.0)
+    is_over = await _until_prompt(processes, terminal, status.output_bytes, seconds if keystrokes else 0.0)
     now = await processes.process_now(terminal)
+    until = time.monotonic() + END_SECONDS
+    while is_over and now is not None and now.running and time.monotonic() < until:
+        await asyncio.sleep(SETTLE_SECONDS)
+        now = await processes.process_now(terminal)
     said = now.output_bytes if now else status.output_bytes
     seen = await processes.read_output(terminal, max(0, said - REPLAYED_BYTES), wait_seconds=0)
     screen = await asyncio.to_thread(screen_of, seen.data)
@@ -132,18 +138,19 @@ async def _find(processes: ToolProcesses) -> str:
     return terminal
 
 
-async def _until_prompt(processes: ToolProcesses, terminal: str, cursor: int, seconds: float) -> None:
-    """Return when the shell shows a prompt after the cursor, has ended, or the time is over."""
+async def _until_prompt(processes: ToolProcesses, terminal: str, cursor: int, seconds: float) -> bool:
+    """Return when the shell shows a prompt after the cursor, says no more (True), or the time is over."""
     until, tail = time.monotonic() + seconds, b""
     while (left := until - time.monotonic()) > 0:
         piece = await processes.read_output(terminal, cursor, wait_seconds=left)
         cursor = piece.next
         if PROMPT.encode() in tail + piece.data:
             await asyncio.sleep(SETTLE_SECONDS)
-            return
+            return False
         tail = piece.data[-len(PROMPT) :]
         if piece.ended:
-            return
+            return True
+    return False
 
 
 terminal = FunctionTool(_terminal, name="terminal")
