@@ -58,7 +58,7 @@ def kill_while_they_talk(cluster: Cluster, job: Job, waits: Sequence[float]) -> 
     """Kill the runner's engine so many seconds after more was recorded, somewhere in an answer; once for each wait."""
     for seconds in waits:
         before = len(job.keys("attempts"))
-        eventually(lambda seen=before: len(job.keys("attempts")) > seen + TAKEOVER or None, 120, job.describe)
+        eventually(lambda seen=before: len(job.keys("attempts")) > seen + TAKEOVER or None, 300, job.describe)
         assert job.sealed() == 0, "the programs were done before the last kill; let them ask more"
         time.sleep(seconds)
         kill_engine(cluster, live_runner(job))
