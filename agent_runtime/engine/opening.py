@@ -15,7 +15,7 @@ from agent_runtime.engine.context import Earlier, RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
 from agent_runtime.engine.mcp import server_keys
-from agent_runtime.engine.run_folder import run_folder
+from agent_runtime.engine.run_folder import remove_run_folder, run_folder
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.steps import NOT_FOR_PROGRAMS
 from agent_runtime.environments.open import check_environments
@@ -132,6 +132,8 @@ async def open_run(
             yield context
         finally:
             await provider.close(keep=not context.finished)
+            if context.finished:
+                remove_run_folder(record.uid)
 
 
 async def _checked_model(job: RolloutJob, surroundings: Surroundings, stack: contextlib.AsyncExitStack) -> Model | None:

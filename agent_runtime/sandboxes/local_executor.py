@@ -137,6 +137,8 @@ class LocalExecutor:
             **settings(home),
         }
         (private / "config.json").write_text(json.dumps(configuration))
+        # Another process of this run, which has just come to its end, removes what is empty.
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = path.with_suffix(".log")
         pid = _spawn(private / "config.json", log)
         try:
@@ -162,6 +164,9 @@ class LocalExecutor:
     def _remove_traces(self) -> None:
         shutil.rmtree(self.record.home, ignore_errors=True)
         self._path.unlink(missing_ok=True)
+        log = self._path.with_suffix(".log")
+        if log.exists() and not log.stat().st_size:
+            log.unlink()
 
 
 def _spawn(configuration: Path, log: Path) -> int:

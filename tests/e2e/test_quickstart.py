@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,19 @@ def test_the_quickstart_pays_what_it_promises_and_no_cheat_pays_anything(tmp_pat
         "members that do all of it right"
     )
     assert STUMBLES in stumbling
+
+
+@pytest.mark.parametrize("per_sandbox", [128, 1])
+def test_nothing_is_left_on_the_machine_by_a_run_that_ended(tmp_path: Path, per_sandbox: int) -> None:
+    job = yaml.safe_load(QUICKSTART.read_text())
+    job["spec"]["sandbox"]["workspaces"] = {"perSandbox": per_sandbox}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    # Short, for sockets are made in it.
+    with tempfile.TemporaryDirectory(prefix="q-") as temporary:
+        run = rolloutctl("run", "job.yaml", cwd=tmp_path, TMPDIR=temporary)
+        assert run.returncode == 0, run.stderr
+        left = [str(path.relative_to(temporary)) for path in Path(temporary).rglob("*")]
+    assert left == [f"agent-rollouts-{os.getuid()}"], "the folder of all runs"
 
 
 def tool_errors(folder: Path, result: dict[str, Any]) -> list[str]:
