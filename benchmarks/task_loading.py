@@ -74,8 +74,8 @@ def _ask(reader: str, file: Path, small: Path) -> dict[str, float]:
 
 def write_instances(file: Path, count: int) -> None:
     """A file of instances with texts of their own, the same for every call."""
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     chance = random.Random(SEED)
     words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz_", k=chance.randint(3, 12))) for _ in range(5000)]

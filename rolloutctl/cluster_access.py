@@ -22,11 +22,11 @@ def connect() -> str:
             f"the Kubernetes client is not installed: {error}", hint="pip install 'agent-rollouts[cluster]'"
         ) from error
     try:
-        config.load_config()  # type: ignore[no-untyped-call]
+        config.load_config()
     except config.ConfigException as error:
         raise CommandError(f"no cluster: {error}", hint="Set KUBECONFIG, or run this in a pod.") from error
     with contextlib.suppress(config.ConfigException):
-        _, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
+        _, active = config.list_kube_config_contexts()
         return str(active["context"].get("namespace", "default"))
     return _NAMESPACE_OF_POD.read_text() if _NAMESPACE_OF_POD.exists() else "default"
 

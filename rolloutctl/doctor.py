@@ -215,7 +215,7 @@ class _Api:
         )
         try:
             response = self._client.call_api(*request, _request_timeout=ANSWER_SECONDS)
-            data = json.loads(response.read())  # type: ignore[no-untyped-call]
+            data = json.loads(response.read())
         except Exception as error:  # noqa: BLE001 urllib3's, the TLS library's and login plugins' own, all of one meaning
             return Refusal(0, " ".join(str(error).split()))
         if response.status >= 400:

@@ -56,7 +56,7 @@ class ServedPolicy:
         place = connect()
         from kubernetes.aio import client, config
 
-        await config.load_config()  # type: ignore[no-untyped-call]
+        await config.load_config()
         async with client.ApiClient() as api:
             objects = client.CustomObjectsApi(api)
             name = server or own_model_server_name(job or "")

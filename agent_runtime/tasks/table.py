@@ -149,8 +149,8 @@ class ParquetTable:
 
     def __init__(self, place: SourcePlace, wanted: Collection[str] | None) -> None:
         try:
-            import pyarrow  # type: ignore[import-untyped]
-            import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+            import pyarrow
+            import pyarrow.parquet as parquet
         except ImportError as error:
             message = "Parquet needs pyarrow; install agent-rollouts[parquet]"
             raise TaskSourceError([TaskProblem(place.uri, None, message)]) from error

@@ -141,7 +141,7 @@ class RunnerPod:
 
     def _make_ready(self, namespace: str, pod: dict[str, Any]) -> None:
         made = self._core.create_namespaced_pod(namespace, pod).metadata
-        events = watch.Watch().stream(  # type: ignore[no-untyped-call]
+        events = watch.Watch().stream(
             self._core.list_namespaced_pod, namespace, field_selector=f"metadata.name={made.name}",
             resource_version=made.resource_version, timeout_seconds=START_SECONDS,
         )  # fmt: skip
@@ -203,7 +203,7 @@ def _is_ready(pod: Any) -> bool:
 
 async def main() -> None:
     """Answers questions until they end."""
-    config.load_incluster_config()  # type: ignore[no-untyped-call]
+    config.load_incluster_config()
     start = read_start(Path(RUNNER_FOLDER), os.environ)
     runner = RunnerPod(start, await KubeApi.connect(str(start.job.metadata.namespace)))
     try:

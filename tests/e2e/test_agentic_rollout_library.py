@@ -37,7 +37,8 @@ class ScriptedServer:
         for prompt, script in self.scripts.items():
             if prompt in json.dumps(body["messages"]):
                 self.bodies.append(body)
-                return script[sum(message["role"] == "assistant" for message in body["messages"])]
+                turn: int = sum(message["role"] == "assistant" for message in body["messages"])
+                return script[turn]
         return "ok"
 
     async def openai(self, request: web.Request) -> web.Response:
@@ -141,7 +142,7 @@ async def test_tools_of_ones_own_are_called_and_their_errors_told(tmp_path: Path
 
 
 async def test_agents_of_ones_own_change_the_loop(tmp_path: Path, server: ScriptedServer) -> None:
-    careful = [("calculator", {"expression": "17 * 23"}), "It is 391.", "Yes, 391."]
+    careful: list[Answer] = [("calculator", {"expression": "17 * 23"}), "It is 391.", "Yes, 391."]
     server.scripts = {"Use the calculator for every number": careful, "What is 17 * 23?": ["391"]}
     assert await run("custom_agent", tmp_path, server) == [
         "OneQuestion: 391 after 1 turns",

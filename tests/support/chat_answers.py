@@ -45,7 +45,8 @@ def reply(message: Message, **fields: Any) -> ModelReply:
     """A reply with counts of tokens."""
     reason = "tool_calls" if message.get("tool_calls") else "stop"
     usage = Usage(prompt_tokens=11, completion_tokens=5, cached_tokens=3)
-    return ModelReply(**{"message": message, "finish_reason": reason, "model": "m", "usage": usage} | fields)
+    given: dict[str, Any] = {"message": message, "finish_reason": reason, "model": "m", "usage": usage}
+    return ModelReply(**given | fields)
 
 
 @st.composite

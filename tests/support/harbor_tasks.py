@@ -18,7 +18,7 @@ def write_folder(folder: Path, files: dict[str, str | bytes]) -> Path:
     return folder
 
 
-def hello_world(folder: Path, config: str = "", **files: str | bytes) -> Path:
+def hello_world(folder: Path, config: str = "", /, **files: str | bytes) -> Path:
     """Write "Hello, world!" into hello.txt. `config` stands at the end of its task.toml."""
     return write_folder(
         folder,
@@ -62,7 +62,7 @@ def in_two_steps(folder: Path, gate: float = 0.5, strategy: str = "mean") -> Pat
     )
 
 
-def terminal_bench(folder: Path, config: str = "", **files: str | bytes) -> Path:
+def terminal_bench(folder: Path, config: str = "", /, **files: str | bytes) -> Path:
     """Write "Hello, world!" into hello.txt, in the older form. `config` stands at the end of its task.yaml."""
     return write_folder(
         folder,

@@ -85,7 +85,10 @@ class Server:
     def delete(self) -> None:
         """kubectl delete; returns when its pods are gone."""
         self.cluster.kubectl("delete", "modelserver", self.name, "-n", self.namespace, "--ignore-not-found")
-        pods = lambda: self.cluster.list("pods", self.namespace, f"{MODEL_SERVER_LABEL}={self.name}")  # noqa: E731
+
+        def pods() -> Sequence[Object]:
+            return self.cluster.list("pods", self.namespace, f"{MODEL_SERVER_LABEL}={self.name}")
+
         eventually(lambda: None if pods() else True, 120, self.describe)
 
     @property

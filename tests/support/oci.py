@@ -5,13 +5,13 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
-PACKED = {
+PACKED: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,
     "+gzip": gzip.compress,
     "+zstd": lambda data: zstandard.ZstdCompressor().compress(data),

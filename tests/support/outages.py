@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +89,7 @@ class Outages:
         ready = lambda: self._cluster.kubectl("get", "--raw", "/readyz", check=False).returncode == 0 or None  # noqa: E731
         eventually(ready, 60, lambda: f"the API server is not ready after {component} was started again")
 
-    def _status(self) -> Mapping[str, Object]:
+    def _status(self) -> Object:
         status: Object = json.loads(self._harness("status", "--json"))
         return status
 

@@ -54,11 +54,14 @@ def start_model(cluster: Cluster, namespace: str, *objects: Object) -> str:
     return address
 
 
+def _wait_for_more_than(job: Job, count: int) -> None:
+    eventually(lambda: len(job.keys("attempts")) > count or None, 300, job.describe)
+
+
 def kill_while_they_talk(cluster: Cluster, job: Job, waits: Sequence[float]) -> None:
     """Kill the runner's engine so many seconds after more was recorded, somewhere in an answer; once for each wait."""
     for seconds in waits:
-        before = len(job.keys("attempts"))
-        eventually(lambda seen=before: len(job.keys("attempts")) > seen + TAKEOVER or None, 300, job.describe)
+        _wait_for_more_than(job, len(job.keys("attempts")) + TAKEOVER)
         assert job.sealed() == 0, "the programs were done before the last kill; let them ask more"
         time.sleep(seconds)
         kill_engine(cluster, live_runner(job))

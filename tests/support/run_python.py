@@ -10,5 +10,5 @@ path = Path(sys.argv[1])
 code = compile(path.read_text(), str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 sys.path[0] = str(path.parent)
 made = eval(code, globals())
-if inspect.isawaitable(made):
+if inspect.iscoroutine(made):
     asyncio.run(made)

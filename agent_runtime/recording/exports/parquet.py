@@ -38,8 +38,8 @@ async def write_table(file: Path, schema: Callable[[Any], Any], rows: AsyncItera
     Raises PyarrowMissing, OSError, and whatever `rows` raises; the file is then as it was before.
     """
     try:
-        import pyarrow  # type: ignore[import-untyped]
-        import pyarrow.parquet  # type: ignore[import-untyped]
+        import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         raise PyarrowMissing from error
     columns = schema(pyarrow)

@@ -60,9 +60,9 @@ class KubeApi:
         configuration = client.Configuration()
         try:
             if SERVICE_ACCOUNT_TOKEN.exists():
-                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+                config.load_incluster_config(client_configuration=configuration)
             else:
-                await config.load_kube_config(  # type: ignore[no-untyped-call]
+                await config.load_kube_config(
                     config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration
                 )
         except config.ConfigException as error:
@@ -75,7 +75,7 @@ class KubeApi:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.close()  # type: ignore[no-untyped-call]
+        await self._client.close()
 
     async def get_job(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
         """A RolloutJob. ApiError 404 when there is none."""

@@ -40,8 +40,13 @@ def test_a_deleted_job_is_gone_in_30_s_with_all_that_was_made_for_it_but_its_res
 
     by_name.delete("--wait=false")
     cluster.kubectl("delete", "namespace", by_namespace.namespace, "--wait=false")
-    left = lambda: [*all_of(by_name), *all_of(by_namespace)]  # noqa: E731
-    gone = lambda: not left() and cluster.get("namespace", by_namespace.namespace, "") is None  # noqa: E731
+
+    def left() -> list[Object]:
+        return [*all_of(by_name), *all_of(by_namespace)]
+
+    def gone() -> bool:
+        return not left() and cluster.get("namespace", by_namespace.namespace, "") is None
+
     eventually(lambda: gone() or None, GONE_WITHIN_SECONDS, lambda: str(left()))
     for job in (by_name, by_namespace):
         assert_readable(job, sealed[job])

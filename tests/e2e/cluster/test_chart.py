@@ -52,7 +52,10 @@ def test_definitions_are_upgraded_with_the_chart(cluster: Cluster, installed: In
     newer = tmp_path / "chart"
     shutil.copytree(CHART, newer)  # with the definitions themselves where the chart has a link to them
     definition = newer / "files/crds/rolloutjobs.yaml"
-    explained = lambda: cluster.kubectl("explain", "rolloutjob.spec.groupSize").stdout  # noqa: E731
+
+    def explained() -> str:
+        return str(cluster.kubectl("explain", "rolloutjob.spec.groupSize").stdout)
+
     definition.write_text(definition.read_text().replace("Rollouts of each task", "Siblings of each task"))
     try:
         installed.install(chart=newer)

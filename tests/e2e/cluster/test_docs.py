@@ -110,7 +110,7 @@ def bare(place: Place, installed: InstalledRelease) -> Iterator[Place]:
 
 def _of_others(cluster: Cluster) -> list[str]:
     """What people keep in a cluster that they lend to these tests, and would lose."""
-    objects = cluster.list("rolloutjobs,sandboxes,modelservers", "") + cluster.list("secrets", OPERATOR_NAMESPACE)
+    objects = [*cluster.list("rolloutjobs,sandboxes,modelservers", ""), *cluster.list("secrets", OPERATOR_NAMESPACE)]
     found = [thing["metadata"] for thing in objects if thing.get("type") != HELM_SECRET]
     names = [f"{metadata['namespace']}/{metadata['name']}" for metadata in found]
     return [name for name in names if not name.startswith("e2e-")] + [TEAM] * bool(cluster.get("namespace", TEAM, ""))

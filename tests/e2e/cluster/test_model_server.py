@@ -12,7 +12,7 @@ from agent_runtime.recording.store import Store
 from agent_runtime.serving import routes
 from rollout_api.cluster import MODEL_CONTROL_PORT, MODEL_PORT, MODEL_SERVER_LABEL, ROLE_LABEL, RUNNER_ROLE
 from rolloutctl.policy import PolicyNotServed
-from tests.support.cluster import Cluster, eventually
+from tests.support.cluster import Cluster, Object, eventually
 from tests.support.model_server import NAME, Server, quick_pods, upload_weights
 from tests.support.sandboxes import ByHand
 
@@ -130,7 +130,9 @@ def test_drains_of_nodes_take_one_server_at_a_time_and_none_where_the_budget_say
     server.apply(replicas=2, podDisruptionBudget={"maxUnavailable": 0}, **pods).wait_ready(2)
     first, second = (entry["name"] for entry in server.ready)
     uids = [entry["uid"] for entry in server.ready]
-    budget = lambda: server.cluster.get("poddisruptionbudget", NAME, server.namespace) or {}  # noqa: E731
+
+    def budget() -> Object:
+        return server.cluster.get("poddisruptionbudget", NAME, server.namespace) or {}
 
     def settled(allowed: int) -> bool | None:
         status = budget().get("status", {})
@@ -145,7 +147,10 @@ def test_drains_of_nodes_take_one_server_at_a_time_and_none_where_the_budget_say
     eventually(lambda: settled(1), 60, server.describe)
     assert server.evict(first)
     assert not server.evict(second), "the other one would be the last"
-    is_new = lambda entry: entry["uid"] not in uids  # noqa: E731
+
+    def is_new(entry: Object) -> bool:
+        return entry["uid"] not in uids
+
     eventually(lambda: [is_new(entry) for entry in server.ready] == [True, False] or None, 120, server.describe)
     eventually(lambda: settled(1), 60, server.describe)
     assert server.evict(second)

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rollout_api.cluster import MODEL_CONTROL_PORT, MODEL_PORT, ROLE_LABEL, RUNNER_ROLE, SANDBOX_ROLE
 from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Job, Object, eventually
@@ -150,7 +151,10 @@ def test_a_job_goes_on_while_its_policy_is_pushed_also_when_the_trainer_dies_in_
 
     trainer.ask("/pause", {"seconds": 600})
     server.patch(policy={"version": 2})
-    halves = lambda: [server.ask_engine(uid, "/_standin/state")["updating"] for uid in (f"{NAME}-0", f"{NAME}-1")]  # noqa: E731
+
+    def halves() -> list[Any]:
+        return [server.ask_engine(uid, "/_standin/state")["updating"] for uid in (f"{NAME}-0", f"{NAME}-1")]
+
     eventually(lambda: all(halves()) or None, 60, server.describe)
     trainer.kill()
     server.wait_policy(1)

@@ -72,13 +72,16 @@ def test_a_sandbox_that_cannot_be_had_costs_its_own_group_alone_and_says_why(new
     )
     manifest["spec"]["sandbox"]["startSeconds"] = 20
     job = new_job(manifest).apply()
-    waiting = lambda kind: {  # noqa: E731
-        (condition["reason"], word in condition["message"])
-        for sandbox in job.sandboxes()
-        for condition in sandbox.get("status", {}).get("conditions", [])
-        for word in ["127.0.0.1:1" if kind == "ImagePulled" else "Insufficient memory"]
-        if condition["type"] == kind and condition["status"] == "False"
-    }
+
+    def waiting(kind: str) -> set[tuple[str, bool]]:
+        return {
+            (condition["reason"], word in condition["message"])
+            for sandbox in job.sandboxes()
+            for condition in sandbox.get("status", {}).get("conditions", [])
+            for word in ["127.0.0.1:1" if kind == "ImagePulled" else "Insufficient memory"]
+            if condition["type"] == kind and condition["status"] == "False"
+        }
+
     eventually(lambda: ("ImagePullBackOff", True) in waiting("ImagePulled") or None, 60, job.describe)
     eventually(lambda: ("Unschedulable", True) in waiting("Scheduled") or None, 60, job.describe)
     job.wait("Succeeded", 120)

@@ -6,6 +6,7 @@ import functools
 import os
 import statistics
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def test_not_one_token_reward_or_step_is_other_than_without_server_engine_and_st
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_nothing_is_learned_where_rewards_or_masks_are_wrong(broken: type[Trainer]) -> None:
+def test_nothing_is_learned_where_rewards_or_masks_are_wrong(broken: Callable[..., Trainer]) -> None:
     settings, seed = TRAININGS[0]
     needed = next(number for number, share in enumerate(curve(settings, seed), 1) if share >= wanted(settings))
     assert max(curve(replace(settings, updates=needed, enough=None), seed, broken)) < 0.2

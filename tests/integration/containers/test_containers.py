@@ -18,7 +18,7 @@ from agent_runtime.sandboxes.kodo import KodoProvider
 from tests.integration.containers.conftest import IMAGE, REPOSITORY, podman, template
 
 FIRST, SECOND = Fence(1, "first"), Fence(2, "second")
-PROVIDERS = {"Container": ContainerProvider, "Kodo": KodoProvider}
+PROVIDERS: dict[str, type[ContainerProvider | KodoProvider]] = {"Container": ContainerProvider, "Kodo": KodoProvider}
 
 
 def spec(**changes: Any) -> WorkspaceSpec:

@@ -78,7 +78,7 @@ def errors(new: dict[str, Any], old: dict[str, Any] | None = None) -> list[str]:
     return ask(FOLDER, (new, old))["objects"][0]  # type: ignore[no-any-return]
 
 
-def changed(whole: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+def changed(whole: dict[str, Any], change: Callable[..., Any]) -> dict[str, Any]:
     new = copy.deepcopy(whole)
     change(new["spec"])
     return new
@@ -277,8 +277,8 @@ def test_a_policy_goes_forward_only_and_a_version_means_one_thing() -> None:
     for policy, message in told.items():
         assert message in "\n".join(errors(model_server(SMALL, policy=json.loads(policy)), before))
     assert "cannot fall" in "\n".join(errors(model_server(SMALL), before)), "leaving it out means version 0"
-    for policy in ({"version": 4, "uri": "s3://p/4"}, {"version": 3, "uri": "s3://p/3", "minReady": 1}):
-        assert errors(model_server(SMALL, policy=policy), before) == []
+    for allowed in ({"version": 4, "uri": "s3://p/4"}, {"version": 3, "uri": "s3://p/3", "minReady": 1}):
+        assert errors(model_server(SMALL, policy=allowed), before) == []
 
 
 def test_another_model_is_another_server() -> None:

@@ -97,7 +97,7 @@ def log_lines(folder: Path) -> list[str]:
             for line in log.read_text().splitlines()] if log.exists() else []  # fmt: skip
 
 
-def finish(folder: Path, environ: dict[str, str], kill_at: tuple[int, ...]) -> dict[str, Any]:
+def finish(folder: Path, environ: dict[str, str], kill_at: tuple[int, ...]) -> dict[int, Any]:
     """Run to the end, killed when the log has so many lines; the results of the run by index."""
     folder.mkdir()
     (folder / "job.yaml").write_text(yaml.safe_dump(job()))

@@ -35,7 +35,7 @@ def test_each_seed_is_an_episode_with_its_steps_and_its_score() -> None:
 
 def test_what_is_no_doing_of_the_policy_is_told_by_the_status_and_not_as_a_score() -> None:
     short = {"timeouts": {"commandSeconds": 1}}
-    once = {"attempts": {"limit": 1, "backoffSeconds": 0}}
+    once: dict[str, Any] = {"attempts": {"limit": 1, "backoffSeconds": 0}}
     with AgentRunner({"id": GAME, **short}, model=says("a", "hang"), **once) as runner:
         hung = runner.run_job(1)
     assert (hung.status, hung.score, hung.agent_exit_reason) == (EpisodeStatus.TIMEOUT, 0.0, "EnvironmentHung")

@@ -1,4 +1,7 @@
-"""Prints what the executor's HTTP side costs, beside a bare spawn in the same run: `python figures.py [Overlay|Plain]`."""
+"""Prints what the executor's HTTP side costs, beside a bare spawn in the same run.
+
+`python -m tests.integration.executor.figures [Overlay|Plain]`
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from conftest import ExecutorProcess, open_client
+from tests.integration.executor.conftest import ExecutorProcess, open_client
 
 COUNT = 1000
 WARM_UP = 100

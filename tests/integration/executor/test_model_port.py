@@ -210,7 +210,9 @@ async def test_many_requests_at_once_get_each_its_own_answer(agent: Any, plain: 
         await asyncio.sleep(0.001 * (int(body) % 7))
         runner.answer(b"HTTP/1.1 200 OK\r\n\r\nanswer to " + body)
 
-    *answers, _ = await asyncio.gather(*map(ask, range(60)), asyncio.gather(*(serve() for _ in range(60))))
+    answers, _ = await asyncio.gather(
+        asyncio.gather(*map(ask, range(60))), asyncio.gather(*(serve() for _ in range(60)))
+    )
     assert [answer.rpartition(b"\n")[2] for answer in answers] == [b"answer to %d" % n for n in range(60)]
 
 
@@ -465,7 +467,7 @@ async def test_a_runner_that_answers_early_or_unasked_is_understood_or_cut(agent
 async def test_broken_model_calls_leave_no_descriptor_behind(agent: Any, plain: Any) -> None:
     url = await opened(agent)
     folder = f"/proc/{plain.process.pid}/fd"
-    counts = []
+    counts: list[int] = []
     for _ in range(4):
         for has_runner in (True, False):
             runner = await carrier(plain, agent) if has_runner else None

@@ -12,13 +12,15 @@ import signal
 import socket
 import stat
 import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 PORT, MARK, EXECUTOR_PID, OUTSIDE = int(sys.argv[1]), sys.argv[2].encode(), int(sys.argv[3]), sys.argv[4]
 libc = ctypes.CDLL(None, use_errno=True)
-worked = []
+worked: list[str] = []
 
 
-def attempt(function):
+def attempt(function: Callable[[], Any]) -> Callable[[], Any]:
     """Each attempt returns what it got hold of, or something false; being refused is an OSError."""
     try:
         got = function()
@@ -29,20 +31,20 @@ def attempt(function):
     return function
 
 
-def call(result):
+def call(result: int) -> bool:
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return True
 
 
-def reachable_files(top):
+def reachable_files(top: str) -> Iterator[str]:
     for folder, _, names in os.walk(top):
         for name in names:
             yield os.path.join(folder, name)
 
 
 @attempt
-def find_the_neighbours_files():
+def find_the_neighbours_files() -> Any:
     for top in ("/tmp", "/var/tmp", "/root", "/home", "/dev/shm", "/run", "/mnt"):
         for path in reachable_files(top):
             try:
@@ -55,13 +57,13 @@ def find_the_neighbours_files():
 
 
 @attempt
-def find_the_layers_of_others():
+def find_the_layers_of_others() -> Any:
     mounts = open("/proc/self/mountinfo").read()
     return [line for line in mounts.splitlines() if "/state" in line or "pytest" in line]
 
 
 @attempt
-def see_the_neighbours_processes():
+def see_the_neighbours_processes() -> Any:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         if int(pid) != os.getpid() and MARK in open(f"/proc/{pid}/cmdline", "rb").read():
             if int(pid) not in (os.getppid(),):
@@ -69,18 +71,18 @@ def see_the_neighbours_processes():
 
 
 @attempt
-def see_processes_of_the_machine():
+def see_processes_of_the_machine() -> Any:
     return [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) > 5000]
 
 
 @attempt
-def signal_the_executor():
+def signal_the_executor() -> Any:
     os.kill(EXECUTOR_PID, 0)
     return True
 
 
 @attempt
-def kill_init():
+def kill_init() -> Any:
     os.kill(1, signal.SIGKILL)
     os.kill(1, signal.SIGSTOP)
     os.kill(1, signal.SIGINT)
@@ -89,13 +91,13 @@ def kill_init():
 
 
 @attempt
-def reach_the_neighbours_port():
+def reach_the_neighbours_port() -> Any:
     with socket.create_connection(("127.0.0.1", PORT), timeout=2) as connection:
         return connection.recv(100)
 
 
 @attempt
-def reach_the_machines_network():
+def reach_the_machines_network() -> Any:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
         connection.settimeout(2)
         connection.connect(("192.0.2.1", 80))
@@ -103,37 +105,37 @@ def reach_the_machines_network():
 
 
 @attempt
-def have_another_network_interface():
+def have_another_network_interface() -> Any:
     return [name for _, name in socket.if_nameindex() if name != "lo"]
 
 
 @attempt
-def reach_an_abstract_socket_of_the_machine():
+def reach_an_abstract_socket_of_the_machine() -> Any:
     return [line for line in open("/proc/net/unix") if "@" in line]
 
 
 @attempt
-def mount_something():
+def mount_something() -> Any:
     return call(libc.mount(b"none", b"/mnt", b"tmpfs", 0, None))
 
 
 @attempt
-def unmount_something():
+def unmount_something() -> Any:
     return call(libc.umount2(b"/proc/sys", 2))
 
 
 @attempt
-def make_proc_sys_writable():
+def make_proc_sys_writable() -> Any:
     return call(libc.mount(b"none", b"/proc/sys", None, 0x20 | 0x1000, None))
 
 
 @attempt
-def pivot_the_root():
+def pivot_the_root() -> Any:
     return call(libc.pivot_root(b"/", b"/mnt"))
 
 
 @attempt
-def climb_out_of_the_root():
+def climb_out_of_the_root() -> Any:
     os.makedirs("/tmp/cage", exist_ok=True)
     pid = os.fork()
     if pid == 0:
@@ -151,7 +153,7 @@ def climb_out_of_the_root():
 
 
 @attempt
-def make_a_user_namespace():
+def make_a_user_namespace() -> Any:
     pid = os.fork()
     if pid == 0:
         os._exit(10 if libc.unshare(0x10000000) == 0 else 0)
@@ -159,19 +161,19 @@ def make_a_user_namespace():
 
 
 @attempt
-def make_other_namespaces():
+def make_other_namespaces() -> Any:
     return [hex(flag) for flag in (0x20000, 0x4000000, 0x8000000, 0x20000000, 0x40000000) if libc.unshare(flag) == 0]
 
 
 @attempt
-def allow_user_namespaces_again():
+def allow_user_namespaces_again() -> Any:
     with open("/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("100")
     return True
 
 
 @attempt
-def enter_the_namespaces_of_init():
+def enter_the_namespaces_of_init() -> Any:
     entered = []
     for kind in ("user", "mnt", "net", "pid"):
         try:
@@ -183,18 +185,18 @@ def enter_the_namespaces_of_init():
     return entered
 
 
-def helpers():
+def helpers() -> list[int]:
     """Whatever else runs in sight: init, subreapers, in Plain the executor; all execute the executor's own program."""
     return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()]
 
 
 @attempt
-def trace_init_or_a_helper():
+def trace_init_or_a_helper() -> Any:
     return [pid for pid in helpers() if libc.ptrace(16, pid, None, None) == 0]
 
 
 @attempt
-def read_a_helpers_memory():
+def read_a_helpers_memory() -> Any:
     for pid in helpers():
         for name in ("mem", "environ", "maps", "auxv", "stack", "syscall", "io"):
             try:
@@ -206,7 +208,7 @@ def read_a_helpers_memory():
 
 
 @attempt
-def read_a_helpers_memory_by_system_call():
+def read_a_helpers_memory_by_system_call() -> Any:
     class Vector(ctypes.Structure):
         _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
@@ -218,7 +220,7 @@ def read_a_helpers_memory_by_system_call():
 
 
 @attempt
-def use_a_helpers_descriptors():
+def use_a_helpers_descriptors() -> Any:
     # Root may list the numbers of a process of its own id map, and do nothing with them.
     for pid in helpers():
         for name in [f"fd/{number}" for number in range(20)] + [f"fdinfo/{number}" for number in range(20)]:
@@ -235,7 +237,7 @@ def use_a_helpers_descriptors():
 
 
 @attempt
-def take_a_helpers_descriptor():
+def take_a_helpers_descriptor() -> Any:
     taken = []
     for pid in helpers():
         handle = os.pidfd_open(pid)
@@ -246,12 +248,12 @@ def take_a_helpers_descriptor():
 
 
 @attempt
-def go_through_a_helpers_root():
+def go_through_a_helpers_root() -> Any:
     return [pid for pid in helpers() for name in ("root/etc", "cwd/") if os.access(f"/proc/{pid}/{name}", os.F_OK)]
 
 
 @attempt
-def forge_a_result_through_inherited_descriptors():
+def forge_a_result_through_inherited_descriptors() -> Any:
     return [
         name
         for name in os.listdir("/proc/self/fd")
@@ -262,7 +264,7 @@ def forge_a_result_through_inherited_descriptors():
 
 
 @attempt
-def write_the_machines_settings():
+def write_the_machines_settings() -> Any:
     written = []
     for path in (
         "/proc/sys/kernel/core_pattern",
@@ -284,7 +286,7 @@ def write_the_machines_settings():
 
 
 @attempt
-def read_the_kernel():
+def read_the_kernel() -> Any:
     got = []
     for path in ("/proc/kcore", "/proc/kmsg", "/dev/mem", "/dev/kmsg", "/proc/1/pagemap"):
         try:
@@ -297,7 +299,7 @@ def read_the_kernel():
 
 
 @attempt
-def open_a_block_device():
+def open_a_block_device() -> Any:
     found = []
     for folder, _, names in os.walk("/dev"):
         found += [name for name in names if stat.S_ISBLK(os.lstat(os.path.join(folder, name)).st_mode)]
@@ -305,25 +307,25 @@ def open_a_block_device():
 
 
 @attempt
-def make_a_device():
+def make_a_device() -> Any:
     os.mknod("/tmp/disk", stat.S_IFBLK | 0o666, os.makedev(254, 0))
     return True
 
 
 @attempt
-def load_code_into_the_kernel():
+def load_code_into_the_kernel() -> Any:
     return libc.syscall(175, b"", 0, b"") == 0 or ctypes.get_errno() not in (1, 13, 38)
 
 
 @attempt
-def raise_own_limits():
+def raise_own_limits() -> Any:
     number = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     resource.setrlimit(resource.RLIMIT_NPROC, (number + 1, number + 1))
     return True
 
 
 @attempt
-def get_more_capabilities():
+def get_more_capabilities() -> Any:
     allowed = 0xA00425FB
     with open("/proc/self/status") as file:
         rows = dict(line.split(":\t") for line in file if line.startswith("Cap"))
@@ -331,18 +333,18 @@ def get_more_capabilities():
 
 
 @attempt
-def be_root_on_the_machine():
+def be_root_on_the_machine() -> Any:
     first = open("/proc/self/uid_map").read().split()
     return first if int(first[1]) == 0 else None
 
 
 @attempt
-def read_what_is_masked():
+def read_what_is_masked() -> Any:
     return os.listdir("/root") or os.listdir("/opt")
 
 
 @attempt
-def undo_a_mask():
+def undo_a_mask() -> Any:
     try:
         os.removexattr("/opt", "user.overlay.opaque")
     except OSError:
@@ -351,7 +353,7 @@ def undo_a_mask():
 
 
 @attempt
-def use_a_kernel_keyring_of_the_machine():
+def use_a_kernel_keyring_of_the_machine() -> Any:
     return [line for line in open("/proc/keys") if "_uid.0" in line and os.getuid() != 0]
 
 

@@ -151,7 +151,7 @@ class ControlPlane:
             self._processes[program] = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log)
 
 
-def until(condition: Callable[[], T], what: str, seconds: float = WAIT_SECONDS) -> T:
+def until(condition: Callable[..., T], what: str, seconds: float = WAIT_SECONDS) -> T:
     """What the condition gives when it is true for the first time; the test fails when it never is."""
     end = time.monotonic() + seconds
     while not (found := condition()):

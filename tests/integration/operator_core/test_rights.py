@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 from tests.integration.operator_core.conftest import OPERATOR_ACCOUNT, Replica
 from tests.integration.operator_core.control_plane import REPOSITORY, ControlPlane, until
@@ -21,7 +22,7 @@ def test_with_the_charts_rights_alone_jobs_and_sandboxes_live_through_all_their_
     replica = Replica(plane, NAMESPACE, OPERATOR_ACCOUNT, tmp_path)
     try:
         until(replica.leads, "the replica leads")
-        job = {
+        job: dict[str, Any] = {
             "apiVersion": "rollout.dev/v1alpha1",
             "kind": "RolloutJob",
             "metadata": {"name": "job", "namespace": NAMESPACE},
@@ -39,7 +40,7 @@ def test_with_the_charts_rights_alone_jobs_and_sandboxes_live_through_all_their_
             "spec": {"image": "localhost/none:1", "startSeconds": 3, "workspaces": {"mode": "Plain"}},
         }
         engine = {"image": "localhost/none:1", "version": "0.26.0"}
-        cached = {
+        cached: dict[str, Any] = {
             "apiVersion": "rollout.dev/v1alpha1",
             "kind": "ModelServer",
             "metadata": {"name": "cached", "namespace": NAMESPACE},

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -25,7 +26,7 @@ def test_a_job_with_local_tasks_arrives_once_and_a_changed_one_is_refused(
 ) -> None:
     plane.kubectl("create", "namespace", "submitted")
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"name": "a", "prompt": "p"}))
-    job = {
+    job: dict[str, Any] = {
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": "RolloutJob",
         "metadata": {"name": "job"},

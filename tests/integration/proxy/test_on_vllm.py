@@ -17,7 +17,7 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello there."}]
 PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}}
 CHAT_TOOL: Any = {"type": "function", "function": {"name": "bash", "description": "d", "parameters": PARAMETERS}}
 CLAUDE_TOOL: Any = {"name": "bash", "description": "d", "input_schema": PARAMETERS}
-SCRIPT = [Answer("I look.", [ToolCall("bash", {"command": "ls"})]), "All done here."]
+SCRIPT: list[Answer | str] = [Answer("I look.", [ToolCall("bash", {"command": "ls"})]), "All done here."]
 
 
 async def claude(proxy: Proxy, name: str, **fields: Any) -> anthropic.AsyncAnthropic:

@@ -102,9 +102,9 @@ async def test_a_hostile_archive_writes_nothing_outside_and_reads_nothing_of_the
         "expected one folder": tar_of(*((member(f"{n}/task.toml"), b"") for n in "ab")),
     }
     monkeypatch.setenv("SERVERS_SECRET", "s3cret")
-    leaking = hello_world(tmp_path / "leaking", config='\n[environment.env]\nX = "${SERVERS_SECRET}"\n')
+    leaking = hello_world(tmp_path / "leaking", '\n[environment.env]\nX = "${SERVERS_SECRET}"\n')
     hostile["SERVERS_SECRET, which is not set"] = pack(leaking)
-    reading = hello_world(tmp_path / "reading", config=f'docker_image = "{tmp_path}"\n')
+    reading = hello_world(tmp_path / "reading", f'docker_image = "{tmp_path}"\n')
     hostile["is a path of the server"] = pack(reading)
     async with harbor_server(tmp_path / "server", ORACLE) as (url, _):
         for reason, archive in hostile.items():

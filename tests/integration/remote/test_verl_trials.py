@@ -26,10 +26,10 @@ from tests.support.harbor_tasks import hello_world
 
 @dataclass
 class Output:
-    token_ids: list[int]
-    log_probs: list[float]
-    stop_reason: str = "completed"
-    extra_fields: dict[str, Any] = field(default_factory=lambda: {"global_steps": 1})
+    token_ids: Sequence[int]
+    log_probs: Sequence[float] | None
+    stop_reason: str | None = "completed"
+    extra_fields: Mapping[str, Any] = field(default_factory=lambda: {"global_steps": 1})
 
 
 class Letters:

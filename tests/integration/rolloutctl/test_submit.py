@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from agent_runtime.recording.store import Store
 from agent_runtime.tasks import TaskSourceError, load_tasks
 from agent_runtime.tasks.folders import EXECUTABLES
 from agent_runtime.tasks.source import needed_images
 from rollout_api.manifest import load_manifest
 from rollout_api.tasks import Tasks
 from rolloutctl.sources import local_source, upload, with_source
-from rolloutctl.submit import Store
 from tests.support.harbor_tasks import hello_world
 from tests.support.s3 import S3, serve_s3
 

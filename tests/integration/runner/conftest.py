@@ -38,7 +38,7 @@ class ApiServer:
 
     def __init__(self, job: dict[str, Any], folder: Path) -> None:
         self.job: dict[str, Any] | None = deepcopy(job)
-        self.job["metadata"]["resourceVersion"] = "1"  # type: ignore[index]
+        self.job["metadata"]["resourceVersion"] = "1"
         self.model_server: dict[str, Any] | None = None
         self.reports: list[dict[str, Any]] = []
         """Every entry that was applied, in order."""
@@ -253,7 +253,7 @@ def pods(tmp_path: Path) -> Iterator[StartPods]:
         one.close()
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
+def wait_for(condition: Callable[..., Any], seconds: float = 60) -> None:
     """Return once it holds."""
     deadline = time.monotonic() + seconds
     while not condition():

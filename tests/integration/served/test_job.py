@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from agent_runtime.engine.run import JobSummary, run_job
+from agent_runtime.engine.events import JobSummary
+from agent_runtime.engine.run import run_job
 from agent_runtime.models.served import fleet as fleet_module
 from agent_runtime.models.served import gate
 from agent_runtime.recording.reader import RunReader, open_run

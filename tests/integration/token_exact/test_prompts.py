@@ -106,6 +106,7 @@ async def test_a_stop_string_ends_the_text_as_in_the_chat_route_and_the_ids_stay
     assert exact.finish_reason == chat.finish_reason == "stop"
     assert "".join(pieces) == exact.text, "also no part of it is streamed"
     assert exact.completion_token_ids == truth.ids
+    assert isinstance(truth.stopped_by, str)
     assert truth.stopped_by in tokenizer().decode(truth.ids)
 
 

@@ -24,12 +24,12 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("verl")
     made = subprocess.run([ROOT / "hack/verl-environment"], check=True, stdout=subprocess.PIPE, text=True)
     search = os.pathsep.join(map(str, (ROOT, ROOT / "operator", HERE)))
-    with (folder / "log").open("wb") as log:
+    with (folder / "log").open("wb") as output:
         playing = subprocess.run(
             [made.stdout.strip(), HERE / "play.py", folder],
             check=False,
             env=os.environ | {"PYTHONPATH": search, "HF_HUB_OFFLINE": "1"},
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
         )
     log = (folder / "log").read_text()

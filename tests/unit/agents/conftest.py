@@ -73,6 +73,15 @@ class Context:
         for file in files:
             await asyncio.to_thread((Path(self.working_dir) / file.path).write_bytes, file.data())
 
+    async def snapshot(self) -> None:
+        raise NotImplementedError
+
+    async def checkpoint(self) -> str:
+        raise NotImplementedError
+
+    async def go_back(self, checkpoint: str) -> None:
+        raise NotImplementedError
+
 
 @pytest.fixture
 def attempt() -> Callable[..., Context]:

@@ -1,6 +1,7 @@
 """An attempt's log: what an earlier process recorded answers first, and nothing is written twice or out of order."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,7 +29,8 @@ def test_records_of_an_earlier_process_answer_in_their_order_and_then_calls_are_
     recorded: list[Record] = [asked(0, 0), said(0, "a"), gave(0), asked(1, 1)]
     log = AttemptLog(MemoryJournal(), recorded)
     assert log.replaying
-    found = [log.next(form, 0) for form in (IntentRecord, ResponseRecord, ObservationsRecord, IntentRecord)]
+    forms: list[Any] = [IntentRecord, ResponseRecord, ObservationsRecord, IntentRecord]
+    found = [log.next(form, 0) for form in forms]
     assert found == recorded
     assert log.records == recorded
     assert not log.replaying

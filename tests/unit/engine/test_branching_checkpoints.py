@@ -30,7 +30,7 @@ async def test_each_path_begins_as_the_checkpoint_was_and_only_what_is_kept_stay
         await here.write("f", b"changed", key="2:a")
         back = await checkpoints.go_back(here, record.name)
         await checkpoints.left(here, back)
-        here = back  # type: ignore[assignment]
+        here = back
     assert sorted(provider.world.workspaces) == ["0-0.agent", "0-0.agent.4"]
     await checkpoints.end(here)
     assert sorted(provider.world.workspaces) == ["0-0.agent.4"]

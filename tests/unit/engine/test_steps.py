@@ -27,6 +27,7 @@ from rollout_api.tasks import Task, TaskStep
 from tests.unit.engine.test_turns import MemoryJournal
 
 VERIFIER = {"kind": "rewardFile", "commands": ["true"], "files": [{"path": "/tests/a", "content": ""}]}
+NO_SPEC = RolloutJobSpec.model_construct()  # type: ignore[call-arg]
 REWARDS = st.lists(st.floats(-1, 1), min_size=1, max_size=6)
 
 
@@ -123,7 +124,7 @@ async def dummy(world: str) -> DummyWorkspace:
 
 async def test_a_step_begins_where_the_agent_works_after_a_checkpoint_and_not_where_it_was(tmp_path: Path) -> None:
     turns = stepped(await dummy(str(tmp_path)), MemoryJournal())
-    ended = await turns.run_agent(InSteps(Checkpointing, RolloutJobSpec.model_construct(), epoch=1))
+    ended = await turns.run_agent(InSteps(Checkpointing, NO_SPEC, epoch=1))
     assert ended == (StopReason.FINISHED, "took 2 steps")
     assert [await turns.workspace.read(name) for name in ("f0", "f1")] == [b"x", b"x"]
 
@@ -132,5 +133,5 @@ async def test_a_slow_store_between_two_steps_takes_none_of_the_agents_time(tmp_
     journal = MemoryJournal()
     journal.delay = 0.4
     turns = stepped(await dummy(str(tmp_path)), journal, agent_seconds=1)
-    ended = await turns.run_agent(InSteps(Checkpointing, RolloutJobSpec.model_construct(), epoch=1))
+    ended = await turns.run_agent(InSteps(Checkpointing, NO_SPEC, epoch=1))
     assert ended == (StopReason.FINISHED, "took 2 steps")

@@ -248,7 +248,7 @@ async def test_a_sandbox_that_dies_under_a_tool_call_is_infrastructure_and_remem
 async def test_budgets_end_the_agent_with_their_own_reasons() -> None:
     for spec, reason in (({"max_turns": 3}, StopReason.MAX_TURNS), ({"token_budget": 40}, StopReason.TOKEN_BUDGET)):
         log: list[str] = []
-        turns = turns_of(MemoryJournal(), CountingModel(50, log), log, **spec)
+        turns = turns_of(MemoryJournal(), CountingModel(50, log), log, (), **spec)
         assert (await turns.run_agent(Loop()))[0] is reason
         assert turns.turn == 2
 

@@ -18,7 +18,7 @@ from agent_runtime.plugins.base import KINDS
 from agent_runtime.plugins.hooks import HOOKS, Hooks
 from agent_runtime.plugins.registry import describe_plugin, load_plugins, registry
 from rollout_api.manifest import load_manifest
-from rollout_api.records import IntentRecord, ResponseRecord, Result
+from rollout_api.records import IntentRecord, Record, ResponseRecord, Result
 from rollout_api.tasks import Task
 from tests.support.documentation import read_blocks
 
@@ -58,7 +58,7 @@ async def test_the_plugins_of_the_page_do_what_it_says(
     examples: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (prints,) = load_plugins([], [examples["Prints"]])
-    result = Result(index=0, group=0, member=2, task="t", mode="Eval", seed=0, outcome="Completed", reward=1, attempt=0)  # type: ignore[arg-type]
+    result = Result(index=0, group=0, member=2, task="t", mode="Eval", seed=0, outcome="Completed", reward=1, attempt=0)
     prints.plugin.after_rollout(result=result)
     assert capsys.readouterr().out == "t 2 Completed 1.0\n"
     function = {"name": "bash", "arguments": "{}"}
@@ -67,7 +67,7 @@ async def test_the_plugins_of_the_page_do_what_it_says(
         "content": "",
         "tool_calls": [{"id": str(n), "function": function} for n in range(5)],
     }
-    records = [
+    records: list[Record] = [
         IntentRecord(turn=0, time=0, keep=0, messages=[]),
         ResponseRecord(turn=0, time=0, seconds=0, message=message, finish_reason="tool_calls"),
     ]

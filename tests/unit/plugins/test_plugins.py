@@ -89,8 +89,9 @@ async def test_whatever_a_plugin_raises_is_its_own_failure_and_the_next_one_is_c
         raise error
 
     told: list[tuple[PluginCall, str]] = []
+    calls: list[str] = []
     plugins = opened(
-        recorder("Fails", [], fail), recorder("Later", [], fail_later), recorder("Fine", calls := []),
+        recorder("Fails", [], fail), recorder("Later", [], fail_later), recorder("Fine", calls),
         on_failure=lambda call, key: told.append((call, key)),
     )  # fmt: skip
     answers = await tell(plugins)

@@ -169,7 +169,10 @@ def test_enforcement_of_network_policies_is_never_claimed_without_a_reason() -> 
 
 
 def test_a_secret_that_is_missing_is_named_with_the_field_that_wants_it() -> None:
-    answers = {"store": ("spec.output.secretRef", {}), "keys": ("spec.model.endpoint.apiKeyFrom", NOT_FOUND)}
+    answers: dict[str, tuple[str, Any]] = {
+        "store": ("spec.output.secretRef", {}),
+        "keys": ("spec.model.endpoint.apiKeyFrom", NOT_FOUND),
+    }
     there, missing = checks.secrets(answers, "team")
     assert (there.state, missing.state) == (State.OK, State.FAIL)
     assert "keys, which spec.model.endpoint.apiKeyFrom names, does not exist" in missing.message

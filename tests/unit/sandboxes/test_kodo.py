@@ -98,7 +98,7 @@ async def test_a_pod_that_is_gone_already_is_no_failure_and_one_that_stays_is(tm
     class Error(Exception):
         status = 404
 
-    def refuse(reference: str) -> None:
+    def refuse(container_ref: str) -> None:
         raise Error("no pod")
 
     pods = Pods()

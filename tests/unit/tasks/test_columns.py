@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,7 +67,7 @@ def test_columns_that_nobody_uses_are_told(tmp_path: Path) -> None:
 
 
 def test_whole_tasks_come_out_of_parquet_as_out_of_json_lines(tmp_path: Path) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": "a", "prompt": "p", "files": [{"path": "f", "content": "c"}], "tags": ["x"]},
         {"name": "b", "prompt": "p", "verifier": {"commands": ["true"]}, "timeouts": {"agentSeconds": 5}},
     ]

@@ -49,7 +49,7 @@ def test_a_folder_is_a_task_and_so_is_each_below_one(tmp_path: Path) -> None:
 
 def test_the_prompt_has_no_canary_and_the_tests_are_hidden_files(tmp_path: Path) -> None:
     binary = bytes(range(256)) * 4096
-    task = one(hello_world(tmp_path / "t", **{"tests/data/big.bin": binary, "solution/helper": "x"}))
+    task = one(hello_world(tmp_path / "t", **{"tests/data/big.bin": binary}, **{"solution/helper": "x"}))
     assert task.prompt == "Write `Hello, world!` into hello.txt.\n"
     assert task.verifier is not None
     hidden = {file.path: file for file in task.verifier.files}
@@ -167,7 +167,8 @@ def test_what_is_not_honoured_is_told_once_for_all_tasks(tmp_path: Path) -> None
 def test_an_image_is_named_after_what_it_is_built_from(tmp_path: Path) -> None:
     folder = hello_world(tmp_path / "My.Task", SEPARATE, **{"tests/Dockerfile": "FROM scratch\n"})
     first = one(folder, template="registry.example/{name}:{digest}")
-    image, grading = first.sandbox.image, first.verifier and first.verifier.image
+    assert first.verifier is not None
+    image, grading = first.sandbox.image, first.verifier.image
     assert image is not None
     assert image.startswith("registry.example/my.task:")
     assert grading is not None

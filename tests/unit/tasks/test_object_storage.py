@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import obstore
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from obstore.store import S3Store
 

@@ -6,15 +6,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import aiohttp
 import pytest
 
 from tests.support.vllm_server import VllmStandIn
 
-MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is there?"}]
-TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
+MESSAGES: list[Any] = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is there?"}]
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
 
 
 class Client:
@@ -55,6 +55,9 @@ class Client:
         return answer
 
 
+Standin: TypeAlias = Callable[..., AbstractAsyncContextManager[Client]]
+
+
 async def until(condition: Callable[[], Any]) -> None:
     """Until it holds."""
     async with asyncio.timeout(10):
@@ -70,7 +73,7 @@ def _decoded(text: str) -> Any:
 
 
 @pytest.fixture
-def standin() -> Callable[..., AbstractAsyncContextManager[Client]]:
+def standin() -> Standin:
     """A stand-in with these options, and a client of it."""
 
     @asynccontextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
 from tests.support.vllm_server import Answer, Prompt, ToolCall, logprobs_by, made_by, tokenizer
-from tests.unit.vllm_server.conftest import MESSAGES, TOOLS
+from tests.unit.vllm_server.conftest import MESSAGES, TOOLS, Standin
 
 SCRIPT = {
     "s": [Answer("I look.", [ToolCall("bash", {"command": "ls"}), ToolCall("bash", {"command": "pwd"})]), "Done."]
@@ -14,7 +16,7 @@ SCRIPT = {
 ASK = {"model": "policy", "messages": MESSAGES, "tools": TOOLS, "logprobs": True, "return_token_ids": True}
 
 
-async def test_ids_and_logprobs_are_what_the_loaded_version_makes_of_the_prompt(standin) -> None:
+async def test_ids_and_logprobs_are_what_the_loaded_version_makes_of_the_prompt(standin: Standin) -> None:
     async with standin(base_version=7) as client:
         answer = await client.chat(return_token_ids=True, logprobs=True, seed=3)
         choice, prompt = answer["choices"][0], answer["prompt_token_ids"]
@@ -27,7 +29,7 @@ async def test_ids_and_logprobs_are_what_the_loaded_version_makes_of_the_prompt(
         assert (served.prompt_ids, served.ids, served.spans) == (prompt, choice["token_ids"], [[7, 0, len(served.ids)]])
 
 
-async def test_render_generate_and_derender_give_what_chat_gives(standin) -> None:
+async def test_render_generate_and_derender_give_what_chat_gives(standin: Standin) -> None:
     async with standin(script=SCRIPT) as client:
         _, chat = await client.post("/v1/chat/completions", ASK, X_Session_ID="s")
         _, rendered = await client.post("/v1/chat/completions/render", ASK)
@@ -49,7 +51,7 @@ async def test_render_generate_and_derender_give_what_chat_gives(standin) -> Non
 
 
 @pytest.mark.parametrize("tokens_per_second", [None, 2000])
-async def test_a_generate_stream_is_the_answer_in_pieces(standin, tokens_per_second) -> None:
+async def test_a_generate_stream_is_the_answer_in_pieces(standin: Standin, tokens_per_second: float | None) -> None:
     async with standin(tokens_per_second=tokens_per_second) as client:
         body = {"token_ids": [1, 2, 3], "sampling_params": {"logprobs": 0, "ignore_eos": True, "max_tokens": 60}}
         _, whole = await client.post("/inference/v1/generate", body)
@@ -63,7 +65,7 @@ async def test_a_generate_stream_is_the_answer_in_pieces(standin, tokens_per_sec
         assert len(events) > 1
 
 
-async def test_a_completion_of_token_ids_streams_the_same_text(standin) -> None:
+async def test_a_completion_of_token_ids_streams_the_same_text(standin: Standin) -> None:
     async with standin() as client:
         body = {"prompt": [5, 6, 7], "max_tokens": 40, "ignore_eos": True, "logprobs": 1, "return_token_ids": True}
         _, whole = await client.post("/v1/completions", body)
@@ -74,7 +76,7 @@ async def test_a_completion_of_token_ids_streams_the_same_text(standin) -> None:
         assert len(whole["choices"][0]["logprobs"]["tokens"]) == 40
 
 
-async def test_openais_own_client_reads_the_stream_with_tools_as_it_reads_the_answer(standin) -> None:
+async def test_openais_own_client_reads_the_stream_with_tools_as_it_reads_the_answer(standin: Standin) -> None:
     async with standin(script=SCRIPT, tokens_per_second=2000) as client:
         ai = openai.AsyncOpenAI(
             base_url=f"{client.server.url}/v1", api_key="none", default_headers={"X-Session-ID": "s"}
@@ -82,7 +84,8 @@ async def test_openais_own_client_reads_the_stream_with_tools_as_it_reads_the_an
         whole = await ai.chat.completions.create(model="policy", messages=MESSAGES, tools=TOOLS)
         async with ai.chat.completions.stream(model="policy", messages=MESSAGES, tools=TOOLS) as stream:
             streamed = await stream.get_final_completion()
-        one, other = whole.choices[0], streamed.choices[0]
+        one: Any = whole.choices[0]
+        other = streamed.choices[0]
         assert one.message.tool_calls
         assert other.message.tool_calls
         assert [call.function.arguments for call in one.message.tool_calls] == [
@@ -97,14 +100,16 @@ async def test_openais_own_client_reads_the_stream_with_tools_as_it_reads_the_an
 
 
 @pytest.mark.parametrize("drops", [True, False])
-async def test_streamed_chat_with_tools_loses_ids_as_old_servers_do_unless_told_not_to(standin, drops) -> None:
+async def test_streamed_chat_with_tools_loses_ids_as_old_servers_do_unless_told_not_to(
+    standin: Standin, drops: bool
+) -> None:
     async with standin(script=SCRIPT, tokens_per_second=500, drops_streamed_ids=drops) as client:
         events = [e async for e in client.events("/v1/chat/completions", {**ASK, "stream": True}, X_Session_ID="s")]
         ids = [token for event in events for token in event["choices"][0].get("token_ids") or []]
         assert (ids == client.server.served[0].ids) is not drops
 
 
-async def test_the_script_goes_by_the_turns_in_the_prompt_so_that_a_retry_gets_the_same_again(standin) -> None:
+async def test_the_script_goes_by_the_turns_in_the_prompt_so_that_a_retry_gets_the_same_again(standin: Standin) -> None:
     async with standin(script=SCRIPT) as client:
         for _ in range(2):
             _, first = await client.post("/v1/chat/completions", ASK, X_Session_ID="s")
@@ -115,7 +120,7 @@ async def test_the_script_goes_by_the_turns_in_the_prompt_so_that_a_retry_gets_t
         assert client.server.served_in("s")[-1].ids == second["choices"][0]["token_ids"]
 
 
-async def test_a_scripted_answer_goes_on_from_the_tokens_so_far(standin) -> None:
+async def test_a_scripted_answer_goes_on_from_the_tokens_so_far(standin: Standin) -> None:
     def script(prompt: Prompt) -> str:
         assert prompt.text.endswith("assistant\n")
         return "One two three four five six seven."
@@ -129,7 +134,7 @@ async def test_a_scripted_answer_goes_on_from_the_tokens_so_far(standin) -> None
         assert rest["choices"][0]["token_ids"] == ids[9:]
 
 
-async def test_stop_strings_cut_the_text_and_not_the_ids(standin) -> None:
+async def test_stop_strings_cut_the_text_and_not_the_ids(standin: Standin) -> None:
     async with standin(script=lambda prompt: "One two STOP three") as client:
         answer = await client.chat(stop=["STOP"], return_token_ids=True)
         choice = answer["choices"][0]
@@ -146,7 +151,7 @@ async def test_stop_strings_cut_the_text_and_not_the_ids(standin) -> None:
         assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events) == "One two "
 
 
-async def test_tokenize_and_detokenize_are_those_of_the_prompts(standin) -> None:
+async def test_tokenize_and_detokenize_are_those_of_the_prompts(standin: Standin) -> None:
     async with standin() as client:
         _, chat = await client.post("/tokenize", {"messages": MESSAGES, "tools": TOOLS})
         _, rendered = await client.post("/v1/chat/completions/render", {"messages": MESSAGES, "tools": TOOLS})
@@ -156,7 +161,7 @@ async def test_tokenize_and_detokenize_are_those_of_the_prompts(standin) -> None
         assert again["tokens"] == chat["tokens"]
 
 
-async def test_rendering_a_closed_turn_adds_the_newline_that_nobody_samples(standin) -> None:
+async def test_rendering_a_closed_turn_adds_the_newline_that_nobody_samples(standin: Standin) -> None:
     async with standin(script=SCRIPT) as client:
         _, answer = await client.post("/v1/chat/completions", ASK, X_Session_ID="t")
         message = answer["choices"][0]["message"]
@@ -167,7 +172,7 @@ async def test_rendering_a_closed_turn_adds_the_newline_that_nobody_samples(stan
         assert closed["token_ids"][-2:] == [tokenizer().eos, *tokenizer().encode("\n")]
 
 
-async def test_a_completion_survives_render_generate_and_derender(standin) -> None:
+async def test_a_completion_survives_render_generate_and_derender(standin: Standin) -> None:
     async with standin() as client:
         body = {"prompt": "Once upon", "max_tokens": 20, "ignore_eos": True}
         _, whole = await client.post("/v1/completions", body)
@@ -180,7 +185,7 @@ async def test_a_completion_survives_render_generate_and_derender(standin) -> No
         assert (await client.post("/v1/completions/derender", {**derender, "prompt_tokens": []}))[0] == 400
 
 
-async def test_generate_ends_where_the_context_does(standin) -> None:
+async def test_generate_ends_where_the_context_does(standin: Standin) -> None:
     async with standin(max_model_len=30) as client:
         body = {"token_ids": [1] * 20, "sampling_params": {"max_tokens": 500, "ignore_eos": True}, "session_id": "a"}
         choice = (await client.post("/inference/v1/generate", body))[1]["choices"][0]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from tests.support.vllm_server import Faults, VllmStandIn, checksums_of, made_by
-from tests.unit.vllm_server.conftest import Client, until
+from tests.unit.vllm_server.conftest import Client, Standin, until
 
 PROMPT = [10, 20, 30]
 UPDATE = {"update_info": {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 2]]}}
@@ -27,7 +28,7 @@ async def push(client: Client, version: int) -> None:
         assert status == 200, answer
 
 
-async def test_a_kept_request_goes_on_with_the_new_weights_and_loses_no_token(standin) -> None:
+async def test_a_kept_request_goes_on_with_the_new_weights_and_loses_no_token(standin: Standin) -> None:
     async with standin(tokens_per_second=1000) as client:
         server: VllmStandIn = client.server
         asked = asyncio.create_task(client.post("/inference/v1/generate", LONG))
@@ -45,7 +46,7 @@ async def test_a_kept_request_goes_on_with_the_new_weights_and_loses_no_token(st
         assert ids[made:] == made_by(5, [*PROMPT, *ids[:made]], 200 - made, ignore_eos=True)
 
 
-async def test_requests_that_come_while_paused_are_answered_after_the_resume(standin) -> None:
+async def test_requests_that_come_while_paused_are_answered_after_the_resume(standin: Standin) -> None:
     async with standin() as client:
         for mode in ("abort", "wait", "keep"):
             await client.post(f"/pause?mode={mode}")
@@ -56,7 +57,7 @@ async def test_requests_that_come_while_paused_are_answered_after_the_resume(sta
             assert (await asked)[0] == 200
 
 
-async def test_pausing_with_wait_returns_when_what_runs_has_ended(standin) -> None:
+async def test_pausing_with_wait_returns_when_what_runs_has_ended(standin: Standin) -> None:
     async with standin(tokens_per_second=1000) as client:
         asked = asyncio.create_task(client.post("/inference/v1/generate", LONG))
         await until(lambda: client.server.served and client.server.served[0].ids)
@@ -65,7 +66,7 @@ async def test_pausing_with_wait_returns_when_what_runs_has_ended(standin) -> No
         assert len((await asked)[1]["choices"][0]["token_ids"]) == 200
 
 
-async def test_aborting_gives_what_there_is_and_a_generate_stream_just_ends(standin) -> None:
+async def test_aborting_gives_what_there_is_and_a_generate_stream_just_ends(standin: Standin) -> None:
     async with standin(tokens_per_second=200) as client:
         asked = asyncio.create_task(client.post("/inference/v1/generate", LONG))
         events: list[Any] = []
@@ -84,7 +85,7 @@ async def test_aborting_gives_what_there_is_and_a_generate_stream_just_ends(stan
         assert all(request.aborted for request in client.server.served)
 
 
-async def test_one_request_is_aborted_by_the_id_that_the_client_gave(standin) -> None:
+async def test_one_request_is_aborted_by_the_id_that_the_client_gave(standin: Standin) -> None:
     async with standin(tokens_per_second=200) as client:
         asked = [
             asyncio.create_task(client.post("/inference/v1/generate", LONG, X_Request_Id=name))
@@ -98,7 +99,7 @@ async def test_one_request_is_aborted_by_the_id_that_the_client_gave(standin) ->
         await asked[0]
 
 
-async def test_a_client_that_goes_away_is_aborted_and_the_tokens_after_it_are_counted(standin) -> None:
+async def test_a_client_that_goes_away_is_aborted_and_the_tokens_after_it_are_counted(standin: Standin) -> None:
     async with standin(tokens_per_second=500, abort_seconds=0.05) as client:
         for stream in (False, True):
             client.server.served.clear()
@@ -116,7 +117,7 @@ async def test_a_client_that_goes_away_is_aborted_and_the_tokens_after_it_are_co
             assert (await client.get("/_standin/state"))["orphan_tokens"] == request.orphan_tokens
 
 
-async def test_weights_come_from_a_path_and_the_label_is_set_apart_from_them(standin, tmp_path) -> None:
+async def test_weights_come_from_a_path_and_the_label_is_set_apart_from_them(standin: Standin, tmp_path: Path) -> None:
     (tmp_path / "version.json").write_text(json.dumps({"version": 3}))
     async with standin() as client:
         assert await client.get("/weight_info") == {"weight_version": "default"}
@@ -133,7 +134,7 @@ async def test_weights_come_from_a_path_and_the_label_is_set_apart_from_them(sta
         assert client.server.weights.version == 3
 
 
-async def test_an_update_in_another_order_is_refused(standin) -> None:
+async def test_an_update_in_another_order_is_refused(standin: Standin) -> None:
     async with standin() as client:
         assert (await client.post("/update_weights", UPDATE))[0] == 500
         assert (await client.post("/finish_weight_update"))[0] == 500
@@ -142,7 +143,7 @@ async def test_an_update_in_another_order_is_refused(standin) -> None:
         assert (await client.post("/update_weights", {}))[0] == 400
 
 
-async def test_a_label_is_no_proof_and_the_checker_knows(standin) -> None:
+async def test_a_label_is_no_proof_and_the_checker_knows(standin: Standin) -> None:
     async with standin() as client:
         client.server.faults.claim_version = "9"
         await push(client, 4)
@@ -155,7 +156,7 @@ async def test_a_label_is_no_proof_and_the_checker_knows(standin) -> None:
         assert (await client.post("/weight_checker", {"action": "checksum"}))[0] == 409
 
 
-async def test_loads_fail_as_often_as_asked_and_the_old_weights_stay(standin, tmp_path) -> None:
+async def test_loads_fail_as_often_as_asked_and_the_old_weights_stay(standin: Standin, tmp_path: Path) -> None:
     (tmp_path / "version.json").write_text('{"version": 8}')
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
     async with standin(base_version=2) as client:
@@ -165,7 +166,7 @@ async def test_loads_fail_as_often_as_asked_and_the_old_weights_stay(standin, tm
         assert client.server.weights.version == 8
 
 
-async def test_a_sleep_of_level_2_loses_the_weights(standin) -> None:
+async def test_a_sleep_of_level_2_loses_the_weights(standin: Standin) -> None:
     async with standin() as client:
         await client.post("/sleep?level=2")
         assert await client.get("/is_sleeping") == {"is_sleeping": True}
@@ -177,7 +178,7 @@ async def test_a_sleep_of_level_2_loses_the_weights(standin) -> None:
         assert client.server.served[-1].versions == [-1] * 200
 
 
-async def test_an_adapter_answers_under_its_own_name_with_its_own_version(standin, tmp_path) -> None:
+async def test_an_adapter_answers_under_its_own_name_with_its_own_version(standin: Standin, tmp_path: Path) -> None:
     (tmp_path / "adapter.json").write_text('{"version": 6}')
     async with standin() as client:
         adapter = {"lora_name": "tuned", "lora_path": str(tmp_path)}
@@ -192,7 +193,7 @@ async def test_an_adapter_answers_under_its_own_name_with_its_own_version(standi
         assert (await client.post("/inference/v1/generate", {**LONG, "model": "tuned"}))[0] == 404
 
 
-async def test_the_prefix_cache_goes_by_the_salt_and_outlives_a_load(standin) -> None:
+async def test_the_prefix_cache_goes_by_the_salt_and_outlives_a_load(standin: Standin) -> None:
     async with standin() as client:
         ask = {"token_ids": list(range(100)), "sampling_params": {"max_tokens": 1}, "cache_salt": "0"}
         for salt in ("0", "0", "1"):
@@ -206,7 +207,7 @@ async def test_the_prefix_cache_goes_by_the_salt_and_outlives_a_load(standin) ->
         assert 'vllm:prefix_cache_hits_total{engine="0",model_name="policy"} 192.0' in page
 
 
-async def test_the_urgent_request_goes_first_when_there_is_no_room_for_all(standin) -> None:
+async def test_the_urgent_request_goes_first_when_there_is_no_room_for_all(standin: Standin) -> None:
     async with standin(max_num_seqs=1) as client:
         await client.post("/pause?mode=keep")
         asked = []
@@ -220,11 +221,13 @@ async def test_the_urgent_request_goes_first_when_there_is_no_room_for_all(stand
         assert 'vllm:num_requests_waiting{engine="0",model_name="policy"} 3.0' in await client.get("/metrics")
         await client.post("/resume")
         await asyncio.gather(*asked)
-        order = sorted(client.server.served, key=lambda request: request.ended)
+        order = sorted(client.server.served, key=lambda request: cast(float, request.ended))
         assert [request.external_id for request in order] == ["now", "soon", "late"]
 
 
-async def test_a_load_that_hangs_ends_by_the_time_limit_and_leaves_the_old_weights(standin, tmp_path) -> None:
+async def test_a_load_that_hangs_ends_by_the_time_limit_and_leaves_the_old_weights(
+    standin: Standin, tmp_path: Path
+) -> None:
     (tmp_path / "version.json").write_text('{"version": 8}')
     async with standin(base_version=2, faults=Faults(load_hangs=True)) as client:
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}, "timeout": 0.05}
@@ -232,7 +235,7 @@ async def test_a_load_that_hangs_ends_by_the_time_limit_and_leaves_the_old_weigh
         assert client.server.weights.version == 2
 
 
-async def test_an_update_that_received_nothing_changes_the_label_alone(standin) -> None:
+async def test_an_update_that_received_nothing_changes_the_label_alone(standin: Standin) -> None:
     async with standin() as client:
         await client.post("/start_weight_update")
         await client.post("/finish_weight_update", {"weight_version": "9"})
@@ -240,7 +243,7 @@ async def test_an_update_that_received_nothing_changes_the_label_alone(standin) 
         assert client.server.weights.version == 0
 
 
-async def test_emptying_the_prefix_cache_forgets_all_prompts(standin) -> None:
+async def test_emptying_the_prefix_cache_forgets_all_prompts(standin: Standin) -> None:
     async with standin() as client:
         for _ in range(2):
             await client.post("/inference/v1/generate", {**LONG, "token_ids": [1] * 50})

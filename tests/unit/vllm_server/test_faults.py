@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.support.vllm_server import Answer, Faults, ToolCall, made_by
-from tests.unit.vllm_server.conftest import MESSAGES, TOOLS, until
+from tests.unit.vllm_server.conftest import MESSAGES, TOOLS, Standin, until
 
 GENERATE = {"token_ids": [1, 2, 3], "sampling_params": {"ignore_eos": True, "max_tokens": 100}}
 
 
-async def test_a_status_hits_as_many_requests_as_asked_and_says_when_to_come_again(standin) -> None:
+async def test_a_status_hits_as_many_requests_as_asked_and_says_when_to_come_again(standin: Standin) -> None:
     async with standin(faults=Faults(status=429, retry_after=2, times=2)) as client:
         async with (
             aiohttp.ClientSession(client.server.url) as session,
@@ -25,7 +26,7 @@ async def test_a_status_hits_as_many_requests_as_asked_and_says_when_to_come_aga
         assert len(client.server.served) == 1
 
 
-async def test_a_hung_engine_makes_no_token_while_health_says_200(standin) -> None:
+async def test_a_hung_engine_makes_no_token_while_health_says_200(standin: Standin) -> None:
     async with standin(tokens_per_second=1000) as client:
         asked = asyncio.create_task(client.post("/inference/v1/generate", GENERATE))
         await until(lambda: client.server.served and client.server.served[0].ids)
@@ -39,7 +40,9 @@ async def test_a_hung_engine_makes_no_token_while_health_says_200(standin) -> No
 
 
 @pytest.mark.parametrize("tokens_per_second", [None, 1000])
-async def test_an_engine_hangs_in_the_midst_of_an_answer_as_asked(standin, tokens_per_second) -> None:
+async def test_an_engine_hangs_in_the_midst_of_an_answer_as_asked(
+    standin: Standin, tokens_per_second: float | None
+) -> None:
     async with standin(faults=Faults(hang_after=7), tokens_per_second=tokens_per_second) as client:
         asked = asyncio.create_task(client.post("/inference/v1/generate", GENERATE))
         await until(lambda: client.server.faults.hang)
@@ -49,7 +52,9 @@ async def test_an_engine_hangs_in_the_midst_of_an_answer_as_asked(standin, token
 
 
 @pytest.mark.parametrize("tokens_per_second", [None, 1000])
-async def test_a_stream_is_cut_after_exactly_as_many_tokens_as_asked(standin, tokens_per_second) -> None:
+async def test_a_stream_is_cut_after_exactly_as_many_tokens_as_asked(
+    standin: Standin, tokens_per_second: float | None
+) -> None:
     async with standin(faults=Faults(drop_after=7, times=1), tokens_per_second=tokens_per_second) as client:
         got: list[int] = []
 
@@ -65,14 +70,14 @@ async def test_a_stream_is_cut_after_exactly_as_many_tokens_as_asked(standin, to
         assert got + answer["choices"][0]["token_ids"] == made_by(0, [1, 2, 3], 100, ignore_eos=True)
 
 
-async def test_an_answer_is_cut_without_streaming_too(standin) -> None:
+async def test_an_answer_is_cut_without_streaming_too(standin: Standin) -> None:
     async with standin(faults=Faults(drop_after=7, times=1)) as client:
         with pytest.raises(aiohttp.ClientError):
             await client.post("/inference/v1/generate", GENERATE)
         assert client.server.served[0].disconnected
 
 
-async def test_a_restart_breaks_connections_off_and_comes_back_with_the_base_weights(standin) -> None:
+async def test_a_restart_breaks_connections_off_and_comes_back_with_the_base_weights(standin: Standin) -> None:
     async with standin(tokens_per_second=100) as client:
         client.server.weights.version = 5
         asked = asyncio.create_task(client.post("/inference/v1/generate", GENERATE))
@@ -98,14 +103,14 @@ async def test_a_restart_breaks_connections_off_and_comes_back_with_the_base_wei
         assert set(client.server.served[0].versions) == {5}
 
 
-async def test_answers_without_logprobs_and_ids(standin) -> None:
+async def test_answers_without_logprobs_and_ids(standin: Standin) -> None:
     async with standin(faults=Faults(no_logprobs=True, no_token_ids=True)) as client:
         answer = await client.chat(logprobs=True, return_token_ids=True)
         assert answer["choices"][0]["logprobs"] is None
         assert answer["prompt_token_ids"] is answer["choices"][0]["token_ids"] is None
 
 
-async def test_a_cut_tool_call_is_text(standin) -> None:
+async def test_a_cut_tool_call_is_text(standin: Standin) -> None:
     script = {"*": [Answer("Look.", [ToolCall("bash", {"command": "ls -la /tmp"})])]}
     async with standin(script=script, faults=Faults(cut_tool_call=True)) as client:
         choice = (await client.chat(tools=TOOLS))["choices"][0]
@@ -162,21 +167,23 @@ async def test_a_cut_tool_call_is_text(standin) -> None:
         ({}, "/v1/chat/completions", [], 400, "must be a JSON object"),
     ],
 )
-async def test_what_vllm_refuses_is_refused_in_its_words(standin, options, path, body, status, words) -> None:
+async def test_what_vllm_refuses_is_refused_in_its_words(
+    standin: Standin, options: dict[str, Any], path: str, body: Any, status: int, words: str
+) -> None:
     async with standin(**options) as client:
         got, answer = await client.post(path, body)
         assert (got, answer["error"]["code"]) == (status, status)
         assert words in answer["error"]["message"]
 
 
-async def test_data_routes_need_the_key_and_control_routes_do_not(standin) -> None:
+async def test_data_routes_need_the_key_and_control_routes_do_not(standin: Standin) -> None:
     async with standin(api_key="secret") as client:
         assert await client.post("/inference/v1/generate", GENERATE) == (401, {"error": "Unauthorized"})
         assert (await client.post("/inference/v1/generate", GENERATE, Authorization="Bearer secret"))[0] == 200
         assert (await client.post("/pause"))[0] == 200
 
 
-async def test_a_fault_that_there_is_none_of_is_refused_by_name(standin) -> None:
+async def test_a_fault_that_there_is_none_of_is_refused_by_name(standin: Standin) -> None:
     async with standin() as client:
         status, answer = await client.post("/_standin/faults", {"flood": True})
         assert (status, "flood" in answer["error"]["message"]) == (400, True)

@@ -7,7 +7,7 @@ from tests.support.vllm_server import logprobs_by, made_by, tokenizer
 from tests.support.vllm_server.model import sampled_ids
 from tests.support.vllm_server.tokenizer import TextStream
 
-TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=80)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 
 
 @given(TEXTS)

@@ -23,7 +23,8 @@ def streamed(text: str, cuts: list[int]) -> tuple[str, list[dict[str, Any]]]:
     stream = ToolCallStream()
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[start:end] for start, end in pairwise(places)]
-    content, calls = "", []
+    content = ""
+    calls: list[dict[str, Any]] = []
     for number, piece in enumerate([*pieces, ""]):
         for delta in stream.feed(piece, final=number == len(pieces)):
             content += delta.get("content", "")

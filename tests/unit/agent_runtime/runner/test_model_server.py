@@ -10,7 +10,7 @@ import pytest
 
 from agent_runtime.engine.shard import Shard
 from agent_runtime.models.base import ModelConfigError
-from agent_runtime.models.served.directory import View
+from agent_runtime.models.served.directory import CONFIRM_SECONDS, View
 from agent_runtime.runner import model_server
 from agent_runtime.runner.model_server import (
     ModelServerDirectory,
@@ -76,7 +76,7 @@ async def test_a_gate_that_shuts_is_heard_of_at_once(api: FakeApi) -> None:
     asking = asyncio.create_task(take(views))
     await asyncio.sleep(0.05)
     api.write({"policy": {"gate": "Shut", "update": 3}})
-    view = await asyncio.wait_for(asking, model_server.CONFIRM_SECONDS / 2)
+    view = await asyncio.wait_for(asking, CONFIRM_SECONDS / 2)
     assert (view.status.policy.gate, view.status.policy.update) == (Gate.SHUT, 3)
     await views.aclose()  # type: ignore[attr-defined]
 

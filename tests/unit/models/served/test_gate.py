@@ -1,6 +1,7 @@
 """Which policy made which token: the runner's half of an update, played against an operator and servers that know."""
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -44,7 +45,7 @@ class World:
         self.cut_off_until = self.looked = 0.0
         self.gate.see(self.policy, 0.0)
 
-    def _operator(self):  # type: ignore[no-untyped-def]
+    def _operator(self) -> Iterator[float]:
         random = self.random
         while True:
             yield random.uniform(0.2, 20)

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +15,13 @@ class Watched:
         self.pulse, self.now = Pulse(), 0.0
 
     def stalls_within(
-        self, seconds: float, *, in_flight: int = 1, can_be_judged: bool = True, counter=lambda now: 7
-    ) -> bool:  # type: ignore[no-untyped-def]
+        self,
+        seconds: float,
+        *,
+        in_flight: int = 1,
+        can_be_judged: bool = True,
+        counter: Callable[[float], float] = lambda now: 7,
+    ) -> bool:
         end = self.now + seconds
         while self.now < end:
             self.now += STEP

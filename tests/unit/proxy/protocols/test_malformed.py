@@ -118,6 +118,8 @@ BODIES: list[tuple[Translation, dict[str, Any]]] = [
     ),
 ]
 
+VALUES: list[Any] = [None, True, 0, -1, 1.5, "", "x", [], ["x"], [[]], [1], {}, {"x": "y"}, [{}]]
+
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -154,7 +156,7 @@ def test_a_request_with_every_part_in_its_place_is_served(protocol: Translation,
 @pytest.mark.parametrize(("protocol", "body"), BODIES, ids=[protocol.name for protocol, _ in BODIES])
 def test_each_part_of_a_wrong_type_is_served_or_refused(protocol: Translation, body: dict[str, Any]) -> None:
     for path in paths(body):
-        for value in (None, True, 0, -1, 1.5, "", "x", [], ["x"], [[]], [1], {}, {"x": "y"}, [{}]):
+        for value in VALUES:
             try:
                 serve(protocol, damaged(body, path, value))
             except BadRequest:

@@ -193,12 +193,15 @@ CLIENTS: list[Callable[[], Any]] = [
 
 
 def over_the_wire(body: JsonObject) -> JsonObject:
-    return json.loads(json.dumps(body))
+    sent: JsonObject = json.loads(json.dumps(body))
+    return sent
 
 
 def talk(client: Any, turns: Turns) -> None:
     """Run a conversation, checking at each turn that the model is asked with its own words."""
-    conversations, stored, expected = Conversations(), {}, []
+    conversations = Conversations()
+    stored: dict[str, list[Message]] = {}
+    expected: list[Message] = []
     for turn, (said, answer) in enumerate(turns):
         request = client.protocol.parse(over_the_wire(client.request(said)), stored.get)
         known = conversations.find(request.messages)
@@ -221,7 +224,8 @@ def test_a_conversation_that_goes_on_keeps_every_token_the_engine_saw(client: Ca
 @settings(max_examples=20)
 @given(turns=conversations())
 def test_a_chain_of_responses_goes_on_where_the_one_before_ended_under_instructions_of_its_own(turns: Turns) -> None:
-    client, stored = ChainedResponsesClient(), {}
+    client = ChainedResponsesClient()
+    stored: dict[str, list[Message]] = {}
     spoken: list[Message] = []
     for turn, (said, answer) in enumerate(turns):
         request = client.protocol.parse(over_the_wire(client.request(said)), stored.get)

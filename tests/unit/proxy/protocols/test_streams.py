@@ -73,7 +73,8 @@ def test_chat_completions(streamed: tuple[Message, list[str]]) -> None:
             final = stream.get_final_completion()
     assert (final.id, final.created, final.model, final.usage) == (whole.id, whole.created, whole.model, whole.usage)
     assert final.choices[0].finish_reason == whole.choices[0].finish_reason
-    ours, theirs = whole.choices[0].message, final.choices[0].message
+    ours: Any = whole.choices[0].message
+    theirs: Any = final.choices[0].message
     assert (theirs.content or None) == (ours.content or None)
     assert theirs.model_extra.get("reasoning_content") == ours.model_extra.get("reasoning_content")
     assert [(call.id, call.function.name, call.function.arguments) for call in theirs.tool_calls or []] == [
@@ -104,7 +105,7 @@ def test_responses(streamed: tuple[Message, list[str]]) -> None:
         whole = client.responses.create(model="m", input="hi", tools=tools)
         with client.responses.stream(model="m", input="hi", tools=tools) as stream:
             events = list(stream)
-            final = stream.get_final_response()
+            final: Any = stream.get_final_response()
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
     assert final.usage == whole.usage

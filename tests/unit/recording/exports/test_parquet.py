@@ -2,9 +2,11 @@
 
 import json
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pyarrow.parquet as pq
 import pytest
 
 from agent_runtime.recording.exports.parquet import ROW_GROUP, PyarrowMissing, write_rollouts, write_table
@@ -42,7 +44,7 @@ async def test_all_branches_of_a_rollout_are_in_its_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, ROW_GROUP, ROW_GROUP + 1])
 async def test_no_row_is_lost_or_doubled_where_row_groups_meet(tmp_path: Path, count: int) -> None:
-    async def rows():  # type: ignore[no-untyped-def]
+    async def rows() -> AsyncIterator[dict[str, Any]]:
         for number in range(count):
             yield {"n": number}
 

@@ -19,7 +19,7 @@ class Api:
     """Keeps Events by name."""
 
     def __init__(self) -> None:
-        self.there: dict[str, Manifest] = {}
+        self.there: dict[str, dict[str, Any]] = {}
         self.writes = 0
         self.refuses = False
 
@@ -28,7 +28,7 @@ class Api:
         if self.refuses:
             raise ApiError(403, "forbidden")
         assert body["metadata"]["name"] not in self.there
-        self.there[body["metadata"]["name"]] = body
+        self.there[body["metadata"]["name"]] = dict(body)
         return body
 
     async def merge(self, kind: str, namespace: str, name: str, change: Manifest) -> Manifest:

@@ -7,6 +7,7 @@ request by request, so that it can be cut off between two of them.
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from rollout_api.model_server import (
     Gate,
@@ -298,7 +299,7 @@ class Fleet:
         index = number % len(self.engines)
         old = self.engines[index]
         if old.up:
-            kept = {"fetched": old.fetched, "failing": old.failing, "leaving": old.leaving}
+            kept: dict[str, Any] = {"fetched": old.fetched, "failing": old.failing, "leaving": old.leaving}
             self.engines[index] = Engine(
                 old.name, old.uid, old.restarts, process=self._new_process(), counted=False, **kept
             )

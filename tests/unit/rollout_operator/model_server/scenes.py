@@ -1,6 +1,7 @@
 """ModelServers, and what a cluster makes of a plan, for the tests of this folder."""
 
 import copy
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ class Cluster:
             self.carry_out(planned)
         raise AssertionError(f"never comes to rest: {self.look().actions}, {self.look().status}")
 
-    def stored(self, body: Json) -> Json:
+    def stored(self, body: Mapping[str, Any]) -> Json:
         """As the API server keeps it."""
         self.versions += 1
         kept = copy.deepcopy(dict(body))

@@ -17,11 +17,15 @@ def at_version(version: int, servers: int = 3, runners: int = 1, mode: TransferM
     return fleet
 
 
+def step_of(fleet: Fleet) -> PolicyStep | None:
+    return fleet.status.policy.step
+
+
 def until(fleet: Fleet, step: PolicyStep | None, rounds: int = 100) -> None:
     """Go on, without acknowledgements, until the update is at a step."""
     for _ in range(rounds):
         fleet.round()
-        if fleet.status.policy.step is step:
+        if step_of(fleet) is step:
             return
         while fleet.under_way:
             fleet.step(0)
@@ -57,10 +61,10 @@ def test_a_silent_runner_holds_up_an_update_for_ten_seconds_and_is_named() -> No
     fleet.acknowledge(0)
     fleet.now += timedelta(seconds=9)
     fleet.round()
-    assert fleet.status.policy.step is PolicyStep.ACKNOWLEDGING
+    assert step_of(fleet) is PolicyStep.ACKNOWLEDGING
     fleet.now += timedelta(seconds=1)
     fleet.round()
-    assert fleet.status.policy.step is PolicyStep.LOADING
+    assert step_of(fleet) is PolicyStep.LOADING
     assert fleet.status.policy.mixed == ["job/1"]
 
 

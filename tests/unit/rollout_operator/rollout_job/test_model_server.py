@@ -83,6 +83,7 @@ def test_a_job_that_is_resumed_has_no_runners_that_wait_for_accelerators() -> No
     scene.model_server_says("Ready", "False", "spec.replicas is 0")
     scene.job["spec"]["suspend"] = False
     scene.settle()
+    assert scene.batch_job is not None
     assert scene.batch_job["spec"]["suspend"]
     assert scene.condition("Progressing")["reason"] == "WaitingForModel"
     serves(scene)

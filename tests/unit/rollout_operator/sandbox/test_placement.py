@@ -1,5 +1,7 @@
 """Which nodes count when it is decided whether Overlay can be had."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from rollout_operator.sandbox.placement import Node, candidates, node_of, restricted_to
@@ -15,7 +17,7 @@ B = Node("b", {"zone": "2", "cores": "64"})
 GPU = Node("gpu", {"zone": "1"}, taints=({"key": "gpu", "value": "yes", "effect": "NoSchedule"},))
 
 
-def terms(*expressions: dict[str, object]) -> dict[str, object]:
+def terms(*expressions: Mapping[str, object]) -> dict[str, object]:
     required = {"nodeSelectorTerms": [{"matchExpressions": [e]} for e in expressions]}
     return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
 
@@ -48,7 +50,7 @@ def test_greater_and_less_compare_numbers() -> None:
 def test_affinity_terms_are_alternatives_and_an_empty_one_matches_nothing() -> None:
     one, two = ({"key": "zone", "operator": "In", "values": [z]} for z in "12")
     assert names(terms(one, two), A, B) == ["a", "b"]
-    required = {"nodeSelectorTerms": [{}]}
+    required: dict[str, object] = {"nodeSelectorTerms": [{}]}
     assert names({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}, A) == []
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rollout_api.sandbox import SandboxStatus
-from rollout_operator.actions import Delete, Plan, Ref, Remember
+from rollout_operator.actions import Create, Delete, Plan, Ref, Remember
 from rollout_operator.memory import Memory
 from rollout_operator.sandbox import observe, plan
 from tests.unit.rollout_operator.sandbox.objects import (
@@ -23,7 +23,7 @@ from tests.unit.rollout_operator.sandbox.objects import (
 )
 
 POD = Ref("Pod", "lab", "s")
-IP = {"podIP": "10.0.0.1"}
+IP: Json = {"podIP": "10.0.0.1"}
 
 
 def look(asked: Json, *objects: Json, seconds: float = 0, memory: Memory | None = None) -> Plan:
@@ -187,9 +187,11 @@ def test_a_failed_trial_gives_a_plain_pod_and_the_reason() -> None:
     second = look(told, node(), failed)
     assert second.actions == (Delete(POD, "uid-pod-s", grace_seconds=0),)
     third = look(told, node())
-    assert "hostUsers" not in third.actions[-1].body["spec"]
+    create = third.actions[-1]
+    assert isinstance(create, Create)
+    assert "hostUsers" not in create.body["spec"]
     plain = pod(RUNNING, overlay=False, **IP)
-    plain["metadata"]["annotations"] = third.actions[-1].body["metadata"]["annotations"]
+    plain["metadata"]["annotations"] = create.body["metadata"]["annotations"]
     done = after(told, node(), plain, seconds=5)
     assert conditions(done)["Ready"][0] == "True"
     assert conditions(done)["Overlay"][:2] == ("False", "TrialFailed")
@@ -218,9 +220,10 @@ def test_a_volume_that_cannot_be_executed_gives_a_pod_with_a_copy() -> None:
     assert isinstance(remember, Remember)
     assert delete == Delete(POD, "uid-pod-s", grace_seconds=0)
     memory.learn(remember, NOW.timestamp())
-    body = look(sandbox(), node(), memory=memory).actions[-1].body
-    assert body["spec"]["initContainers"][0]["name"] == "executor"
-    assert body["spec"]["hostUsers"] is False
+    create = look(sandbox(), node(), memory=memory).actions[-1]
+    assert isinstance(create, Create)
+    assert create.body["spec"]["initContainers"][0]["name"] == "executor"
+    assert create.body["spec"]["hostUsers"] is False
 
 
 def test_an_invalid_sandbox_is_finished_before_anything_is_made() -> None:

@@ -48,7 +48,7 @@ def test_the_pod_carries_the_digest_of_the_token_and_neither_token_nor_key() -> 
 
 @pytest.mark.parametrize("choice", [OVERLAY, PLAIN])
 def test_the_executor_understands_what_it_is_told(choice: Choice) -> None:
-    spec = {"resources": {"memory": "1Gi", "disk": "2Gi"}, "user": "1000:1000", "idleSeconds": 60}
+    spec: Json = {"resources": {"memory": "1Gi", "disk": "2Gi"}, "user": "1000:1000", "idleSeconds": 60}
     pod = made(choice, **spec)
     config = read_config(json.dumps(told(pod)))
     places = 8 if choice == OVERLAY else 1

@@ -20,10 +20,10 @@ PROMPT = [10, 11, 12]
 class Output:
     """As verl's TokenOutput."""
 
-    token_ids: list[int]
-    log_probs: list[float] | None
+    token_ids: Sequence[int]
+    log_probs: Sequence[float] | None
     stop_reason: str | None = "completed"
-    extra_fields: dict[str, Any] = field(default_factory=dict)
+    extra_fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 def piece(*ids: int, version: int | None = 1, stop: str = "completed", **extra: Any) -> Output:
