@@ -95,7 +95,8 @@ async def test_an_image_that_is_not_there_is_named(provider: SandboxProvider) ->
 
 
 async def test_a_sandbox_to_which_nobody_comes_back_ends_with_its_container(kind: str, tmp_path: Path) -> None:
-    opened = made(kind, tmp_path, idleSeconds=1)
+    # Longer than a busy machine takes from an executor's start to the first call to it.
+    opened = made(kind, tmp_path, idleSeconds=8)
     await opened.open()
     await opened.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
     await opened.close(keep=True)

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from agent_runtime.models.served.directory import CONFIRM_SECONDS, View
 from agent_runtime.models.served.model import ServedModel
@@ -13,6 +13,7 @@ from tests.integration.served.fleet import Watched
 from tests.support.policy_updater import MODEL
 
 ME = "job/0"
+T = TypeVar("T")
 
 
 class OperatedFleet(Fleet):
@@ -30,6 +31,17 @@ class OperatedFleet(Fleet):
         await super().__aenter__()
         self._stack.push_async_callback(self.model.close)
         return self
+
+    def run(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """It ends when the fleet does, before all else: gateways wait for their calls, and a job makes more and more."""
+        running = asyncio.create_task(job)
+
+        async def end() -> None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+        self._stack.push_async_callback(end)
+        return running
 
     async def changes(self) -> AsyncIterator[View]:
         """See Directory. What the runner acknowledges is reported too."""

@@ -53,7 +53,7 @@ def a_job(folder: Path, tasks: int, tokens: int) -> RolloutJob:
 
 def start(fleet: OperatedFleet, folder: Path, job: RolloutJob) -> asyncio.Task[JobSummary]:
     provider = DummyProvider("updated")
-    return asyncio.create_task(run_job(job, base_dir=folder, environ={}, provider=provider, model=fleet.model))
+    return fleet.run(run_job(job, base_dir=folder, environ={}, provider=provider, model=fleet.model))
 
 
 async def spans_of(reader: RunReader, result: Result, tokens: int, *, unknown: bool) -> list[list[int]]:
