@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ class Fleet:
 
     async def _stop(self) -> None:
         await self.end_calls()
-        await _end(self._tasks)
+        await end(self._tasks)
         for process in [self.updater, *(pod.process for pod in self.pods)]:
             if process is not None and process.returncode is None:
                 process.kill()
@@ -358,7 +359,7 @@ class Fleet:
 
     async def end_calls(self) -> None:
         """Runners end, and their calls."""
-        await _end(self._runners)
+        await end(self._runners)
 
     async def served(self) -> dict[str, dict[str, Any]]:
         """What engines have really done, by request; of those that were killed, what they had brought to an end."""
@@ -387,7 +388,8 @@ class Fleet:
             assert response.status == 200
 
 
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
+async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel them, and return when they are over."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

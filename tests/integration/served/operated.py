@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 
 from agent_runtime.models.served.directory import CONFIRM_SECONDS, View
 from agent_runtime.models.served.model import ServedModel
-from tests.integration.model_server.fleet import Fleet
+from tests.integration.model_server.fleet import Fleet, end
 from tests.integration.served.fleet import Watched
 from tests.support.policy_updater import MODEL
 
@@ -35,12 +35,7 @@ class OperatedFleet(Fleet):
     def run(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """It ends when the fleet does, before all else: gateways wait for their calls, and a job makes more and more."""
         running = asyncio.create_task(job)
-
-        async def end() -> None:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-        self._stack.push_async_callback(end)
+        self._stack.push_async_callback(end, [running])
         return running
 
     async def changes(self) -> AsyncIterator[View]:
