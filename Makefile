@@ -82,7 +82,7 @@ images:
 	hack/images/build
 
 test-full: install-test
-	ROLLOUT_FULL=1 $(MAKE) --no-print-directory test
+	ROLLOUT_FULL=1 PYTEST_TIMEOUT=0 $(MAKE) --no-print-directory test
 	$(BIN)/python -m benchmarks
 
 bench: install-test
