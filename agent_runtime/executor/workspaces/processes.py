@@ -88,20 +88,27 @@ def hold(proc: int, pid: int) -> None:
 def kill_below(proc: int, ancestor: int, spared: frozenset[int] = frozenset(), seconds: float = 10.0) -> bool:
     """Kill all that descends from `ancestor`, itself and `spared` excepted; False if some still live after `seconds`.
 
-    Each round first stops what it finds, so that a fork bomb runs out of forkers, then kills. The ancestor, or somebody
-    between, has to reap: dead processes do not count, and orphans stay below the ancestor only if it is a subreaper.
+    Nobody is stopped who need not be: whoever kills may be killed meanwhile, and what was stopped would stay for ever. But
+    where some were forked since the round before, as by a fork bomb, all are, so that it runs out of forkers. The ancestor,
+    or somebody between, has to reap: dead processes do not count, and orphans stay below the ancestor only if it is a
+    subreaper.
     """
+
+    def alive() -> list[int]:
+        return [process.pid for process in descendants(all_processes(proc), ancestor) if process.pid not in spared]
+
     deadline = time.monotonic() + seconds
-    while True:
-        alive = [process.pid for process in descendants(all_processes(proc), ancestor) if process.pid not in spared]
-        if not alive:
-            return True
-        for pid in alive:
-            send(pid, signal.SIGSTOP)
+    killed: set[int] = set()
+    while found := alive():
+        if killed and not killed.issuperset(found):
+            for pid in found:
+                send(pid, signal.SIGSTOP)
+            found = alive()
+        for pid in found:
+            send(pid, signal.SIGKILL)
+        killed.update(found)
         if time.monotonic() > deadline:
             return False
-        alive = [process.pid for process in descendants(all_processes(proc), ancestor) if process.pid not in spared]
-        for pid in alive:
-            send(pid, signal.SIGKILL)
         # Killed processes need a moment on a processor to go; a fork bomb does not get faster by our waiting.
         time.sleep(_PAUSE_SECONDS)
+    return True

@@ -1,0 +1,84 @@
+"""How what a workspace leaves behind is killed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+import pytest
+
+from agent_runtime.executor.workspaces import processes
+
+PROC = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+class Family:
+    """A process that kills below itself when it is told to, and a child of it that sleeps."""
+
+    def __init__(self, kill: Callable[[], object]) -> None:
+        told, tell = os.pipe()
+        tells, tells_us = os.pipe()
+        self._tell, self._killer = tell, os.fork()
+        if self._killer == 0:
+            self._live(kill, told, tells_us)
+        child = int(os.read(tells, 20))
+        self._child = os.pidfd_open(child)
+        for end in (told, tells, tells_us):
+            os.close(end)
+
+    @staticmethod
+    def _live(kill: Callable[[], object], told: int, tells_us: int) -> NoReturn:
+        try:
+            child = os.fork()
+            if child == 0:
+                time.sleep(600)
+            os.write(tells_us, b"%d" % child)
+            os.read(told, 1)
+            kill()
+        finally:
+            os._exit(0)
+
+    def kill(self) -> bool:
+        """Tell it to kill. Whether the child has ended then."""
+        os.write(self._tell, b"!")
+        os.waitpid(self._killer, 0)
+        return bool(select.select([self._child], [], [], 5)[0])
+
+    def close(self) -> None:
+        signal.pidfd_send_signal(self._child, signal.SIGKILL)
+        for end in (self._child, self._tell):
+            os.close(end)
+
+
+@pytest.fixture
+def family() -> Iterator[Callable[[Callable[[], object]], Family]]:
+    made: list[Family] = []
+
+    def make(kill: Callable[[], object]) -> Family:
+        made.append(Family(kill))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_whoever_is_killed_while_it_kills_leaves_nobody_stopped_for_ever(
+    family: Callable[[Callable[[], object]], Family], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send_one_signal_and_die(pid: int, number: int) -> NoReturn:
+        os.kill(pid, number)
+        os._exit(0)
+
+    monkeypatch.setattr(processes, "send", send_one_signal_and_die)
+    assert family(lambda: processes.kill_below(PROC, os.getpid())).kill()
+
+
+def test_who_has_no_time_to_see_them_dead_has_killed_them_all_the_same(
+    family: Callable[[Callable[[], object]], Family],
+) -> None:
+    assert family(lambda: processes.kill_below(PROC, os.getpid(), seconds=-1)).kill()
