@@ -13,13 +13,21 @@ from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from rollout_api.records import AttemptRecord
 
-_SEGMENT = re.compile(r"/attempts/\d+/\d+/\d+-\d+\.jsonl\.zst$")
+_SEGMENT = re.compile(r"/attempts/(\d+)/\d+/\d+-\d+\.jsonl\.zst$")
+_SEAL = re.compile(r"/seals/(\d+)\.json$")
 _EPOCH = re.compile(r"/(\d+)-\d+\.jsonl\.zst$")
 
 
 def segments_in(store: Store) -> int:
     """Segments of journals that all runs in a store have written by now."""
     return sum(_SEGMENT.search(item.key) is not None for item in asyncio.run(store.list("")))
+
+
+def rollouts_at_work(store: Store) -> set[str]:
+    """Rollouts that have recorded something and are not sealed."""
+    keys = [item.key for item in asyncio.run(store.list(""))]
+    begun, sealed = ({match[1] for key in keys if (match := what.search(key))} for what in (_SEGMENT, _SEAL))
+    return begun - sealed
 
 
 def kill_in_the_midst(

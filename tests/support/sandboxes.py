@@ -130,10 +130,10 @@ def answer_of_executor(cluster: Cluster, namespace: str, pod: str, token: str) -
         client = new_client_from_config(str(cluster.kubeconfig))
         async with forwarded_port(CoreV1Api(client), namespace, pod, EXECUTOR_PORT) as port:
             headers = {"Authorization": f"Bearer {token}"}
-            async with aiohttp.ClientSession() as session:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
                 # A Ready pod's executor may still be on its way up.
                 for _ in range(50):
-                    with contextlib.suppress(aiohttp.ClientConnectionError):
+                    with contextlib.suppress(aiohttp.ClientConnectionError, TimeoutError):
                         async with session.get(f"http://127.0.0.1:{port}/v1/health", headers=headers) as response:
                             return response.status
                     await asyncio.sleep(0.2)
