@@ -1,46 +1,59 @@
 """`rolloutctl`: the command line. One module a command; here they are put together, and errors become messages."""
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from rolloutctl import (
-    check,
-    convert,
-    dataset,
-    doctor,
-    export,
-    gc,
-    images,
-    init,
-    plugins,
-    proxy,
-    report,
-    results,
-    run,
-    sandbox,
-    serve,
-    show,
-    stream,
-    submit,
-)
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
 
 DEBUG = "debug"
+# In the order in which they are used.
+COMMANDS = [
+    "init",
+    "validate",
+    "check",
+    "images",
+    "run",
+    "submit",
+    "results",
+    "show",
+    "report",
+    "export",
+    "convert",
+    "dataset",
+    "plugins",
+    "gc",
+    "proxy",
+    "proxy-worker",
+    "serve",
+    "doctor",
+    "sandbox",
+    "stream",
+]
+# Those that do not stand in a module of their name.
+ELSEWHERE = {"validate": "check", "proxy-worker": "proxy"}
 
 
 class Commands(TyperGroup):
-    """Commands in the order in which they are used; an exception is told in a sentence, a traceback only if asked for."""
+    """The commands; an exception is told in a sentence, a traceback only if asked for."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # In name only, for who has mistyped one.
+        self.commands = {name: TyperCommand(name) for name in COMMANDS}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.commands)
+        return COMMANDS
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        return _command(name) if name in COMMANDS else None
 
     def main(self, *args: Any, **options: Any) -> Any:
         try:
@@ -107,30 +120,17 @@ def _options(
 ) -> None: ...
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    init.init,
-    check.validate,
-    check.check,
-    images.images,
-    run.run,
-    submit.submit,
-    results.results,
-    show.show,
-    report.report,
-    export.export,
-    convert.convert,
-    dataset.dataset,
-    plugins.plugins,
-    gc.gc,
-    proxy.proxy,
-    proxy.proxy_worker,
-    serve.serve,
-    doctor.doctor,
-)
-for command in COMMANDS:
-    app.command(epilog=EXIT_CODES)(command)
-app.add_typer(sandbox.app, name="sandbox", epilog=EXIT_CODES)
-app.add_typer(stream.app, name="stream", epilog=EXIT_CODES)
+def _command(name: str) -> Any:
+    """Imported when it is called: the modules of all of them take as long again as a short command."""
+    module = importlib.import_module(f"rolloutctl.{ELSEWHERE.get(name, name)}")
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(epilog=EXIT_CODES)(getattr(module, name.replace("-", "_")))
+    command = typer.main.get_command(app)
+    command.name = name
+    return command
+
 
 if __name__ == "__main__":
     app()
