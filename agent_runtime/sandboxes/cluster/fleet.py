@@ -370,13 +370,19 @@ class Fleet:
         return SandboxFailure(gone.word, gone.message)
 
     async def _inquire(self, held: HeldSandbox, failure: SandboxFailure) -> None:
+        await self._wait_for_end(held, REASON_SECONDS)
+        # Looked at only now: a node that goes down may refuse connections for a moment, before it swallows them.
+        if held.ended is None and await held.is_cut_off():
+            await self._wait_for_end(held, NODE_REASON_SECONDS - REASON_SECONDS)
+        self._lose(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
+
+    async def _wait_for_end(self, held: HeldSandbox, patience: float) -> None:
+        """Until the watch has told of it, or has been silent for so long; an outage of the API server does not count."""
         waited = listened = 0.0
-        patience = NODE_REASON_SECONDS if await held.is_cut_off() else REASON_SECONDS
         while held.ended is None and listened < patience and waited < patience + REASON_OUTAGE_SECONDS:
             await asyncio.sleep(REASON_POLL_SECONDS)
             waited += REASON_POLL_SECONDS
             listened += REASON_POLL_SECONDS if self._watch.is_current else 0.0
-        self._lose(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
 
     def _too_late(self, kind: Kind, identity: str, seconds: float) -> SandboxFailure:
         """The failure of someone who waited in vain; starts that took as long are given up."""

@@ -16,12 +16,20 @@ pytestmark = pytest.mark.alone  # it adds LeaderWorkerSet to the cluster, for al
 
 CACHE = "shared-weights"
 COMPLETE = r"""
-import json, sys, urllib.request
+import json, sys, time, urllib.error, urllib.request
 for url in sys.argv[1:]:
     body = json.dumps({"model": "policy", "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}).encode()
     request = urllib.request.Request(url + "/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as response:
-        print(json.dumps([response.headers["X-Policy-Version"], json.load(response)["usage"]["completion_tokens"]]))
+    # A node hears of a Service's servers some seconds after they are ready.
+    for left in reversed(range(60)):
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                print(json.dumps([response.headers["X-Policy-Version"], json.load(response)["usage"]["completion_tokens"]]))
+            break
+        except urllib.error.URLError as error:
+            if not left or not isinstance(error.reason, ConnectionRefusedError):
+                raise
+            time.sleep(1)
 """
 
 

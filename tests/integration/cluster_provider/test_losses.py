@@ -105,12 +105,13 @@ async def test_a_broken_connection_that_nobody_explains_is_a_lost_sandbox(
     assert await say(await acquire(provider, "0-1"), "echo here") == "here"
 
 
+@pytest.mark.parametrize("refuses_seconds", [0, 1])
 async def test_a_sandbox_whose_node_died_is_not_blamed_on_the_tool_call_that_ran_there(
-    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch, refuses_seconds: float
 ) -> None:
     """Kubernetes calls a node lost a minute and more after its last packet."""
     monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05, 0.2))
-    monkeypatch.setattr(fleet, "REASON_SECONDS", 0.5)
+    monkeypatch.setattr(fleet, "REASON_SECONDS", 0.5 + 2 * refuses_seconds)
     monkeypatch.setattr(held_sandbox, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(held_sandbox, "ANSWER_SECONDS", 0.5)
     provider = await opened()
@@ -120,6 +121,7 @@ async def test_a_sandbox_whose_node_died_is_not_blamed_on_the_tool_call_that_ran
     await asyncio.sleep(0.1)
     operator.executors[name].kill()
     operator.executors[name].wait()
+    await asyncio.sleep(refuses_seconds)
     with swallowing(operator.api.sandboxes[name]["status"][POD_IP]):
         await asyncio.sleep(4)
         assert not under_way.done(), "nobody has said yet what happened"
