@@ -16,6 +16,8 @@ from tests.support.programs_in_pods import (
 )
 from tests.support.talking_program import ASKING, TALKING
 
+pytestmark = pytest.mark.long
+
 TURNS = 8
 KILLS = 3
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import pytest
 from kubernetes.aio import client, config
 
 from agent_runtime.recording.reader import open_run
@@ -11,6 +12,8 @@ from examples.train.cluster import learn
 from examples.train.trainer import Settings
 from rolloutctl.policy import PolicyNotServed
 from tests.support.cluster import STORAGE_SECRET, Cluster, Object, eventually
+
+pytestmark = pytest.mark.long
 
 POLICY_IMAGE = "agent-rollouts-lake-policy:test"
 

@@ -20,6 +20,8 @@ from tests.support.programs_in_pods import (
     start_model,
 )
 
+pytestmark = pytest.mark.long
+
 SLOWLY = "Let me think about this step for a while before I take it, for there is no hurry. " * 2
 """Some seconds at the stand-in's 20 tokens a second, so that a kill falls into an answer."""
 

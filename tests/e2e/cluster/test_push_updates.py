@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rollout_api.cluster import MODEL_CONTROL_PORT, MODEL_PORT, ROLE_LABEL, RUNNER_ROLE, SANDBOX_ROLE
 from tests.support.cluster import QUICKSTART_IMAGE, Cluster, Job, Object, eventually
 from tests.support.model_server import NAME, Server
@@ -22,6 +24,8 @@ from tests.support.served_jobs import (
     versions_in,
     wait_tokens,
 )
+
+pytestmark = pytest.mark.long
 
 PROGRAM = Path(__file__).parents[2] / "support" / "pushing_trainer.py"
 HOOK_PORT, MASTER_PORT, TENSOR_PORT, OTHER_PORT = 9000, 29500, 29600, 29601

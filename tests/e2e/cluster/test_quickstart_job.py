@@ -19,6 +19,8 @@ from tests.support.cluster import (
 from tests.support.fingerprint import fingerprint
 from tests.support.quickstart import REWARDS
 
+pytestmark = pytest.mark.long
+
 TAMPERS = 12
 """A rollout that overwrites `python3`: what `cp` answers to that depends on the file system that it is in."""
 

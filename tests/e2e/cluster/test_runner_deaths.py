@@ -5,12 +5,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from agent_runtime.runner.drain import DRAIN_SECONDS
 from agent_runtime.runner.exits import Exit
 from tests.support.cluster import Cluster, Job, Object, eventually
 from tests.support.pod_processes import running
 from tests.support.runner_pods import ending, kill_engine, live_runner, second_runner
 from tests.support.scripted import STEPS, careful, scripted_job, task, turn
+
+pytestmark = pytest.mark.long
 
 NewJob = Callable[[Object], Job]
 

@@ -36,6 +36,7 @@ def test_no_rollout_is_lost_while_object_storage_is_away(outages: Outages, new_j
     assert [pod["metadata"]["uid"] for pod in job.pods("runner")] == runners
 
 
+@pytest.mark.long
 def test_a_job_whose_bucket_is_gone_fails_clearly_and_goes_on_when_it_is_back(
     outages: Outages, new_job: Callable[[Object], Job], bucket: Path
 ) -> None:

@@ -15,6 +15,8 @@ from hack.cluster.harness.processes import parse_stat
 from tests.integration.cluster_harness.pods import PORT, base_archive, pod, reach, run_harness, run_pods
 from tests.support.cluster import REPOSITORY, Cluster, Object, eventually
 
+pytestmark = pytest.mark.long
+
 NAME = "lifecycle"
 
 
