@@ -123,13 +123,12 @@ def _options(
 def _command(name: str) -> Any:
     """Imported when it is called: the modules of all of them take as long again as a short command."""
     module = importlib.import_module(f"rolloutctl.{ELSEWHERE.get(name, name)}")
-    app = getattr(module, "app", None)
-    if app is None:
-        app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(epilog=EXIT_CODES)(getattr(module, name.replace("-", "_")))
-    command = typer.main.get_command(app)
-    command.name = name
-    return command
+    alone = typer.Typer(rich_markup_mode=None)
+    if hasattr(module, "app"):
+        alone.add_typer(module.app, name=name, epilog=EXIT_CODES)
+    else:
+        alone.command(name, epilog=EXIT_CODES)(getattr(module, name.replace("-", "_")))
+    return typer.main.get_group(alone).commands[name]
 
 
 if __name__ == "__main__":

@@ -27,13 +27,7 @@ from rolloutctl.cluster_access import connect
 from rolloutctl.console import say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    epilog=EXIT_CODES,
-    help="Use a Sandbox in the cluster by hand.",
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Use a Sandbox in the cluster by hand.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The Sandbox.")]
 NamespaceOption = Annotated[

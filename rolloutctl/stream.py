@@ -14,13 +14,7 @@ from rolloutctl.console import Form, FormOption, number, out, say
 from rolloutctl.errors import EXIT_CODES, CommandError
 from rolloutctl.job_stream import JobStream
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    epilog=EXIT_CODES,
-    help="Feed a job that stays open, and follow it.",
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Feed a job that stays open, and follow it.")
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="URI or folder of its run, its manifest, or its name.")]
 
 
