@@ -377,7 +377,7 @@ class Fleet:
         self._lose(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
 
     async def _wait_for_end(self, held: HeldSandbox, patience: float) -> None:
-        """Until the watch has told of it, or has been silent for so long; an outage of the API server does not count."""
+        """Until the watch has told of it, or for so long; an outage of the API server comes on top, within bounds."""
         waited = listened = 0.0
         while held.ended is None and listened < patience and waited < patience + REASON_OUTAGE_SECONDS:
             await asyncio.sleep(REASON_POLL_SECONDS)

@@ -174,7 +174,8 @@ class HeldSandbox:
 
     async def is_cut_off(self) -> bool:
         """Whether nobody at its address even refuses a connection, as when its node is dead."""
-        assert self.pod_ip is not None
+        if self.pod_ip is None:  # meanwhile another pod is to take its place
+            return False
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, writer = await asyncio.open_connection(self.pod_ip, EXECUTOR_PORT)
