@@ -61,7 +61,8 @@ class Resources(ApiModel):
 HostPort = Annotated[
     str,
     StringConstraints(
-        pattern=r"^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}$", max_length=259
+        pattern=r"^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]):[0-9]{1,5}$",
+        max_length=259,
     ),
 ]
 NetworkAccess = Literal["None", "Public"] | Annotated[list[HostPort], Field(min_length=1, max_length=256)]

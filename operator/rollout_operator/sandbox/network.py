@@ -89,7 +89,9 @@ def problems(network: Network) -> list[str]:
             if not 1 <= port <= 65_535:
                 found.append(f"{where}: the port is out of range; expected 1 to 65535")
             elif address is None:
-                if all(part.isdigit() for part in host.split(".")):
+                if ":" in host:
+                    found.append(f"{where}: {host} is no IPv6 address; expected one as in RFC 4291, or a name")
+                elif all(part.isdigit() for part in host.split(".")):
                     found.append(f"{where}: {host} is no IPv4 address; expected four numbers up to 255, or a name")
             elif address.is_link_local or any(
                 address in ipaddress.ip_network(net) for net in (*METADATA_V4, *METADATA_V6)

@@ -97,12 +97,14 @@ def test_a_listed_address_is_reached_at_its_port_alone(address: str, port: int, 
     [
         ("169.254.169.254:80", "never reachable"),
         ("[::ffff:a9fe:a9fe]:80", "never reachable"),
+        ("[::ffff:169.254.169.254]:80", "never reachable"),
         ("[fd00:ec2::254]:80", "never reachable"),
         ("127.0.0.1:8080", "not an address of another machine"),
         ("[::1]:8080", "not an address of another machine"),
         ("example.org:99999", "1 to 65535"),
         ("example.org:0", "1 to 65535"),
         ("10.1.2:80", "no IPv4 address"),
+        ("[fd00:::1]:80", "no IPv6 address"),
     ],
 )
 def test_an_entry_that_can_never_work_is_refused_with_its_field(entry: str, says: str) -> None:
