@@ -19,13 +19,14 @@ _ADDRESS = r"unix:[^\0]{1,100}|tcp:(\[[0-9A-Fa-f:.]+\]|[^:\0]*):[0-9]{1,5}"
 
 @dataclass(frozen=True)
 class ExecutorConfig:
-    """Everything that the executor is told at start. `ready_file` None: nothing is written."""
+    """Everything that the executor is told at start. `ready_file` None: nothing is written; `remove_at_end`: removed."""
 
     listen: str
     token_sha256: str
     host: HostConfig
     idle_seconds: float
     ready_file: str | None
+    remove_at_end: str | None
 
 
 def image_environment(variables: Iterable[str]) -> dict[str, str]:
@@ -65,6 +66,7 @@ def read_config(text: str, environment: Mapping[str, str] = MappingProxyType({})
         ),
         idle_seconds=fields.number("idleSeconds", 900),
         ready_file=fields.text("readyFile", None, **path),
+        remove_at_end=fields.text("removeAtEnd", None, **path),
     )
     fields.done()
     return config

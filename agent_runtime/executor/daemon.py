@@ -20,6 +20,7 @@ from agent_runtime.executor.routes import Application
 from agent_runtime.executor.sandbox import Sandbox, empty
 from agent_runtime.executor.server import Server, log
 from agent_runtime.executor.workspaces import open_host
+from agent_runtime.executor.workspaces.trees import remove
 
 # Ten times Python's own: some megabytes at most, and a collection every few hundred commands instead of every few dozen.
 _GC_OBJECTS = 7000
@@ -140,3 +141,6 @@ async def serve(config: ExecutorConfig) -> None:
         await Daemon(config, host, mode_reason, folder).run()
     finally:
         await host.close()
+        if config.remove_at_end is not None:
+            with contextlib.suppress(OSError):
+                remove(config.remove_at_end)

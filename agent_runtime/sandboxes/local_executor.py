@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_runtime.executor.workspaces.trees import remove
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client import ExecutorClient
 
@@ -134,6 +134,8 @@ class LocalExecutor:
             "tokenSha256": hashlib.sha256(token.encode()).hexdigest(),
             "stateDir": str(private / "state"),
             "readyFile": str(ready),
+            # Nobody else does that where no runner ever comes back.
+            "removeAtEnd": str(home),
             **settings(home),
         }
         (private / "config.json").write_text(json.dumps(configuration))
@@ -144,7 +146,8 @@ class LocalExecutor:
         try:
             state = await _wait_until_ready(pid, ready, log, start_seconds)
         except BaseException:
-            shutil.rmtree(home, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove(home)
             raise
         record = ExecutorRecord(
             state["address"], state["bootId"], token, pid, state["mode"], state.get("modeReason"), str(home)
@@ -162,7 +165,8 @@ class LocalExecutor:
         self._remove_traces()
 
     def _remove_traces(self) -> None:
-        shutil.rmtree(self.record.home, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove(self.record.home)
         self._path.unlink(missing_ok=True)
         log = self._path.with_suffix(".log")
         if log.exists() and not log.stat().st_size:

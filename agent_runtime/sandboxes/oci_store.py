@@ -29,7 +29,7 @@ from typing import IO, Any, cast
 
 import zstandard
 
-from agent_runtime.executor.workspaces.trees import remove_entry
+from agent_runtime.executor.workspaces.trees import remove
 from agent_runtime.sandboxes.oci_files import ImageConfig, ImageError, Layer, OnDisk, open_files, read_image
 from agent_runtime.sandboxes.oci_layer import unpack_layer
 
@@ -125,13 +125,13 @@ class ImageStore:
             if place.exists():
                 return place
             partial = place.with_name(f"{name}.partial")
-            self._remove(partial)
+            remove(partial)
             partial.mkdir(mode=0o755)
             try:
                 with image.files.open(layer.file) as blob:
                     _unpack_blob(blob, layer, partial, below, owners=owners, stopping=self.stopping)
             except ImageError as error:
-                self._remove(partial)
+                remove(partial)
                 raise ImageError(f"image {image.files.place}: layer {layer.diff_id[:19]}…: {error}") from error
             partial.rename(place)
         return place
@@ -153,7 +153,7 @@ class ImageStore:
             if place.exists():
                 return place
             partial = place.with_name(f"{name}.partial")
-            self._remove(partial)
+            remove(partial)
             partial.parent.mkdir(exist_ok=True)
             # --override-os: on another system than Linux it would look for that one's image.
             command = [
@@ -167,7 +167,7 @@ class ImageStore:
             ]
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
             if done.returncode:
-                self._remove(partial)
+                remove(partial)
                 raise ImageError(f"image {reference} cannot be pulled: {done.stderr.strip()[-1000:]}")
             partial.rename(place)
         return place
@@ -181,14 +181,6 @@ class ImageStore:
         with (self.folder / "locks" / name).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-
-    def _remove(self, path: Path) -> None:
-        if path.exists():
-            parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                remove_entry(parent, path.name, missing_ok=True)
-            finally:
-                os.close(parent)
 
 
 def chain_id(below: str, diff_id: str) -> str:

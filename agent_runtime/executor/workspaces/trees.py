@@ -34,6 +34,17 @@ def remove_entry(parent: int, name: str, *, missing_ok: bool) -> None:
         pass
 
 
+def remove(path: str | os.PathLike[str]) -> None:
+    """`remove_entry`, of what may be missing, by its path. Raises OSError."""
+    place, name = os.path.split(path)
+    with contextlib.suppress(FileNotFoundError):
+        parent = os.open(place or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            remove_entry(parent, name, missing_ok=True)
+        finally:
+            os.close(parent)
+
+
 def remove_if_small(parent: int, name: str, *, steps: int) -> bool:
     """`remove_entry`, of what may be missing; False where that takes more steps, two a file: not all of it is gone then."""
     removal = _removal(parent, name, missing_ok=True)
@@ -78,7 +89,12 @@ def _folder_removal(parent: int, name: str) -> Generator[None, None, None]:
 
 def _lift(source: int, name: str, destination: int, new_name: str) -> Generator[None, None, None]:
     try:
-        os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=destination)
+        try:
+            os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=destination)
+        except PermissionError:
+            # Where it is moved to is written in the folder itself, which it may have to be made writable for.
+            _make_writable(source, name)
+            os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=destination)
     except OSError as error:
         # An overlay cannot rename folders that come from a lower layer.
         if error.errno != errno.EXDEV:
@@ -90,13 +106,17 @@ def _open_for_removal(parent: int, name: str) -> int:
     """The folder, made writable for its owner first where it is not."""
     info = os.stat(name, dir_fd=parent, follow_symlinks=False)
     if info.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        try:
-            with contextlib.suppress(PermissionError):
-                os.chmod(f"/proc/self/fd/{place}", 0o700)
-        finally:
-            os.close(place)
+        _make_writable(parent, name)
     return open_folder(parent, name)
+
+
+def _make_writable(parent: int, name: str) -> None:
+    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        with contextlib.suppress(PermissionError):
+            os.chmod(f"/proc/self/fd/{place}", 0o700)
+    finally:
+        os.close(place)
 
 
 def _unlink_files(folder: int) -> Generator[None, None, list[str]]:

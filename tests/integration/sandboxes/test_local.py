@@ -97,6 +97,21 @@ async def test_close_ends_the_executors_and_removes_their_folders(tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+async def test_where_no_runner_comes_back_the_files_of_its_workspaces_do_not_fill_the_disk(
+    tmp_path: Path, mode: str
+) -> None:
+    provider = LocalProvider(tmp_path / "run", template(mode, idleSeconds=1), places=2)
+    await provider.open()
+    workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
+    (path,) = (tmp_path / "run" / "sandboxes").glob("*.json")
+    record = json.loads(path.read_text())
+    await say(workspace, "mkdir -p deep/er; head -c 1000000 /dev/zero > deep/er/left", "1:write")
+    await provider.close(keep=True)
+    assert await asyncio.to_thread(os.waitpid, record["pid"], 0) == (record["pid"], 0)
+    assert not Path(record["home"]).exists()
+
+
+@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
 async def test_a_sandbox_that_dies_in_a_command_is_lost_and_the_next_attempt_gets_a_new_one(
     tmp_path: Path, mode: str
 ) -> None:
@@ -343,7 +358,7 @@ def test_an_ordinary_user_gets_a_working_sandbox_and_is_told_what_it_lacks(mode:
             os.kill(record["pid"], signal.SIGTERM)
             select.select([ended], [], [], 30)
             os.close(ended)
-            shutil.rmtree(record["home"])
+            assert not Path(record["home"]).exists()
         shutil.rmtree(run_dir)
 
 
