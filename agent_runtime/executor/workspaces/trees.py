@@ -37,12 +37,14 @@ def remove_entry(parent: int, name: str, *, missing_ok: bool) -> None:
 def remove(path: str | os.PathLike[str]) -> None:
     """`remove_entry`, of what may be missing, by its path. Raises OSError."""
     place, name = os.path.split(path)
-    with contextlib.suppress(FileNotFoundError):
+    try:
         parent = os.open(place or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            remove_entry(parent, name, missing_ok=True)
-        finally:
-            os.close(parent)
+    except FileNotFoundError:
+        return
+    try:
+        remove_entry(parent, name, missing_ok=True)
+    finally:
+        os.close(parent)
 
 
 def remove_if_small(parent: int, name: str, *, steps: int) -> bool:
@@ -92,7 +94,7 @@ def _lift(source: int, name: str, destination: int, new_name: str) -> Generator[
         try:
             os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=destination)
         except PermissionError:
-            # Where it is moved to is written in the folder itself, which it may have to be made writable for.
+            # Its `..` changes with the move, so whoever is not root must be able to write to the folder itself.
             _make_writable(source, name)
             os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=destination)
     except OSError as error:
