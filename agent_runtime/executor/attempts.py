@@ -73,7 +73,7 @@ class Attempt:
         `body_digest` is None where `work` reads the request's body itself. Raises what the call was refused with, Fenced,
         Forgotten, KeyReused.
         """
-        request_line = f"{request.head.method} {request.head.target}"
+        request_line = request.line
         while True:
             self.require(hold)
             entry = self.keys.find(key, request_line)
@@ -96,17 +96,23 @@ class Attempt:
             if entry.error is not None and (is_ours or entry.is_remembered):
                 raise entry.error
 
-    def start(self, hold: Hold, key: Key, request: Request, make: Callable[[Callable[[], None]], Process]) -> Process:
+    def start(
+        self,
+        hold: Hold,
+        key: Key,
+        request_line: str,
+        body_digest: bytes,
+        make: Callable[[Callable[[], None]], Process],
+    ) -> Process:
         """The process that the call named `key` has asked for, now or before.
 
         `make` gets what is to be called when it is decided whether the process was started; until then the call counts as
         at work. Raises what the call was refused with, Fenced, Forgotten, KeyReused.
         """
-        request_line = f"{request.head.method} {request.head.target}"
         self.require(hold)
         entry = self.keys.find(key, request_line)
         if entry is None:
-            entry = self.keys.begin(key, request_line, request.body_digest)
+            entry = self.keys.begin(key, request_line, body_digest)
             call = self._begin(Call(hold, _no))
             try:
                 process = make(lambda: self._end(call))
@@ -115,7 +121,7 @@ class Attempt:
                 self._refuse(key, entry, failure)
             else:
                 self.keys.finish(key, entry, process, None, is_remembered=True)
-        elif entry.body_digest != request.body_digest:
+        elif entry.body_digest != body_digest:
             raise reused(key, "it was made with another body")
         if entry.error is not None:
             raise entry.error

@@ -114,3 +114,10 @@ class Control:
     """A route about an attempt itself, which may be repeated without a key."""
 
     handle: Callable[[Call], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A route that makes its connection another protocol's, whose requests each name their own hold."""
+
+    handle: Callable[[Call], Switched]

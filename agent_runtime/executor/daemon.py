@@ -76,9 +76,10 @@ class Daemon:
         allowed = self._config.idle_seconds
         if not allowed:
             return None
-        if self.application.at_work:
+        activity = self.sandbox.activity
+        if activity.at_work:
             return float(allowed)
-        return self.application.last_activity + allowed - time.monotonic()
+        return activity.last + allowed - time.monotonic()
 
     def _write_ready_file(self, address: str) -> None:
         path = self._config.ready_file

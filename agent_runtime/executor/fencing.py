@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import NamedTuple
 
-from agent_runtime.executor.errors import ApiError
+from agent_runtime.executor.errors import ApiError, bad_request
+
+MAX_EPOCH = 2**53
+# Of a holder, and of an attempt's id.
+NAME = r"[!-~]{1,200}"
+_FENCE = re.compile(rf"(\d{{1,16}}):({NAME})", re.ASCII)
 
 
 class Hold(NamedTuple):
@@ -15,6 +22,18 @@ class Hold(NamedTuple):
 
     def __str__(self) -> str:
         return f"epoch {self.epoch} of {self.holder!r}"
+
+
+# A runner says the same with every call of an attempt.
+@lru_cache(maxsize=1024)
+def read_hold(value: str) -> Hold:
+    """The hold of a Rollout-Fence. Raises BadRequest."""
+    found = _FENCE.fullmatch(value)
+    if not found or int(found[1]) > MAX_EPOCH:
+        raise bad_request(
+            f"Rollout-Fence: EPOCH:HOLDER expected, a whole number and 1 to 200 visible characters, got {value!r}"
+        )
+    return Hold(int(found[1]), found[2])
 
 
 class Fence:

@@ -11,6 +11,8 @@ from typing import Any
 Complaint = Callable[[str], Exception]
 
 _ABSENT = object()
+# A number that may have a fraction, where nothing smaller bounds it: as seconds, 30 years.
+MAX_NUMBER = 1e9
 
 
 class Fields:
@@ -68,7 +70,7 @@ class Fields:
             raise self.wrong(field, f"a whole number from {least} to {most}")
         return value
 
-    def number(self, field: str, default: Any = _ABSENT, *, least: float = 0, most: float = 1e9) -> Any:
+    def number(self, field: str, default: Any = _ABSENT, *, least: float = 0, most: float = MAX_NUMBER) -> Any:
         self._known.add(field)
         value = self._values.get(field)
         if value is None and default is not _ABSENT:

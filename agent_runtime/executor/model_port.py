@@ -22,7 +22,7 @@ from agent_runtime.executor.bell import Bell
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.fencing import Hold
 from agent_runtime.executor.messages import Head, PassedReply
-from agent_runtime.executor.server import STALL_SECONDS, Request, Server
+from agent_runtime.executor.server import Request, Server, notice_silence
 
 # What a runner's connection becomes, in the Upgrade header of the call that attaches it.
 UPGRADE = "rollout-model"
@@ -39,9 +39,6 @@ REPLY_STALL_SECONDS = 600.0
 MAX_CONNECTIONS_LOST = 5
 # What the kernel and we keep of a connection's input and output each; a full buffer holds up whoever fills it.
 BUFFER_BYTES = 64 * 1024
-# A runner whose machine has gone says nothing: after so much silence the kernel probes its connection every so often, and
-# gives it up when nothing was acknowledged for STALL_SECONDS.
-SILENCE_SECONDS, PROBE_SECONDS = 15, 5
 # How the packages of OpenAI and Anthropic number their tries.
 _RETRY_COUNT = "x-stainless-retry-count"
 # What concerns one connection alone, RFC 9110 section 7.6.1, and the framing, which is ours.
@@ -117,7 +114,7 @@ class Carrier(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        _notice_silence(transport.get_extra_info("socket"))
+        notice_silence(transport.get_extra_info("socket"))
         self._port.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -324,13 +321,3 @@ class ModelPort:
             raise ApiError("TooLarge", f"body: at most {MAX_BODY_BYTES} bytes are taken here")
         if size + others > MAX_HELD_BYTES:
             raise ApiError("NoPlace", f"requests that wait for the model hold {others} bytes; try again later")
-
-
-def _notice_silence(connection: socket.socket) -> None:
-    """Have the kernel end a connection whose other end has gone without a word."""
-    if connection.family == socket.AF_UNIX:
-        return
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_SECONDS)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALL_SECONDS * 1000))

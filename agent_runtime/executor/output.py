@@ -78,14 +78,18 @@ class Output:
             return Piece(data, cursor + lost + len(data), lost)
         return Piece(data, cursor + len(data), 0)
 
+    def ends(self) -> tuple[bytes, bytes]:
+        """Its first bytes and its last, within the caps; what lies between is left out of a status."""
+        return bytes(self._head), bytes(self._tail[-self._caps.tail :]) if self._caps.tail else b""
+
     def summary(self) -> dict[str, Any]:
         """`{bytes, head, tail, omitted}` of a process's status."""
-        tail = self._tail[-self._caps.tail :] if self._caps.tail else b""
+        head, tail = self.ends()
         return {
             "bytes": self.total,
-            "head": encoded(self._head),
+            "head": encoded(head),
             "tail": encoded(tail),
-            "omitted": self.total - len(self._head) - len(tail),
+            "omitted": self.total - len(head) - len(tail),
         }
 
     def discard(self) -> None:

@@ -27,12 +27,8 @@ def start(call: Call, settled: Callable[[], None]) -> Process:
     """POST /workspaces/{w}/processes"""
     call.no_query()
     order = read_order(call.fields())
-    hosted = call.owned()
-    hosted.require_live()
     assert call.key is not None
-    process = call.sandbox.new_process(call.key.process_id(), call.key.turn, order)
-    hosted.start(process, order, settled)
-    return process
+    return call.sandbox.start(call.segments[1], call.attempt, call.key, order, settled)
 
 
 def read_order(fields: Fields) -> Order:

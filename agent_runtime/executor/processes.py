@@ -78,6 +78,16 @@ class Process:
         return self._ended_at is not None
 
     @property
+    def exit(self) -> Exit | None:
+        """How it ended, once it has; None for what was not started."""
+        return self._exit if self.is_ended else None
+
+    @property
+    def seconds(self) -> float:
+        """From when it was asked for to its end, or to now; to the microsecond."""
+        return round((self._ended_at or time.monotonic()) - self._started_at, 6)
+
+    @property
     def is_silent(self) -> bool:
         """Whether it has ended, and everything that could still speak on its streams too."""
         return self.is_ended and all(end.is_closed for end in self._ends.values())
@@ -173,14 +183,14 @@ class Process:
 
     def status(self) -> dict[str, Any]:
         """The status object of docs/executor.md."""
-        ended = self._exit if self.is_ended else None
+        ended = self.exit
         return {
             "id": self.id,
             "state": "Exited" if ended else "Running",
             "exitCode": ended.code if ended else None,
             "signal": ended.signal if ended else None,
             "cause": ended.cause if ended else None,
-            "seconds": round((self._ended_at or time.monotonic()) - self._started_at, 6),
+            "seconds": self.seconds,
             "inputBytes": self._input.position if self._input is not None else 0,
             "stdout": self.stdout.summary(),
             "stderr": self.stderr.summary(),

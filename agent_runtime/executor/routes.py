@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hmac
 import re
-import time
 from collections.abc import Callable
-from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
-from agent_runtime.executor import file_calls, model_calls, process_calls, workspace_calls
+from agent_runtime.executor import command_stream, file_calls, model_calls, process_calls, workspace_calls
 from agent_runtime.executor.attempts import Attempt, Result
 from agent_runtime.executor.bell import Bell
 from agent_runtime.executor.calls import (
@@ -24,9 +22,10 @@ from agent_runtime.executor.calls import (
     Read,
     Repeatable,
     Start,
+    Switch,
 )
 from agent_runtime.executor.errors import ApiError, bad_request
-from agent_runtime.executor.fencing import Hold
+from agent_runtime.executor.fencing import MAX_EPOCH, NAME, Hold, read_hold
 from agent_runtime.executor.idempotency import Key, read_key
 from agent_runtime.executor.messages import Reply, StreamedReply, Switched, json_reply
 from agent_runtime.executor.processes import Process
@@ -34,12 +33,9 @@ from agent_runtime.executor.remembered import whole
 from agent_runtime.executor.sandbox import Sandbox
 from agent_runtime.executor.server import Request
 
-MAX_EPOCH = 2**53
-_HOLDER = r"[!-~]{1,200}"
-_FENCE = re.compile(rf"(\d{{1,16}}):({_HOLDER})", re.ASCII)
-_ATTEMPT = re.compile(r"[!-~]{1,200}")
+_ATTEMPT = re.compile(NAME)
 
-Route = Read | Change | Start | Repeatable | Control
+Route = Read | Change | Start | Repeatable | Control | Switch
 
 
 async def _raise_fence(call: Call) -> Reply:
@@ -48,7 +44,7 @@ async def _raise_fence(call: Call) -> Reply:
     fields = call.fields()
     hold = Hold(
         fields.whole("epoch", most=MAX_EPOCH),
-        fields.text("holder", pattern=_HOLDER, expected="1 to 200 visible ASCII characters"),
+        fields.text("holder", pattern=NAME, expected="1 to 200 visible ASCII characters"),
     )
     fields.done()
     attempt = call.sandbox.attempt(call.attempt)
@@ -60,7 +56,7 @@ async def _raise_fence(call: Call) -> Reply:
 async def _acknowledge(call: Call) -> Reply:
     """PUT /attempts/{attempt}/watermark"""
     call.no_query()
-    hold = read_hold(call.request)
+    hold = _hold(call.request)
     fields = call.fields()
     turn = fields.whole("turn", most=10**15)
     fields.done()
@@ -73,8 +69,9 @@ async def _delete_attempt(call: Call) -> Reply:
     """DELETE /attempts/{attempt}"""
     call.no_query()
     call.no_fields()
-    attempt = call.sandbox.fenced_attempt(call.attempt, read_hold(call.request))
-    await attempt.delete(read_hold(call.request), lambda: call.sandbox.delete_attempt(attempt.id))
+    hold = _hold(call.request)
+    attempt = call.sandbox.fenced_attempt(call.attempt, hold)
+    await attempt.delete(hold, lambda: call.sandbox.delete_attempt(attempt.id))
     return json_reply({})
 
 
@@ -83,6 +80,7 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("PUT", "attempts/*/fence"): Control(_raise_fence),
     ("PUT", "attempts/*/watermark"): Control(_acknowledge),
     ("DELETE", "attempts/*"): Control(_delete_attempt),
+    ("POST", "commands"): Switch(command_stream.attach),
     ("POST", "workspaces"): Change(workspace_calls.create),
     ("GET", "workspaces"): Read(workspace_calls.show_all),
     ("GET", "workspaces/*"): Read(workspace_calls.show),
@@ -119,8 +117,6 @@ class Application:
     """What the server serves. `health` gives the health object."""
 
     def __init__(self, sandbox: Sandbox, token_sha256: str, health: Callable[[], dict[str, Any]]) -> None:
-        self.last_activity = time.monotonic()
-        self.at_work = 0
         self._sandbox = sandbox
         self._token_sha256 = token_sha256
         self._health = health
@@ -130,12 +126,12 @@ class Application:
         if request.head.path == "/healthz" and request.head.method == "GET":
             return Reply(content_type="text/plain")
         self._authenticate(request)
-        self.at_work += 1
+        activity = self._sandbox.activity
+        activity.begin()
         try:
             return await self._answer(request)
         finally:
-            self.at_work -= 1
-            self.last_activity = time.monotonic()
+            activity.end()
 
     def _authenticate(self, request: Request) -> None:
         scheme, _, token = request.head.headers.get("authorization", "").partition(" ")
@@ -173,15 +169,22 @@ class Application:
                 # The body took its time, in which another runner may have come.
                 attempt.require(call.hold)
                 return await route.handle(call)
+            case Switch():
+                call.body = await request.read(MAX_JSON_BYTES)
+                return route.handle(call)
             case Read() if "idempotency-key" in request.head.headers:
                 return await self._keyed_read(call, route)
             case Read():
                 return await route.handle(call)
 
     async def _start(self, call: Call, route: Start) -> Reply:
+        request = call.request
         hold, attempt, key = self._named(call)
-        call.body = await call.request.read(route.max_body_bytes)
-        result = attempt.start(hold, key, call.request, lambda settled: route.handle(call, settled))
+        call.body = await request.read(route.max_body_bytes)
+        assert request.body_digest is not None
+        result = attempt.start(
+            hold, key, request.line, request.body_digest, lambda settled: route.handle(call, settled)
+        )
         return await self._reply(hold, attempt, result)
 
     async def _change(self, call: Call, route: Change) -> Reply:
@@ -237,24 +240,13 @@ class Application:
                 "Rollout-Attempt is missing: a call that changes something, or has a key, names its attempt"
             )
         call.attempt = _valid_attempt(name)
-        hold = read_hold(call.request)
+        hold = _hold(call.request)
         return hold, self._sandbox.fenced_attempt(call.attempt, hold)
 
 
-def read_hold(request: Request) -> Hold:
+def _hold(request: Request) -> Hold:
     """The hold of a request's Rollout-Fence. Raises BadRequest."""
-    return _hold(_required(request, "rollout-fence", "Rollout-Fence: EPOCH:HOLDER"))
-
-
-# A runner says the same with every call of an attempt.
-@lru_cache(maxsize=1024)
-def _hold(value: str) -> Hold:
-    found = _FENCE.fullmatch(value)
-    if not found or int(found[1]) > MAX_EPOCH:
-        raise bad_request(
-            f"Rollout-Fence: EPOCH:HOLDER expected, a whole number and 1 to 200 visible characters, got {value!r}"
-        )
-    return Hold(int(found[1]), found[2])
+    return read_hold(_required(request, "rollout-fence", "Rollout-Fence: EPOCH:HOLDER"))
 
 
 def _required(request: Request, header: str, expected: str) -> str:

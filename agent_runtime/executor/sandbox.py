@@ -10,10 +10,12 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from agent_runtime.executor.activity import Activity
 from agent_runtime.executor.attempts import Attempt
 from agent_runtime.executor.errors import ApiError, translated
 from agent_runtime.executor.fencing import Hold
 from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure, WorkspaceHost, WorkspaceSpec
+from agent_runtime.executor.idempotency import Key
 from agent_runtime.executor.messages import Reply
 from agent_runtime.executor.model_port import ModelPort
 from agent_runtime.executor.network_proxy import PROXY_PORT, NetworkProxy, proxy_variables
@@ -185,6 +187,7 @@ class Sandbox:
 
     def __init__(self, host: WorkspaceHost, folder: str) -> None:
         self.host = host
+        self.activity = Activity()
         self.attempts: dict[str, Attempt] = {}
         self.workspaces: dict[str, Hosted] = {}
         self._folder = folder
@@ -294,9 +297,16 @@ class Sandbox:
             if hosted.attempt == attempt.id:
                 hosted.forget_processes(attempt.keys.watermark)
 
-    def new_process(self, process_id: str, turn: int, order: Order) -> Process:
-        """A process that is yet to be started."""
-        return Process(process_id, turn, order, self._streams, self._path("output"))
+    def start(self, workspace_id: str, attempt: str, key: Key, order: Order, settled: Callable[[], None]) -> Process:
+        """Ask for a command to be started; `settled` is called when it is decided whether it was.
+
+        Raises NotFound, Conflict, WorkspaceFailed.
+        """
+        hosted = self.owned_workspace(workspace_id, attempt)
+        hosted.require_live()
+        process = Process(key.process_id(), key.turn, order, self._streams, self._path("output"))
+        hosted.start(process, order, settled)
+        return process
 
     def stored(self, reply: Reply) -> StoredReply:
         """A reply to remember."""

@@ -33,6 +33,9 @@ STALL_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 300.0
 # How long a refused body is still taken off the wire; the client needs one round trip to see the reply.
 LINGER_SECONDS = 1.0
+# A runner whose machine has gone says nothing: after so much silence the kernel probes its connection every so often, and
+# gives it up when nothing was acknowledged for STALL_SECONDS.
+SILENCE_SECONDS, PROBE_SECONDS = 15, 5
 # More than runners ever hold open (one per call at work); beyond it, who has not shown a token yet goes first.
 MAX_CONNECTIONS = 1024
 # Unread input at which the socket is left alone.
@@ -59,6 +62,11 @@ class Request:
         self._connection = connection
         self._left = length
         self._wants_continue = length != 0 and head.headers.get("expect", "").lower() == "100-continue"
+
+    @property
+    def line(self) -> str:
+        """Method and target, by which a key's requests are compared."""
+        return f"{self.head.method} {self.head.target}"
 
     def trust(self) -> None:
         """Note that this connection is no stranger's: it is not the one to go when there are too many."""
@@ -381,6 +389,16 @@ class Server:
             if connection.patience_ends is not None and connection.patience_ends < now:
                 connection.abort()
         self._sweep = asyncio.get_running_loop().call_later(1, self._end_patience) if self.connections else None
+
+
+def notice_silence(connection: socket.socket) -> None:
+    """Have the kernel end a connection whose other end has gone without a word."""
+    if connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALL_SECONDS * 1000))
 
 
 def log(**fields: object) -> None:

@@ -11,12 +11,14 @@ import asyncio
 import errno
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from agent_runtime.sandboxes.base import Fence, Fenced, FileError, SandboxFailure, WorkspaceLimit
+from agent_runtime.sandboxes.base import CommandResult, Fence, Fenced, FileError, SandboxFailure, WorkspaceLimit
+from agent_runtime.sandboxes.command_frames import Refused, Running, answer, command_content
+from agent_runtime.sandboxes.command_stream import UPGRADE, CommandStream, CommandStreams
 from agent_runtime.sandboxes.executor_connection import Body, Connection, Connections, Headers
 
 # Between tries after a broken connection: 6 s in all, longer than a node's network takes to settle after a blip and short
@@ -29,6 +31,7 @@ LIMIT_CAUSES = frozenset({"Memory", "Disk", "Processes", "Attacked"})
 
 Query = Sequence[tuple[str, str]]
 ProtocolT = TypeVar("ProtocolT", bound=asyncio.Protocol)
+T = TypeVar("T")
 
 
 class ExecutorRefusal(SandboxFailure):
@@ -50,11 +53,16 @@ class Hold:
     attempt: str
     fence: Fence
 
+    @property
+    def fence_text(self) -> str:
+        """As a header has it: `EPOCH:HOLDER`."""
+        return f"{self.fence.epoch}:{self.fence.holder}"
+
     def headers(self, key: str | None) -> dict[str, str]:
         """The headers that every call of this hold carries, and the idempotency key (`TURN:NAME`) where there is one."""
         headers = {
             "Rollout-Attempt": self.attempt,
-            "Rollout-Fence": f"{self.fence.epoch}:{self.fence.holder}",
+            "Rollout-Fence": self.fence_text,
         }
         if key is not None:
             headers["Idempotency-Key"] = key
@@ -117,6 +125,7 @@ class ExecutorClient:
         self.address, self.boot_id = address, boot_id
         self._token = token
         self._connections = Connections(lambda: self.connect(Connection))
+        self._streams = CommandStreams(self._open_stream)
         kind, _, place = address.partition(":")
         self._socket_path = place if kind == "unix" else None
         self._standing = f"Host: executor\r\nAuthorization: Bearer {token}\r\n"
@@ -139,22 +148,30 @@ class ExecutorClient:
         """
         if json_body is not None:
             body = json.dumps(json_body).encode()
+        what = f"{method} {path}"
         head = self._head(method, f"{path}{query_string(query)}", hold.headers(key) if hold else {}, body)
-        for pause in (*RETRY_PAUSES, None):
-            try:
-                status, headers, reply = await self._connections.ask(head, body, wait_seconds + REPLY_SECONDS)
-                break
-            except (OSError, TimeoutError) as error:
-                if pause is None or self._is_final(error) or not isinstance(body, bytes | None):
-                    raise self._lost(f"{method} {path}", error) from error
-            await asyncio.sleep(pause)
-            await self._check_boot_id()
+        status, headers, reply = await self._tried(
+            what,
+            lambda: self._connections.ask(head, body, wait_seconds + REPLY_SECONDS),
+            is_repeatable=isinstance(body, bytes | None),
+        )
         if status < 400:
             return Reply(reply, headers)
-        failure = refusal(status, reply, f"{method} {path}")
-        if isinstance(failure, Fenced):
-            await self._check_boot_id()
-        raise failure
+        raise await self._believed(refusal(status, reply, what))
+
+    async def command(
+        self, hold: Hold, workspace: str, key: str, command: str | Sequence[str], **how: Any
+    ) -> CommandResult | Running:
+        """Run a command, `how` as for `command_content`; sent again when the connection breaks.
+
+        Raises as `call`, and ValueError for what no program can be given.
+        """
+        what = f"command {key} of {workspace}"
+        content = command_content((hold.attempt, hold.fence_text, key, workspace), command, **how)
+        said = answer(await self._tried(what, lambda: self._streams.ask(content)))
+        if isinstance(said, Refused):
+            raise await self._believed(refusal(0, said.body, what))
+        return said
 
     async def stream(self, path: str, query: Query = ()) -> AsyncIterator[bytes]:
         """The body of a GET, as it comes. A connection that breaks ends it with SandboxFailure, never silently."""
@@ -207,6 +224,42 @@ class ExecutorClient:
     async def close(self) -> None:
         """Close the connections."""
         self._connections.close()
+        self._streams.close()
+
+    async def _open_stream(self) -> CommandStream:
+        """A new stream for commands. Raises OSError, TimeoutError, and what `refusal` says."""
+        connection = await self.connect(Connection)
+        try:
+            upgrade = {"Connection": "Upgrade", "Upgrade": UPGRADE}
+            await connection.send(self._head("POST", "/commands", upgrade, b""), None)
+            status, headers = await connection.read_head(REPLY_SECONDS)
+            if status != 101:
+                body = await connection.read_body(headers, REPLY_SECONDS)
+                raise refusal(status, body, "POST /commands")
+        except BaseException:
+            connection.abort()
+            raise
+        stream = CommandStream()
+        connection.become(stream)
+        return stream
+
+    async def _tried(self, what: str, ask: Callable[[], Awaitable[T]], *, is_repeatable: bool = True) -> T:
+        """What is answered, after some tries where the connection breaks. Raises SandboxFailure."""
+        for pause in (*RETRY_PAUSES, None):
+            try:
+                return await ask()
+            except (OSError, TimeoutError) as error:
+                if pause is None or self._is_final(error) or not is_repeatable:
+                    raise self._lost(what, error) from error
+            await asyncio.sleep(pause)
+            await self._check_boot_id()
+        raise AssertionError("the last try returns or raises")
+
+    async def _believed(self, failure: Exception) -> Exception:
+        """The failure, when it is this executor's: another one in its place calls every attempt fenced."""
+        if isinstance(failure, Fenced):
+            await self._check_boot_id()
+        return failure
 
     def _head(self, method: str, target: str, headers: Mapping[str, str], body: Body) -> bytes:
         lines = self._standing

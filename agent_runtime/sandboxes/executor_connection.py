@@ -84,6 +84,15 @@ class Connection(asyncio.Protocol):
         """Cut it at once."""
         self._transport.abort()
 
+    def become(self, protocol: asyncio.Protocol) -> None:
+        """The connection's bytes are the other protocol's from now on, those that have come already included."""
+        if self._patience is not None:
+            self._patience.cancel()
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        if self._input:
+            protocol.data_received(bytes(self._input))
+
     async def send(self, head: bytes, body: Body) -> None:
         """Send a request; an upload that is answered before its end is broken off. Raises OSError, TimeoutError."""
         if body is None or isinstance(body, bytes):

@@ -24,6 +24,7 @@ from agent_runtime.sandboxes.base import (
     WorkspaceLimit,
     WorkspaceSpec,
 )
+from agent_runtime.sandboxes.command_frames import Running
 from agent_runtime.sandboxes.executor_client import (
     LIMIT_CAUSES,
     ExecutorClient,
@@ -40,7 +41,6 @@ from agent_runtime.sandboxes.executor_values import (
     file_stat,
     limits_of,
     not_started,
-    text_or_base64,
 )
 from agent_runtime.sandboxes.model_port import serve_model
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
@@ -159,43 +159,41 @@ class ExecutorWorkspace:
         tail_bytes: int = 65_536,
     ) -> CommandResult:
         """See Workspace. A command that cannot be started gives cause `NotStarted`, with the reason as its stderr."""
-        what = {"shell": command} if isinstance(command, str) else {"argv": list(command)}
-        body = {
-            **what,
-            "cwd": cwd,
-            "env": dict(env or {}),
-            "user": user,
-            "stdin": text_or_base64(stdin) if stdin else None,
-            "deadlineSeconds": deadline_seconds,
-            # Nobody reads the middle of an output that the head and the tail leave out, so nothing is spilled.
-            "output": {"headBytes": head_bytes, "tailBytes": tail_bytes, "spillBytes": 0},
-            "waitSeconds": WAIT_SECONDS,
-        }
         patience = time.monotonic() + deadline_seconds + DEADLINE_GRACE_SECONDS
-        processes = f"{self._path}/processes"
         try:
-            reply = await self._change("POST", processes, key, json_body=body, wait_seconds=WAIT_SECONDS)
-        except FileError as error:
-            return not_started(error.message)
+            answer = await self._client.command(
+                self._hold,
+                self.name,
+                key,
+                command,
+                cwd=cwd,
+                user=user,
+                env=env or {},
+                stdin=stdin,
+                deadline_seconds=deadline_seconds,
+                head_bytes=head_bytes,
+                tail_bytes=tail_bytes,
+            )
+        except (FileError, ValueError) as error:
+            return not_started(str(error))
         except ExecutorRefusal as refusal:
             if refusal.reason in REQUEST_REFUSALS:
                 return not_started(refusal.message)
             raise
-        status = reply.json()
-        while status["state"] == "Running":
+        while isinstance(answer, Running):
             if time.monotonic() > patience:
                 raise SandboxFailure(
                     "ExecutorFailed",
-                    f"process {status['id']} of {self.name} still runs {DEADLINE_GRACE_SECONDS:.0f} s after its deadline",
+                    f"process {answer.id} of {self.name} still runs {DEADLINE_GRACE_SECONDS:.0f} s after its deadline",
                 )
-            path = f"{processes}/{status['id']}"
-            query = [("waitSeconds", str(WAIT_SECONDS))]
+            path, query = f"{self._path}/processes/{answer.id}", [("waitSeconds", str(WAIT_SECONDS))]
             status = (await self._client.call("GET", path, query=query, wait_seconds=WAIT_SECONDS)).json()
-        if status["cause"] in ("Memory", "Disk"):
-            raise WorkspaceLimit(status["cause"], f"the command used up the {status['cause'].lower()} of its workspace")
-        if status["cause"] in ("WorkspaceEnded", "Attacked"):
+            answer = answer if status["state"] == "Running" else command_result(status)
+        if answer.cause in ("Memory", "Disk"):
+            raise WorkspaceLimit(answer.cause, f"the command used up the {answer.cause.lower()} of its workspace")
+        if answer.cause in ("WorkspaceEnded", "Attacked"):
             await self.require_live()
-        return command_result(status)
+        return answer
 
     async def start_process(
         self,

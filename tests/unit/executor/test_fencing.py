@@ -72,9 +72,7 @@ TestAnOlderRunnerCanNeitherActNorBeOverlooked = FenceMachine.TestCase
 
 
 def request(body: bytes = b"") -> Any:
-    return SimpleNamespace(
-        head=SimpleNamespace(method="POST", target="/x"), body_complete=True, body_digest=b"d" + body
-    )
+    return SimpleNamespace(line="POST /x", body_complete=True, body_digest=b"d" + body)
 
 
 @settings(max_examples=60)
@@ -113,7 +111,7 @@ def test_when_a_takeover_has_answered_nothing_of_an_older_runner_is_still_at_wor
                     asyncio.get_running_loop().call_later(0.001, settle)
                 return object.__new__(Process)
 
-            attempt.start(hold, Key(0, f"k{number}"), request(), make)
+            attempt.start(hold, Key(0, f"k{number}"), request().line, b"d", make)
 
         for number, (what, hold, either) in enumerate(steps):
             match what:

@@ -85,9 +85,7 @@ def request(digest: bytes = b"d") -> Any:
     async def read() -> bytes:
         return digest
 
-    return SimpleNamespace(
-        head=SimpleNamespace(method="POST", target="/x"), body_complete=True, body_digest=digest, digest=read
-    )
+    return SimpleNamespace(line="POST /x", body_complete=True, body_digest=digest, digest=read)
 
 
 @settings(max_examples=50)

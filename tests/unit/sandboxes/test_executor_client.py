@@ -4,7 +4,8 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import parse_qsl
 
 import pytest
@@ -12,8 +13,15 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_runtime.executor import command_stream
+from agent_runtime.executor.errors import ApiError
+from agent_runtime.executor.host import Exit
+from agent_runtime.executor.output import Caps, Output
+from agent_runtime.executor.processes import Process
+from agent_runtime.sandboxes import command_stream as sandbox_stream
 from agent_runtime.sandboxes import executor_client
 from agent_runtime.sandboxes.base import Fence, Fenced, FileError, SandboxFailure, WorkspaceLimit, WorkspaceSpec
+from agent_runtime.sandboxes.command_frames import HEAD
 from agent_runtime.sandboxes.executor_client import (
     ExecutorClient,
     ExecutorRefusal,
@@ -28,19 +36,27 @@ from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
 
 HOLD = Hold("7.agent", Fence(3, "me"))
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# The frame that answers a command by its number; None: the connection breaks.
+Said = Callable[[int], bytes | None]
 
 
 class ScriptedExecutor:
-    """Answers each request with the next step of a script; health is answered by itself. `seen` has all but health."""
+    """Answers each request with the next step of a script, each command with the next of `answers`; health by itself.
+
+    `seen` has all requests but health, `commands` the contents of all frames, `streams` how often one was opened.
+    """
 
     def __init__(self, path: Path) -> None:
         self.address = f"unix:{path}"
         self.boot_id = "boot-1"
         self.script: list[Answer] = []
         self.seen: list[tuple[str, str, str | None, bytes]] = []
+        self.answers: list[Said] = []
+        self.commands: list[bytes] = []
+        self.streams = 0
         application = web.Application()
         application.router.add_route("*", "/{tail:.*}", self._answer)
-        self._runner = web.AppRunner(application)
+        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
         self._path = path
 
     async def start(self) -> None:
@@ -53,9 +69,67 @@ class ScriptedExecutor:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/v1/health":
             return web.json_response({"bootId": self.boot_id})
+        if request.path == "/v1/commands" and not self.script:
+            self.streams += 1
+            assert request.transport is not None
+            request.transport.write(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+            stream = ScriptedStream(self, request.transport)
+            request.transport.set_protocol(stream)
+            await stream.lost
         body = await request.read()
         self.seen.append((request.method, request.path_qs, request.headers.get("Idempotency-Key"), body))
         return await self.script.pop(0)(request)
+
+
+class ScriptedStream(asyncio.Protocol):
+    """The executor's end of a stream of commands."""
+
+    def __init__(self, server: ScriptedExecutor, transport: asyncio.Transport) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._server, self._transport = server, transport
+        self._input = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._input += data
+        while len(self._input) >= HEAD.size:
+            size, number = HEAD.unpack_from(self._input)
+            if len(self._input) < 4 + size:
+                return
+            self._server.commands.append(self._input[HEAD.size : 4 + size])
+            self._input = self._input[4 + size :]
+            frame = self._server.answers.pop(0)(number)
+            if frame is None:
+                self._transport.abort()
+            else:
+                self._transport.write(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+
+def ended(code: int | None = 0, *, signal: int | None = None, cause: str | None = None, stdout: bytes = b"") -> Said:
+    out, err = Output(Caps(), "/nonexistent"), Output(Caps(), "/nonexistent")
+    out.feed(stdout)
+    process = SimpleNamespace(refusal=None, exit=Exit(code, signal, cause), seconds=0.1, stdout=out, stderr=err)
+    return lambda number: command_stream.answer(number, cast(Process, process))
+
+
+def running(process: str) -> Said:
+    found = SimpleNamespace(refusal=None, exit=None, id=process)
+    return lambda number: command_stream.answer(number, cast(Process, found))
+
+
+def refused(code: str, **details: Any) -> Said:
+    return lambda number: command_stream.refusal(number, ApiError(code, f"{code} happened", **details))
+
+
+def breaks(_number: int) -> None:
+    """The connection breaks."""
+
+
+def silence(_number: int) -> bytes:
+    return b""
 
 
 def says(value: Any, status: int = 200) -> Answer:
@@ -188,22 +262,138 @@ async def test_a_long_command_is_waited_for_again_and_again(
     server: ScriptedExecutor, workspace: ExecutorWorkspace
 ) -> None:
     stdout = {"bytes": 9, "head": text_or_base64(b"\xff"), "tail": text_or_base64(b"end"), "omitted": 5}
-    running = exited(state="Running", exitCode=None)
-    server.script = [says(running), says(running), says(exited(exitCode=2, stdout=stdout))]
+    still = exited(state="Running", exitCode=None)
+
+    def then_asked_by_http(number: int) -> bytes | None:
+        server.script = [says(still), says(exited(exitCode=2, stdout=stdout))]
+        return running("p")(number)
+
+    server.answers = [then_asked_by_http]
     result = await workspace.run("make", key="1:bash", deadline_seconds=600)
     assert (result.exit_code, result.stdout, result.stdout_omitted, result.stdout_head) == (2, b"\xffend", 5, 1)
     assert [(method, path.split("?")[0]) for method, path, _, _ in server.seen] == [
-        ("POST", "/v1/workspaces/7.agent/processes"),
         ("GET", "/v1/workspaces/7.agent/processes/p"),
         ("GET", "/v1/workspaces/7.agent/processes/p"),
     ]
+
+
+async def test_a_command_whose_connection_broke_is_sent_again_as_it_was(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace
+) -> None:
+    server.answers = [breaks, breaks, ended(3, stdout=b"said\xff")]
+    result = await workspace.run(["make", "it"], key="1:bash", deadline_seconds=60, stdin=b"in", env={"A": "b"})
+    assert (result.exit_code, result.stdout, result.stdout_head) == (3, b"said\xff", 5)
+    assert (len(server.commands), len(set(server.commands)), server.streams) == (3, 1, 3)
+
+
+async def test_a_connection_that_breaks_under_every_command_ends_as_a_lost_sandbox(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace
+) -> None:
+    server.answers = [breaks] * 3
+    with pytest.raises(SandboxFailure, match=r"command 1:bash of 7\.agent.*does not answer") as failure:
+        await workspace.run("make", key="1:bash", deadline_seconds=60)
+    assert failure.value.reason == "SandboxLost"
+
+
+async def test_a_command_is_not_given_to_an_executor_that_was_started_anew(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace
+) -> None:
+    def restarts(_number: int) -> None:
+        server.boot_id = "boot-2"
+
+    server.answers = [restarts, ended()]
+    with pytest.raises(SandboxFailure, match=r"started anew.*boot-2"):
+        await workspace.run("make", key="1:bash", deadline_seconds=60)
+    assert len(server.commands) == 1
+
+
+@pytest.mark.parametrize("code", ["Fenced", "Forgotten"])
+async def test_a_runner_that_may_not_run_a_command_is_told_why(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace, code: str
+) -> None:
+    server.answers = [refused(code)]
+    with pytest.raises(Fenced if code == "Fenced" else SandboxFailure, match=f"{code} happened"):
+        await workspace.run("make", key="1:bash", deadline_seconds=60)
+
+
+async def test_a_stranger_at_the_executors_address_gets_no_command(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace
+) -> None:
+    server.script = [error("Unauthorized", 401)]
+    with pytest.raises(SandboxFailure) as failure:
+        await workspace.run("make", key="1:bash", deadline_seconds=60)
+    assert (failure.value.reason, server.commands) == ("SandboxLost", [])
+
+
+async def test_commands_at_once_share_a_connection_and_one_that_is_given_up_disturbs_no_other(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace
+) -> None:
+    numbers: list[int] = []
+    all_asked = asyncio.Event()
+
+    def later(number: int) -> bytes:
+        numbers.append(number)
+        if len(numbers) == 3:
+            all_asked.set()
+        return b""
+
+    def all_now(number: int) -> bytes:
+        return b"".join(ended(n, stdout=b"x")(n) or b"" for n in [number, *reversed(numbers)])
+
+    server.answers = [later, later, later, all_now]
+    runs = [asyncio.create_task(workspace.run("make", key=f"1:{n}", deadline_seconds=60)) for n in range(3)]
+    await all_asked.wait()
+    runs[1].cancel()
+    assert (await workspace.run("make", key="1:last", deadline_seconds=60)).exit_code == 4
+    assert [(await run).exit_code for run in (runs[0], runs[2])] == [1, 3]
+    assert server.streams == 1
+
+
+async def test_a_connection_that_was_idle_for_long_carries_no_command(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_stream, "KEPT_SECONDS", 0.05)
+    server.answers = [ended(), ended(), ended()]
+    await workspace.run("make", key="1:a", deadline_seconds=60)
+    await workspace.run("make", key="1:b", deadline_seconds=60)
+    assert server.streams == 1
+    await asyncio.sleep(0.1)
+    await workspace.run("make", key="1:c", deadline_seconds=60)
+    assert server.streams == 2
+
+
+async def test_an_executor_that_says_nothing_is_not_waited_for_for_ever(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_stream, "SILENCE_SECONDS", 0.05)
+    server.answers = [silence, silence, ended(7)]
+    assert (await workspace.run("make", key="1:a", deadline_seconds=60)).exit_code == 7
+    server.answers = [silence] * 3
+    with pytest.raises(SandboxFailure, match=r"silent for 0\.05 s"):
+        await workspace.run("make", key="1:b", deadline_seconds=60)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        pytest.param(lambda number: HEAD.pack(4, number), id="nothing"),
+        pytest.param(lambda number: HEAD.pack(1 << 31, number), id="too much"),
+        pytest.param(lambda number: ended()(number + 1), id="another's"),
+    ],
+)
+async def test_an_answer_that_is_no_frame_ends_the_connection_and_is_asked_for_again(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace, garbage: Said
+) -> None:
+    server.answers = [garbage, ended(7)]
+    assert (await workspace.run("make", key="1:a", deadline_seconds=60)).exit_code == 7
+    assert server.streams == 2
 
 
 @pytest.mark.parametrize("cause", ["Memory", "Disk"])
 async def test_what_the_policy_used_up_is_its_own_doing(
     server: ScriptedExecutor, workspace: ExecutorWorkspace, cause: str
 ) -> None:
-    server.script = [says(exited(exitCode=None, signal=9, cause=cause))]
+    server.answers = [ended(None, signal=9, cause=cause)]
     with pytest.raises(WorkspaceLimit) as limit:
         await workspace.run("make", key="1:bash", deadline_seconds=60)
     assert limit.value.cause == cause
@@ -212,11 +402,17 @@ async def test_what_the_policy_used_up_is_its_own_doing(
 async def test_a_command_that_ended_with_its_workspace_is_told_why_the_workspace_ended(
     server: ScriptedExecutor, workspace: ExecutorWorkspace
 ) -> None:
-    ended = exited(exitCode=None, signal=9, cause="WorkspaceEnded")
-    server.script = [says(ended), says({"state": "Failed", "failure": {"cause": "Memory", "message": "over 1 GiB"}})]
+    def then(answer: Answer) -> Said:
+        def say(number: int) -> bytes | None:
+            server.script = [answer]
+            return ended(None, signal=9, cause="WorkspaceEnded")(number)
+
+        return say
+
+    server.answers = [then(says({"state": "Failed", "failure": {"cause": "Memory", "message": "over 1 GiB"}}))]
     with pytest.raises(WorkspaceLimit, match="over 1 GiB"):
         await workspace.run("make", key="1:bash", deadline_seconds=60)
-    server.script = [says(ended), error("NotFound", 404)]
+    server.answers = [then(error("NotFound", 404))]
     with pytest.raises(SandboxFailure) as failure:
         await workspace.run("make", key="2:bash", deadline_seconds=60)
     assert failure.value.reason == "WorkspaceLost"
@@ -226,9 +422,13 @@ async def test_a_command_that_ended_with_its_workspace_is_told_why_the_workspace
 async def test_a_command_that_the_model_got_wrong_is_its_result_and_no_infrastructure_failure(
     server: ScriptedExecutor, workspace: ExecutorWorkspace, code: str
 ) -> None:
-    server.script = [error(code, 400)]
-    result = await workspace.run(["no\0such"], key="1:bash", deadline_seconds=60)
+    server.answers = [refused(code)]
+    result = await workspace.run(["no-such"], key="1:bash", deadline_seconds=60)
     assert (result.ok, result.cause, result.stderr) == (False, "NotStarted", f"{code} happened".encode())
+    result = await workspace.run(["no\0such"], key="2:bash", deadline_seconds=60)
+    assert (result.ok, result.cause) == (False, "NotStarted")
+    assert b"NUL" in result.stderr
+    assert len(server.commands) == 1
 
 
 @pytest.mark.parametrize("code", ["BadRequest", "TooLarge", "FileError"])

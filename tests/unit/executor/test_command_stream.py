@@ -1,0 +1,356 @@
+"""Commands over one connection: what the client packs the executor reads, and the other way round; nobody waits for ever."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.executor import command_stream
+from agent_runtime.executor.activity import Activity
+from agent_runtime.executor.attempts import Attempt
+from agent_runtime.executor.bell import Bell
+from agent_runtime.executor.command_stream import HEAD, MAX_FRAME_BYTES, CommandStream, answer, read_command, refusal
+from agent_runtime.executor.errors import ApiError
+from agent_runtime.executor.fencing import Hold
+from agent_runtime.executor.host import Exit
+from agent_runtime.executor.output import Caps, Output
+from agent_runtime.executor.processes import Order, Process
+from agent_runtime.executor.sandbox import Sandbox
+from agent_runtime.sandboxes import command_frames
+from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
+from agent_runtime.sandboxes.command_frames import Refused, Running, command_content, packed
+
+NAMES = ("7.agent", "3:me", "4:call_1", "w")
+HOW: dict[str, Any] = {
+    "cwd": None,
+    "user": None,
+    "env": {},
+    "stdin": b"",
+    "deadline_seconds": 60.0,
+    "head_bytes": 10,
+    "tail_bytes": 20,
+}
+TEXT = st.text().filter(lambda text: "\0" not in text and _is_encodable(text))
+VARIABLES = st.dictionaries(TEXT.filter(lambda name: bool(name) and "=" not in name), TEXT, max_size=3)
+PROGRAM = st.tuples(TEXT.filter(bool), st.lists(TEXT, max_size=3)).map(lambda parts: [parts[0], *parts[1]])
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def content(command: str | list[str] = "true", **how: Any) -> bytes:
+    return command_content(NAMES, command, **{**HOW, **how})
+
+
+@given(st.one_of(TEXT, PROGRAM), TEXT, TEXT, VARIABLES, st.binary(), st.floats(0, 1e9), st.integers(0, 1 << 20))
+def test_whatever_a_model_asks_for_is_what_the_executor_starts(
+    command: str | list[str], cwd: str, user: str, env: dict[str, str], stdin: bytes, deadline: float, kept: int
+) -> None:
+    sent = content(
+        command, cwd=cwd, user=user, env=env, stdin=stdin, deadline_seconds=deadline, head_bytes=kept, tail_bytes=kept
+    )
+    read = read_command(sent)
+    assert (read.attempt, read.hold, read.key, read.workspace) == ("7.agent", Hold(3, "me"), (4, "call_1"), "w")
+    assert read.order == Order(
+        command, cwd or None, _read_back(env), user or None, stdin or None, None, deadline, Caps(kept, kept, 0)
+    )
+
+
+def _read_back(env: dict[str, str]) -> dict[str, str]:
+    return {_bytes_of(name): _bytes_of(value) for name, value in env.items()}
+
+
+def _bytes_of(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_command_are_refused_and_never_a_defect(data: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        read_command(data)
+    assert refused.value.code == "BadRequest"
+
+
+@given(st.integers(0, 200), st.binary(max_size=3))
+def test_a_command_cut_off_or_changed_is_refused_or_read_and_never_a_defect(at: int, instead: bytes) -> None:
+    sent = content(["printf", "%s", "a"], env={"A": "b"}, stdin=b"in")
+    for changed in (sent[:at], sent[:at] + instead + sent[at + len(instead) :]):
+        with contextlib.suppress(ApiError):
+            read_command(changed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"deadline_seconds": -1.0}, id="deadline"),
+        pytest.param({"deadline_seconds": float("nan")}, id="no number"),
+        pytest.param({"head_bytes": (1 << 20) + 1}, id="head"),
+        pytest.param({"tail_bytes": (1 << 20) + 1}, id="tail"),
+        pytest.param({"env": {"": "x"}}, id="variable"),
+        pytest.param({"command": [""]}, id="program"),
+        pytest.param({"command": []}, id="nothing"),
+    ],
+)
+def test_a_command_over_its_bounds_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match=r"^command: ") as refused:
+        read_command(content(**wrong))
+    assert refused.value.code == "BadRequest"
+
+
+@pytest.mark.parametrize("command", ["a\0b", ["a", "b\0"], "\ud800"])
+def test_a_command_no_program_can_be_given_is_not_sent_as_another_one(command: str | list[str]) -> None:
+    with pytest.raises(ValueError, match="no program can be given"):
+        content(command)
+    with pytest.raises(ValueError, match="NAME=VALUE"):
+        content(env={"A=B": "c"})
+
+
+def test_a_command_asked_again_by_the_next_runner_is_the_same_and_another_is_not() -> None:
+    first = read_command(content())
+    again = read_command(command_content(("7.agent", "4:next", *NAMES[2:]), "true", **HOW))
+    assert first.digest == again.digest
+    for other in ({"command": "false"}, {"stdin": b"x"}, {"cwd": "/"}, {"tail_bytes": 21}, {"env": {"A": "b"}}):
+        assert read_command(content(**other)).digest != first.digest
+
+
+class FakeProcess:
+    """A process that ends when the test says so."""
+
+    def __init__(self, kept: int = 0) -> None:
+        self.id = "4-call_1"
+        self.over = Bell()
+        self.exit: Exit | None = None
+        self.refusal: ApiError | None = None
+        self.is_settled = True
+        self.seconds = 0.25
+        caps = Caps(kept, kept, 0)
+        self.stdout, self.stderr = Output(caps, "/nonexistent"), Output(caps, "/nonexistent")
+
+    @property
+    def is_ended(self) -> bool:
+        return self.exit is not None or self.refusal is not None
+
+    def end(self, exit: Exit) -> None:
+        self.exit = exit
+        self.over.ring()
+
+
+def told(frame: bytes, number: int = 9) -> CommandResult | Running | Refused:
+    size, named = HEAD.unpack_from(frame)
+    assert (size, named) == (len(frame) - 4, number)
+    return command_frames.answer(frame[HEAD.size :])
+
+
+@given(st.binary(), st.binary(), st.integers(0, 30), st.integers(0, 255) | st.none(), st.none() | st.just("Deadline"))
+def test_what_a_command_said_and_how_it_ended_arrives_as_it_was(
+    out: bytes, err: bytes, kept: int, code: int | None, cause: str | None
+) -> None:
+    process = FakeProcess(kept)
+    process.stdout.feed(out)
+    process.stderr.feed(err)
+    process.end(Exit(code, None if code is not None else 9, cause))
+    result = told(answer(9, cast(Process, process)))
+    assert isinstance(result, CommandResult)
+    assert (result.exit_code, result.signal, result.cause) == (code, None if code is not None else 9, cause)
+    assert (result.stdout_bytes, result.stderr_bytes, result.seconds) == (len(out), len(err), 0.25)
+    for said, shown, omitted, head in (
+        (out, result.stdout, result.stdout_omitted, result.stdout_head),
+        (err, result.stderr, result.stderr_omitted, result.stderr_head),
+    ):
+        assert shown[:head] + said[head : head + omitted] + shown[head:] == said
+
+
+def test_a_process_that_runs_or_was_refused_says_so() -> None:
+    process = FakeProcess()
+    assert told(answer(9, cast(Process, process))) == Running("4-call_1")
+    process.refusal = ApiError("FileError", "no such program", errno="ENOENT")
+    refused = told(answer(9, cast(Process, process)))
+    assert isinstance(refused, Refused)
+    assert json.loads(refused.body)["error"]["errno"] == "ENOENT"
+
+
+@given(st.binary(max_size=80))
+def test_an_answer_that_is_none_is_the_sandboxs_failure_and_no_result(data: bytes) -> None:
+    try:
+        said = command_frames.answer(b"\0" + data)
+    except SandboxFailure:
+        return
+    assert isinstance(said, CommandResult)
+
+
+class Wire:
+    """Both ends of a stream's connection: a transport, and what was written to it."""
+
+    def __init__(self, processes: dict[str, FakeProcess]) -> None:
+        self.attempt = Attempt("7.agent")
+        self.attempt.fence.raise_to(Hold(3, "me"))
+        self.activity = Activity()
+        self.written: list[bytes] = []
+        self.is_closed = False
+        self.is_paused = False
+        self._processes = processes
+        self.stream = CommandStream(cast(Sandbox, self))
+        self.stream.connection_made(_transport_of(self))
+
+    def fenced_attempt(self, name: str, hold: Hold) -> Attempt:
+        self.attempt.fence.require(hold)
+        return self.attempt
+
+    def start(self, workspace: str, attempt: str, key: Any, order: Order, settled: Callable[[], None]) -> FakeProcess:
+        settled()
+        return self._processes[key.name]
+
+    def ask(self, number: int, name: str) -> None:
+        names = ("7.agent", "3:me", f"4:{name}", "w")
+        self.stream.data_received(packed(number, command_content(names, "true", **HOW)))
+
+    @property
+    def answers(self) -> dict[int, CommandResult | Running | Refused]:
+        found = {}
+        for frame in self.written:
+            number = HEAD.unpack_from(frame)[1]
+            found[number] = told(frame, number)
+        return found
+
+
+def _transport_of(wire: Wire) -> asyncio.Transport:
+    class Transport(asyncio.Transport):
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return SimpleNamespace(family=socket.AF_UNIX)
+
+        def write(self, data: Any) -> None:
+            wire.written.append(bytes(data))
+
+        def is_closing(self) -> bool:
+            return wire.is_closed
+
+        def abort(self) -> None:
+            wire.is_closed = True
+
+        def pause_reading(self) -> None:
+            wire.is_paused = True
+
+        def resume_reading(self) -> None:
+            wire.is_paused = False
+
+    return Transport()
+
+
+@pytest.fixture(autouse=True)
+def _attempts_of_fake_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_runtime.executor.attempts.Process", FakeProcess)
+
+
+async def test_each_command_gets_its_own_answer_in_whatever_order_they_end() -> None:
+    processes = {name: FakeProcess() for name in "abc"}
+    wire = Wire(processes)
+    for number, name in enumerate(processes):
+        wire.ask(number, name)
+    assert wire.activity.at_work == 3
+    for code, name in enumerate("cab"):
+        processes[name].end(Exit(code, None))
+    assert {n: cast(CommandResult, said).exit_code for n, said in wire.answers.items()} == {2: 0, 0: 1, 1: 2}
+    assert wire.activity.at_work == 0
+
+
+async def test_a_command_in_any_pieces_is_started_once() -> None:
+    wire = Wire({"a": FakeProcess(), "b": FakeProcess()})
+    for byte in packed(1, command_content(("7.agent", "3:me", "4:a", "w"), "true", **HOW)):
+        wire.stream.data_received(bytes([byte]))
+    assert wire.activity.at_work == 1
+
+
+async def test_a_long_command_is_said_to_run_before_its_connection_looks_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_stream, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(command_stream, "_UNSETTLED_SECONDS", 0.02)
+    process, starting = FakeProcess(), FakeProcess()
+    starting.is_settled = False
+    wire = Wire({"a": process, "b": starting})
+    wire.ask(1, "a")
+    wire.ask(2, "b")
+    await asyncio.sleep(0.2)
+    assert wire.answers == {1: Running("4-call_1")}
+    starting.is_settled = True
+    await asyncio.sleep(0.1)
+    assert wire.answers[2] == Running("4-call_1")
+    assert wire.activity.at_work == 0
+    process.end(Exit(0, None))
+    assert len(wire.written) == 2
+
+
+async def test_a_runner_that_was_superseded_is_told_so_while_its_command_runs() -> None:
+    wire = Wire({"a": FakeProcess()})
+    wire.ask(1, "a")
+    await wire.attempt.raise_fence(Hold(4, "next"))
+    refused = wire.answers[1]
+    assert isinstance(refused, Refused)
+    assert json.loads(refused.body)["error"]["code"] == "Fenced"
+    wire.ask(2, "b")
+    assert isinstance(wire.answers[2], Refused)
+
+
+async def test_a_connection_that_breaks_leaves_nothing_waiting() -> None:
+    process = FakeProcess()
+    wire = Wire({"a": process})
+    wire.ask(1, "a")
+    wire.stream.connection_lost(None)
+    assert wire.activity.at_work == 0
+    process.end(Exit(0, None))
+    assert wire.written == []
+
+
+async def test_a_command_too_long_is_refused_and_the_next_one_served() -> None:
+    process = FakeProcess()
+    wire = Wire({"a": process})
+    wire.stream.data_received(struct.pack(">II", MAX_FRAME_BYTES + 5, 1))
+    left = MAX_FRAME_BYTES + 1
+    while left:
+        piece = min(left, 1 << 20)
+        wire.stream.data_received(bytes(piece))
+        left -= piece
+    refused = wire.answers[1]
+    assert isinstance(refused, Refused)
+    assert json.loads(refused.body)["error"]["code"] == "TooLarge"
+    wire.ask(2, "a")
+    process.end(Exit(0, None))
+    assert isinstance(wire.answers[2], CommandResult)
+
+
+@pytest.mark.parametrize("frame", [struct.pack(">II", 3, 1), packed(1, content()) * 2])
+async def test_what_is_no_frame_or_takes_a_number_twice_ends_the_connection(frame: bytes) -> None:
+    wire = Wire({"call_1": FakeProcess()})
+    wire.stream.data_received(frame)
+    assert wire.is_closed
+
+
+async def test_who_takes_no_answers_is_not_asked_for_more_and_is_cut_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command_stream, "STALL_SECONDS", 0.05)
+    wire = Wire({})
+    wire.stream.pause_writing()
+    assert wire.is_paused
+    wire.stream.resume_writing()
+    await asyncio.sleep(0.1)
+    assert (wire.is_paused, wire.is_closed) == (False, False)
+    wire.stream.pause_writing()
+    await asyncio.sleep(0.1)
+    assert wire.is_closed
+
+
+def test_a_refusal_says_what_http_would_say() -> None:
+    error = ApiError("WorkspaceFailed", "over 1 GiB", cause="Memory")
+    assert told(refusal(9, error)) == Refused(json.dumps(error.body()).encode())
