@@ -61,6 +61,14 @@ class Call:
         if self.request.head.query_string:
             self.query().done()
 
+    def upgrade(self, protocol: str) -> None:
+        """Raises BadRequest unless it asks for its connection to become `protocol`'s, and for nothing else."""
+        self.no_query()
+        self.no_fields()
+        asked = self.request.head.headers.get("upgrade", "")
+        if asked.lower() != protocol:
+            raise bad_request(f"Upgrade: {protocol!r} expected, got {asked[:40]!r}")
+
     def seen(self) -> Hosted:
         """The workspace of the path, to be read. Raises NotFound."""
         return self.sandbox.workspace(self.segments[1])

@@ -47,11 +47,7 @@ ENDED, RUNNING, REFUSED = 0, 1, 2
 
 def attach(call: Call) -> Switched:
     """POST /commands"""
-    call.no_query()
-    call.no_fields()
-    asked = call.request.head.headers.get("upgrade", "")
-    if asked.lower() != UPGRADE:
-        raise bad_request(f"Upgrade: {UPGRADE!r} expected, got {asked[:40]!r}")
+    call.upgrade(UPGRADE)
     return Switched(UPGRADE, CommandStream(call.sandbox))
 
 
@@ -67,7 +63,7 @@ class Command(NamedTuple):
 
 
 def read_command(content: bytes | bytearray) -> Command:
-    """The command of a frame, less its head. Raises BadRequest, TooLarge."""
+    """The command of a frame, less its head. Raises BadRequest."""
     try:
         deadline_seconds, head, tail, stdin_bytes = _ORDER.unpack_from(content)
         attempt, fence, rest = content[_ORDER.size :].split(b"\0", 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_runtime.executor.calls import Call
-from agent_runtime.executor.errors import ApiError, bad_request
+from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.messages import Reply, Switched, json_reply
 from agent_runtime.executor.model_port import UPGRADE
 
@@ -20,11 +20,7 @@ async def open_port(call: Call) -> Reply:
 
 async def attach(call: Call) -> Switched:
     """POST /workspaces/{w}/model"""
-    call.no_query()
-    call.no_fields()
-    asked = call.request.head.headers.get("upgrade", "")
-    if asked.lower() != UPGRADE:
-        raise bad_request(f"Upgrade: {UPGRADE!r} expected, got {asked[:40]!r}")
+    call.upgrade(UPGRADE)
     hosted = call.owned()
     hosted.require_live()
     if hosted.model_port is None:
