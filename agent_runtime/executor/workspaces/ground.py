@@ -8,9 +8,9 @@ In the folder `layers` of the state folder, all of it seen only in the zygote's 
     nothing      an empty file system, where one of these has to be told apart from the rest
     base/u0 …    the lowest layer of our own: masks, mount points, /etc/hosts and the like
     dev          a read-only /dev, cloned into each workspace
-    b0 b1 …      the binds
+    bind0 …      the binds
     m            where a workspace's root is mounted before it is moved
-    N/u0 N/w0 …  one folder a workspace: upper and work folders of each part
+    N/u0 N/w0 …  one folder a workspace: upper and work folders of each part; until it is one, spareN
 """
 
 from __future__ import annotations

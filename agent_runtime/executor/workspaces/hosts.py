@@ -48,6 +48,10 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
+def _has_gone(who: str, why: object) -> WorkspaceFailure:
+    return WorkspaceFailure("WorkspaceEnded", f"the process that {who} has gone ({why}); restart the executor")
+
+
 async def kill(process: int) -> None:
     """End the process of that pid descriptor; returns when it is gone."""
     with contextlib.suppress(ProcessLookupError):
@@ -80,9 +84,7 @@ class Host:
         try:
             reply, received = await self._zygote.ask(message)
         except PeerGone as gone:
-            raise WorkspaceFailure(
-                "WorkspaceEnded", f"the process that makes workspaces has gone ({gone}); restart the executor"
-            ) from None
+            raise _has_gone("makes workspaces", gone) from None
         close_all(received)
         if "error" in reply:
             raise WorkspaceFailure("CreateFailed", str(reply["error"]))
@@ -205,8 +207,12 @@ class OverlayHost(Host):
     own_network = True
     own_layers = True
 
-    def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int) -> None:
+    def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int, remover: Peer) -> None:
         super().__init__(config, zygote, zygote_pid, lock)
+        self._remover = remover
+        self._removals: set[asyncio.Task[None]] = set()
+        # Workspaces that are being made.
+        self._begun = 0
         self._layers = 0
         self._by_id: dict[str, LiveWorkspace] = {}
         # Of each layer: the one below it, the workspace's id, and how many stand on it (its own workspace included).
@@ -217,6 +223,7 @@ class OverlayHost(Host):
 
     async def create(self, spec: WorkspaceSpec) -> LiveWorkspace:
         """As in the interface."""
+        await self._wait_for_room()
         parent: str | None = None
         if spec.parent is not None:
             standing = self._by_id.get(spec.parent)
@@ -231,13 +238,23 @@ class OverlayHost(Host):
         self._below[layer], self._ids[layer], self._users[layer] = parent, spec.id, 1
         if parent is not None:
             self._users[parent] += 1
+        self._begun += 1
         try:
             workspace = await self._make(spec, layer, {"chain": self._chain(parent), "view_of": None})
         except BaseException:
-            await asyncio.shield(self._release(layer))
+            self._release(layer)
             raise
+        finally:
+            self._begun -= 1
         self._by_id[spec.id] = workspace
         return workspace
+
+    async def _wait_for_room(self) -> None:
+        """A workspace that was destroyed has its place until its files are gone."""
+        if self._remover.gone.done():
+            raise _has_gone("removes layers", self._remover.gone.result())
+        while self._removals and len(self._by_id) + self._begun + len(self._removals) >= self.places:
+            await asyncio.wait(self._removals, return_when=asyncio.FIRST_COMPLETED)
 
     async def _make(self, spec: WorkspaceSpec, layer: str, extra: Message) -> LiveWorkspace:
         async with self._spares.turn():
@@ -246,6 +263,8 @@ class OverlayHost(Host):
     async def _end_all(self) -> None:
         await super()._end_all()
         self._spares.disturb()
+        await asyncio.gather(*self._removals)
+        self._remover.close("the host was closed")
 
     async def give_up(self) -> None:
         """Let the zygote be as it was before it became an overlay host; this host is closed."""
@@ -260,16 +279,21 @@ class OverlayHost(Host):
             layer = self._below[layer]
         return chain
 
-    async def _release(self, layer: str | None) -> None:
-        """One user of a layer less; the last one takes it away, and lets go of the one below."""
+    def _release(self, layer: str | None) -> None:
+        """One user of a layer less; the last one has it taken away, and lets go of the one below."""
         while layer is not None:
             self._users[layer] -= 1
             if self._users[layer]:
                 return
-            with contextlib.suppress(WorkspaceFailure):
-                await self.ask({"do": "remove", "layer": layer})
+            removal = asyncio.create_task(self._remove(layer))
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
             del self._users[layer], self._ids[layer]
             layer = self._below.pop(layer)
+
+    async def _remove(self, layer: str) -> None:
+        with contextlib.suppress(PeerGone):
+            await self._remover.ask({"layer": layer})
 
     async def measure_disk(self, workspace: LiveWorkspace, enough: int | None) -> int:
         reply = await self.ask({"do": "measure", "folder": workspace.layer, "enough": enough, "since": None})
@@ -283,7 +307,7 @@ class OverlayHost(Host):
             await super().forget(workspace)
             self._by_id.pop(workspace.spec.id, None)
             self._spares.restock()
-            await self._release(workspace.layer)
+            self._release(workspace.layer)
 
     async def look_into(
         self, workspace: LiveWorkspace, operation: str, arguments: Mapping[str, Any], stream: int | None
@@ -297,14 +321,16 @@ class OverlayHost(Host):
             view = await self._make(spec, layer, {"chain": self._chain(layer), "view_of": layer})
         except BaseException:
             close_all([] if stream is None else [stream])
-            await asyncio.shield(self._release(layer))
+            self._release(layer)
             raise
         try:
             return await view.file(operation, arguments, stream)
         finally:
             self._live.discard(view)
-            await asyncio.shield(view.stop())
-            await asyncio.shield(self._release(layer))
+            try:
+                await asyncio.shield(view.stop())
+            finally:
+                self._release(layer)
 
     def ancestors(self, workspace: LiveWorkspace) -> list[str]:
         return [self._ids[layer] for layer in self._chain(self._below.get(workspace.layer))]

@@ -8,6 +8,7 @@ import fcntl
 import os
 import resource
 import signal
+import socket
 
 from agent_runtime.executor.host import FileFailure, WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.workspaces import HostFailure, kernel
@@ -31,8 +32,8 @@ async def open_overlay_or_plain(config: HostConfig) -> tuple[OverlayHost | Plain
     reason = None
     if config.mode != "Plain":
         try:
-            await _prepare(zygote, config)
-            overlay = OverlayHost(config, zygote, zygote_pid, lock)
+            remover = await _prepare(zygote, config)
+            overlay = OverlayHost(config, zygote, zygote_pid, lock, remover)
             try:
                 await _try_out(overlay)
                 return overlay, None
@@ -79,7 +80,8 @@ def _reap() -> None:
             pass
 
 
-async def _prepare(zygote: Peer, config: HostConfig) -> None:
+async def _prepare(zygote: Peer, config: HostConfig) -> Peer:
+    """Have it become an overlay host; the process that removes layers. Raises HostFailure."""
     request = {
         "do": "prepare",
         "layers": os.path.join(os.path.realpath(config.state_dir), "layers"),
@@ -92,9 +94,10 @@ async def _prepare(zygote: Peer, config: HostConfig) -> None:
         reply, received = await zygote.ask(request)
     except PeerGone as gone:
         raise HostFailure(f"the process that makes workspaces has ended: {gone}") from None
-    close_all(received)
     if "error" in reply:
+        close_all(received)
         raise HostFailure(str(reply["error"]))
+    return Peer(socket.socket(fileno=received[0]))
 
 
 async def _try_out(host: OverlayHost) -> None:

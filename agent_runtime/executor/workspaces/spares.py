@@ -25,7 +25,6 @@ class Spares:
     def __init__(self, ask: Callable[[Message], Awaitable[Message]], free_places: Callable[[], int]) -> None:
         self._ask = ask
         self._free_places = free_places
-        self._waiting = 0
         # It takes a processor to make one: more at once would all be ready as late as the last, where these come one by one.
         self._making = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         self._restocking: asyncio.Task[None] | None = None
@@ -36,7 +35,6 @@ class Spares:
         self.disturb()
         try:
             async with self._making:
-                self._waiting = max(0, self._waiting - 1)
                 yield
         finally:
             self.restock()
@@ -56,5 +54,5 @@ class Spares:
         await asyncio.sleep(_CALM_SECONDS)
         wanted = max(1, min(self._free_places(), _MOST))
         with contextlib.suppress(WorkspaceFailure):
-            while self._waiting < wanted:
-                self._waiting = int((await self._ask({"do": "spare"}))["waiting"])
+            while int((await self._ask({"do": "spare", "wanted": wanted}))["waiting"]) < wanted:
+                pass

@@ -30,7 +30,7 @@ def open_folder(parent: int, name: str) -> int:
 
 def remove_entry(parent: int, name: str, *, missing_ok: bool) -> None:
     """Remove a file, or a folder with all below it. Raises OSError."""
-    for _ in _removal(parent, name, missing_ok):
+    for _ in removal(parent, name, missing_ok=missing_ok):
         pass
 
 
@@ -47,14 +47,8 @@ def remove(path: str | os.PathLike[str]) -> None:
         os.close(parent)
 
 
-def remove_if_small(parent: int, name: str, *, steps: int) -> bool:
-    """`remove_entry`, of what may be missing; False where that takes more steps, two a file: not all of it is gone then."""
-    removal = _removal(parent, name, missing_ok=True)
-    with contextlib.closing(removal):
-        return sum(1 for _ in itertools.islice(removal, steps)) < steps
-
-
-def _removal(parent: int, name: str, missing_ok: bool) -> Generator[None, None, None]:
+def removal(parent: int, name: str, *, missing_ok: bool) -> Generator[None, None, None]:
+    """`remove_entry` in steps, two a file, for whoever has other things to do in between."""
     try:
         os.unlink(name, dir_fd=parent)
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import socket
 import stat
 from typing import NoReturn
@@ -18,6 +19,7 @@ from agent_runtime.executor.workspaces.channel import Channel, Message
 from agent_runtime.executor.workspaces.commands import Surroundings
 from agent_runtime.executor.workspaces.ground import HOSTNAME, Ground
 from agent_runtime.executor.workspaces.init import Init
+from agent_runtime.executor.workspaces.trees import remove
 
 # Without a limit of its own a workspace may fill this much of /dev/shm; Docker gives 64 MiB, too little for PyTorch.
 _SHM_BYTES = 1024**3
@@ -28,13 +30,18 @@ _OOM_SCORE = 900
 HELLO = 0
 
 
-def make_layer(ground: Ground, name: str, parent: str) -> None:
-    """The empty folders of a new layer over layer `parent`. The root folder keeps its parent's owner and mode."""
+def make_layer(ground: Ground, name: str) -> None:
+    """The empty folders of a new layer."""
     os.mkdir(name, 0o755)
     for part in range(len(ground.parts)):
-        below = os.stat(f"{parent}/u{part}", follow_symlinks=False)
         os.mkdir(f"{name}/u{part}")
         os.mkdir(f"{name}/w{part}", 0o700)
+
+
+def _lay_over(ground: Ground, name: str, parent: str) -> None:
+    """Give the root folder of an empty layer the owner and the mode that layer `parent` has there."""
+    for part in range(len(ground.parts)):
+        below = os.stat(f"{parent}/u{part}", follow_symlinks=False)
         if (below.st_uid, below.st_gid) != (os.geteuid(), os.getegid()):
             os.chown(f"{name}/u{part}", below.st_uid, below.st_gid)
         os.chmod(f"{name}/u{part}", stat.S_IMODE(below.st_mode))
@@ -56,22 +63,40 @@ def process_limits(request: Message, *, own_users: bool = True) -> dict[int, int
     return limits
 
 
-def build(ground: Ground, requests: Channel) -> NoReturn:
+def build(ground: Ground, requests: Channel, layer: str) -> NoReturn:
     """Become the init of a workspace, in the mount and PID namespaces of its own that this process was forked into.
 
-    Which one comes over `requests`, with the init's sides of its two sockets, for requests and for commands to start; what
-    fails is told over the first, as an answer to request 0. In its user namespace it says so over `requests`, and goes on
-    when its ids have been mapped.
+    The folder `layer` is made for it at once. `requests` says first what the workspace stands on, and its files are mounted;
+    then which one it is, with the init's sides of its two sockets, for requests and for commands to start. What fails is
+    told over the first of these, as an answer to request 0. In its user namespace it says so over `requests`, and goes on
+    when its ids have been mapped. Where `requests` ends before, nothing is left of it.
     """
-    received = requests.receive()
+    layers = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    failure: OSError | None = None
+    uppers: list[int] = []
+    with contextlib.suppress(OSError):  # which comes again when the layer is mounted, and is told then
+        make_layer(ground, layer)
+    footing = requests.receive()
+    if footing is not None:
+        try:
+            uppers = _mount_view(ground, layer, footing[1])
+        except OSError as error:
+            failure = error
+    # What failed while nobody waited for it may be over when somebody does.
+    is_stale = failure is not None and not select.select([requests.end], [], [], 0)[0]
+    received = None if footing is None or is_stale else requests.receive()
     if received is None:
+        os.fchdir(layers)
+        remove(layer)
         os._exit(0)
     number, request, ends = received
     channel, starts = (Channel(socket.socket(fileno=end)) for end in ends)
     try:
-        if not request["view_of"]:
-            make_layer(ground, request["layer"], request["chain"][0] if request["chain"] else "base")
-        uppers = _mount_view(ground, request)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(layer, request["layer"], src_dir_fd=layers, dst_dir_fd=layers)
+        if failure is not None:
+            raise failure
+        _mount_shm(ground, request)
         kernel.unshare(kernel.CLONE_NEWUSER, "user")
         requests.send(number, {})
         if requests.receive() is None:
@@ -130,7 +155,8 @@ def _settle(ground: Ground, request: Message, channel: Channel, starts: Channel,
     Init(channel, starts, where, proc).serve()
 
 
-_PROC_FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+_NO_PRIVILEGES = kernel.MS_NOSUID | kernel.MS_NODEV
+_PROC_FLAGS = _NO_PRIVILEGES | kernel.MS_NOEXEC
 
 
 def _write(path: str, content: str) -> None:
@@ -145,12 +171,21 @@ def _shm_bytes(request: Message) -> int:
     return min(request["memoryBytes"] or _SHM_BYTES, _SHM_BYTES)
 
 
-def _mount_view(ground: Ground, request: Message) -> list[int]:
-    """Mount the workspace's root and move it onto `/`; descriptors of the layer that a snapshot is made of."""
-    chain, own = request["chain"], request["layer"]
-    seen = request["view_of"] or own
+def _mount_view(ground: Ground, own: str, footing: Message) -> list[int]:
+    """Mount a workspace's root and move it onto `/`; descriptors of the layer that a snapshot is made of.
+
+    `own` is its empty layer. It stands on `footing`: a `chain` of frozen layers, the nearest first; where it is a view of
+    one (`view_of`) it has no layer of its own.
+    """
+    chain, frozen = footing["chain"], footing["view_of"]
+    if frozen:
+        remove(own)
+    elif not os.path.isdir(own):
+        make_layer(ground, own)
+    if not frozen:
+        _lay_over(ground, own, chain[0] if chain else "base")
     folder = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    uppers = [os.open(f"{seen}/u{part}", folder) for part in range(len(ground.parts))]
+    uppers = [os.open(f"{frozen or own}/u{part}", folder) for part in range(len(ground.parts))]
     layers = os.open(".", os.O_PATH | os.O_CLOEXEC)
     dev = os.open("dev", os.O_PATH | os.O_CLOEXEC)
     binds = [os.open(f"bind{index}", os.O_PATH | os.O_CLOEXEC) for index in range(len(ground.binds))]
@@ -159,7 +194,7 @@ def _mount_view(ground: Ground, request: Message) -> list[int]:
         lower = [f"{layer}/u{part}" for layer in [*chain, "base"]]
         lower += ground.lower[part]
         options = f"lowerdir={':'.join(lower)},userxattr"
-        if not request["view_of"]:
+        if not frozen:
             options += f",upperdir={own}/u{part},workdir={own}/w{part},volatile"
         kernel.mount("overlay", "m" if part == 0 else path, "overlay", kernel.MS_NODEV, options)
         if part == 0:
@@ -177,16 +212,13 @@ def _mount_view(ground: Ground, request: Message) -> list[int]:
         kernel.MS_NOSUID | kernel.MS_NOEXEC,
         f"newinstance,ptmxmode=0666,mode=620{group}",
     )
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    kernel.mount(
-        "tmpfs",
-        "/dev/shm",
-        "tmpfs",
-        flags,
-        f"mode=1777,size={_shm_bytes(request)},uid={ground.first_id},gid={ground.first_id}",
-    )
     for bind, target in zip(binds, ground.binds, strict=True):
         kernel.mount(f"/proc/self/fd/{bind}", target, flags=kernel.MS_BIND)
         if os.fstatvfs(bind).f_flag & os.ST_RDONLY:
-            kernel.mount("none", target, flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
+            kernel.mount("none", target, flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _NO_PRIVILEGES)
     return uppers
+
+
+def _mount_shm(ground: Ground, request: Message) -> None:
+    owner = f"uid={ground.first_id},gid={ground.first_id}"
+    kernel.mount("tmpfs", "/dev/shm", "tmpfs", _NO_PRIVILEGES, f"mode=1777,size={_shm_bytes(request)},{owner}")

@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import select
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-from agent_runtime.executor.workspaces import kernel, processes
+from agent_runtime.executor.workspaces import kernel, processes, remover
 from agent_runtime.executor.workspaces.channel import Channel, Message
 from agent_runtime.executor.workspaces.commands import Surroundings
 from agent_runtime.executor.workspaces.ground import Ground, prepare, write_maps
 from agent_runtime.executor.workspaces.init import Init
 from agent_runtime.executor.workspaces.lower import Impossible
-from agent_runtime.executor.workspaces.trees import disk_bytes, remove_entry, remove_if_small
+from agent_runtime.executor.workspaces.trees import disk_bytes
 from agent_runtime.executor.workspaces.view import HELLO, build, process_limits
 
 _GIVEN_UP = 10
-# A layer that takes fewer is gone in the time that a fork takes, some milliseconds; others wait for no longer than that.
-_STEPS_AT_ONCE = 300
 # Ignored by the interpreter, which gets an error in their place; commands.py restores them.
 _PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
 _unused: list[tuple[int, socket.socket]] = []
@@ -97,6 +97,10 @@ class _Zygote:
         self._channel = channel
         self._ground: Ground | None = None
         self._spares: list[_Spare] = []
+        self._made = itertools.count()
+        # What the last two workspaces stand on; and a spare that makes itself ready for one that stands on the same.
+        self._footings: deque[Message] = deque(maxlen=2)
+        self._ahead: tuple[Message, _Spare] | None = None
         # Those that have their request and will need their ids mapped, by the descriptor on which they say so.
         self._unmapped: dict[int, _Spare] = {}
         self._poll = select.poll()
@@ -135,11 +139,9 @@ class _Zygote:
             case "create":
                 self._fork(number, request, lambda: self._create(number, request, descriptors))
             case "spare":
-                if self._ground is not None:
+                if self._ground is not None and len(self._spares) < request["wanted"]:
                     self._spares.append(self._fork_spare(self._ground))
                 self._channel.send(number, {"waiting": len(self._spares)})
-            case "remove":
-                self._remove(number, request)
             case "measure":
                 self._fork(number, request, lambda: self._measure(number, request))
             case "sweep":
@@ -158,25 +160,53 @@ class _Zygote:
 
     def _take_spare(self, ground: Ground, number: int, request: Message, descriptors: list[int]) -> None:
         """Hand the request to a spare; to a new one where none waits. One that was killed meanwhile takes none."""
-        spare = self._spares.pop(0) if self._spares else self._fork_spare(ground)
+        footing = {"chain": request["chain"], "view_of": request["view_of"]}
+        self._footings.append(footing)
+        spare = self._on(ground, footing)
         while not spare.channel.send(number, request, descriptors):
             spare.channel.end.close()
-            spare = self._spares.pop(0) if self._spares else self._fork_spare(ground)
+            spare = self._on(ground, footing)
         process = os.pidfd_open(spare.pid)
         self._channel.send(number, {"pid": spare.pid}, [process])
         os.close(process)
         self._unmapped[spare.channel.end.fileno()] = spare
         self._poll.register(spare.channel.end, select.POLLIN)
 
+    def _on(self, ground: Ground, footing: Message) -> _Spare:
+        """A spare that was told, now or before, what its workspace will stand on."""
+        if self._ahead is not None and self._ahead[0] == footing:
+            spare, self._ahead = self._ahead[1], None
+            return spare
+        return self._tell(ground, footing)
+
+    def _tell(self, ground: Ground, footing: Message) -> _Spare:
+        """A spare that begins to make itself ready to stand on `footing`."""
+        while True:
+            spare = self._spares.pop(0) if self._spares else self._fork_spare(ground)
+            if spare.channel.send(0, footing):
+                return spare
+            spare.channel.end.close()
+
+    def _go_ahead(self, ground: Ground) -> None:
+        """Where two workspaces in a row stand on the same, expect a third."""
+        footing, *before = reversed(self._footings)
+        if before != [footing] or (self._ahead is not None and self._ahead[0] == footing):
+            return
+        if self._ahead is not None:
+            self._ahead[1].channel.end.close()
+        self._ahead = None
+        self._ahead = footing, self._tell(ground, footing)
+
     def _fork_spare(self, ground: Ground) -> _Spare:
         """A process that becomes the init of one workspace when it is told which, and ends with its channel."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made = next(self._made)
         pid = kernel.fork_into(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID, "mount and pid")
         if pid == 0:
             try:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 kernel.close_all_but([theirs.fileno()])
-                build(ground, Channel(theirs))
+                build(ground, Channel(theirs), f"spare{made}")
             finally:
                 os._exit(1)
         theirs.close()
@@ -192,6 +222,10 @@ class _Zygote:
                 write_maps(spare.pid, self._ground.uid_map, self._ground.gid_map)
                 spare.channel.send(received[0], {})
         spare.channel.end.close()
+        if self._ground is not None:
+            # Now, while that one is busy with itself.
+            with contextlib.suppress(OSError):
+                self._go_ahead(self._ground)
 
     def _reap(self, *_: object) -> None:
         try:
@@ -219,11 +253,25 @@ class _Zygote:
                 request["layers"], request["root"], request["rootLayers"], request["masks"], request["binds"]
             )
             signal.signal(signal.SIGCHLD, self._reap)
-            self._channel.send(number, {"parts": list(self._ground.parts)})
+            with self._start_remover() as theirs:
+                self._channel.send(number, {}, [theirs.fileno()])
         except (Impossible, OSError) as error:
             reason = str(error) if isinstance(error, Impossible) else f"{error.filename or 'prepare'}: {error.strerror}"
             self._channel.send(number, {"error": reason})
             os._exit(_GIVEN_UP)
+
+    def _start_remover(self) -> socket.socket:
+        """Fork it; the executor's end of its channel."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                kernel.close_all_but([ours.fileno()])
+                remover.serve(Channel(ours))
+            finally:
+                os._exit(1)
+        ours.close()
+        return theirs
 
     def _create(self, number: int, request: Message, ends: list[int]) -> None:
         self._channel.send(number, {"pid": os.getpid()}, [os.pidfd_open(os.getpid())])
@@ -240,21 +288,6 @@ class _Zygote:
             rlimits=process_limits(request, own_users=False),
         )
         Init(channel, starts, where, _proc()).serve()
-
-    def _remove(self, number: int, request: Message) -> None:
-        layer, folder = request["layer"], os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-        def rest() -> None:
-            remove_entry(folder, layer, missing_ok=True)
-            self._channel.send(number, {})
-
-        try:
-            if remove_if_small(folder, layer, steps=_STEPS_AT_ONCE):
-                self._channel.send(number, {})
-            else:
-                self._fork(number, request, rest)
-        finally:
-            os.close(folder)
 
     def _measure(self, number: int, request: Message) -> None:
         counted = disk_bytes(request["folder"], enough=request["enough"], since=request["since"])

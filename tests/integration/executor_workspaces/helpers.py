@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import string
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agent_runtime.executor.host import Exit, Limits, Workspace, WorkspaceHost, WorkspaceSpec
@@ -97,6 +100,16 @@ async def get(workspace: Workspace, operation: str, **arguments: Any) -> bytes:
         finally:
             content = await reading
         return content
+
+
+async def layers_left(state_dir: Path, *, patience: float = PATIENCE) -> list[str]:
+    """The layers of workspaces that are there, when all have gone or so many seconds have passed."""
+    deadline = time.monotonic() + patience
+    while True:
+        found = [name for name in os.listdir(state_dir / "layers") if set(name) <= set(string.hexdigits)]
+        if not found or time.monotonic() >= deadline:
+            return found
+        await asyncio.sleep(0.02)
 
 
 class Inside:

@@ -19,7 +19,7 @@ from agent_runtime.executor.host import FileFailure, WorkspaceFailure, Workspace
 from agent_runtime.executor.workspaces import HostFailure, open_host, processes
 from agent_runtime.executor.workspaces.config import Bind, HostConfig
 from tests.integration.executor_workspaces.conftest import opened
-from tests.integration.executor_workspaces.helpers import Inside, run, start
+from tests.integration.executor_workspaces.helpers import PATIENCE, Inside, layers_left, run, start
 
 _PYTHON = "/usr/bin/python3"
 _SCENARIO = str(Path(__file__).with_name("scenario.py"))
@@ -126,7 +126,7 @@ def test_a_killed_executor_takes_everything_with_it_and_the_next_one_clears_up(
 
 
 async def test_a_create_that_fails_halfway_leaves_nothing(overlay: Inside, tmp_path: Path) -> None:
-    before = sorted(os.listdir(tmp_path / "layers")), len(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/proc/self/fd"))
     frozen = await overlay.make()
     # The mount point of /proc is gone below a frozen layer only if somebody has broken the layer from outside.
     await frozen.freeze()
@@ -138,7 +138,7 @@ async def test_a_create_that_fails_halfway_leaves_nothing(overlay: Inside, tmp_p
     assert (await run(await overlay.make(parent=frozen.spec.id), "echo fine")).output == "fine\n"
     for workspace in list(overlay.host._live):  # type: ignore[attr-defined]
         await workspace.destroy()
-    assert (sorted(os.listdir(tmp_path / "layers")), len(os.listdir("/proc/self/fd"))) == before
+    assert (await layers_left(tmp_path), len(os.listdir("/proc/self/fd"))) == ([], before)
 
 
 async def test_a_workspace_whose_init_died_says_so(overlay: Inside) -> None:
@@ -274,24 +274,94 @@ def _written(disk: Path) -> int:
     return int(figures[6]) * 512
 
 
-async def test_processes_that_wait_to_become_workspaces_cost_nobody_one_when_they_are_killed(tmp_path: Path) -> None:
-    def waiting() -> list[int]:
-        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            below = processes.descendants(processes.all_processes(proc), host._zygote_pid)
-        finally:
-            os.close(proc)
-        (keeper,) = (process.pid for process in below if process.parent == host._zygote_pid)
-        return [process.pid for process in below if process.parent == keeper]
+def _keepers_children(host: Any) -> tuple[list[int], int]:
+    """The processes that wait to become workspaces, in PID namespaces of their own; and the one that removes layers."""
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        below = processes.descendants(processes.all_processes(proc), host._zygote_pid)
+    finally:
+        os.close(proc)
+    (keeper,) = (process.pid for process in below if process.parent == host._zygote_pid)
+    children = [process.pid for process in below if process.parent == keeper]
+    own = os.readlink(f"/proc/{keeper}/ns/pid")
+    (remover,) = (pid for pid in children if os.readlink(f"/proc/{pid}/ns/pid") == own)
+    return [pid for pid in children if pid != remover], remover
 
+
+async def test_processes_that_wait_to_become_workspaces_cost_nobody_one_when_they_are_killed(tmp_path: Path) -> None:
     async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay", places=3)) as opened_host:
         host: Any = opened_host
-        async with asyncio.timeout(20):
-            while len(waiting()) < 3:  # noqa: ASYNC110 (nobody tells of it)
+        async with asyncio.timeout(PATIENCE):
+            while len(_keepers_children(host)[0]) < 3:  # noqa: ASYNC110 (nobody tells of it)
                 await asyncio.sleep(0.02)
-            for pid in waiting():
+            for pid in _keepers_children(host)[0]:
                 os.kill(pid, signal.SIGKILL)
-            while waiting():  # noqa: ASYNC110
+            while _keepers_children(host)[0]:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         made = await asyncio.gather(*(host.create(WorkspaceSpec(f"w{number}")) for number in range(3)))
         assert [(await run(workspace, "echo made")).output for workspace in made] == ["made\n"] * 3
+
+
+async def test_nobody_waits_for_the_removal_of_files_but_who_would_need_their_place(tmp_path: Path) -> None:
+    async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay", places=2)) as opened_host:
+        host: Any = opened_host
+        assert await layers_left(tmp_path) == []
+        remover = _keepers_children(host)[1]
+        os.kill(remover, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await (await host.create(WorkspaceSpec("first"))).destroy()
+                await host.create(WorkspaceSpec("second"))
+                third = asyncio.create_task(host.create(WorkspaceSpec("third")))
+                assert not (await asyncio.wait([third], timeout=0.3))[0]
+                assert len(await layers_left(tmp_path, patience=0)) == 2
+        finally:
+            os.kill(remover, signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE):
+            assert (await run(await third, "echo made")).output == "made\n"
+        assert len(await layers_left(tmp_path, patience=0)) == 2
+
+
+async def test_where_nobody_removes_files_any_more_no_workspace_is_made_and_it_is_said_why(tmp_path: Path) -> None:
+    async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay", places=3)) as opened_host:
+        host: Any = opened_host
+        workspace = await host.create(WorkspaceSpec("w"))
+        os.kill(_keepers_children(host)[1], signal.SIGKILL)
+        await workspace.destroy()
+        with pytest.raises(WorkspaceFailure, match=r"that removes layers has gone .*; restart the executor"):
+            await host.create(WorkspaceSpec("next"))
+
+
+async def test_every_workspace_has_the_files_of_its_own_parent_in_whatever_order_they_are_asked_for(
+    overlay: Inside,
+) -> None:
+    parents: list[str | None] = [None]
+    for name in ("a", "b"):
+        parent = await overlay.make()
+        mode = "711" if name == "a" else "755"
+        assert (await run(parent, f"echo {name} > /tmp/parent; chmod {mode} /")).ok
+        await parent.freeze()
+        parents.append(parent.spec.id)
+    seen = {None: "none 755\n", parents[1]: "a 711\n", parents[2]: "b 755\n"}
+    # Twice the same has the next one made ahead, which then fits or does not.
+    for parent_id in (parents[number] for number in (0, 0, 0, 1, 1, 1, 2, 0, 1, 1, 2, 2, 0, 0, 1, 2, 2, 2)):
+        workspace = await overlay.make(parent=parent_id)
+        done = await run(workspace, "echo $(cat /tmp/parent 2>/dev/null || echo none) $(stat -c %a /)")
+        assert done.output == seen[parent_id]
+        await workspace.destroy()
+
+
+async def test_what_went_wrong_while_a_workspace_was_made_ahead_is_not_held_against_the_next(
+    overlay: Inside, tmp_path: Path
+) -> None:
+    frozen = await overlay.make()
+    await frozen.freeze()
+    for _ in range(2):
+        await overlay.make(parent=frozen.spec.id)
+    upper = tmp_path / "layers" / frozen.layer / "u0"  # type: ignore[attr-defined]
+    await asyncio.sleep(0.3)  # the next one is ready
+    upper.rename(upper.with_name("moved"))
+    await overlay.make(parent=frozen.spec.id)
+    await asyncio.sleep(0.3)  # the one after that has failed
+    upper.with_name("moved").rename(upper)
+    assert (await run(await overlay.make(parent=frozen.spec.id), "echo fine")).output == "fine\n"
