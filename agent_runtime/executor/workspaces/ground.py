@@ -10,7 +10,7 @@ In the folder `layers` of the state folder, all of it seen only in the zygote's 
     dev          a read-only /dev, cloned into each workspace
     bind0 …      the binds
     m            where a workspace's root is mounted before it is moved
-    N/u0 N/w0 …  one folder a workspace: upper and work folders of each part; until it is one, spareN
+    N/u0 N/w0 …  one folder for each workspace and spare: upper and work folders of each part
 """
 
 from __future__ import annotations

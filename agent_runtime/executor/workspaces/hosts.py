@@ -90,11 +90,10 @@ class Host:
             raise WorkspaceFailure("CreateFailed", str(reply["error"]))
         return reply
 
-    async def _make(self, spec: WorkspaceSpec, layer: str, extra: Message) -> LiveWorkspace:
+    async def _make(self, spec: WorkspaceSpec, extra: Message) -> LiveWorkspace:
         """Have the zygote fork an init; what was made of it is gone again when this raises."""
         request = {
             "do": "create",
-            "layer": layer,
             "user": spec.user or self.config.user,
             "workingDir": spec.working_dir,
             "environment": dict(self.config.environment),
@@ -108,6 +107,7 @@ class Host:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         our_starts, their_starts = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         peer = Peer(ours, our_starts)
+        reply: Message = {}
         received: list[int] = []
         try:
             hello = peer.expect(_HELLO)
@@ -136,12 +136,18 @@ class Host:
             for process in received:
                 await asyncio.shield(kill(process))
                 os.close(process)
+            if "layer" in reply:
+                self.remove_layer(reply["layer"])
             raise
         peer.forget(_HELLO)
         proc, shm = handles if len(handles) == 2 else (self._proc, None)
-        workspace = LiveWorkspace(self, spec, peer, received[0], int(reply["pid"]), layer, proc, shm)
+        workspace = LiveWorkspace(self, spec, peer, received[0], int(reply["pid"]), reply.get("layer", ""), proc, shm)
         self._live.add(workspace)
         return workspace
+
+    def remove_layer(self, layer: str) -> None:
+        """Have the files of a layer taken away that nobody uses any more."""
+        raise NotImplementedError
 
     def woke(self, workspace: LiveWorkspace) -> None:
         """Something starts in that workspace: watch it until nothing is left."""
@@ -213,7 +219,6 @@ class OverlayHost(Host):
         self._removals: set[asyncio.Task[None]] = set()
         # Workspaces that are being made.
         self._begun = 0
-        self._layers = 0
         self._by_id: dict[str, LiveWorkspace] = {}
         # Of each layer: the one below it, the workspace's id, and how many stand on it (its own workspace included).
         self._below: dict[str, str | None] = {}
@@ -233,19 +238,18 @@ class OverlayHost(Host):
             parent = standing.layer
         if spec.id in self._by_id:
             raise WorkspaceFailure("CreateFailed", f"workspace {spec.id!r} exists already; destroy it first")
-        self._layers += 1
-        layer = f"{self._layers:x}"
-        self._below[layer], self._ids[layer], self._users[layer] = parent, spec.id, 1
         if parent is not None:
             self._users[parent] += 1
         self._begun += 1
         try:
-            workspace = await self._make(spec, layer, {"chain": self._chain(parent), "view_of": None})
+            workspace = await self._make(spec, {"chain": self._chain(parent), "view_of": None})
         except BaseException:
-            self._release(layer)
+            self._release(parent)
             raise
         finally:
             self._begun -= 1
+        layer = workspace.layer
+        self._below[layer], self._ids[layer], self._users[layer] = parent, spec.id, 1
         self._by_id[spec.id] = workspace
         return workspace
 
@@ -256,9 +260,9 @@ class OverlayHost(Host):
         while self._removals and len(self._by_id) + self._begun + len(self._removals) >= self.places:
             await asyncio.wait(self._removals, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _make(self, spec: WorkspaceSpec, layer: str, extra: Message) -> LiveWorkspace:
+    async def _make(self, spec: WorkspaceSpec, extra: Message) -> LiveWorkspace:
         async with self._spares.turn():
-            return await super()._make(spec, layer, extra)
+            return await super()._make(spec, extra)
 
     async def _end_all(self) -> None:
         await super()._end_all()
@@ -285,11 +289,14 @@ class OverlayHost(Host):
             self._users[layer] -= 1
             if self._users[layer]:
                 return
-            removal = asyncio.create_task(self._remove(layer))
-            self._removals.add(removal)
-            removal.add_done_callback(self._removals.discard)
+            self.remove_layer(layer)
             del self._users[layer], self._ids[layer]
             layer = self._below.pop(layer)
+
+    def remove_layer(self, layer: str) -> None:
+        removal = asyncio.create_task(self._remove(layer))
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
 
     async def _remove(self, layer: str) -> None:
         with contextlib.suppress(PeerGone):
@@ -318,7 +325,7 @@ class OverlayHost(Host):
         layer = workspace.layer
         self._users[layer] += 1
         try:
-            view = await self._make(spec, layer, {"chain": self._chain(layer), "view_of": layer})
+            view = await self._make(spec, {"chain": self._chain(layer), "view_of": layer})
         except BaseException:
             close_all([] if stream is None else [stream])
             self._release(layer)
@@ -374,7 +381,7 @@ class PlainHost(Host):
                 "CreateFailed", f"Plain mode has one place, which {standing!r} takes; destroy it first"
             )
         self._created_at = time.clock_gettime_ns(_FILE_CLOCK)
-        return await self._make(spec, "", {"user": spec.user or self.config.user or _plain_user()})
+        return await self._make(spec, {"user": spec.user or self.config.user or _plain_user()})
 
     def _zygote_gone(self) -> None:
         """It counts the disk's use, and sweeps: nobody gains from killing it."""

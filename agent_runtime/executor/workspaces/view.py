@@ -28,6 +28,10 @@ _MAX_PROCESSES = 8192
 # Tools go before the executor when the machine itself runs out of memory.
 _OOM_SCORE = 900
 HELLO = 0
+# The number of what spares and the keeper say to each other.
+IDS = 0
+
+Received = tuple[int, Message, list[int]]
 
 
 def make_layer(ground: Ground, name: str) -> None:
@@ -63,58 +67,63 @@ def process_limits(request: Message, *, own_users: bool = True) -> dict[int, int
     return limits
 
 
-def build(ground: Ground, requests: Channel, layer: str) -> NoReturn:
+def build(ground: Ground, requests: Channel, own: str) -> NoReturn:
     """Become the init of a workspace, in the mount and PID namespaces of its own that this process was forked into.
 
-    The folder `layer` is made for it at once. `requests` says first what the workspace stands on, and its files are mounted;
-    then which one it is, with the init's sides of its two sockets, for requests and for commands to start. What fails is
-    told over the first of these, as an answer to request 0. In its user namespace it says so over `requests`, and goes on
-    when its ids have been mapped. Where `requests` ends before, nothing is left of it.
+    Layer `own` is made for it at once. `requests` says first what the workspace stands on: then its files are mounted, and
+    it is shut off from all outside of it. Meanwhile it says that its ids are to be mapped, and hears that they have been
+    (both IDS). The request says which workspace it is, and brings the init's sides of its two sockets, for requests and for
+    commands to start; it may come before any of this was done. What fails is told over the first of these, as HELLO.
     """
-    layers = os.open(".", os.O_PATH | os.O_CLOEXEC)
-    failure: OSError | None = None
-    uppers: list[int] = []
     with contextlib.suppress(OSError):  # which comes again when the layer is mounted, and is told then
-        make_layer(ground, layer)
+        make_layer(ground, own)
     footing = requests.receive()
-    if footing is not None:
-        try:
-            uppers = _mount_view(ground, layer, footing[1])
-        except OSError as error:
-            failure = error
-    # What failed while nobody waited for it may be over when somebody does.
-    is_stale = failure is not None and not select.select([requests.end], [], [], 0)[0]
-    received = None if footing is None or is_stale else requests.receive()
-    if received is None:
-        os.fchdir(layers)
-        remove(layer)
+    if footing is None:
         os._exit(0)
-    number, request, ends = received
+    early = failure = None
+    uppers: list[int] = []
+    try:
+        uppers = _mount_view(ground, own, footing[1])
+        early = _enter_user_namespace(requests)
+        _shut_off()
+    except OSError as error:
+        failure = error
+    # What failed while nobody waited for it may be over when somebody does.
+    is_stale = failure is not None and early is None and not select.select([requests.end], [], [], 0)[0]
+    received = None if is_stale else early or requests.receive()
+    if received is None:
+        os._exit(0)
+    _, request, ends = received
     channel, starts = (Channel(socket.socket(fileno=end)) for end in ends)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(layer, request["layer"], src_dir_fd=layers, dst_dir_fd=layers)
         if failure is not None:
             raise failure
-        _mount_shm(ground, request)
-        kernel.unshare(kernel.CLONE_NEWUSER, "user")
-        requests.send(number, {})
-        if requests.receive() is None:
-            raise OSError(0, "its ids could not be mapped", "the user namespace")
-        _settle(ground, request, channel, starts, uppers)
+        _serve(ground, request, channel, starts, uppers)
     except OSError as error:
         channel.send(HELLO, {"error": f"{error.filename or 'a step'}: {error.strerror}"})
     finally:
         os._exit(1)
 
 
-def _settle(ground: Ground, request: Message, channel: Channel, starts: Channel, uppers: list[int]) -> NoReturn:
-    """Shut the workspace off from all outside it, and serve it."""
-    with contextlib.suppress(PermissionError):
-        os.setgroups([0])
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
-    kernel.hide_from_tools()
+def _enter_user_namespace(requests: Channel) -> Received | None:
+    """Be root of a user namespace of its own; the request, where that has come meanwhile."""
+    kernel.unshare(kernel.CLONE_NEWUSER, "user")
+    requests.send(IDS, {})
+    early: Received | None = None
+    while (received := requests.receive()) is not None:
+        if received[0] == IDS:
+            with contextlib.suppress(PermissionError):
+                os.setgroups([0])
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            kernel.hide_from_tools()
+            return early
+        early = received
+    raise OSError(0, "its ids could not be mapped", "the user namespace")
+
+
+def _shut_off() -> None:
+    """Have namespaces of its own for all the rest."""
     kernel.unshare(
         kernel.CLONE_NEWNET | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS,
         "network, mount, ipc and uts",
@@ -123,9 +132,14 @@ def _settle(ground: Ground, request: Message, channel: Channel, starts: Channel,
     kernel.raise_loopback()
     with contextlib.suppress(OSError):
         # Some kernels and profiles refuse a new sysfs; then /sys stays empty.
-        kernel.mount("sysfs", "/sys", "sysfs", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-    shm_bytes = _shm_bytes(request)
+        kernel.mount("sysfs", "/sys", "sysfs", kernel.MS_RDONLY | _PROC_FLAGS)
     _write("/proc/sys/user/max_user_namespaces", "0")
+
+
+def _serve(ground: Ground, request: Message, channel: Channel, starts: Channel, uppers: list[int]) -> NoReturn:
+    """Give the workspace what its limits allow, and itself no more rights than it needs; then serve it."""
+    shm_bytes = min(request["memoryBytes"] or _SHM_BYTES, _SHM_BYTES)
+    kernel.mount("tmpfs", "/dev/shm", "tmpfs", _NO_PRIVILEGES, f"mode=1777,size={shm_bytes},uid=0,gid=0")
     with contextlib.suppress(OSError):
         _write("/proc/sys/kernel/shmall", str(shm_bytes // os.sysconf("SC_PAGE_SIZE")))
     kernel.mount("/proc/sys", "/proc/sys", flags=kernel.MS_BIND)
@@ -165,10 +179,6 @@ def _write(path: str, content: str) -> None:
         os.write(descriptor, content.encode())
     finally:
         os.close(descriptor)
-
-
-def _shm_bytes(request: Message) -> int:
-    return min(request["memoryBytes"] or _SHM_BYTES, _SHM_BYTES)
 
 
 def _mount_view(ground: Ground, own: str, footing: Message) -> list[int]:
@@ -217,8 +227,3 @@ def _mount_view(ground: Ground, own: str, footing: Message) -> list[int]:
         if os.fstatvfs(bind).f_flag & os.ST_RDONLY:
             kernel.mount("none", target, flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _NO_PRIVILEGES)
     return uppers
-
-
-def _mount_shm(ground: Ground, request: Message) -> None:
-    owner = f"uid={ground.first_id},gid={ground.first_id}"
-    kernel.mount("tmpfs", "/dev/shm", "tmpfs", _NO_PRIVILEGES, f"mode=1777,size={_shm_bytes(request)},{owner}")

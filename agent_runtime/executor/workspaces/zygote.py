@@ -17,7 +17,8 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
 from agent_runtime.executor.workspaces import kernel, processes, remover
 from agent_runtime.executor.workspaces.channel import Channel, Message
@@ -25,8 +26,8 @@ from agent_runtime.executor.workspaces.commands import Surroundings
 from agent_runtime.executor.workspaces.ground import Ground, prepare, write_maps
 from agent_runtime.executor.workspaces.init import Init
 from agent_runtime.executor.workspaces.lower import Impossible
-from agent_runtime.executor.workspaces.trees import disk_bytes
-from agent_runtime.executor.workspaces.view import HELLO, build, process_limits
+from agent_runtime.executor.workspaces.trees import disk_bytes, remove
+from agent_runtime.executor.workspaces.view import HELLO, IDS, build, process_limits
 
 _GIVEN_UP = 10
 # Ignored by the interpreter, which gets an error in their place; commands.py restores them.
@@ -85,11 +86,16 @@ def _duplicate_to_3(end: socket.socket) -> int:
     return 3
 
 
-class _Spare(NamedTuple):
-    """A process that waits to become a workspace's init."""
+@dataclass
+class _Spare:
+    """A process that waits to become a workspace's init, and that workspace's layer. `process` is its pid descriptor."""
 
     pid: int
+    process: int
     channel: Channel
+    layer: str
+    is_mapped: bool = False
+    is_taken: bool = False
 
 
 class _Zygote:
@@ -97,11 +103,11 @@ class _Zygote:
         self._channel = channel
         self._ground: Ground | None = None
         self._spares: list[_Spare] = []
-        self._made = itertools.count()
+        self._layers = itertools.count(1)
         # What the last two workspaces stand on; and a spare that makes itself ready for one that stands on the same.
         self._footings: deque[Message] = deque(maxlen=2)
         self._ahead: tuple[Message, _Spare] | None = None
-        # Those that have their request and will need their ids mapped, by the descriptor on which they say so.
+        # Those that make themselves ready and will need their ids mapped, by the descriptor on which they say so.
         self._unmapped: dict[int, _Spare] = {}
         self._poll = select.poll()
         self._poll.register(channel.end, select.POLLIN)
@@ -113,8 +119,8 @@ class _Zygote:
             for descriptor, _ in self._poll.poll():
                 if descriptor == self._channel.end.fileno():
                     self._take_request()
-                else:
-                    self._map_ids(descriptor)
+                elif self._ground is not None and descriptor in self._unmapped:
+                    self._map_ids(self._ground, descriptor)
 
     def _take_request(self) -> None:
         received = self._channel.receive()
@@ -164,13 +170,12 @@ class _Zygote:
         self._footings.append(footing)
         spare = self._on(ground, footing)
         while not spare.channel.send(number, request, descriptors):
-            spare.channel.end.close()
+            self._drop(spare)
             spare = self._on(ground, footing)
-        process = os.pidfd_open(spare.pid)
-        self._channel.send(number, {"pid": spare.pid}, [process])
-        os.close(process)
-        self._unmapped[spare.channel.end.fileno()] = spare
-        self._poll.register(spare.channel.end, select.POLLIN)
+        self._channel.send(number, {"pid": spare.pid, "layer": spare.layer}, [spare.process])
+        spare.is_taken = True
+        if spare.is_mapped:
+            self._let_go(ground, spare)
 
     def _on(self, ground: Ground, footing: Message) -> _Spare:
         """A spare that was told, now or before, what its workspace will stand on."""
@@ -183,49 +188,63 @@ class _Zygote:
         """A spare that begins to make itself ready to stand on `footing`."""
         while True:
             spare = self._spares.pop(0) if self._spares else self._fork_spare(ground)
-            if spare.channel.send(0, footing):
+            if spare.channel.send(IDS, footing):
+                self._unmapped[spare.channel.end.fileno()] = spare
+                self._poll.register(spare.channel.end, select.POLLIN)
                 return spare
-            spare.channel.end.close()
+            self._drop(spare)
 
-    def _go_ahead(self, ground: Ground) -> None:
-        """Where two workspaces in a row stand on the same, expect a third."""
+    def _map_ids(self, ground: Ground, descriptor: int) -> None:
+        """Let a spare go on that has entered its user namespace."""
+        spare = self._unmapped.pop(descriptor)
+        self._poll.unregister(descriptor)
+        if spare.channel.receive() is not None:
+            with contextlib.suppress(OSError):  # it has died since: whoever waits for its greeting hears of that
+                write_maps(spare.pid, ground.uid_map, ground.gid_map)
+                spare.channel.send(IDS, {})
+        spare.is_mapped = True
+        if spare.is_taken:
+            self._let_go(ground, spare)
+
+    def _let_go(self, ground: Ground, spare: _Spare) -> None:
+        """It needs nothing any more. Where the last two workspaces stand on the same, have another one begin for a third."""
+        spare.channel.end.close()
+        os.close(spare.process)
         footing, *before = reversed(self._footings)
         if before != [footing] or (self._ahead is not None and self._ahead[0] == footing):
             return
         if self._ahead is not None:
-            self._ahead[1].channel.end.close()
+            self._drop(self._ahead[1])
         self._ahead = None
-        self._ahead = footing, self._tell(ground, footing)
+        with contextlib.suppress(OSError):
+            self._ahead = footing, self._tell(ground, footing)
+
+    def _drop(self, spare: _Spare) -> None:
+        """Make no use of it, and leave nothing of it."""
+        if self._unmapped.pop(spare.channel.end.fileno(), None):
+            self._poll.unregister(spare.channel.end)
+        spare.channel.end.close()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(spare.process, signal.SIGKILL)
+        select.select([spare.process], [], [])
+        os.close(spare.process)
+        with contextlib.suppress(OSError):
+            remove(spare.layer)
 
     def _fork_spare(self, ground: Ground) -> _Spare:
         """A process that becomes the init of one workspace when it is told which, and ends with its channel."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        made = next(self._made)
+        layer = f"{next(self._layers):x}"
         pid = kernel.fork_into(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID, "mount and pid")
         if pid == 0:
             try:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 kernel.close_all_but([theirs.fileno()])
-                build(ground, Channel(theirs), f"spare{made}")
+                build(ground, Channel(theirs), layer)
             finally:
                 os._exit(1)
         theirs.close()
-        return _Spare(pid, Channel(ours))
-
-    def _map_ids(self, descriptor: int) -> None:
-        """Let an init go on that has entered its user namespace."""
-        spare = self._unmapped.pop(descriptor)
-        self._poll.unregister(descriptor)
-        received = spare.channel.receive()
-        if received is not None and self._ground is not None:
-            with contextlib.suppress(OSError):  # it has died since: whoever waits for its greeting hears of that
-                write_maps(spare.pid, self._ground.uid_map, self._ground.gid_map)
-                spare.channel.send(received[0], {})
-        spare.channel.end.close()
-        if self._ground is not None:
-            # Now, while that one is busy with itself.
-            with contextlib.suppress(OSError):
-                self._go_ahead(self._ground)
+        return _Spare(pid, os.pidfd_open(pid), Channel(ours), layer)
 
     def _reap(self, *_: object) -> None:
         try:
@@ -236,6 +255,9 @@ class _Zygote:
 
     def _end_everything(self) -> NoReturn:
         processes.kill_below(_proc(), os.getpid())
+        for spare in [*self._spares, *([self._ahead[1]] if self._ahead else [])]:
+            with contextlib.suppress(OSError):
+                remove(spare.layer)
         os._exit(0)
 
     def _prepare(self, number: int, request: Message) -> None:

@@ -9,10 +9,10 @@ import string
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agent_runtime.executor.host import Exit, Limits, Workspace, WorkspaceHost, WorkspaceSpec
+from agent_runtime.executor.workspaces import processes
 from agent_runtime.executor.workspaces.spawned import Spawned, spawn
 
 # A test that waits so long for something that takes milliseconds has found it broken.
@@ -102,13 +102,29 @@ async def get(workspace: Workspace, operation: str, **arguments: Any) -> bytes:
         return content
 
 
-async def layers_left(state_dir: Path, *, patience: float = PATIENCE) -> list[str]:
-    """The layers of workspaces that are there, when all have gone or so many seconds have passed."""
-    deadline = time.monotonic() + patience
+def keepers_children(host: Any) -> tuple[list[int], int]:
+    """The inits of workspaces and those that wait to become one, in PID namespaces of their own; and who removes layers."""
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        below = processes.descendants(processes.all_processes(proc), host._zygote_pid)
+    finally:
+        os.close(proc)
+    (keeper,) = (process.pid for process in below if process.parent == host._zygote_pid)
+    children = [process.pid for process in below if process.parent == keeper]
+    own = os.readlink(f"/proc/{keeper}/ns/pid")
+    (remover,) = (pid for pid in children if os.readlink(f"/proc/{pid}/ns/pid") == own)
+    return [pid for pid in children if pid != remover], remover
+
+
+async def assert_no_layer_is_left_over(host: Any, *, but: int = 0) -> None:
+    """Every layer has its init, or spare, once all that are being removed have gone; so many have none."""
+    deadline = time.monotonic() + PATIENCE
     while True:
-        found = [name for name in os.listdir(state_dir / "layers") if set(name) <= set(string.hexdigits)]
-        if not found or time.monotonic() >= deadline:
-            return found
+        layers = [name for name in os.listdir(f"{host.config.state_dir}/layers") if set(name) <= set(string.hexdigits)]
+        count = len(keepers_children(host)[0])
+        if len(layers) == count + but:
+            return
+        assert time.monotonic() < deadline, (layers, count)
         await asyncio.sleep(0.02)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure
 from agent_runtime.executor.workspaces.config import Bind, HostConfig
 from tests.integration.executor_workspaces.conftest import opened
-from tests.integration.executor_workspaces.helpers import Inside, get, layers_left, put, run, write
+from tests.integration.executor_workspaces.helpers import Inside, assert_no_layer_is_left_over, get, put, run, write
 
 _PYTHON = "/usr/bin/python3"
 
@@ -72,7 +72,7 @@ async def test_a_frozen_parent_may_go_before_its_forks(overlay: Inside, tmp_path
     await parent.destroy()
     assert await get(fork, "read", path="/kept") == b"yes"
     await fork.destroy()
-    assert await layers_left(tmp_path) == []
+    await assert_no_layer_is_left_over(overlay.host)
 
 
 async def test_a_parent_that_runs_cannot_be_forked(overlay: Inside) -> None:

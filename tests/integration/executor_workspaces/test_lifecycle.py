@@ -16,10 +16,17 @@ from typing import Any
 import pytest
 
 from agent_runtime.executor.host import FileFailure, WorkspaceFailure, WorkspaceSpec
-from agent_runtime.executor.workspaces import HostFailure, open_host, processes
+from agent_runtime.executor.workspaces import HostFailure, open_host
 from agent_runtime.executor.workspaces.config import Bind, HostConfig
 from tests.integration.executor_workspaces.conftest import opened
-from tests.integration.executor_workspaces.helpers import PATIENCE, Inside, layers_left, run, start
+from tests.integration.executor_workspaces.helpers import (
+    PATIENCE,
+    Inside,
+    assert_no_layer_is_left_over,
+    keepers_children,
+    run,
+    start,
+)
 
 _PYTHON = "/usr/bin/python3"
 _SCENARIO = str(Path(__file__).with_name("scenario.py"))
@@ -138,7 +145,8 @@ async def test_a_create_that_fails_halfway_leaves_nothing(overlay: Inside, tmp_p
     assert (await run(await overlay.make(parent=frozen.spec.id), "echo fine")).output == "fine\n"
     for workspace in list(overlay.host._live):  # type: ignore[attr-defined]
         await workspace.destroy()
-    assert (await layers_left(tmp_path), len(os.listdir("/proc/self/fd"))) == ([], before)
+    await assert_no_layer_is_left_over(overlay.host)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_a_workspace_whose_init_died_says_so(overlay: Inside) -> None:
@@ -274,29 +282,15 @@ def _written(disk: Path) -> int:
     return int(figures[6]) * 512
 
 
-def _keepers_children(host: Any) -> tuple[list[int], int]:
-    """The processes that wait to become workspaces, in PID namespaces of their own; and the one that removes layers."""
-    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        below = processes.descendants(processes.all_processes(proc), host._zygote_pid)
-    finally:
-        os.close(proc)
-    (keeper,) = (process.pid for process in below if process.parent == host._zygote_pid)
-    children = [process.pid for process in below if process.parent == keeper]
-    own = os.readlink(f"/proc/{keeper}/ns/pid")
-    (remover,) = (pid for pid in children if os.readlink(f"/proc/{pid}/ns/pid") == own)
-    return [pid for pid in children if pid != remover], remover
-
-
 async def test_processes_that_wait_to_become_workspaces_cost_nobody_one_when_they_are_killed(tmp_path: Path) -> None:
     async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay", places=3)) as opened_host:
         host: Any = opened_host
         async with asyncio.timeout(PATIENCE):
-            while len(_keepers_children(host)[0]) < 3:  # noqa: ASYNC110 (nobody tells of it)
+            while len(keepers_children(host)[0]) < 3:  # noqa: ASYNC110 (nobody tells of it)
                 await asyncio.sleep(0.02)
-            for pid in _keepers_children(host)[0]:
+            for pid in keepers_children(host)[0]:
                 os.kill(pid, signal.SIGKILL)
-            while _keepers_children(host)[0]:  # noqa: ASYNC110
+            while keepers_children(host)[0]:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         made = await asyncio.gather(*(host.create(WorkspaceSpec(f"w{number}")) for number in range(3)))
         assert [(await run(workspace, "echo made")).output for workspace in made] == ["made\n"] * 3
@@ -305,8 +299,8 @@ async def test_processes_that_wait_to_become_workspaces_cost_nobody_one_when_the
 async def test_nobody_waits_for_the_removal_of_files_but_who_would_need_their_place(tmp_path: Path) -> None:
     async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay", places=2)) as opened_host:
         host: Any = opened_host
-        assert await layers_left(tmp_path) == []
-        remover = _keepers_children(host)[1]
+        await assert_no_layer_is_left_over(host)
+        remover = keepers_children(host)[1]
         os.kill(remover, signal.SIGSTOP)
         try:
             async with asyncio.timeout(PATIENCE):
@@ -314,19 +308,19 @@ async def test_nobody_waits_for_the_removal_of_files_but_who_would_need_their_pl
                 await host.create(WorkspaceSpec("second"))
                 third = asyncio.create_task(host.create(WorkspaceSpec("third")))
                 assert not (await asyncio.wait([third], timeout=0.3))[0]
-                assert len(await layers_left(tmp_path, patience=0)) == 2
+                await assert_no_layer_is_left_over(host, but=1)
         finally:
             os.kill(remover, signal.SIGCONT)
         async with asyncio.timeout(PATIENCE):
             assert (await run(await third, "echo made")).output == "made\n"
-        assert len(await layers_left(tmp_path, patience=0)) == 2
+        await assert_no_layer_is_left_over(host)
 
 
 async def test_where_nobody_removes_files_any_more_no_workspace_is_made_and_it_is_said_why(tmp_path: Path) -> None:
     async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay", places=3)) as opened_host:
         host: Any = opened_host
         workspace = await host.create(WorkspaceSpec("w"))
-        os.kill(_keepers_children(host)[1], signal.SIGKILL)
+        os.kill(keepers_children(host)[1], signal.SIGKILL)
         await workspace.destroy()
         with pytest.raises(WorkspaceFailure, match=r"that removes layers has gone .*; restart the executor"):
             await host.create(WorkspaceSpec("next"))
@@ -365,3 +359,4 @@ async def test_what_went_wrong_while_a_workspace_was_made_ahead_is_not_held_agai
     await asyncio.sleep(0.3)  # the one after that has failed
     upper.with_name("moved").rename(upper)
     assert (await run(await overlay.make(parent=frozen.spec.id), "echo fine")).output == "fine\n"
+    await assert_no_layer_is_left_over(overlay.host, but=1)
