@@ -321,6 +321,8 @@ async def test_where_nobody_removes_files_any_more_no_workspace_is_made_and_it_i
         host: Any = opened_host
         workspace = await host.create(WorkspaceSpec("w"))
         os.kill(keepers_children(host)[1], signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE):
+            await host._remover.gone
         await workspace.destroy()
         with pytest.raises(WorkspaceFailure, match=r"that removes layers has gone .*; restart the executor"):
             await host.create(WorkspaceSpec("next"))
