@@ -183,11 +183,17 @@ def prepare(
 
 
 def _empty(layers: str) -> None:
-    """Remove what an executor that was killed has left."""
+    """Remove what an executor that was killed has left, and have layers lie apart, each in a region of the disk of its own.
+
+    Else all layers share the inodes of one region, where ext4 without a journal passes over each that was freed in the last
+    minute, one by one, at every new file: where many workspaces come and go, a fork took 1.7 times as long.
+    """
     os.makedirs(layers, mode=0o700, exist_ok=True)
     folder = os.open(layers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for name in os.listdir(folder):
         remove_entry(folder, name, missing_ok=True)
+    with contextlib.suppress(OSError):  # of file systems that know no such thing
+        kernel.spread_subfolders(folder)
     os.close(folder)
 
 

@@ -275,6 +275,14 @@ async def test_the_end_of_a_workspace_does_not_wait_until_the_disk_has_what_othe
         assert _written(disk) - before < 32 * 1024 * 1024
 
 
+async def test_layers_are_kept_apart_from_what_was_freed_which_ext4_looks_through_at_every_new_file(disk: Path) -> None:
+    (disk / "state").mkdir()
+    async with opened(HostConfig(state_dir=str(disk / "state"), mode="Overlay")):
+        pass
+    listed = await asyncio.to_thread(subprocess.check_output, ["lsattr", "-d", str(disk / "state/layers")], text=True)
+    assert "T" in listed.split()[0]
+
+
 def _written(disk: Path) -> int:
     """Bytes that have reached it: its seventh figure counts sectors of 512."""
     device = os.stat(disk).st_dev

@@ -178,7 +178,7 @@ async def test_a_server_that_hangs_is_given_up_at_the_deadline(server: Any, conn
 
 async def test_a_server_that_is_not_there_is_unreachable(connect: Any, make_request: Any, unused_tcp_port: Any) -> None:
     model = connect(baseURL=f"http://127.0.0.1:{unused_tcp_port}/v1", callSeconds=1)
-    # On a busy machine the second of its time may be over during a try, and not between two: then that is what it says first.
+    # On a busy machine its one second may be over during a try, and not between two: then that is what it says first.
     unreachable = "^(Unreachable|Timeout): .*Connect call failed"
     with pytest.raises(ModelError, match=unreachable):
         await model.complete(make_request())
