@@ -109,6 +109,8 @@ class _Zygote:
         self._ahead: tuple[Message, _Spare] | None = None
         # Those that make themselves ready and will need their ids mapped, by the descriptor on which they say so.
         self._unmapped: dict[int, _Spare] = {}
+        # Layers of spares that were of no use, by the descriptors on which they will be seen to have ended.
+        self._dropped: dict[int, str] = {}
         self._poll = select.poll()
         self._poll.register(channel.end, select.POLLIN)
 
@@ -121,6 +123,8 @@ class _Zygote:
                     self._take_request()
                 elif self._ground is not None and descriptor in self._unmapped:
                     self._map_ids(self._ground, descriptor)
+                elif descriptor in self._dropped:
+                    self._clear(descriptor)
 
     def _take_request(self) -> None:
         received = self._channel.receive()
@@ -226,10 +230,15 @@ class _Zygote:
         spare.channel.end.close()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(spare.process, signal.SIGKILL)
-        select.select([spare.process], [], [])
-        os.close(spare.process)
+        self._dropped[spare.process] = spare.layer
+        self._poll.register(spare.process, select.POLLIN)
+
+    def _clear(self, process: int) -> None:
+        """Remove the layer of a spare that was dropped, and has ended."""
+        self._poll.unregister(process)
+        os.close(process)
         with contextlib.suppress(OSError):
-            remove(spare.layer)
+            remove(self._dropped.pop(process))
 
     def _fork_spare(self, ground: Ground) -> _Spare:
         """A process that becomes the init of one workspace when it is told which, and ends with its channel."""
@@ -255,9 +264,10 @@ class _Zygote:
 
     def _end_everything(self) -> NoReturn:
         processes.kill_below(_proc(), os.getpid())
-        for spare in [*self._spares, *([self._ahead[1]] if self._ahead else [])]:
+        spares = [*self._spares, *([self._ahead[1]] if self._ahead else [])]
+        for layer in [*self._dropped.values(), *(spare.layer for spare in spares)]:
             with contextlib.suppress(OSError):
-                remove(spare.layer)
+                remove(layer)
         os._exit(0)
 
     def _prepare(self, number: int, request: Message) -> None:
