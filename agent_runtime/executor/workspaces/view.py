@@ -75,8 +75,11 @@ def build(ground: Ground, requests: Channel, own: str) -> NoReturn:
     (both IDS). The request says which workspace it is, and brings the init's sides of its two sockets, for requests and for
     commands to start; it may come before any of this was done. What fails is told over the first of these, as HELLO.
     """
-    with contextlib.suppress(OSError):  # which comes again when the layer is mounted, and is told then
+    try:
         make_layer(ground, own)
+    except OSError:  # which comes again when the layer is mounted, and is told then
+        with contextlib.suppress(OSError):
+            remove(own)
     footing = requests.receive()
     if footing is None:
         os._exit(0)
@@ -190,9 +193,9 @@ def _mount_view(ground: Ground, own: str, footing: Message) -> list[int]:
     chain, frozen = footing["chain"], footing["view_of"]
     if frozen:
         remove(own)
-    elif not os.path.isdir(own):
-        make_layer(ground, own)
-    if not frozen:
+    else:
+        if not os.path.isdir(own):
+            make_layer(ground, own)
         _lay_over(ground, own, chain[0] if chain else "base")
     folder = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     uppers = [os.open(f"{frozen or own}/u{part}", folder) for part in range(len(ground.parts))]

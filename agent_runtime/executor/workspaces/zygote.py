@@ -242,18 +242,12 @@ class _Zygote:
 
     def _fork_spare(self, ground: Ground) -> _Spare:
         """A process that becomes the init of one workspace when it is told which, and ends with its channel."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         layer = f"{next(self._layers):x}"
-        pid = kernel.fork_into(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID, "mount and pid")
-        if pid == 0:
-            try:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                kernel.close_all_but([theirs.fileno()])
-                build(ground, Channel(theirs), layer)
-            finally:
-                os._exit(1)
-        theirs.close()
-        return _Spare(pid, os.pidfd_open(pid), Channel(ours), layer)
+        pid, end = _fork_with_channel(
+            lambda: kernel.fork_into(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID, "mount and pid"),
+            lambda channel: build(ground, channel, layer),
+        )
+        return _Spare(pid, os.pidfd_open(pid), Channel(end), layer)
 
     def _reap(self, *_: object) -> None:
         try:
@@ -285,25 +279,13 @@ class _Zygote:
                 request["layers"], request["root"], request["rootLayers"], request["masks"], request["binds"]
             )
             signal.signal(signal.SIGCHLD, self._reap)
-            with self._start_remover() as theirs:
-                self._channel.send(number, {}, [theirs.fileno()])
+            _, end = _fork_with_channel(os.fork, remover.serve)
+            with end:
+                self._channel.send(number, {}, [end.fileno()])
         except (Impossible, OSError) as error:
             reason = str(error) if isinstance(error, Impossible) else f"{error.filename or 'prepare'}: {error.strerror}"
             self._channel.send(number, {"error": reason})
             os._exit(_GIVEN_UP)
-
-    def _start_remover(self) -> socket.socket:
-        """Fork it; the executor's end of its channel."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork() == 0:
-            try:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                kernel.close_all_but([ours.fileno()])
-                remover.serve(Channel(ours))
-            finally:
-                os._exit(1)
-        ours.close()
-        return theirs
 
     def _create(self, number: int, request: Message, ends: list[int]) -> None:
         self._channel.send(number, {"pid": os.getpid()}, [os.pidfd_open(os.getpid())])
@@ -324,6 +306,21 @@ class _Zygote:
     def _measure(self, number: int, request: Message) -> None:
         counted = disk_bytes(request["folder"], enough=request["enough"], since=request["since"])
         self._channel.send(number, {"bytes": counted})
+
+
+def _fork_with_channel(fork: Callable[[], int], work: Callable[[Channel], NoReturn]) -> tuple[int, socket.socket]:
+    """Fork a process that does `work` and has nothing but its end of a channel; its id, and the other end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = fork()
+    if pid == 0:
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            kernel.close_all_but([theirs.fileno()])
+            work(Channel(theirs))
+        finally:
+            os._exit(1)
+    theirs.close()
+    return pid, ours
 
 
 def _proc() -> int:
