@@ -1,5 +1,6 @@
 """One attempt at a rollout: agent, artifacts, grading, seal. Each step is taken once, whoever takes it."""
 
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
@@ -90,6 +91,7 @@ class Attempt:
             await self._resume()
             failed = _first(self._records, FailedRecord)
             if failed is not None:
+                await self.release()
                 return failed
             stop, artifacts = await self._agent_part()
             return await self._grade_and_seal(stop, artifacts)
@@ -127,29 +129,32 @@ class Attempt:
             await workspace.release()
 
     async def _resume(self) -> None:
-        """Fence off whoever held the attempt, in the order of docs/recording.md, and read what counts of its work."""
-        lost: SandboxFailure | None = None
-        try:
-            self._workspace = await self._reattach(await self._journal.peek())
-        except SandboxFailure as error:
-            lost = error
-        self._records = await self._journal.begin()
-        if lost is not None:
-            raise lost
-        if self._workspace is None:
-            self._workspace = await self._reattach(self._records)
+        """Fence off the earlier holder in the order of docs/recording.md, then read the records that count.
 
-    async def _reattach(self, records: Sequence[Record]) -> Workspace | None:
-        """The live workspace of an attempt that still needs one."""
+        The earlier holder may still write between `peek` and `begin`, so only what `begin` returns decides. Raises
+        SandboxFailure where the agent still needs a workspace that is gone.
+        """
+        with contextlib.suppress(SandboxFailure):
+            await self._reattach(await self._journal.peek())
+        self._records = await self._journal.begin()
+        await self._reattach(self._records)
+
+    async def _reattach(self, records: Sequence[Record]) -> None:
+        """Hold the workspace that these records name last. Raises SandboxFailure where it is gone and still needed."""
         attempt = _first(reversed(records), AttemptRecord)
-        if attempt is not None and attempt.task is not None:
+        if attempt is None:
+            return
+        if attempt.task is not None:
             self._use_task(attempt.task)
-        if attempt is None or any(isinstance(record, FailedRecord | ArtifactsRecord) for record in records):
-            return None
+        if self._workspace is not None and dict(self._workspace.handle) == attempt.workspace:
+            return
         try:
-            return await self._provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
+            self._workspace = await self._provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
         except SandboxFailure as error:
-            raise SandboxFailure(INTERRUPTED, f"the run was interrupted and its workspace is gone: {error}") from error
+            if not any(isinstance(record, FailedRecord | ArtifactsRecord) for record in records):
+                raise SandboxFailure(
+                    INTERRUPTED, f"the run was interrupted and its workspace is gone: {error}"
+                ) from error
 
     async def _agent_part(self) -> tuple[StopRecord, ArtifactsRecord]:
         """The agent's work up to stored artifacts; from the journal where it is done already."""

@@ -1,10 +1,13 @@
 """A job that stays open, in storage: groups go in under `stream/` by number, finished ones come out under `feed/`.
 
 Entries are create-only and numbered without gaps, so several may submit at once, and runners that share the job take
-every n-th number each without talking to one another. `stream/closed.json` says how many there will ever be.
+every n-th number each without talking to one another. To close the stream is to create its last entry: storage lets either
+that or another group have the number, so nothing stands behind the end. `stream/closed.json` repeats the end's number for
+runners that take every n-th.
 """
 
 import asyncio
+import contextlib
 import json
 import secrets
 from collections.abc import Sequence
@@ -16,6 +19,7 @@ from rollout_api.records import Result
 from rollout_api.tasks import Task
 
 CLOSED = "stream/closed.json"
+_END = b'{"closed":true}'
 
 
 class StreamClosed(Exception):
@@ -59,35 +63,35 @@ class StreamRecord:
         # The id keeps equal submissions of two clients apart: equal bytes under one key would pass for one.
         body = _json({"task": task.wire(), "label": label, "id": secrets.token_hex(8)})
         async with self._submitting:
-            if self._next is None:
-                await self._refuse_closed(None)
-                self._next = max(await self.numbers(), default=-1) + 1
-            while not await self._store.create(f"stream/{self._next}.json", body):
-                self._next += 1
-            number, self._next = self._next, self._next + 1
-        await self._refuse_closed(number)
+            number = await self._append(body)
+            self._next = number + 1
         return number
 
     async def entry(self, number: int) -> StreamEntry | None:
-        """The group of that number, None while it is not there."""
+        """The group of that number, None while it is not there, and where the stream ends."""
         data = await self._store.get(f"stream/{number}.json")
         if data is None:
+            return None
+        if data == _END:
+            # Whoever closed the stream may have died before it wrote this.
+            await self._store.create(CLOSED, _json({"groups": number}))
             return None
         entry = json.loads(data)
         return StreamEntry(number, Task.model_validate(entry["task"]), entry["label"])
 
     async def numbers(self) -> list[int]:
-        """Numbers of all groups that were submitted, in order."""
+        """Numbers of all entries in order: the groups, and the end of a closed stream."""
         names = [meta.key.rsplit("/", 1)[-1].removesuffix(".json") for meta in await self._store.list("stream")]
         return sorted(int(name) for name in names if name.isdigit())
 
     async def close(self) -> int:
-        """Say that nothing more comes; how many groups there are. Closing twice changes nothing."""
-        groups = max(await self.numbers(), default=-1) + 1
-        await self._store.create(CLOSED, _json({"groups": groups}))
-        closed = await self.closed()
-        assert closed is not None
-        return closed
+        """End the stream; returns how many groups there are. Closing twice changes nothing."""
+        async with self._submitting:
+            with contextlib.suppress(StreamClosed):
+                await self.entry(await self._append(_END))
+        groups = await self.closed()
+        assert groups is not None
+        return groups
 
     async def closed(self) -> int | None:
         """How many groups there are in all, None while more may come."""
@@ -111,10 +115,17 @@ class StreamRecord:
         keys = [meta.key for meta in await self._store.list(f"feed/{shard}")]
         return {json.loads(data)[0]["group"] for data in await self._store.get_all(keys) if data is not None}
 
-    async def _refuse_closed(self, number: int | None) -> None:
-        groups = await self.closed()
-        if groups is not None and (number is None or number >= groups):
-            raise StreamClosed(f"{self._store.uri} was closed with {groups} groups; start another job to run more")
+    async def _append(self, body: bytes) -> int:
+        """Create the next entry; its number. Raises StreamClosed."""
+        if self._next is None:
+            self._next = max(await self.numbers(), default=0)
+        while not await self._store.create(f"stream/{self._next}.json", body):
+            if await self.entry(self._next) is None:
+                raise StreamClosed(
+                    f"{self._store.uri} was closed with {self._next} groups; start another job to run more"
+                )
+            self._next += 1
+        return self._next
 
 
 class Feed:

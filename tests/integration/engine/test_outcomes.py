@@ -6,18 +6,19 @@ Whole runs of the engine over an in-memory provider that fails on demand, record
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_runtime.agents.base import Agent, AgentContext
 from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import RolloutSession
-from agent_runtime.models.base import ContextExceeded, Model, ModelError, ModelReply, ModelRequest
-from agent_runtime.sandboxes.base import SandboxFailure
-from agent_runtime.sandboxes.dummy import DummyProvider
+from agent_runtime.models.base import ContextExceeded, Model, ModelError, ModelReply, ModelRequest, ToolCall
+from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.dummy import DummyProvider, DummyWorkspace, OnCall, World, nothing_happens
 from rollout_api.records import PolicySpan, Usage
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
@@ -267,6 +268,104 @@ async def test_a_stopped_run_goes_on_and_asks_for_no_turn_twice(tmp_path: Path) 
     assert second.completed
     assert second.outcomes["Completed"] == 8
     assert answered <= len(asked) <= 16 + 3, "at most the calls that were under way are made again"
+
+
+class _Overtaken(DummyProvider):
+    """A provider whose `reattach` first lets the earlier runner go on until `done`."""
+
+    go: asyncio.Event
+    done: Callable[[], bool]
+
+    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> DummyWorkspace:
+        self.go.set()
+        while not self.done():  # noqa: ASYNC110 what the other runner does cannot be awaited
+            await asyncio.sleep(0.01)
+        return await super().reattach(handle, spec=spec, fence=fence)
+
+
+async def _take_over(
+    folder: Path,
+    *,
+    hold_at: int,
+    done: Callable[[World], bool],
+    agent: Callable[[], Agent] | None = None,
+    first: OnCall = nothing_happens,
+    then: OnCall = nothing_happens,
+) -> tuple[Ran, list[tuple[str, int]]]:
+    """Run a job of one rollout that a second runner takes over while the first one still works.
+
+    The first runner waits in its model call `hold_at` until the second has read the journal for the first time, and goes on
+    until `done`. `first` and `then` see the calls of the two.
+    """
+    world, job = f"outcomes-{next(worlds)}", a_job(folder, group_size=1)
+    asked: list[tuple[str, int]] = []
+
+    async def hold(request: ModelRequest) -> None:
+        asked.append(("first", request.turn))
+        if request.turn == hold_at:
+            await second.go.wait()
+
+    async def count(request: ModelRequest) -> None:
+        asked.append(("second", request.turn))
+
+    second = _Overtaken(world, on_call=then)
+    second.go, second.done = asyncio.Event(), lambda: done(second.world)
+    common: dict[str, Any] = {"base_dir": folder, "environ": {}, "agent": agent}
+    earlier = asyncio.create_task(
+        run_job(job, provider=DummyProvider(world, on_call=first), model=OneCall(hold), **common)
+    )
+    while ("first", hold_at) not in asked:  # noqa: ASYNC110 as above
+        await asyncio.sleep(0.01)
+    summary = await run_job(job, provider=second, model=OneCall(count), **common)
+    earlier.cancel()
+    await asyncio.gather(earlier, return_exceptions=True)
+    return Ran(folder, summary, []), asked
+
+
+async def test_takeover_keeps_an_attempt_that_its_older_runner_finishes_meanwhile(tmp_path: Path) -> None:
+    async def never_grades(operation: str, attempt: str, key: str | None) -> None:
+        if operation == "acquire" and list(tmp_path.glob("*/attempts/0/0/1-artifacts.tar.zst")):
+            await asyncio.sleep(3600)
+
+    ran, asked = await _take_over(
+        tmp_path, hold_at=1, done=lambda world: "0-0.agent" not in world.workspaces, first=never_grades
+    )
+    assert ran.outcomes == [("Completed", "Finished", 1.0)]
+    assert ran.results[0]["attempt"] == 0, "the finished work was graded"
+    assert asked == [("first", 0), ("first", 1)], "no turn was sampled again"
+
+
+class _Checkpointing:
+    """Keeps a checkpoint after its second model call, then writes a file."""
+
+    async def run(self, context: AgentContext) -> str:
+        for prompt in ("one", "two"):
+            await context.call_model([{"role": "user", "content": prompt}])
+        await context.checkpoint()
+        await context.call_model([{"role": "user", "content": "three"}])
+        call = ToolCall(id="c", name="bash", arguments='{"command": "true"}')
+        await context.call_tools([call])
+        return "done"
+
+
+async def test_takeover_goes_on_in_the_workspace_of_a_checkpoint_that_is_kept_meanwhile(tmp_path: Path) -> None:
+    used: list[tuple[str, str]] = []
+
+    async def first(operation: str, attempt: str, key: str | None) -> None:
+        if operation == "run":
+            used.append(("first", attempt))
+            await asyncio.sleep(3600)
+
+    async def then(operation: str, attempt: str, key: str | None) -> None:
+        if operation == "run" and "grading" not in attempt:
+            used.append(("second", attempt))
+
+    ran, asked = await _take_over(
+        tmp_path, hold_at=1, done=lambda world: bool(used), agent=_Checkpointing, first=first, then=then
+    )
+    assert ran.outcomes == [("Completed", "Finished", 1.0)]
+    assert used == [("first", "0-0.agent.1"), ("second", "0-0.agent.1")]
+    assert ("second", 2) not in asked, "the first runner's answer counts"
 
 
 async def test_a_trainers_session_outlives_its_process_and_changes_of_the_policy(tmp_path: Path) -> None:

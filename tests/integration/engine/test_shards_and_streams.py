@@ -165,6 +165,36 @@ async def test_an_open_job_takes_groups_until_it_is_closed_and_gives_each_out_on
         await StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {})).submit(Task.model_validate(a_task(9)))
 
 
+async def test_open_job_completes_when_a_submit_follows_the_close_of_another_client(tmp_path: Path) -> None:
+    job = a_job(tmp_path, {"stream": {"maxInFlight": 4}})
+    shards = [asyncio.create_task(run_shard(job, Shard(index, 2), Commands())) for index in range(2)]
+    store = Store.open(str(tmp_path / f"shared-{UID[:8]}"), {})
+    trainer, other = StreamRecord(store), StreamRecord(store)
+    task = Task.model_validate(a_task(0))
+    assert await trainer.submit(task) == 0
+    assert await other.close() == 1
+    for record in (trainer, other):
+        with pytest.raises(StreamClosed, match="1 groups"):
+            await record.submit(task)
+    assert await trainer.close() == 1
+    async with asyncio.timeout(30):
+        summaries = [await shard for shard in shards]
+    assert [(summary.completed, summary.total) for summary in summaries] == [(True, 2), (True, 0)]
+    assert indexes(tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+async def test_open_job_completes_when_its_closing_client_died_half_way(tmp_path: Path, shard: int) -> None:
+    job = a_job(tmp_path, {"stream": {"maxInFlight": 4}})
+    shards = [asyncio.create_task(run_shard(job, Shard(index, 2), Commands())) for index in range(2)]
+    store = Store.open(str(tmp_path / f"shared-{UID[:8]}"), {})
+    for _ in range(shard):
+        await StreamRecord(store).submit(Task.model_validate(a_task(0)))
+    await store.create(f"stream/{shard}.json", b'{"closed":true}')
+    async with asyncio.timeout(30):
+        assert [(await running).completed for running in shards] == [True, True]
+
+
 async def test_two_clients_that_submit_the_same_task_get_two_groups(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path), {})
     task = Task.model_validate(a_task(0))
