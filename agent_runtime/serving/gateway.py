@@ -1,7 +1,7 @@
 """The gateway of a model server's pod: `python -m agent_runtime.serving.gateway`.
 
 The engine listens on the pod's loopback alone, with all its routes. Two ports lead to it: one for runners, with the routes
-of `routes.DATA`, and one for the operator, with those of `routes.CONTROL` and `/policy/fetch`, for who has the token. A
+of `routes.DATA`, and one for the operator, with those of `routes.CONTROL` and `routes.OWN`, for who has the token. A
 network policy guards the second one too; where a cluster enforces none, the token still does.
 
 An engine that is started again has the weights that it is always started with, whatever the ModelServer's status says. So
@@ -27,6 +27,7 @@ from pydantic import Field
 from agent_runtime.serving import routes
 from agent_runtime.serving.engine import Engine
 from agent_runtime.serving.forward import engine_session, forward, unavailable
+from agent_runtime.serving.json_calls import CallFailed, HookRequest, ask_hook, weights_digest
 from agent_runtime.serving.policies import Policies, PolicyRequest
 from rollout_api.base import ApiModel
 from rollout_api.cluster import (
@@ -99,13 +100,17 @@ def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policie
             return await _served(engine)
         if route == routes.SERVE_POLICY:
             return await _serve_policy(request, engine)
-        if route not in routes.CONTROL:
+        if route == routes.CALL_HOOK:
+            return await _call_hook(request, http)
+        if route not in routes.CONTROL and route != routes.DIGEST_POLICY:
             return _refused(404, f"{request.method} {request.path} is not offered here")
         meant = request.headers.get(ENGINE_PROCESS_HEADER)
 
         def refusal() -> web.Response | None:
             return None if meant is None or engine.process == meant else _ended(meant)
 
+        if route == routes.DIGEST_POLICY:
+            return await _digest(http, engine.url, refusal)
         changes = route in routes.CHANGES
         try:
             if changes:
@@ -157,6 +162,32 @@ async def _fetch(request: web.Request, policies: Policies) -> web.Response:
         log.warning("fetching policy %d from %s: %s", wanted.version, wanted.uri, error)
         return _refused(502, f"policy {wanted.version} could not be fetched from {wanted.uri}: {error}")
     return web.json_response({"version": wanted.version, "path": str(folder)})
+
+
+async def _call_hook(request: web.Request, http: aiohttp.ClientSession) -> web.Response:
+    """The operator opens no connection to an address from a manifest: this pod reaches only what its namespace may."""
+    try:
+        asked = HookRequest.model_validate_json(await request.read())
+    except ValueError as error:
+        return _refused(400, f"expected url, question and seconds: {error}")
+    try:
+        return web.json_response(await ask_hook(http, asked))
+    except CallFailed as error:
+        # Statuses of the hook must not be taken for this gateway's own.
+        return _refused(422 if 300 <= error.status < 500 else 502, error.message)
+
+
+async def _digest(
+    http: aiohttp.ClientSession, engine_url: str, refusal: Callable[[], web.Response | None]
+) -> web.Response:
+    if (refused := refusal()) is not None:
+        return refused
+    try:
+        answer = web.json_response({"digest": await weights_digest(http, engine_url)})
+    except CallFailed as error:
+        answer = _refused(error.status or 502, error.message)
+    # An engine that was started meanwhile answered for other weights.
+    return answer if (refused := refusal()) is None else refused
 
 
 async def _served(engine: Engine) -> web.Response:

@@ -70,5 +70,7 @@ CHANGES: Final[frozenset[Route]] = frozenset(
 FETCH_POLICY: Final[Route] = ("POST", "/policy/fetch")
 SERVED_POLICY: Final[Route] = ("GET", "/policy/served")
 SERVE_POLICY: Final[Route] = ("POST", "/policy/served")
-OWN: Final[frozenset[Route]] = frozenset({FETCH_POLICY, SERVED_POLICY, SERVE_POLICY})
+DIGEST_POLICY: Final[Route] = ("POST", "/policy/digest")
+CALL_HOOK: Final[Route] = ("POST", "/policy/hook")
+OWN: Final[frozenset[Route]] = frozenset({FETCH_POLICY, SERVED_POLICY, SERVE_POLICY, DIGEST_POLICY, CALL_HOOK})
 """The gateway's own, on the control port."""

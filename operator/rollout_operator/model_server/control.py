@@ -5,9 +5,9 @@ vLLM 0.26, vllm/entrypoints/serve/dev/rlhf/api_router.py and .../rpc/api_router.
 """
 
 import asyncio
-import hashlib
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -26,8 +26,17 @@ LORA_SECONDS = 120.0
 TRIES = 3
 BACKOFF_SECONDS = 1.0
 """Before the second try; doubles."""
-MOST_ANSWER = 64 * 2**20
-"""Bytes. Checksums of a model with 100,000 tensors are some 16 MB."""
+MOST_ANSWER = 2**20
+"""Bytes of an answer. Pods are their namespace's own, and hundreds may answer at once."""
+MOST_HOOK_ANSWER = 16 * 2**20
+"""Bytes. Names, types and shapes of 100,000 tensors are some 9 MB."""
+
+MESSAGE_CHARACTERS: Final = 1024
+"""Of an error, which may quote an answer."""
+VERSION_DIGITS: Final = len(str(2**53))
+"""Of `spec.policy.version`."""
+PROCESS_NAME: Final = re.compile(r"[\w-]{1,64}", re.ASCII)
+"""What a gateway may call its engine's process: the name is sent back in a header."""
 
 LOADING = "loading"
 """What a server's weights are called while they are being changed: whoever finds this knows that they may be of two
@@ -38,11 +47,11 @@ ENDED: Final = 412
 
 
 class ControlError(Exception):
-    """A server, or the trainer's hook, refused, failed, or was not there."""
+    """A server, or the trainer's hook behind it, refused, failed, or gave no usable answer."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = message[:MESSAGE_CHARACTERS]
         """Names who was asked, the route, and what came back."""
         self.status = status
         """HTTP status; 0: no answer."""
@@ -93,7 +102,7 @@ class Control:
         """How it stands, all of it said of the same process."""
         served = await self._get(replace(server, process=""), "/policy/served")
         process, opened = served.get("engine"), served.get("version")
-        if not isinstance(process, str):
+        if not isinstance(process, str) or not PROCESS_NAME.fullmatch(process):
             raise ControlError(f"{server.name}: GET /policy/served answered {served}; expected the engine's process")
         server = replace(server, process=process)
         paused = await self._get(server, "/is_paused")
@@ -124,7 +133,7 @@ class Control:
 
     async def fetch(self, server: Address, source: PolicySource, seconds: float) -> str:
         """Have the side-car fetch a version, if it has not yet. Returns the folder, as the engine sees it."""
-        answer = await self._post(server, "/policy/fetch", source.wire(), seconds=seconds)
+        answer = await self._ask(server, "/policy/fetch", source.wire(), seconds)
         path = answer.get("path")
         if not isinstance(path, str):
             raise ControlError(f"{server.name}: POST /policy/fetch answered {answer}; expected a path")
@@ -144,7 +153,8 @@ class Control:
         """Load a LoRA adapter in the place of the one with that name, and see that it is there."""
         body = {"lora_name": name, "lora_path": path, "load_inplace": True}
         await self._post(server, "/v1/load_lora_adapter", body, seconds=LORA_SECONDS)
-        models = (await self._get(server, "/v1/models")).get("data", [])
+        listed = (await self._get(server, "/v1/models")).get("data")
+        models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
         # Of a LoRA, `root` is its folder (vLLM, vllm/entrypoints/openai/models/serving.py).
         if not any(model.get("id") == name and model.get("root") == path for model in models):
             raise ControlError(f"{server.name}: GET /v1/models does not list {name} from {path} after it was loaded")
@@ -179,24 +189,37 @@ class Control:
     async def digest(self, server: Address) -> str | None:
         """SHA-256 over the engine's checksums of its weights; None where it makes none. A paused engine refuses."""
         try:
-            answer = await self._post(server, "/weight_checker", {"action": "checksum"})
+            answer = await self._ask(server, "/policy/digest", {})
         except ControlError as error:
             if error.status in (404, 405, 501):
                 return None
             raise
-        checksums = answer.get("checksums")
-        if not isinstance(checksums, dict):
-            raise ControlError(f"{server.name}: POST /weight_checker answered no checksums")
-        return hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
+        digest = answer.get("digest")
+        if not isinstance(digest, str):
+            raise ControlError(f"{server.name}: POST /policy/digest answered {answer}; expected a digest")
+        return digest
 
-    async def ask_hook(self, url: str, body: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Call the trainer's hook. Its answer describes the tensors that it is about to send."""
-        return await self._tries(
-            lambda: self._request("POST", "weightTransfer.push.hook", url, body, {}, seconds), TRIES
-        )
+    async def ask_hook(self, server: Address, url: str, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Have a server's gateway call the trainer's hook. Its answer describes the tensors that it is about to send.
+
+        The URL is from a manifest, and the operator reaches more than the manifest's author. So the operator sends
+        requests only to the API server and to the control ports of pods.
+        """
+        body = {"url": url, "question": question, "seconds": seconds}
+        return await self._ask(server, "/policy/hook", body, seconds + CONNECT_SECONDS, MOST_HOOK_ANSWER)
 
     async def _get(self, server: Address, route: str) -> dict[str, Any]:
-        return await self._request("GET", server.name, server.url + route, None, _headers(server), LOOK_SECONDS)
+        return _json(server, "GET", route, await self._request("GET", server, route, None, LOOK_SECONDS))
+
+    async def _ask(
+        self,
+        server: Address,
+        route: str,
+        body: Mapping[str, Any],
+        seconds: float = ENGINE_SECONDS,
+        most: int = MOST_ANSWER,
+    ) -> dict[str, Any]:
+        return _json(server, "POST", route, await self._post(server, route, body, seconds=seconds, most=most))
 
     async def _post(
         self,
@@ -206,18 +229,13 @@ class Control:
         query: Mapping[str, str] | None = None,
         seconds: float = ENGINE_SECONDS,
         tries: int = TRIES,
-    ) -> dict[str, Any]:
-        url = server.url + route
-        return await self._tries(
-            lambda: self._request("POST", server.name, url, body, _headers(server), seconds, query), tries
-        )
-
-    async def _tries(self, request: Callable[[], Any], tries: int) -> dict[str, Any]:
+        most: int = MOST_ANSWER,
+    ) -> bytes:
+        """The answer may be words: vLLM's is, after it has loaded an adapter."""
         pause = self._backoff
         for left in reversed(range(tries)):
             try:
-                answer: dict[str, Any] = await request()
-                return answer
+                return await self._request("POST", server, route, body, seconds, query, most)
             except ControlError as error:
                 if not left or not error.may_pass:
                     raise
@@ -228,37 +246,55 @@ class Control:
     async def _request(
         self,
         method: str,
-        name: str,
-        url: str,
+        server: Address,
+        route: str,
         body: Mapping[str, Any] | None,
-        headers: Mapping[str, str],
         seconds: float,
         query: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
+        most: int = MOST_ANSWER,
+    ) -> bytes:
         if self._session is None:
-            # Nothing that a server says may send the token elsewhere.
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        what = f"{name}: {method} {url}"
+            # Nothing is decoded: a small compressed answer could become a large one.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                auto_decompress=False,
+                headers={"Accept-Encoding": "identity"},
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        url = server.url + route
+        what = f"{server.name}: {method} {url}"
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        data = bytearray()
         try:
+            # No redirects: a server must not choose where the operator sends requests and the token.
             async with self._session.request(
-                method, url, json=body, params=query, headers=headers, timeout=timeout, allow_redirects=False
+                method, url, json=body, params=query, headers=_headers(server), timeout=timeout, allow_redirects=False
             ) as response:
-                data = await response.content.read(MOST_ANSWER)
-                if response.status >= 300:
-                    words = " ".join(data[:500].decode(errors="replace").split())
-                    raise ControlError(
-                        f"{what} answered {response.status}: {words or response.reason}", response.status
-                    )
+                async for piece in response.content.iter_any():
+                    data += piece
+                    if len(data) > most:
+                        raise ControlError(f"{what} answered more than {most} bytes")
         except TimeoutError as error:
             raise ControlError(f"{what} did not answer within {seconds:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ControlError(f"{what} cannot be reached: {error}") from error
-        try:
-            answer = json.loads(data or b"{}")
-        except ValueError:
-            return {}  # vLLM answers in words where there is nothing to say, as after loading an adapter.
-        return answer if isinstance(answer, dict) else {}
+        if response.status >= 300:
+            words = " ".join(data[:500].decode(errors="replace").split())
+            raise ControlError(f"{what} answered {response.status}: {words or response.reason}", response.status)
+        return bytes(data)
+
+
+def _json(server: Address, method: str, route: str, data: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ControlError(
+            f"{server.name}: {method} {route} answered with malformed JSON ({error}): {data[:100]!r}"
+        ) from error
+    if not isinstance(answer, dict):
+        kind = type(answer).__name__
+        raise ControlError(f"{server.name}: {method} {route} answered with a JSON {kind}; expected an object")
+    return answer
 
 
 def version_of(name: Any) -> int | None:
@@ -267,7 +303,7 @@ def version_of(name: Any) -> int | None:
     A fresh engine has a name that nobody gave it (`default`): it has the model's own weights, version 0.
     """
     text = "" if name is None else str(name)
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) <= VERSION_DIGITS:
         return int(text)
     return None if text.startswith(LOADING) else 0
 

@@ -11,7 +11,10 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
 
 from rollout_api.model_server import PullForm, TransferMode
 from rollout_operator.actions import Ref
@@ -114,6 +117,11 @@ class Errands:
                 await self._push(errand, targets, how)
             else:
                 await asyncio.gather(*(self._one(errand, target, how) for target in targets))
+        except Exception as error:
+            # Without a failure on record the same would be asked again at once.
+            log.exception("%s of %s", errand.call.value, ref)
+            for target in targets:
+                self._failed(target, errand, ControlError(f"{target.name}: {errand.call.value} failed: {error!r}"))
         finally:
             for target in targets:
                 if target.key in self.known:
@@ -172,12 +180,9 @@ class Errands:
 
     async def _push(self, errand: Errand, targets: Sequence[Target], how: How) -> None:
         """All servers together: a trainer's broadcast has all of them as its members."""
-        assert how.hook is not None
         deadline = asyncio.get_running_loop().time() + how.push_seconds
         try:
-            answer = HookAnswer(
-                await self._control.ask_hook(how.hook, _question(errand, targets, how), how.push_seconds)
-            )
+            answer = await self._ask_hook(errand, targets, how)
         except ControlError as error:
             for target in targets:
                 self._failed(target, errand, error, untouched=True)
@@ -185,13 +190,28 @@ class Errands:
             return
         await asyncio.gather(*(self._receive(errand, target, answer, deadline, how) for target in targets))
 
+    async def _ask_hook(self, errand: Errand, targets: Sequence[Target], how: How) -> "HookAnswer":
+        """Through the first gateway that answers."""
+        assert how.hook is not None
+        question = _question(errand, targets, how)
+        for target in targets:
+            try:
+                answer = await self._control.ask_hook(self._address(target, how), how.hook, question, how.push_seconds)
+                return HookAnswer.model_validate(answer)
+            except ValidationError as error:
+                raise ControlError(f"weightTransfer.push.hook answered {str(answer)[:200]}: {error}") from error
+            except ControlError as error:
+                if error.status or target is targets[-1]:
+                    raise
+        raise AssertionError("unreachable")
+
     async def _receive(self, errand: Errand, target: Target, answer: "HookAnswer", deadline: float, how: How) -> None:
-        server = self._address(target, how)
+        server, sent = self._address(target, how), answer.of(target.name)
         try:
             async with asyncio.timeout_at(deadline):
                 await self._control.name_weights(server, f"{LOADING}-{_version(errand)}")
-                await self._control.begin_transfer(server, answer.init(target.name))
-                for update in answer.updates(target.name):
+                await self._control.begin_transfer(server, sent.init_info)
+                for update in sent.updates or ():
                     await self._control.transfer(server, update, how.push_seconds)
                 await self._control.finish_transfer(server, _version(errand))
         except TimeoutError:
@@ -252,35 +272,34 @@ class Errands:
         self.known[target.key] = replace(known, failures=failures)
 
 
-class HookAnswer:
-    """What a trainer says that it is about to send: `{"initInfo"?, "updates": [...], "servers"?: {name: the same}}`.
+class Transfer(BaseModel):
+    """What one server, or each of them, is sent."""
 
-    `initInfo` is the body of vLLM's `/init_weight_transfer_engine`, each of `updates` one of `/update_weights`: names,
-    types and shapes, as the backend wants them. What is said of one server stands in place of what is said of all.
-    """
+    model_config = ConfigDict(alias_generator=to_camel)
 
-    def __init__(self, answer: Mapping[str, Any]) -> None:
-        self._answer = answer
-        self._servers: Mapping[str, Mapping[str, Any]] = answer.get("servers") or {}
-        updates = [answer.get("updates", []), *(entry.get("updates", []) for entry in self._servers.values())]
-        if not any(updates) or not all(isinstance(update, list) for update in updates):
-            raise ControlError(
-                f"weightTransfer.push.hook answered {str(dict(answer))[:200]}; expected `updates`, a list with the "
-                "update_info of each call of /update_weights"
-            )
+    init_info: dict[str, Any] | None = None
+    """Body of vLLM's `/init_weight_transfer_engine`; None: the engine was made ready before."""
+    updates: list[dict[str, Any]] | None = None
+    """Bodies of `/update_weights`, in order: names, types and shapes, as the backend wants them."""
 
-    def init(self, server: str) -> Mapping[str, Any] | None:
-        """Of one server; None: its engine was made ready before."""
-        found: Mapping[str, Any] | None = self._of(server).get("initInfo", self._answer.get("initInfo"))
-        return found
 
-    def updates(self, server: str) -> Sequence[Mapping[str, Any]]:
-        """Of one server, in order."""
-        found: Sequence[Mapping[str, Any]] = self._of(server).get("updates", self._answer.get("updates", []))
-        return found
+class HookAnswer(Transfer):
+    """What a trainer is about to send: `{"initInfo"?, "updates": [...], "servers"?: {name: the same}}`."""
 
-    def _of(self, server: str) -> Mapping[str, Any]:
-        return self._servers.get(server) or {}
+    servers: dict[str, Transfer] = {}
+    """Fields of an entry replace those for all servers."""
+
+    @model_validator(mode="after")
+    def _has_updates(self) -> Self:
+        transfers: list[Transfer] = [self, *self.servers.values()]
+        if not any(transfer.updates for transfer in transfers):
+            raise ValueError("expected `updates`, a list with the update_info of each call of /update_weights")
+        return self
+
+    def of(self, server: str) -> Transfer:
+        """What this server is sent."""
+        own = self.servers.get(server, Transfer())
+        return self.model_copy(update=own.model_dump(exclude_unset=True))
 
 
 def _question(errand: Errand, targets: Sequence[Target], how: How) -> dict[str, Any]:

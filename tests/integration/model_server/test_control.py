@@ -1,12 +1,16 @@
 """The operator's side of the control port: what is tried again, what is not, and what a person reads when it fails."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
 
-from rollout_api.model_server import PolicySource
-from rollout_operator.model_server.control import Address, Control, ControlError
+from rollout_api.model_server import PolicySource, PullForm, TransferMode
+from rollout_operator.actions import Ref
+from rollout_operator.model_server.control import MOST_ANSWER, Address, Control, ControlError
+from rollout_operator.model_server.control_errands import Errands, How, Target
+from rollout_operator.model_server.policy_seen import Call, Errand
 
 
 class Port:
@@ -20,7 +24,8 @@ class Port:
         self.asked.append((request.path, request.headers.get("Authorization", "")))
         answers = self.answers.get(request.path, [web.json_response({})])
         found = answers.pop(0) if len(answers) > 1 else answers[0]
-        return web.Response(body=found.body, status=found.status, content_type=found.content_type)
+        location = {"Location": found.headers["Location"]} if "Location" in found.headers else {}
+        return web.Response(body=found.body, status=found.status, content_type=found.content_type, headers=location)
 
 
 @pytest.fixture
@@ -70,8 +75,49 @@ async def test_a_transfer_that_was_never_finished_does_not_stop_the_next(port: t
 
 async def test_an_engine_without_checksums_is_not_taken_for_a_broken_one(port: tuple[Port, Address, Control]) -> None:
     answers, server, control = port
-    answers.answers["/weight_checker"] = [web.Response(status=404)]
+    answers.answers["/policy/digest"] = [web.Response(status=404)]
     assert await control.digest(server) is None
+
+
+async def test_control_reads_a_large_hook_answer_whole(port: tuple[Port, Address, Control]) -> None:
+    answers, server, control = port
+    names = [f"model.layers.{number}.mlp.experts.w1.weight" for number in range(100_000)]
+    answers.answers["/policy/hook"] = [web.json_response({"updates": [{"names": names}]})]
+    answer = await control.ask_hook(server, "http://trainer.example/hook", {}, seconds=30)
+    assert answer == {"updates": [{"names": names}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"x" * (MOST_ANSWER + 1), "answered more than"),
+        (b'{"path": "/policies/1"', "malformed JSON"),
+        (b"[" * 100_000, "malformed JSON"),
+        (b'["/policies/1"]', "expected an object"),
+    ],
+)
+async def test_control_rejects_an_unusable_answer_with_the_servers_name(
+    port: tuple[Port, Address, Control], body: bytes, error: str
+) -> None:
+    answers, server, control = port
+    answers.answers["/policy/fetch"] = [web.Response(body=body)]
+    with pytest.raises(ControlError, match=f"qwen-0: POST .*/policy/fetch.*{error}"):
+        await control.fetch(server, PolicySource(version=1, uri="s3://b/1"), seconds=5)
+
+
+async def test_control_rejects_a_process_name_that_is_not_a_header_value(port: tuple[Port, Address, Control]) -> None:
+    answers, server, control = port
+    answers.answers["/policy/served"] = [web.json_response({"engine": "a\r\nHost: other", "version": None})]
+    with pytest.raises(ControlError, match="expected the engine's process"):
+        await control.look(server)
+
+
+async def test_control_follows_no_redirect_to_another_server(port: tuple[Port, Address, Control]) -> None:
+    answers, server, control = port
+    answers.answers["/pause"] = [web.Response(status=307, headers={"Location": "/secret"})]
+    with pytest.raises(ControlError, match="answered 307"):
+        await control.pause(server)
+    assert answers.asked == [("/pause", "Bearer secret")]
 
 
 async def test_what_is_no_vllm_is_said_to_be_none(port: tuple[Port, Address, Control]) -> None:
@@ -93,3 +139,37 @@ async def test_a_port_that_nobody_listens_on_is_named(port: tuple[Port, Address,
         await control.look(Address("qwen-1", "http://127.0.0.1:1", "secret"))
     assert raised.value.may_pass
     assert "secret" not in repr(Address("qwen-1", "http://127.0.0.1:1", "secret"))
+
+
+async def test_operator_never_connects_to_the_address_of_a_push_hook(port: tuple[Port, Address, Control]) -> None:
+    """Else whoever may create a ModelServer reads, in its status, what only the operator can reach."""
+    answers, server, control = port
+    answers.answers["/policy/hook"] = [web.Response(status=502, text="the trainer is away")]
+    answers.answers["/policy/served"] = [web.json_response({"engine": "a-process", "version": None})]
+    answers.answers["/is_paused"] = [web.json_response({"is_paused": True})]
+    answers.answers["/weight_info"] = [web.json_response({"weight_version": "0"})]
+    connections = []
+    elsewhere = await asyncio.start_server(lambda reader, writer: connections.append(writer), "127.0.0.1", 0)
+    errands, done = Errands(control, may_ask=lambda: True), asyncio.Event()
+    errands.on_done = lambda ref: done.set()
+    target = Target(server.name, ("uid", 0), server.url, server.url)
+    errands.start(
+        Ref("ModelServer", "team", "qwen"),
+        Errand(Call.LOAD, PolicySource(version=1)),
+        [target],
+        How(
+            mode=TransferMode.PUSH,
+            form=PullForm.WEIGHTS,
+            model="qwen",
+            fetch_seconds=5,
+            hook=f"http://127.0.0.1:{elsewhere.sockets[0].getsockname()[1]}/secret",
+            push_seconds=5,
+            world_size=1,
+            update=1,
+            token="secret",
+        ),
+    )
+    await done.wait()
+    elsewhere.close()
+    assert connections == []
+    assert "the trainer is away" in errands.known[target.key].failures[Call.LOAD].message

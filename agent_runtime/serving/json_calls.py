@@ -1,0 +1,86 @@
+"""JSON requests that a gateway makes itself: to its engine, and to the trainer's hook."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import aiohttp
+from pydantic import Field, StringConstraints
+
+from rollout_api.base import ApiModel
+
+MOST_CHECKSUMS: Final = 64 * 2**20
+"""Bytes. Checksums of a model with 100,000 tensors are some 16 MB."""
+MOST_HOOK_ANSWER: Final = 16 * 2**20
+"""Bytes. Names, types and shapes of 100,000 tensors are some 9 MB; the operator reads no more either."""
+ERROR_CHARACTERS: Final = 500
+
+
+class CallFailed(Exception):
+    """A request got no answer, a refusal, or an answer that is not a JSON object."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        """Names the URL and what came back."""
+        self.status = status
+        """HTTP status of a refusal; 0: no usable answer."""
+
+
+class HookRequest(ApiModel):
+    """Body of POST /policy/hook."""
+
+    url: Annotated[str, StringConstraints(pattern=r"^https?://", max_length=2048)]
+    """`weightTransfer.push.hook`."""
+    question: dict[str, Any]
+    """What the hook is sent."""
+    seconds: Annotated[float, Field(gt=0)]
+    """Time for its answer."""
+
+
+async def weights_digest(http: aiohttp.ClientSession, engine_url: str) -> str:
+    """SHA-256 over an engine's checksums of its weights. Raises CallFailed; engines without checksums answer 404."""
+    url = f"{engine_url}/weight_checker"
+    answer = await _post(http, url, {"action": "checksum"}, MOST_CHECKSUMS, None)
+    if not isinstance(answer.get("checksums"), dict):
+        raise CallFailed(f"POST {url} answered without `checksums`, an object; is it vLLM 0.26 or newer?")
+    return hashlib.sha256(json.dumps(answer["checksums"], sort_keys=True).encode()).hexdigest()
+
+
+async def ask_hook(http: aiohttp.ClientSession, asked: HookRequest) -> dict[str, Any]:
+    """Call the trainer's hook; return its answer. Raises CallFailed."""
+    try:
+        return await _post(http, asked.url, asked.question, MOST_HOOK_ANSWER, asked.seconds)
+    except CallFailed as error:
+        raise CallFailed(f"weightTransfer.push.hook: {error.message}", error.status) from error
+
+
+async def _post(
+    http: aiohttp.ClientSession, url: str, body: Mapping[str, Any], most: int, seconds: float | None
+) -> dict[str, Any]:
+    what = f"POST {url}"
+    timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=http.timeout.sock_connect)
+    # The session decodes nothing, so nothing may be compressed.
+    headers = {"Accept-Encoding": "identity"}
+    data = bytearray()
+    try:
+        async with http.post(url, json=body, headers=headers, timeout=timeout, allow_redirects=False) as response:
+            async for piece in response.content.iter_any():
+                data += piece
+                if len(data) > most:
+                    raise CallFailed(f"{what} answered more than {most} bytes")
+    except TimeoutError as error:
+        raise CallFailed(f"{what} did not answer within {seconds:.0f} s") from error
+    except (aiohttp.ClientError, ValueError, OSError) as error:
+        raise CallFailed(f"{what} cannot be reached: {error}") from error
+    if response.status >= 300:
+        words = " ".join(data[:ERROR_CHARACTERS].decode(errors="replace").split())
+        raise CallFailed(f"{what} answered {response.status}: {words or response.reason}", response.status)
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CallFailed(f"{what} answered with malformed JSON: {error}") from error
+    if not isinstance(answer, dict):
+        raise CallFailed(f"{what} answered with a JSON {type(answer).__name__}; expected an object")
+    return answer
