@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from agent_runtime.agents.react import parse_step
 from agent_runtime.models.base import ModelReply, ToolCall
@@ -38,11 +38,15 @@ class StepType(StrEnum):
 class TrajectoryStep(ApiModel):
     """One step."""
 
+    model_config = ConfigDict(frozen=False)
+
     step_type: StepType
     content: str
     """As the model wrote or saw it; the arguments' JSON of a native tool call."""
-    turn: int
-    """The model call that it belongs to."""
+    turn: int | None = None
+    """The model call that it belongs to; None in a step that an agent made itself."""
+    metadata: dict[str, Any] = {}
+    """What an agent that made the step itself says about it."""
     tool_name: str | None = None
     tool_args: dict[str, Any] | None = None
     """None where the model wrote no JSON object; `content` has what it wrote."""
@@ -53,14 +57,32 @@ class TrajectoryStep(ApiModel):
     log_probs: list[float] | None = None
     """Of the sampled tokens of the whole answer, on its first step."""
 
+    def to_message(self) -> Message:
+        """Return the step as a chat message, tool calls and results as text."""
+        role, text = _MESSAGES[self.step_type]
+        content = f"{self.tool_name}({self.tool_args})" if self.tool_name and role == "assistant" else self.content
+        return {"role": role, "content": text + content}
+
+
+_MESSAGES: Mapping[StepType, tuple[str, str]] = {
+    StepType.OBSERVATION: ("user", ""),
+    StepType.THOUGHT: ("assistant", "Thought: "),
+    StepType.ACTION: ("assistant", "Action: "),
+    StepType.ACTION_RESULT: ("user", "Observation: "),
+    StepType.FINAL_ANSWER: ("assistant", ""),
+}
+"""Role and first words of a step as a message."""
+
 
 class Trajectory(ApiModel):
     """A rollout with its outcome."""
 
+    model_config = ConfigDict(frozen=False)
+
     request_id: str
     """`<run's folder>/<rollout's index>`."""
-    steps: list[TrajectoryStep]
-    is_completed: bool
+    steps: list[TrajectoryStep] = Field(default=[])
+    is_completed: bool = False
     """The policy's own end, whatever it was; False for what infrastructure lost, which is no training data."""
     final_reward: float | None = None
     """The verifier's; None where there is none, never 0 for a failure of infrastructure."""
@@ -70,6 +92,14 @@ class Trajectory(ApiModel):
     """Ids, mask, logprobs and policy versions to train on, an entry a branch; empty where the model gave no ids."""
     metadata: dict[str, Any] = Field(default={})
     """The whole result: task, stop reason, usage, times."""
+
+    def add_step(self, step: TrajectoryStep) -> None:
+        """Add a step at the end."""
+        self.steps.append(step)
+
+    def get_messages(self) -> list[Message]:
+        """Return all steps as chat messages."""
+        return [step.to_message() for step in self.steps]
 
     def get_final_response(self) -> str:
         """The final answer; else what the model wrote last; else nothing."""

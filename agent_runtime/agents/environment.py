@@ -19,7 +19,8 @@ class Environment:
     """Tells the model what is seen, and takes the action in its answer, until the episode is over.
 
     `agent.config.answerPattern` says where the action stands (`agent_runtime.environments.answers`). An answer without an
-    action is a step too, and costs `formatPenalty`.
+    action is a step too, and costs `formatPenalty`. With `agent.config.actionSeparator` an answer may have several actions,
+    which are taken in order; each is a step.
     """
 
     system_prompt = "You act in an environment. Answer each turn with one action, such as <answer>ACTION</answer>."
@@ -33,21 +34,37 @@ class Environment:
         system = self.system_prompt if context.spec.system_prompt is None else context.spec.system_prompt
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": context.task.prompt})
-        for turn in range(1, act.max_steps + 1):
+        separator = context.spec.config.get("actionSeparator")
+        turn, left = 0, act.max_steps
+        while left:
+            turn += 1
             reply = await context.call_model(messages, ())
             if reply.finish_reason == "content_filter":
                 raise Stop(StopReason.CONTENT_FILTER, "the server's content filter ended the answer")
-            action = form.action(reply.text)
-            arguments = {} if action is None else {"action": action}
-            [seen] = await context.call_tools([ToolCall(ACT, ACT, json.dumps(arguments, ensure_ascii=False))])
+            taken = _actions(form.action(reply.text), separator)[:left]
+            left -= len(taken)
+            steps = await context.call_tools(
+                [ToolCall(f"{ACT}-{n}" if n else ACT, ACT, _arguments(action)) for n, action in enumerate(taken)]
+            )
             messages.append(answer_message(reply))
             shown = told(
                 act.template,
-                observation=seen.content,
-                # A plugin may have refused the call: then nothing was taken.
-                feedback="" if seen.data.get("valid") else INVALID,
+                observation=steps[-1].content,
+                # A plugin may have refused a call: then nothing was taken.
+                feedback="" if all(step.data.get("valid") for step in steps) else INVALID,
                 turn=turn + 1,
-                actions_left=act.max_steps - turn,
+                actions_left=left,
             )
             messages.append({"role": "user", "content": shown})
         return None
+
+
+def _actions(action: str | None, separator: str | None) -> list[str | None]:
+    """The actions of an answer; one that is None where it has none."""
+    if action is None or not separator:
+        return [action]
+    return [part.strip() for part in action.split(separator) if part.strip()] or [None]
+
+
+def _arguments(action: str | None) -> str:
+    return json.dumps({} if action is None else {"action": action}, ensure_ascii=False)

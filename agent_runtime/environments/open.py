@@ -63,6 +63,8 @@ async def check_environments(tasks: Sequence[Task], agent: Agent, pool: Environm
             AnswerForm.of(agent.config.get("answerPattern", ANSWER))
         except ValueError as error:
             problems.append(TaskProblem("agent.config.answerPattern", None, str(error)))
+        if not isinstance(separator := agent.config.get("actionSeparator", ""), str):
+            problems.append(TaskProblem("agent.config.actionSeparator", None, f"is {separator!r}; expected text"))
     if problems:
         raise TaskSourceError(problems)
 

@@ -1,19 +1,21 @@
 """The decorator that makes a tool of an async function or of a class."""
 
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 from agent_runtime.tools.base import Tool, ToolContext, ToolResult
 from agent_runtime.tools.schema import Signature
 
-ToolFunction = Callable[..., Awaitable[str | ToolResult]]
+ToolFunction = Callable[..., Awaitable[str | ToolResult | dict[str, Any] | list[Any]]]
 
 
 class FunctionTool:
     """A `Tool` that is an async function; its schema comes from the signature, its description from the docstring.
 
-    A parameter annotated as ToolContext gets the context of the call. The function returns text or a ToolResult.
+    A parameter annotated as ToolContext gets the context of the call. The function returns a ToolResult, text, or a value
+    that JSON can hold, which the model reads as JSON.
     """
 
     def __init__(
@@ -39,7 +41,12 @@ class FunctionTool:
         if self._signature.context_parameter is not None:
             bound[self._signature.context_parameter] = context
         returned = await self._function(**bound)
-        return returned if isinstance(returned, ToolResult) else ToolResult(str(returned))
+        if isinstance(returned, ToolResult):
+            return returned
+        if isinstance(returned, dict | list):
+            # default=str: a date or a path inside must not fail the call.
+            return ToolResult(json.dumps(returned, ensure_ascii=False, default=str))
+        return ToolResult(str(returned))
 
 
 def as_tool(thing: Any, name: str) -> Tool:

@@ -40,7 +40,7 @@ class Signature:
     """The arguments of a function: their JSON schema, and JSON turned into what the function takes.
 
     Types, defaults, `Annotated` texts and Fields, and the `Args:` of the docstring count. A parameter of type ToolContext
-    is no argument of the model's. Raises TypeError for a parameter that has no type, or that JSON cannot give.
+    is not an argument of the model; one without a type takes any JSON value. Raises TypeError for one that JSON cannot give.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -53,9 +53,7 @@ class Signature:
             where = f"{function.__qualname__}: parameter {parameter.name}"
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise TypeError(f"{where} cannot be given by name; make it a plain parameter")
-            if parameter.name not in hints:
-                raise TypeError(f"{where} has no type; annotate it")
-            hint = hints[parameter.name]
+            hint = hints.get(parameter.name, Any)
             if hint is ToolContext:
                 self.context_parameter = parameter.name
                 continue

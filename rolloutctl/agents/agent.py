@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +25,7 @@ from rollout_api.records import StopReason
 from rollout_api.rollout_job import RolloutJob
 from rolloutctl.agents.llm import LLMFunction, as_model, client_of, name_of
 from rolloutctl.agents.loop import ActionParser, Logged, ParsedActions, logger
+from rolloutctl.agents.settings import saves_trajectories, set_log_level
 from rolloutctl.agents.tools import NamedTool, create_tool
 from rolloutctl.runs import DEFAULT_OUTPUT
 from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep, read_trajectory
@@ -62,16 +64,21 @@ class GeneralAgent:
         concurrent_requests: int | None = None,
         sandbox: Mapping[str, Any] = MappingProxyType({}),
         output: str | Path = DEFAULT_OUTPUT,
+        plugins: Sequence[str | Mapping[str, Any]] = (),
+        loop_name: str | None = None,
+        save: bool | None = None,
         debug: bool = False,
     ) -> None:
         """`max_rounds` are model calls; `termination_tool_names` are tools whose call ends the work.
 
         The model is told the form of tool calls after the `system_prompt`. With an `action_parser` the prompt says it all.
-        `loop` is an agent as docs/agents-and-tools.md has them, which works instead, and `config` its options. `tool_names`
-        go to `create_tool`; `set_tools` takes any tools. At most `concurrent_requests` trajectories run at once. `sandbox`
-        is a manifest's: image, network, provider and so on. All is recorded below `output`, a folder or URI. `debug` logs
-        what the model is told and answers.
+        `loop` is an agent as docs/agents-and-tools.md has them, which works instead; `config` are its options, `loop_name`
+        its name in the record. `tool_names` go to `create_tool`; `set_tools` takes any tools. At most `concurrent_requests`
+        trajectories run at once. `sandbox` and `plugins` are those of a manifest, a plugin also by its name alone. All is
+        recorded below `output`, a folder or URI, unless `save` is False; AGENTIC_SAVE_TRAJECTORIES decides where it is None.
+        `debug` logs messages and answers of the model.
         """
+        set_log_level()
         if action_parser is not None and loop is not ReAct:
             raise ValueError("an action_parser reads the answers of the built-in loop; give it, or a loop, not both")
         self.system_prompt, self.max_rounds = system_prompt, max_rounds
@@ -79,6 +86,9 @@ class GeneralAgent:
         self.loop, self.config = loop, config
         self.max_tokens_per_step, self.temperature = max_tokens_per_step, temperature
         self.sandbox, self.output, self.debug = sandbox, output, debug
+        self.plugins = [{"name": use} if isinstance(use, str) else dict(use) for use in plugins]
+        self.save = saves_trajectories() if save is None else save
+        self._loop_name = loop_name or getattr(loop, "__name__", type(self).__name__)
         self._places = asyncio.Semaphore(concurrent_requests) if concurrent_requests else contextlib.nullcontext()
         self.set_tools({name: create_tool(name) for name in tool_names})
 
@@ -97,10 +107,24 @@ class GeneralAgent:
         the run. `task` are further fields of a task as in a manifest: `files`, `setup`, and `verifier`, which gives the
         reward. Raises RolloutFailed where infrastructure failed, ValidationError, and what storage and model raise.
         """
+        if self.save:
+            return await self._run(prompt, llm_generate_func, request_id, task, str(self.output))
+        with tempfile.TemporaryDirectory(prefix="trajectory-") as folder:
+            trajectory = await self._run(prompt, llm_generate_func, request_id, task, folder)
+        del trajectory.metadata["uri"]
+        return trajectory
+
+    async def _run(
+        self,
+        prompt: str | Mapping[str, Any],
+        llm_generate_func: LLMFunction,
+        request_id: str,
+        task: Mapping[str, Any],
+        output: str,
+    ) -> Trajectory:
         client = client_of(llm_generate_func)
-        job = self._job(
-            prompt, request_id, task, client.spec if client else ModelSpec(function=name_of(llm_generate_func))
-        )
+        model = client.spec if client else ModelSpec(function=name_of(llm_generate_func))
+        job = self._job(prompt, request_id, task, model, output)
         async with self._places:
             summary = await run_job(
                 job,
@@ -138,7 +162,12 @@ class GeneralAgent:
         return {name: NamedTool(name, thing, stops=name in ends) for name, thing in self.tools.items()}
 
     def _job(
-        self, prompt: str | Mapping[str, Any], request_id: str, task: Mapping[str, Any], model: ModelSpec
+        self,
+        prompt: str | Mapping[str, Any],
+        request_id: str,
+        task: Mapping[str, Any],
+        model: ModelSpec,
+        output: str,
     ) -> RolloutJob:
         text = prompt if isinstance(prompt, str) else prompt.get("content")
         if text is None:
@@ -154,7 +183,7 @@ class GeneralAgent:
                     "mode": "Eval",
                     "model": model,
                     "agent": {
-                        "type": getattr(self.loop, "__name__", type(self).__name__),
+                        "type": self._loop_name,
                         "tools": list(self.tools),
                         "systemPrompt": self.system_prompt,
                         "maxTurns": self.max_rounds,
@@ -169,7 +198,8 @@ class GeneralAgent:
                     "tasks": {"inline": [{"name": name, "prompt": text, **task}]},
                     "attempts": {"limit": 1},
                     "completion": {"maxInfraFailureFraction": 1.0},
-                    "output": {"uri": str(self.output)},
+                    "plugins": self.plugins,
+                    "output": {"uri": output},
                 },
             }
         )

@@ -30,15 +30,25 @@ class LLMClient:
     """Where its key is."""
 
     async def generate(
-        self, messages: Sequence[Message], max_tokens: int | None = None, temperature: float | None = None
-    ) -> str:
-        """The text of one answer. Raises ModelError, ContextExceeded, ContentFiltered."""
+        self,
+        messages: Sequence[Message],
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str | dict[str, Any]:
+        """Return the text of one answer; with `tools`, definitions in OpenAI's form, the whole message with its tool calls.
+
+        Raises ModelError, ContextExceeded, ContentFiltered.
+        """
         sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
         model = open_model(self.spec, self.environ)
         try:
             await model.check()
-            asked = ModelRequest(messages, tools=[], sampling=sampling, seed=0, session="", task="", member=0, turn=0)
-            return (await model.complete(asked)).text
+            asked = ModelRequest(
+                messages, tools=tools or [], sampling=sampling, seed=0, session="", task="", member=0, turn=0
+            )
+            reply = await model.complete(asked)
+            return reply.text if tools is None else dict(reply.message)
         finally:
             await model.close()
 

@@ -12,7 +12,6 @@ from rolloutctl.runs import DEFAULT_OUTPUT
 _ONLY = {
     "batch_size": (1, "a trajectory has one prompt; run several side by side with asyncio.gather, or as a RolloutJob"),
     "include_trajectory_in_output": (True, "what run_trajectory returns is the trajectory"),
-    "save_trajectories": (True, "every trajectory is recorded; trajectory_save_path says where"),
 }
 
 
@@ -31,7 +30,8 @@ class AgenticRolloutConfig:
     concurrent_requests: int = 4
     """Trajectories at once; more wait."""
     include_trajectory_in_output: bool = True
-    save_trajectories: bool = True
+    save_trajectories: bool | None = None
+    """Left out, AGENTIC_SAVE_TRAJECTORIES says; True where that is not set."""
     trajectory_save_path: str = DEFAULT_OUTPUT
 
     def __post_init__(self) -> None:
@@ -56,6 +56,7 @@ class AgenticRollout:
                 "temperature": config.temperature,
                 "concurrent_requests": config.concurrent_requests,
                 "output": config.trajectory_save_path,
+                "save": config.save_trajectories,
             },
         )
         self.agent.set_tools(self.tools)

@@ -1,5 +1,6 @@
 """`rolloutctl convert`: another system's configuration becomes a manifest. One module a system, put together here."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,9 @@ CONVERTERS: tuple[Converter, ...] = (REAL_WORK, ROLL)
 
 def convert(
     config: Annotated[Path, typer.Argument(help="The other system's configuration, JSON or YAML.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Hydra overrides of a ROLL file: KEY=VALUE, +KEY=VALUE, ~KEY.")
+    ] = None,
     file: Annotated[Path | None, typer.Option("-o", help="Manifest to write; standard output when left out.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     evaluation: Annotated[
@@ -28,7 +32,7 @@ def convert(
     """Make a manifest of another system's configuration, and report every key that has no counterpart."""
     if file is not None and file.exists() and not force:
         raise CommandError(f"{file} exists already", hint="Name another file, or replace it with --force.")
-    converter, conversion = convert_file(config, evaluation=evaluation)
+    converter, conversion = convert_file(config, evaluation=evaluation, overrides=overrides or ())
     text = written(conversion.manifest)
     problem = _problem(text)
     for note in conversion.notes:
@@ -44,7 +48,9 @@ def convert(
         say(f"  rolloutctl validate {file}")
 
 
-def convert_file(path: Path, *, evaluation: bool = False) -> tuple[Converter, Conversion]:
+def convert_file(
+    path: Path, *, evaluation: bool = False, overrides: Sequence[str] = ()
+) -> tuple[Converter, Conversion]:
     """Whose configuration a file is, and the manifest for it. Raises CommandError."""
     values = _read(path)
     converter = next((known for known in CONVERTERS if known.recognises(values)), None)
@@ -52,7 +58,7 @@ def convert_file(path: Path, *, evaluation: bool = False) -> tuple[Converter, Co
         known = " and ".join(known.system for known in CONVERTERS)
         raise CommandError(f"{path}: is no configuration that can be converted; those of {known} are")
     try:
-        return converter, converter.convert(Source(path, values, evaluation))
+        return converter, converter.convert(Source(path, values, evaluation, overrides))
     except UnusableInput as error:
         raise CommandError(f"{path}: {error}", hint=f"It was read as a configuration of {converter.system}.") from error
 

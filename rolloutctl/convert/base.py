@@ -1,7 +1,7 @@
 """What a converter is: it reads another system's configuration and says what became of every key of it."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class Source:
     values: Mapping[str, Any]
     evaluation: bool = False
     """Of a file that stands for two jobs, that which evaluates is wanted, not the one that trains."""
+    overrides: Sequence[str] = ()
+    """`key=value`, as Hydra takes them on the command line."""
 
 
 @dataclass(frozen=True)
@@ -74,26 +76,27 @@ class Keys:
     values: Mapping[str, Any]
     path: str
     notes: list[Note]
-    _left: set[str] = field(init=False)
+    left: set[str] = field(init=False)
+    """Keys that were not used yet."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.values, Mapping):
             raise UnusableInput(f"{self.path or 'the file'}: is {self.values!r}, expected a mapping")
         # An empty key says what leaving it out says.
-        self._left = {name for name, value in self.values.items() if value is not None}
+        self.left = {name for name, value in self.values.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
         """The value of a key that is carried over, of the default's type; the default where it is absent or null.
 
         Raises UnusableInput for a value of another type.
         """
-        self._left.discard(name)
+        self.left.discard(name)
         value = self.values.get(name)
         return default if value is None else self._checked(name, value, type(default))
 
     def need(self, name: str, kind: type[Any]) -> Any:
         """The value of a key that has to be there. Raises UnusableInput."""
-        self._left.discard(name)
+        self.left.discard(name)
         if (value := self.values.get(name)) is None:
             raise UnusableInput(f"{self.where(name)}: is missing")
         return self._checked(name, value, kind)
@@ -112,12 +115,12 @@ class Keys:
 
     def note(self, name: str, message: str) -> None:
         """Say what became of a key."""
-        self._left.discard(name)
+        self.left.discard(name)
         self.notes.append(Note(self.where(name), message))
 
     def report_rest(self, reasons: Mapping[str, str]) -> None:
         """Report every key that was not used: with the reason given for it, else as one that is not known."""
-        for name in sorted(self._left):
+        for name in sorted(self.left):
             self.note(name, f"{NO_COUNTERPART}{f': {reasons[name]}' if name in reasons else ''}")
 
     def where(self, name: str) -> str:

@@ -5,7 +5,7 @@ Its words: an environment group is a task here, an episode is a rollout. A file 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,10 @@ GROUPING = {"batch": "Batch", "tags": "Tag", "traj_group_id": "Group"}
 METHODS = {"identity": "Identity", "mean": "Mean", "mean_std": "MeanStd", "asym_clip": "AsymClip"}
 TRAINING, EVALUATION = "train_env_manager", "val_env_manager"
 MOST_AT_ONCE = 100_000
+OLDER = {"env_groups", "n_groups"}
+"""Names of a manager's keys before ROLL 0.2, which read `format_penalty` from the manager."""
+COUNTS = re.compile("group|traj|episode|env_num|num_env|redundan")
+"""What the name of a key has that decides how many rollouts there are."""
 # Names of the template's fields here; a longest answer is a number that does not change.
 FIELDS = {"observation": "{observation}", "turn_idx": "{turn}", "actions_left": "{actionsLeft}", "suffix": ""}
 
@@ -32,6 +36,8 @@ _MANAGER_REASONS = {
     "group_filter_cls": "what comes out of a group is the trainer's to choose from",
 }
 _ENVIRONMENT_REASONS = {
+    "max_tokens": "it was a number of words in their prompt; sampling.maxTokens bounds an answer",
+    "max_steps_per_traj": "maxSteps counts the actions",
     "use_thread_lock": "environments run in processes of their own",
     "max_env_step_concurrent": "steps of one process run one after another",
     "agent_runner_cls": "agent.type is who acts",
@@ -81,7 +87,10 @@ def convert(source: Source) -> Conversion:
         how = "with --eval" if trains else "without --eval"
         keys.note(other, f"is a job of its own: rolloutctl convert {how} makes it")
     manager = keys.below(wanted)
-    kept = _groups(manager, keys.below("custom_envs"), keys.take("seed", 42))
+    older = bool(OLDER & set(manager.values))
+    penalty = manager.take("format_penalty", 0.0) if older else 0.0
+    steps = keys.take("max_actions_per_traj")
+    kept = _groups(manager, keys.below("custom_envs"), keys.take("seed", 42), steps, penalty)
     size, redundant = manager.take("group_size", 1), manager.take("group_size_redundancy", 0)
     rollouts = sum(group.entry["groups"] for group in kept) * (size + redundant)
     spec: dict[str, Any] = {
@@ -98,6 +107,9 @@ def convert(source: Source) -> Conversion:
         spec["completion"] = {"minCompletedPerGroup": size, "cancelStragglers": True}
     if reward := _reward(keys.below("reward_normalization"), keys.take("reward_clip", 0.0)):
         spec["reward"] = reward
+    if separator := keys.take("action_sep", ""):
+        spec["agent"].setdefault("config", {})["actionSeparator"] = separator
+    _refuse_unread_counts(manager)
     # Two jobs with one name would take one another's results for their own.
     name = keys.take("exp_name", source.path.stem) + ("-eval" if source.evaluation else "")
     manager.report_rest(_MANAGER_REASONS)
@@ -112,20 +124,51 @@ _DIFFERENCES = (
 )  # fmt: skip
 
 
-def _groups(manager: Keys, environments: Keys, seed: int) -> list[Group]:
+def _counts(manager: Keys, tags: Sequence[str]) -> list[int]:
+    """Groups of each tag, by today's names or those of ROLL before 0.2. Raises UnusableInput where they do not agree."""
+    total = _renamed(manager, "num_env_groups", "env_groups")
+    partition = _renamed(manager, "num_groups_partition", "n_groups")
+    where = manager.where("num_groups_partition")
+    counts = partition if isinstance(partition, list) else [total or 128] if partition is None else [partition]
+    if not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in counts):
+        raise UnusableInput(f"{where}: is {partition!r}; expected a number of groups for each of {tags}")
+    if len(counts) != len(tags):
+        raise UnusableInput(f"{where}: {counts} has no number for each of {tags}")
+    if total is not None and total != sum(counts):
+        raise UnusableInput(
+            f"{where}: the numbers {counts} add up to {sum(counts)}, and num_env_groups is {total}; make them agree"
+        )
+    return counts
+
+
+def _renamed(keys: Keys, name: str, before: str) -> Any:
+    """The value under a key's name of today, or under the one that it had before. Raises UnusableInput for both."""
+    if keys.values.get(name) is not None and keys.values.get(before) is not None:
+        raise UnusableInput(f"{keys.where(before)}: is an older name of {name}, which is there too; leave one out")
+    return keys.take(name) if keys.values.get(name) is not None else keys.take(before)
+
+
+def _refuse_unread_counts(manager: Keys) -> None:
+    """Raise UnusableInput for a key that is not known and whose name says that it may decide how many rollouts there are."""
+    for name in manager.left:
+        if name not in _MANAGER_REASONS and COUNTS.search(name):
+            raise UnusableInput(
+                f"{manager.where(name)}: is not a known key, and may decide how many rollouts there are; correct its name "
+                "or remove it"
+            )
+
+
+def _groups(manager: Keys, environments: Keys, seed: int, steps: int | None, penalty: float) -> list[Group]:
     tags = manager.take("tags", ["SimpleSokoban"])
-    total = manager.take("num_env_groups", 128)
-    partition = manager.take("num_groups_partition", [total])
-    if len(partition) < len(tags):
-        raise UnusableInput(f"{manager.where('num_groups_partition')}: {partition} has no number for each of {tags}")
+    partition = _counts(manager, tags)
     found = []
-    for tag, groups in zip(tags, partition, strict=False):
+    for tag, groups in zip(tags, partition, strict=True):
         keys = environments.below(tag)
         if not keys.values:
             raise UnusableInput(f"{manager.where('tags')}: {tag!r} is not in custom_envs")
         kind = keys.need("env_type", str)
         if kind in ENVIRONMENTS:
-            found.append(_group(tag, groups, seed, ENVIRONMENTS[kind], keys))
+            found.append(_group(tag, groups, seed, ENVIRONMENTS[kind], keys, steps, penalty))
         else:
             environments.note(tag, f"env_type {kind} is not known here: write a class with Gymnasium's reset and step, and "
                               "add {id: module:Class} to tasks.environments")  # fmt: skip
@@ -135,19 +178,26 @@ def _groups(manager: Keys, environments: Keys, seed: int) -> list[Group]:
     return found
 
 
-def _group(tag: str, groups: int, seed: int, environment: str, keys: Keys) -> Group:
+def _group(tag: str, groups: int, seed: int, environment: str, keys: Keys, steps: int | None, penalty: float) -> Group:
+    """`steps` and `penalty` are those of the whole file, for an environment that has none of its own."""
     given = keys.below("env_config")
     config = {
         name: _texts(value) for name in (*OWN_CONFIG[environment], *CONFIG) if (value := given.take(name)) is not None
     }
+    if (instruction := keys.take("env_instruction")) is not None:
+        config.setdefault("env_instruction", instruction)
+    if environment == "Sokoban" and {"dim_x", "dim_y"} & set(given.values):
+        # SokobanEnvConfig's defaults for the side that is left out.
+        config["dim_room"] = [given.take("dim_x", 10), given.take("dim_y", 10)]
+    limits = [limit for limit in (_renamed(keys, "max_steps", "max_actions_per_traj"), steps) if limit is not None]
     tokens = keys.take("max_tokens_per_step", 128)
     entry = {
         "id": environment,
         "tag": re.sub(r"[^A-Za-z0-9._@+=-]+", "-", tag).strip("-._@+="),
         "groups": groups,
         "seed": seed,
-        "maxSteps": min(keys.take("max_steps", 20), given.take("max_steps", 20)),
-        "formatPenalty": given.take("format_penalty", 0.0),
+        "maxSteps": min(limits[0] if limits else 20, given.take("max_steps", 20)),
+        "formatPenalty": given.take("format_penalty", penalty),
         "config": config,
         "prompt": _prompt(keys.take("agent_template", "{observation}"), tokens, keys),
     }

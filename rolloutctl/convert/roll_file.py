@@ -1,4 +1,4 @@
-"""A ROLL configuration as one mapping: the files of its `defaults` below it, `${...}` filled in, as Hydra does both."""
+"""A ROLL configuration as one mapping, as Hydra makes it: `defaults` below it, overrides over it, `${...}` filled in."""
 
 import re
 from collections.abc import Mapping
@@ -13,6 +13,9 @@ DEEPEST = 20
 """References inside of references; those that lead to themselves have no end."""
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
+
+OVERRIDE = re.compile(r"(~|\+{0,2})([\w.]+)(?:=(.*))?$", re.DOTALL)
+"""Hydra's `key=value`, `+key=value`, `++key=value`, `~key`."""
 
 KEYS = ("exp_name", "seed", "pretrain", "output_dir", "sequence_length", "custom_envs")
 """Values that are read, although others may refer to them too."""
@@ -32,10 +35,36 @@ def composed(source: Source, notes: list[Note]) -> dict[str, Any]:
         values = _over(values, _file(source.path.parent / f"{name}.yaml", where))
     own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
     whole = _over(values, own)
+    for override in source.overrides:
+        _override(whole, override)
     filled = {key: _filled(value, whole, key, 0) for key, value in whole.items()}
     # What only stands there to be referred to is in the places that refer to it.
     referred = {name.partition(".")[0] for name in _REFERENCE.findall(str(whole))}
     return {key: value for key, value in filled.items() if key not in referred or key in KEYS}
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    """Change one value as Hydra does: without a plus only a key that is there. Raises UnusableInput."""
+    parsed = OVERRIDE.match(override)
+    if parsed is None or (parsed[3] is None) != (parsed[1] == "~"):
+        raise UnusableInput(f"override {override!r}: expected KEY=VALUE, +KEY=VALUE, ++KEY=VALUE or ~KEY")
+    sign, (*above, name) = parsed[1], parsed[2].split(".")
+    place: Any = values
+    for part in above:
+        if sign.startswith("+") and isinstance(place, dict):
+            place.setdefault(part, {})
+        place = place.get(part) if isinstance(place, dict) else None
+    if not isinstance(place, dict) or (not sign.startswith("+") and name not in place):
+        raise UnusableInput(
+            f"override {override!r}: the file has no key {parsed[2]}; add one with +{override.lstrip('~')}"
+        )
+    if sign == "~":
+        del place[name]
+        return
+    try:
+        place[name] = yaml.safe_load(parsed[3])
+    except yaml.YAMLError as error:
+        raise UnusableInput(f"override {override!r}: {parsed[3]!r} is not a YAML value") from error
 
 
 def _file(path: Path, where: str) -> dict[str, Any]:

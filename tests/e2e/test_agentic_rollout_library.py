@@ -131,7 +131,7 @@ async def test_tools_of_ones_own_are_called_and_their_errors_told(tmp_path: Path
     printed = await run("custom_tool", tmp_path, server)
     assert [line for line in printed if line.startswith("action_result")] == [
         "action_result: 'Bonn' is not known; there are Berlin",
-        "action_result: {'city': 'Berlin', 'degrees': 20.0}",
+        'action_result: {"city": "Berlin", "degrees": 20.0}',
         "action_result: 68.0 F",
         "action_result: 68",
     ]
@@ -149,6 +149,19 @@ async def test_agents_of_ones_own_change_the_loop(tmp_path: Path, server: Script
         "Careful: Yes, 391 after 3 turns",
     ]
     assert server.bodies[2]["messages"][-1]["content"] == "= 391"
+
+
+async def test_custom_reasoning_agent_of_their_readme_runs(tmp_path: Path, server: ScriptedServer) -> None:
+    server.scripts["What is 17 * 23?"] = ["calculate(17 * 23)", "It is 391."]
+    assert await run("own_trajectory", tmp_path, server) == [
+        "observation: What is 17 * 23?",
+        "action: calculate(17 * 23)",
+        'action_result: {"result": 391, "expression": "17 * 23"}',
+        "final_answer: It is 391.",
+    ]
+    assert len(server.bodies) == 2
+    shown = await started(tmp_path, {}, "-m", "rolloutctl.main", "show", "custom-reasoning", "0")
+    assert "391" in shown, "each turn is recorded"
 
 
 async def test_a_form_of_tool_calls_of_ones_own_works(tmp_path: Path, server: ScriptedServer) -> None:

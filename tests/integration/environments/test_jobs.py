@@ -79,6 +79,20 @@ async def test_no_answer_of_the_policy_can_get_it_masked_or_tried_again(tmp_path
         assert (result.reward, result.passed, result.failed_attempts) == (-0.75, False, [])
 
 
+async def test_answer_with_several_actions_takes_each_as_a_step_up_to_max_steps(tmp_path: Path) -> None:
+    lake = {"id": "FrozenLake", "config": {"is_slippery": False, "desc": ["SFF", "FFF", "FFG"]}, "formatPenalty": -0.25}
+    environments = [{**lake, "tag": "all", "maxSteps": 9}, {**lake, "tag": "three", "maxSteps": 3}]
+    way = "<answer>Down || Down|| ||Right || Right || Left</answer>"
+    reached, cut = await results(
+        tmp_path,
+        {"all-0": way, "three-0": way},
+        *environments,
+        agent={"type": "Environment", "config": {"actionSeparator": "||"}},
+    )
+    assert (reached.reward, reached.turns, reached.passed) == (1.0, 1, True)
+    assert (cut.reward, cut.turns, cut.passed) == (0.0, 1, False)
+
+
 def game(name: str, run_in: str, max_steps: int = 100, **timeouts: float) -> dict[str, Any]:
     """A task with a game; a sandbox has it among the task's files."""
     files = [{"path": "games.py", "content": (ROOT / "tests/support/games.py").read_text()}]

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from agent_runtime.agents.base import AgentContext
-from rolloutctl.agents import GeneralAgent, RolloutFailed, create_agent, create_llm_client, create_tool
+from rolloutctl.agents import (
+    BaseAgent,
+    GeneralAgent,
+    RolloutFailed,
+    StepType,
+    Trajectory,
+    TrajectoryStep,
+    create_agent,
+    create_llm_client,
+    create_tool,
+)
 from tests.support.vllm_server import Answer, VllmStandIn
 
 KEY = "sk-nobody-may-read-this"
@@ -138,3 +148,78 @@ async def test_native_tool_calls_of_a_function_are_run(folder: Path) -> None:
 
     trajectory = await create_agent("Tool", {"tool_names": ["calculator"]}).run_trajectory("p", generate, "t")
     assert (trajectory.get_final_response(), offered) == ("It is 42.", [["calculator"]] * 2)
+
+
+class Thinker(BaseAgent):
+    """Asks until there is a final answer; the first call may have a limit of its own."""
+
+    async def run_trajectory(self, prompt: Any, llm_generate_func: Any, request_id: str, **kwargs: Any) -> Trajectory:
+        trajectory = Trajectory(request_id=request_id)
+        trajectory.add_step(TrajectoryStep(step_type=StepType.OBSERVATION, content=prompt))
+        while self.should_continue(trajectory):
+            answer = await llm_generate_func(self.format_messages_for_llm(trajectory), **kwargs)
+            trajectory.add_step(self.parse_llm_output(answer))
+        self.finalize_trajectory(trajectory)
+        return trajectory
+
+
+async def test_own_trajectory_stops_at_max_steps_and_has_the_verifiers_reward(folder: Path) -> None:
+    trajectory = await Thinker(max_steps=3).run_trajectory(
+        "Go.", says("one", "two", "three"), "thinker", verifier={"commands": ["true"]}
+    )
+    assert [step.content for step in trajectory.steps] == ["Go.", "one", "two"]
+    assert (trajectory.get_total_reward(), trajectory.is_completed) == (1.0, True)
+    assert trajectory.metadata["turns"] == 2
+    assert Trajectory.from_dict(trajectory.to_dict()) == trajectory
+
+
+async def test_agents_with_own_trajectories_run_side_by_side() -> None:
+    agent = Thinker(max_steps=2)
+    prompts = [f"number {number}" for number in range(3)]
+
+    async def generate(messages: Sequence[Mapping[str, Any]]) -> str:
+        await asyncio.sleep(0.1)
+        return str(messages[-1]["content"])
+
+    ran = await asyncio.gather(*(agent.run_trajectory(prompt, generate, "same") for prompt in prompts))
+    assert [trajectory.get_final_response() for trajectory in ran] == prompts
+
+
+async def test_limit_that_one_call_cannot_have_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    trajectory = await Thinker().run_trajectory("Go.", says("one"), "thinker", max_tokens=99)
+    assert trajectory.metadata["stopReason"] == "AgentError"
+    assert "max_tokens is 99" in caplog.text
+    assert "set max_tokens_per_step of Thinker" in caplog.text
+
+
+async def test_plugins_of_an_agent_are_called() -> None:
+    agent = GeneralAgent(plugins=["SafetyFilter"])
+    agent.set_tools({"bash": create_tool("BashExecutor")})
+    model = says('Action: bash\nAction Input: {"command": "rm -rf /"}', "Final Answer: no")
+    trajectory = await agent.run_trajectory("Remove all.", model, "unsafe")
+    (result,) = [step for step in trajectory.steps if step.step_type is StepType.ACTION_RESULT]
+    assert result.is_error
+    assert "SafetyFilter" in result.content
+
+
+@pytest.mark.parametrize("by_variable", [True, False])
+async def test_trajectory_is_not_kept_when_asked_not_to(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool
+) -> None:
+    if by_variable:
+        monkeypatch.setenv("AGENTIC_SAVE_TRAJECTORIES", "false")
+    agent = GeneralAgent(save=None if by_variable else False)
+    trajectory = await agent.run_trajectory("Go.", says("Final Answer: 42"), "unsaved")
+    assert trajectory.get_final_response() == "42"
+    assert not list(folder.iterdir())
+
+
+async def test_client_answers_with_tool_calls_when_given_tools(server: VllmStandIn) -> None:
+    client = create_llm_client(KEY, f"{server.url}/v1", "policy")
+    function = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
+    message = await client.generate(
+        [{"role": "user", "content": "x"}], tools=[{"type": "function", "function": function}]
+    )
+    assert isinstance(message, dict)
+    assert message["role"] == "assistant"
+    assert isinstance(await client.generate([{"role": "user", "content": "x"}]), str)

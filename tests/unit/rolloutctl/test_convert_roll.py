@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "roll.yaml"
 
 
-def converted(path: Path, evaluation: bool = False, **changes: Any) -> tuple[dict[str, Any], str]:
+def converted(
+    path: Path, evaluation: bool = False, overrides: Sequence[str] = (), **changes: Any
+) -> tuple[dict[str, Any], str]:
     path.write_text(yaml.safe_dump({key: value for key, value in (OWN | changes).items() if value is not None}))
-    converter, conversion = convert_file(path, evaluation=evaluation)
+    converter, conversion = convert_file(path, evaluation=evaluation, overrides=overrides)
     assert converter.system == "ROLL"
     return conversion.manifest["spec"], "\n".join(map(str, conversion.notes))
 
@@ -158,8 +161,53 @@ async def test_what_comes_out_runs(path: Path) -> None:
         ({"custom_envs": {}}, "'Lake' is not in custom_envs"),
         ({"pretrain": None}, "pretrain: is missing"),
         ({"val_env_manager": None, "evaluation": True}, "val_env_manager: is missing, and --eval takes it"),
+        ({"overrides": ["seeed=8"]}, r"'seeed=8': the file has no key seeed; add one with \+seeed=8"),
+        ({"overrides": ["seed"]}, r"'seed': expected KEY=VALUE, \+KEY=VALUE, \+\+KEY=VALUE or ~KEY"),
+        (
+            {"overrides": ["train_env_manager.num_env_groups=9"]},
+            r"num_groups_partition: the numbers \[1, 1, 1\] add up to 3, and num_env_groups is 9; make them agree",
+        ),
+        (
+            {"overrides": ["+train_env_manager.groups_per_env=9"]},
+            "groups_per_env: is not a known key, and may decide how many rollouts there are",
+        ),
+        ({"overrides": ["+train_env_manager.env_groups=3"]}, "env_groups: is an older name of num_env_groups"),
     ],
 )
 def test_what_cannot_be_converted_names_the_key(path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CommandError, match=message):
         converted(path, **changes)
+
+
+OLDER: dict[str, Any] = {
+    "exp_name": "older",
+    "pretrain": "some/model",
+    "action_sep": "||",
+    "max_actions_per_traj": 12,
+    "train_env_manager": {"format_penalty": -0.05, "env_groups": 4, "group_size": 8, "tags": ["Boxes"], "n_groups": 4},
+    "custom_envs": {
+        "Boxes": {
+            "env_type": "sokoban",
+            "env_instruction": "Push all boxes to targets.",
+            "max_tokens": 100,
+            "env_config": {"dim_x": 6, "dim_y": 7, "num_boxes": 1, "max_steps": 100},
+        }
+    },
+}
+
+
+def test_file_of_an_older_roll_keeps_counts_limits_and_rules(path: Path) -> None:
+    path.write_text(yaml.safe_dump(OLDER))
+    spec = convert_file(path)[1].manifest["spec"]
+    [boxes] = spec["tasks"]["environments"]
+    assert (boxes["groups"], spec["groupSize"], spec["runners"]["concurrency"]) == (4, 8, 32)
+    assert (boxes["maxSteps"], boxes["formatPenalty"]) == (12, -0.05)
+    assert boxes["config"] == {"num_boxes": 1, "env_instruction": "Push all boxes to targets.", "dim_room": [6, 7]}
+    assert spec["agent"]["config"] == {"actionSeparator": "||"}
+
+
+def test_overrides_change_values_before_references_are_filled_in(path: Path) -> None:
+    overrides = ["steps=3", "train_env_manager.group_size=5", "++reward_clip=2", "~output_dir", "exp_name=other"]
+    spec, _ = converted(path, overrides=overrides, output_dir="elsewhere")
+    assert (spec["tasks"]["environments"][0]["maxSteps"], spec["groupSize"]) == (3, 6)
+    assert (spec["reward"]["clip"], spec["output"]["uri"]) == (2, "output")

@@ -96,18 +96,12 @@ def test_a_huge_wrong_value_does_not_fill_the_context() -> None:
     assert len(str(caught.value)) < 300
 
 
-async def untyped(a) -> str:  # type: ignore[no-untyped-def]
-    return ""
+def test_signature_that_no_model_can_fill_is_refused_when_it_is_made() -> None:
+    async def star(*a: int) -> str:
+        return ""
 
-
-async def star(*a: int) -> str:
-    return ""
-
-
-@pytest.mark.parametrize("function", [untyped, star])
-def test_a_signature_that_no_model_can_fill_is_refused_when_it_is_made(function: Any) -> None:
-    with pytest.raises(TypeError, match=f"{function.__name__}: parameter a"):
-        Signature(function)
+    with pytest.raises(TypeError, match="star: parameter a"):
+        Signature(star)
 
 
 def test_a_type_that_json_cannot_give_is_refused_when_it_is_made() -> None:

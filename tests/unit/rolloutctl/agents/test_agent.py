@@ -1,5 +1,6 @@
 """What an agent in Python is made of, before it runs."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from agent_runtime.agents.react import ReAct
 from agent_runtime.agents.tool_calling import ToolCalling
 from agent_runtime.models.extensions import ExtensionError
 from rolloutctl.agents import AgenticRollout, AgenticRolloutConfig, PromptBuilder, create_agent, create_agents
+from rolloutctl.agents.settings import saves_trajectories, set_log_level
 
 
 async def generate(messages: Any) -> str:
@@ -34,7 +36,6 @@ def test_the_kinds_of_agents_are_made_by_name() -> None:
     ("field", "value", "complaint"),
     [
         ("batch_size", 8, "batch_size is 8, and can be 1 alone: .* asyncio.gather"),
-        ("save_trajectories", False, "every trajectory is recorded; trajectory_save_path says where"),
         ("include_trajectory_in_output", False, "what run_trajectory returns is the trajectory"),
     ],
 )
@@ -58,3 +59,16 @@ async def test_a_prompt_without_content_is_refused() -> None:
 def test_a_variable_is_filled_in_everywhere_and_other_braces_stay() -> None:
     builder = PromptBuilder("Mend {bug}.").add_section("Form", '{"name": "{bug}"}').add_variable("bug", "#123")
     assert builder.build() == 'Mend #123.\n\nForm:\n{"name": "#123"}'
+
+
+def test_log_level_and_saving_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("rolloutctl.agents")
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    monkeypatch.setattr(logger, "handlers", [])
+    set_log_level({"AGENTIC_LOG_LEVEL": "debug"})
+    assert logger.level == logging.DEBUG
+    with pytest.raises(ValueError, match="AGENTIC_LOG_LEVEL is 'loud'; expected DEBUG, INFO"):
+        set_log_level({"AGENTIC_LOG_LEVEL": "loud"})
+    assert (saves_trajectories({}), saves_trajectories({"AGENTIC_SAVE_TRAJECTORIES": "False"})) == (True, False)
+    with pytest.raises(ValueError, match="AGENTIC_SAVE_TRAJECTORIES is 'maybe'; expected true or false"):
+        saves_trajectories({"AGENTIC_SAVE_TRAJECTORIES": "maybe"})

@@ -96,16 +96,16 @@ async def test_an_object_with_execute_is_a_tool_by_its_signature() -> None:
     named = NamedTool("mine", Plain(), stops=False)
     assert (named.name, named.description, named.runs_in) == ("mine", "Says it twice.", "Runner")
     assert named.parameters["required"] == ["text"]
-    assert (await result_of(Plain(), text="a")).content == "{'said': 'aa'}"
+    assert (await result_of(Plain(), text="a")).content == '{"said": "aa"}'
 
 
-def test_a_parameter_without_a_type_is_refused() -> None:
+async def test_parameter_without_a_type_takes_any_value() -> None:
     class Untyped:
-        async def execute(self, text):  # type: ignore[no-untyped-def]
-            return text
+        async def execute(self, text, times=1):  # type: ignore[no-untyped-def]
+            return [text] * times
 
-    with pytest.raises(TypeError, match="parameter text has no type; annotate it"):
-        NamedTool("mine", Untyped(), stops=False)
+    assert NamedTool("mine", Untyped(), stops=False).parameters["properties"]["text"] == {}
+    assert (await result_of(Untyped(), text={"a": 1})).content == '[{"a": 1}]'
 
 
 def test_a_wrapper_tells_its_own_description_and_does_what_it_wraps() -> None:
