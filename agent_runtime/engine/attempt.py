@@ -105,7 +105,9 @@ class Attempt:
     async def seal(self, outcome: Outcome, *, reason: str, message: str) -> Result:
         """End the rollout here and now, without a verdict, with what is recorded so far."""
         if not self._records and self._work is None:
-            self._records = await self._journal.begin()
+            # An earlier process may have left a workspace, which is released with the seal.
+            with contextlib.suppress(SandboxFailure):
+                await self._resume()
         if self._work is not None:
             await self._journal.append(self._work.take_unwritten())
         return await self._seal(self._all_records(), outcome, None, reason=reason, message=message)

@@ -20,14 +20,13 @@ class RolloutRun:
         self._failures: list[tuple[int, FailedRecord]] = []
         self._attempt: Attempt | None = None
         self._number = 0
+        self._has_read_earlier = False
 
     async def run(self) -> Result:
         """The rollout's sealed result. Cancelling it leaves everything as it is, to be resumed or sealed by `cancel`."""
-        if self._rollout.index in self._context.earlier.begun:
-            await self._read_earlier_attempts()
         while True:
             await self._context.drain.gate()
-            self._attempt = await Attempt.claim(self._context, self._rollout, self._number, self._failures)
+            self._attempt = await self._claim()
             ended = await self._attempt.run()
             if isinstance(ended, Result):
                 return ended
@@ -53,15 +52,22 @@ class RolloutRun:
     async def cancel(self, reason: str, message: str) -> Result:
         """Seal it as Cancelled; after `run` was cancelled, or instead of it."""
         if self._attempt is None:
-            self._attempt = await Attempt.claim(self._context, self._rollout, self._number, self._failures)
+            self._attempt = await self._claim()
         return await self._attempt.seal(Outcome.CANCELLED, reason=reason, message=message)
 
+    async def _claim(self) -> Attempt:
+        if not self._has_read_earlier and self._rollout.index in self._context.earlier.begun:
+            await self._read_earlier_attempts()
+        self._has_read_earlier = True
+        return await Attempt.claim(self._context, self._rollout, self._number, self._failures)
+
     async def _read_earlier_attempts(self) -> None:
-        """Failures that an earlier process recorded; the last attempt is gone on with, failed or not."""
+        """Read the failures that an earlier process recorded; the latest attempt is resumed, failed or not."""
         numbers: Sequence[int] = await self._context.record.attempts(self._rollout.index)
+        failures = []
         for number in sorted(numbers)[:-1]:
             records = await read_attempt(self._context.record, self._rollout.index, number)
             failed = next((record for record in records if isinstance(record, FailedRecord)), None)
             if failed is not None:
-                self._failures.append((number, failed))
-        self._number = max(numbers, default=0)
+                failures.append((number, failed))
+        self._failures, self._number = failures, max(numbers, default=0)

@@ -326,7 +326,10 @@ class SandboxProvider(Protocol):
         """
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> Workspace:
-        """The workspace that an earlier process had, with the fence raised. Raises SandboxFailure when it is gone."""
+        """The workspace that an earlier process had, with the fence raised. Raises SandboxFailure when it is gone.
+
+        A workspace that was ended by its own programs is reattached; calls in it raise WorkspaceLimit, as before.
+        """
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
         """Destroy workspaces that an earlier process left behind: those for which `unwanted(attempt, name)` is true."""

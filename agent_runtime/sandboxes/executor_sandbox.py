@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, WorkspaceLimit, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client import ExecutorClient, Hold
 from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, PreparedGroups, prepare
@@ -102,9 +102,10 @@ class ExecutorSandbox:
                 f"now {self.client.boot_id})",
             )
         workspace = self._workspace(spec, Hold(handle["workspace"], fence), handle["prepared"])
-        # Frozen where that process died between keeping a checkpoint and recording where the agent goes on: it will ask for
-        # the same fork again.
-        await workspace.require_live(or_frozen=True)
+        # Frozen: the earlier process died between keeping a checkpoint and recording it, and this one repeats the fork.
+        # Ended by its own programs: the next call in it raises the same WorkspaceLimit that the earlier process would get.
+        with contextlib.suppress(WorkspaceLimit):
+            await workspace.require_live(or_frozen=True)
         await workspace.fence()
         if handle["prepared"] is not None:
             self._groups.adopt(handle["prepared"], spec.group)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.agents.base import Agent, AgentContext
-from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary
+from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary, RolloutSealed
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models.base import ContextExceeded, Model, ModelError, ModelReply, ModelRequest, ToolCall
@@ -399,3 +399,43 @@ def stream_job(folder: Path) -> RolloutJob:
     manifest = a_job(folder).model_dump(mode="json", by_alias=True, exclude_none=True)
     manifest["spec"]["tasks"] = {"stream": {"maxInFlight": 2}}
     return RolloutJob.model_validate(manifest)
+
+
+class Killed(Exception):
+    """Ends a run between two of its steps, as SIGKILL does."""
+
+
+async def test_cancel_after_a_resume_seals_the_latest_attempt_and_frees_its_workspace(tmp_path: Path) -> None:
+    world = f"outcomes-{next(worlds)}"
+    completion = {"minCompletedPerGroup": 1, "cancelStragglers": True}
+    job = a_job(tmp_path, completion=completion)
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}}
+    is_waiting = asyncio.Event()
+
+    async def slow(request: ModelRequest) -> None:
+        if request.member == 1:
+            is_waiting.set()
+            await asyncio.sleep(3600)
+        await is_waiting.wait()
+
+    def die(event: Event) -> None:
+        if isinstance(event, RolloutSealed):
+            raise Killed
+
+    lost = failing("acquire", {"1-0"})
+    first = run_job(job, provider=DummyProvider(world, **lost), model=OneCall(slow), observer=die, **common)
+    with pytest.raises(Killed):
+        await first
+    assert list(DummyProvider.worlds[world].workspaces) == ["1-1.agent"]
+
+    left: list[str] = []
+
+    class Provider(DummyProvider):
+        async def close(self, *, keep: bool = False) -> None:
+            left.extend(self.world.workspaces)
+            await super().close(keep=keep)
+
+    summary = await run_job(job, provider=Provider(world), model=OneCall(slow), **common)
+    result = Ran(tmp_path, summary, []).results[1]
+    assert (result["outcome"], result["attempt"], len(result["failedAttempts"])) == ("Cancelled", 1, 1)
+    assert left == []

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, Workspace
+from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, Workspace, WorkspaceLimit
 from agent_runtime.sandboxes.local import LocalProvider
 from agent_runtime.sandboxes.local_environment import readable_by, running_environment
 from tests.integration.sandboxes.conftest import FIRST, spec, template
@@ -68,6 +68,23 @@ async def test_a_killed_runner_loses_no_command_and_runs_none_twice(tmp_path: Pa
     assert await say(workspace, command, "1:slow") == "once"
     assert await say(workspace, "cat count", "1:look") == "once"
     await provider.close()
+
+
+@only_root
+async def test_reattached_workspace_still_reports_that_its_programs_ended_it(tmp_path: Path) -> None:
+    first, second = (LocalProvider(tmp_path, template("Plain"), places=2) for _ in range(2))
+    await first.open()
+    workspace = await first.acquire(spec(user="0"), attempt="0-1", fence=FIRST, name="agent")
+    attack = "kill -KILL $(parent() { sed 's/.*) . //' /proc/$1/stat | cut -d' ' -f1; }; parent $PPID); sleep 30"
+    with pytest.raises(WorkspaceLimit):
+        await workspace.run(attack, key="1:attack", deadline_seconds=60)
+    await first.close(keep=True)
+    await second.open()
+    again = await second.reattach(workspace.handle, spec=spec(user="0"), fence=Fence(2, "second"))
+    with pytest.raises(WorkspaceLimit, match="killed"):
+        await again.run(attack, key="1:attack", deadline_seconds=60)
+    await again.release()
+    await second.close()
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
