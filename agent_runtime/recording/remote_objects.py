@@ -21,7 +21,7 @@ _REQUEST_RETRY: Final[Any] = {
 # the same prefix, AWS_PROFILE for one, are not known to it, and an unknown one is refused.
 _SETTINGS: Final = {
     "AWS": """access_key_id secret_access_key session_token region default_region endpoint endpoint_url endpoint_url_s3
-        virtual_hosted_style_request role_arn role_session_name web_identity_token_file sts_endpoint
+        virtual_hosted_style_request role_arn role_session_name web_identity_token_file endpoint_url_sts
         container_credentials_relative_uri container_credentials_full_uri container_authorization_token_file
         metadata_endpoint request_payer s3_express server_side_encryption sse_kms_key_id skip_signature""",
     "GOOGLE": "service_account service_account_key application_credentials",

@@ -12,6 +12,7 @@ import os
 import random
 import re
 import secrets
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,9 +26,7 @@ from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
     GenericError,
-    PermissionDeniedError,
     PreconditionError,
-    UnauthenticatedError,
 )
 from obstore.store import LocalStore, MemoryStore
 
@@ -53,11 +52,47 @@ _READS_AT_ONCE: Final = 64
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 15.0
 
-# Timeout, conflict of concurrent writes, too many requests: gone when asked again. Every other 4xx stays.
-_PASSING_CLIENT_ERRORS: Final = frozenset({"408", "409", "425", "429"})
-# Gone when asked again.
-_PASSING_OS_ERRORS: Final = frozenset({errno.EAGAIN, errno.EMFILE})
-# Nobody makes room unless they are told.
+TRANSIENT_CODES: Final[Mapping[str, str]] = {
+    "RequestTimeout": "",
+    "RequestTimeTooSkewed": "set this machine's clock",
+    "ExpiredToken": "renew the credentials",
+    "ExpiredTokenException": "renew the web identity token",
+    "TokenRefreshRequired": "renew the credentials",
+    "IDPCommunicationError": "",
+    "BadDigest": "",
+    "XAmzContentSHA256Mismatch": "",
+    "IncompleteBody": "",
+    "NoSuchUpload": "",
+    "OperationAborted": "",
+    "ConditionalRequestConflict": "",
+    "SlowDown": "",
+    "Throttling": "",
+    "ThrottlingException": "",
+    "RequestLimitExceeded": "",
+    "InternalError": "",
+    "ServiceUnavailable": "",
+}
+"""Error codes of S3 and STS that repetition overcomes, whatever the status. The value says what to do where it does not."""
+
+FINAL_CODES: Final[Mapping[str, str]] = {
+    "AccessDenied": "allow these credentials to list the bucket, and to get and put objects below the prefix",
+    "NoSuchBucket": "create the bucket, or correct output.uri",
+    "InvalidAccessKeyId": "correct AWS_ACCESS_KEY_ID",
+    "XAdminUserNotFound": "correct AWS_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": "correct AWS_SECRET_ACCESS_KEY",
+    "InvalidToken": "correct AWS_SESSION_TOKEN",
+    "AuthorizationHeaderMalformed": "set AWS_REGION to the region of the bucket",
+    "PermanentRedirect": "set AWS_REGION to the region of the bucket",
+    "NotImplemented": "use storage that supports create-only writes (If-None-Match: *)",
+    "QuotaExceeded": "make room in the bucket, and run the same command again to resume",
+}
+"""Error codes that repetition does not overcome, with what to do. Other codes are final by their status."""
+
+_ABSENT_CODES: Final = frozenset({"", "NoSuchKey", "BlobNotFound"})
+_TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
+_UNEXPLAINED_STATUSES: Final = frozenset({400, 403})
+"""Without a code, as in every answer to HEAD, these may stand for a timeout or an expired token as well as for a refusal."""
+_TRANSIENT_OS_ERRORS: Final = frozenset({errno.EAGAIN, errno.EMFILE})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -87,7 +122,6 @@ RequestObserver = Callable[[str, float, bool], None]
 """Is told of each request: operation, seconds, whether it failed."""
 
 _TAKEN: Final[Answers] = (AlreadyExistsError, FileExistsError, PreconditionError)
-_ABSENT: Final[Answers] = (FileNotFoundError,)
 
 
 @dataclass(frozen=True)
@@ -148,7 +182,7 @@ class Store:
             if standing is not None:
                 return standing == data
             # S3 answers 409 while another conditional write of the key is under way: neither has won yet.
-            await pauses.wait("another write of the key never came to an end")
+            await pauses.wait("another write of the same key did not end")
 
     async def put(self, key: str, data: bytes) -> None:
         """Write an object, whatever stands there."""
@@ -169,10 +203,7 @@ class Store:
         async def read() -> float:
             return (await obstore.head_async(self.objects, self.prefix + key))["last_modified"].timestamp()
 
-        try:
-            return await self._retried("head", key, read, _ABSENT)
-        except _ABSENT:
-            return None
+        return await self._found("head", key, read)
 
     async def get(self, key: str) -> bytes | None:
         """The object's bytes, or None where there is none."""
@@ -182,10 +213,7 @@ class Store:
                 return bytes(obstore.get(self.objects, self.prefix + key).bytes())
             return bytes(await (await obstore.get_async(self.objects, self.prefix + key)).bytes_async())
 
-        try:
-            return await self._retried("get", key, read, _ABSENT)
-        except _ABSENT:
-            return None
+        return await self._found("get", key, read)
 
     async def get_all(self, keys: Sequence[str]) -> Contents:
         """The bytes of many objects, in the order of their keys, read side by side."""
@@ -202,56 +230,24 @@ class Store:
     async def create_stream(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectDigest:
         """Write an object of any size in bounded memory. The digest's key is the one given here.
 
-        Up to 8 MiB it is one create-only write. Beyond, it is a multipart upload, which obstore cannot make conditional:
-        the key is looked up first, and two writers at once must be kept away by the key's own name (the journal puts its
-        epoch there, which has a single holder). Nothing is visible before the last part. Raises what `chunks` raises, and
-        StorageError where another object stands.
+        Up to 8 MiB it is one create-only write. A larger object waits on the disk and becomes a multipart upload, which
+        obstore cannot make conditional: the key is looked up first, and the key's own name must keep two writers apart
+        (the journal puts its epoch there, which has a single holder). Nothing is visible before the last part. Raises what
+        `chunks` raises, and StorageError where another object stands.
         """
         digest, size = hashlib.sha256(), 0
-        failure: BaseException | None = None
-
-        async def parts() -> AsyncIterator[bytes]:
-            nonlocal size, failure
-            part = bytearray()
-            try:
-                async for chunk in chunks:
-                    digest.update(chunk)
-                    size += len(chunk)
-                    part += chunk
-                    if len(part) >= PART_BYTES:
-                        yield bytes(part)
-                        part.clear()
-            except Exception as error:
-                failure = error
-                raise
-            yield bytes(part)
-
-        source = parts()
-        first = await anext(source)
-        taken = f"{self.uri}/{key}: another object stands there; it is written once only"
-        if len(first) < PART_BYTES:
-            if not await self.create(key, first):
-                raise StorageError(taken)
-        else:
-            if await self._size(key) is not None:
-                raise StorageError(taken)
-
-            async def all_parts() -> AsyncIterator[bytes]:
-                yield first
-                async for part in source:
-                    yield part
-
-            try:
-                await obstore.put_async(
-                    self.objects, self.prefix + key, all_parts(), chunk_size=PART_BYTES, max_concurrency=2
-                )
-            except Exception as error:
-                # obstore wraps what the source raised; the caller wants it as it was.
-                if failure is not None:
-                    raise failure from None
-                # The last request's reply may have got lost; asked again, the store no longer knows that upload.
-                if await self._size(key) != size:
-                    raise self._judged(key, error) from error
+        with tempfile.SpooledTemporaryFile(max_size=PART_BYTES) as spool:
+            async for chunk in chunks:
+                digest.update(chunk)
+                size += len(chunk)
+                spool.write(chunk)
+            if size < PART_BYTES:
+                spool.seek(0)
+                created = await self.create(key, spool.read())
+            elif created := await self._size(key) is None:
+                await self.put_file(key, spool)
+        if not created:
+            raise StorageError(f"{self.uri}/{key}: another object has this key, which is written only once")
         return ObjectDigest(key=key, sha256=digest.hexdigest(), bytes=size)
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
@@ -344,10 +340,16 @@ class Store:
         async def read() -> int:
             return (await obstore.head_async(self.objects, self.prefix + key))["size"]
 
+        return await self._found("head", key, read)
+
+    async def _found(self, name: str, key: str, operation: Callable[[], Awaitable[T]]) -> T | None:
+        """The operation's result, or None where the object does not exist."""
         try:
-            return await self._retried("head", key, read, _ABSENT)
-        except _ABSENT:
-            return None
+            return await self._retried(name, key, operation, (FileNotFoundError,))
+        except FileNotFoundError as error:
+            if _code(error) in _ABSENT_CODES:
+                return None
+            raise self._judged(key, error) from error  # NoSuchBucket: the object itself may well exist
 
     async def _retried(self, name: str, key: str, operation: Callable[[], Awaitable[T]], answers: Answers = ()) -> T:
         """The operation's result, repeated while storage is away. Exceptions that are `answers` pass through."""
@@ -358,10 +360,10 @@ class Store:
             except answers:
                 raise
             except (BaseError, OSError) as error:
-                judged = self._judged(key, error)
-                if not isinstance(judged, StorageUnavailable):
-                    raise judged from error
-                await pauses.wait(_first_line(error))
+                judged_error = self._judged(key, error)
+                if not isinstance(judged_error, StorageUnavailable):
+                    raise judged_error from error
+                await pauses.wait(str(judged_error))
 
     async def _timed(self, name: str, operation: Callable[[], Awaitable[T]], answers: Answers) -> T:
         started, failed = time.perf_counter(), False
@@ -376,28 +378,10 @@ class Store:
             self.on_request(name, time.perf_counter() - started, failed)
 
     def _judged(self, key: str, error: Exception) -> StorageError:
-        """What a failure means: StorageUnavailable where it may pass, StorageError where it stays."""
-        where, text = f"{self.uri}/{key}", _first_line(error)
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-            return StorageError(f"{where}: access was refused; check the credentials and their policy: {text}")
-        status = re.search(r"status code: (\d{3})", str(error))
-        if status and status[1] in _PASSING_CLIENT_ERRORS:
-            return StorageUnavailable(f"{where}: {text}")  # also where obstore takes a 409 for "already exists"
-        if status and status[1].startswith("4"):
-            return StorageError(f"{where}: the request was refused; check credentials, region and bucket: {text}")
-        if "Received redirect without LOCATION" in text:
-            return StorageError(f"{where}: the bucket is in another region; set AWS_REGION: {text}")
-        number = _os_error(error, text)
-        if isinstance(self.objects, LocalStore) and number in _FULL:
-            return StorageError(f"{where}: the disk is full; make room and run the same again, nothing is lost: {text}")
-        if isinstance(self.objects, LocalStore) and number is not None and number not in _PASSING_OS_ERRORS:
-            return StorageError(f"{where}: the folder refuses it; check its rights and what stands there: {text}")
-        if not isinstance(error, GenericError | OSError):
-            return StorageError(f"{where}: {text}")
-        return StorageUnavailable(f"{where}: {text}")
+        return judged(f"{self.uri}/{key}", error, on_disk=isinstance(self.objects, LocalStore))
 
     def _pauses(self, key: str) -> "_Pauses":
-        return _Pauses(f"{self.uri}/{key}", time.monotonic() + self.patience_seconds)
+        return _Pauses(f"{self.uri}/{key}", self.patience_seconds, time.monotonic() + self.patience_seconds)
 
 
 @dataclass
@@ -405,6 +389,7 @@ class _Pauses:
     """Growing pauses between repetitions, with full jitter so that many runners do not come back at once."""
 
     where: str
+    patience_seconds: float
     deadline: float
     pause: float = _FIRST_PAUSE_SECONDS
 
@@ -412,7 +397,10 @@ class _Pauses:
         """Sleep before the next try. Raises StorageUnavailable when the patience is used up."""
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise StorageUnavailable(f"{self.where}: storage is away, and the patience for it is used up: {reason}")
+            raise StorageUnavailable(
+                f"{self.where}: storage did not accept the request for {self.patience_seconds:.0f} seconds, and the run "
+                f"stops. Run the same command again to resume. The last answer: {reason}"
+            )
         await asyncio.sleep(min(left, random.uniform(0, self.pause)))
         self.pause = min(self.pause * 2, _LONGEST_PAUSE_SECONDS)
 
@@ -422,8 +410,47 @@ def _delete_local(objects: LocalStore, path: str) -> None:
         obstore.delete(objects, path)
 
 
+def judged(where: str, error: Exception, *, on_disk: bool) -> StorageError:
+    """What a failure means: StorageUnavailable if repetition may overcome it, StorageError if not.
+
+    The store's own code decides, then the status, then the number of the operating system.
+    """
+    text, code, status = _first_line(error), _code(error), _status(error)
+    if code in TRANSIENT_CODES:
+        return StorageUnavailable("; ".join(filter(None, (text, TRANSIENT_CODES[code]))))
+    if code in FINAL_CODES:
+        return StorageError(f"{where}: {text}; {FINAL_CODES[code]}")
+    if status in _TRANSIENT_STATUSES:
+        return StorageUnavailable(text)
+    if status in _UNEXPLAINED_STATUSES and not code:
+        return StorageUnavailable(f"{text} (without an error code); check credentials, region and bucket")
+    if status is not None and 400 <= status < 500:
+        return StorageError(f"{where}: the request was refused; check credentials, region and bucket: {text}")
+    if "Received redirect without LOCATION" in text:
+        return StorageError(f"{where}: the bucket is in another region; set AWS_REGION: {text}")
+    number = _os_error(error, text) if on_disk else None
+    if number in _FULL:
+        return StorageError(f"{where}: the disk is full; make room and run the same command again to resume: {text}")
+    if number is not None and number not in _TRANSIENT_OS_ERRORS:
+        return StorageError(f"{where}: the folder refuses it; check its permissions and content: {text}")
+    if not isinstance(error, GenericError | OSError):
+        return StorageError(f"{where}: {text}")
+    return StorageUnavailable(text)
+
+
+def _code(error: Exception) -> str:
+    """The store's error code, from the XML of a refused request or the line on a refused deletion; empty without one."""
+    found = re.search(r"<Code>(\w+)</Code>|\(code: (\w+)\)", str(error))
+    return (found[1] or found[2]) if found else ""
+
+
+def _status(error: Exception) -> int | None:
+    found = re.search(r"status code: (\d{3})", str(error))
+    return None if found is None else int(found[1])
+
+
 def _os_error(error: Exception, text: str) -> int | None:
-    """The errno of a failure, which obstore has in its words."""
+    """The errno of a failure, which obstore quotes in its message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = re.search(r"\(os error (\d+)\)", text)

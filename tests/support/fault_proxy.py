@@ -37,6 +37,8 @@ class FaultProxy:
     """The connection breaks before the request is passed on."""
     lost_reply: float = 0
     """The request is passed on and done; the connection breaks before its reply."""
+    refusals: list[tuple[int, str]] = field(default_factory=list)
+    """Status and error code for each of the next requests, which are not passed on."""
     down: bool = False
     """Every connection breaks."""
     port: int = 0
@@ -64,6 +66,8 @@ class FaultProxy:
             await asyncio.sleep(self.delay_seconds)
         if self.down or self._happens("lost request", self.lost_request):
             return _break(request)
+        if self.refusals:
+            return _error(*self.refusals.pop(0))
         if self._happens("unavailable", self.unavailable):
             return _error(503, "SlowDown")
         if self._happens("throttled", self.throttled):

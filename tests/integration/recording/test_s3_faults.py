@@ -11,7 +11,7 @@ import pytest
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.journal import Journal, Superseded, read_attempt
 from agent_runtime.recording.reader import open_run
-from agent_runtime.recording.store import StorageError, StorageUnavailable, Store
+from agent_runtime.recording.store import PART_BYTES, StorageError, StorageUnavailable, Store
 from rollout_api.records import Record, Result, StopReason, StopRecord
 from tests.support.fault_proxy import FaultProxy
 from tests.support.records import completed, small_job
@@ -107,7 +107,7 @@ async def test_a_runner_waits_while_storage_is_away_and_then_goes_on(through: St
 async def test_when_the_patience_is_used_up_the_error_says_which_object(s3: S3, proxy: FaultProxy, uri: str) -> None:
     impatient = Store.open(uri, s3.environ(proxy.port), patience_seconds=0)
     proxy.unavailable = 1
-    with pytest.raises(StorageUnavailable, match=rf"{uri}/some/key: storage is away"):
+    with pytest.raises(StorageUnavailable, match=rf"{uri}/some/key: storage did not accept the request .*SlowDown"):
         await impatient.create("some/key", b"data")
 
 
@@ -140,13 +140,70 @@ async def test_a_run_in_s3_is_resumed_read_and_finished(direct: Store) -> None:
     assert await record.attempts(0) == [0]
 
 
-async def test_wrong_credentials_and_a_missing_bucket_are_told_at_once(s3: S3, uri: str) -> None:
-    wrong = Store.open(uri, s3.environ() | {"AWS_SECRET_ACCESS_KEY": "wrong"})
-    with pytest.raises(StorageError, match="check the credentials"):
-        await asyncio.wait_for(wrong.probe(), 10)
-    missing = Store.open("s3://no-such-bucket/x", s3.environ())
-    with pytest.raises(StorageError, match=r"check credentials, region and bucket: .*NoSuchBucket"):
-        await asyncio.wait_for(missing.probe(), 10)
+PASSING_REFUSALS = [
+    (400, "RequestTimeout"),
+    (400, "ExpiredToken"),
+    (403, "RequestTimeTooSkewed"),
+    (409, "OperationAborted"),
+    (409, "ConditionalRequestConflict"),
+    (400, "BadDigest"),
+    (400, "IncompleteBody"),
+    (503, "SlowDown"),
+    (500, "InternalError"),
+    (429, "TooManyRequests"),
+]
+
+
+@pytest.mark.parametrize("refusal", PASSING_REFUSALS)
+async def test_run_survives_every_operation_refused_once(
+    through: Store, direct: Store, proxy: FaultProxy, refusal: tuple[int, str]
+) -> None:
+    async def large() -> AsyncIterator[bytes]:
+        yield b"x" * (PART_BYTES + 1)
+
+    proxy.refusals = [refusal]
+    assert await through.create("key", b"data")
+    for operation in (
+        lambda: through.put("other", b"data"),
+        lambda: through.get("key"),
+        lambda: through.modified("key"),
+        lambda: through.list(""),
+        lambda: through.folders(),
+        lambda: through.create_stream("large", large()),
+        lambda: through.delete(["other"]),
+    ):
+        assert not proxy.refusals
+        proxy.refusals = [refusal]
+        await operation()
+    assert sorted(meta.key for meta in await direct.list("")) == ["key", "large"]
+
+
+async def test_large_upload_survives_a_refused_part(through: Store, direct: Store, proxy: FaultProxy) -> None:
+    async def large() -> AsyncIterator[bytes]:
+        yield b"x" * PART_BYTES
+        yield b"y" * PART_BYTES
+
+    proxy.refusals = [(404, "NoSuchKey"), (404, "NoSuchUpload"), (400, "RequestTimeout"), (400, "RequestTimeout")]
+    await through.create_stream("large", large())
+    assert [meta.size for meta in await direct.list("")] == [2 * PART_BYTES]
+
+
+@pytest.mark.parametrize("code", ["NoSuchBucket", "XAdminUserNotFound"])
+async def test_refusal_with_status_404_is_not_a_missing_object(through: Store, proxy: FaultProxy, code: str) -> None:
+    proxy.refusals = [(404, code)]
+    with pytest.raises(StorageError, match=f"{code}.*; (create the bucket|correct AWS_ACCESS_KEY_ID)"):
+        await through.get("journal/of/a/rollout")
+
+
+async def test_probe_says_how_to_correct_credentials_and_bucket(s3: S3, uri: str) -> None:
+    for wrong, advice in (
+        (Store.open(uri, s3.environ() | {"AWS_SECRET_ACCESS_KEY": "wrong"}), "correct AWS_SECRET_ACCESS_KEY"),
+        (Store.open(uri, s3.environ() | {"AWS_ACCESS_KEY_ID": "wrong"}), "correct AWS_ACCESS_KEY_ID"),
+        (Store.open("s3://no-such-bucket/x", s3.environ()), r"NoSuchBucket: .*; create the bucket, or correct output"),
+    ):
+        with pytest.raises(StorageError, match=advice) as refused:
+            await asyncio.wait_for(wrong.probe(), 10)
+        assert not isinstance(refused.value, StorageUnavailable)
 
 
 async def test_storage_that_ignores_create_only_writes_is_refused_before_anything_is_recorded() -> None:

@@ -2,12 +2,22 @@
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from obstore.exceptions import GenericError, PermissionDeniedError
 
-from agent_runtime.recording.store import PART_BYTES, StorageError, Store
+from agent_runtime.recording.store import (
+    FINAL_CODES,
+    PART_BYTES,
+    TRANSIENT_CODES,
+    StorageError,
+    StorageUnavailable,
+    Store,
+    judged,
+)
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -63,7 +73,7 @@ async def test_a_large_object_is_written_and_read_whole_whatever_its_size(store:
     assert (digest.key, digest.bytes) == ("large", size)
     assert digest.sha256 == hashlib.sha256(data).hexdigest()
     assert b"".join([piece async for piece in store.stream("large")]) == data
-    with pytest.raises(StorageError, match="another object stands there"):
+    with pytest.raises(StorageError, match="another object has this key"):
         await store.create_stream("large", another_object(size))
 
 
@@ -117,6 +127,49 @@ async def test_a_file_where_a_folder_is_needed_is_no_reason_to_wait_for_minutes(
     await folder.put("seals", b"")
     with pytest.raises(StorageError, match="the folder refuses it"):
         await asyncio.wait_for(folder.create("seals/0.json", b"{}"), 5)
+
+
+def refusal(status: int, code: str) -> str:
+    """As obstore words the answer of an S3 server."""
+    xml = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>why</Message></Error>" if code else ""
+    return (
+        f"Generic S3 error: Error performing PUT http://s3/b/key in 1ms - Server returned non-2xx status code: {status} "
+        f"Any: {xml}\n\nDebug source:\nGeneric {{\n}}"
+    )
+
+
+@pytest.mark.parametrize("code", [*TRANSIENT_CODES, *FINAL_CODES])
+def test_error_code_decides_whatever_the_status(code: str) -> None:
+    for kind, status in itertools.product(
+        (GenericError, PermissionDeniedError), (200, 400, 401, 403, 404, 409, 412, 429, 500, 503)
+    ):
+        found = judged("s3://b/key", kind(refusal(status, code)), on_disk=False)
+        assert isinstance(found, StorageUnavailable) == (code in TRANSIENT_CODES)
+        assert code in str(found)
+        assert str(found).endswith({**TRANSIENT_CODES, **FINAL_CODES}[code])
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (refusal(403, ""), True),
+        (refusal(400, ""), True),
+        (refusal(404, ""), False),
+        (refusal(401, ""), False),
+        (refusal(403, "AccountProblem"), False),
+        (refusal(400, "InvalidArgument"), False),
+        (refusal(408, ""), True),
+        (refusal(503, "NeverHeardOf"), True),
+        ("Generic S3 error: Error performing PUT http://s3/b/key - HTTP error: error sending request", True),
+        ("Generic S3 error: Unable to extract metadata from headers: ETag Header missing from response", True),
+        ("Generic S3 error: Failed to read token file '/x': No such file or directory (os error 2)", True),
+        ("Generic S3 error: DeleteObjects request failed for key p/x: Slow down (code: SlowDown)", True),
+        ("Generic S3 error: DeleteObjects request failed for key p/x: Access Denied (code: AccessDenied)", False),
+        ("Generic S3 error: Received redirect without LOCATION, this normally indicates", False),
+    ],
+)
+def test_refusal_without_a_listed_code_is_judged_by_its_status(error: str, transient: bool) -> None:
+    assert isinstance(judged("s3://b/key", GenericError(error), on_disk=False), StorageUnavailable) == transient
 
 
 @pytest.mark.parametrize(
