@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from agent_runtime.engine.branching import branch_tasks
+from agent_runtime.engine.branching import find_origins
 from agent_runtime.engine.check import check_job
 from agent_runtime.engine.opening import Surroundings
 from agent_runtime.engine.preflight import missing_programs
@@ -41,7 +41,8 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
         stream = job.spec.tasks.stream is not None
         base_dir = manifest.resolve().parent
         if job.spec.tasks.branch is not None:
-            loaded = asyncio.run(branch_tasks(job, base_dir, os.environ))
+            origins = asyncio.run(find_origins(job, base_dir, os.environ))
+            loaded = LoadedTasks([origin.task for origin in origins])
         else:
             loaded = LoadedTasks([]) if stream else load_tasks(job.spec.tasks, base_dir, os.environ)
     except (ManifestError, TaskSourceError) as error:

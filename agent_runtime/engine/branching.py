@@ -1,8 +1,8 @@
 """Rollouts that go on from a turn of another one (`tasks.branch`): what they go on from, fixed once for the whole run.
 
 Task, records up to the turn and the nearest snapshot are read from the source when a branching run starts, and written to
-`branches/<group>.json.zst` of that run. From then on the source may go on, or go: all processes of the run, and those that
-resume it, read the same.
+`branches/<group>.json.zst` of that run; the snapshot's layers are kept in its own output. From then on no process of the run
+reads the source, so it may change or be deleted.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
 from agent_runtime.recording.segments import RecordCorrupt, compress, decompress, json_bytes
 from agent_runtime.recording.store import StorageError, Store
 from agent_runtime.recording.stream import StreamRecord
-from agent_runtime.tasks import LoadedTasks, TaskProblem, TaskSourceError, load_tasks
+from agent_runtime.tasks import TaskProblem, TaskSourceError, load_tasks
 from rollout_api.base import ApiModel
 from rollout_api.model import ModelSpec
 from rollout_api.records import (
@@ -49,7 +49,7 @@ class Origin(ApiModel):
     snapshot: SnapshotRecord | None
     """The latest one at or before the turn."""
     layers_uri: str
-    """Output that has the snapshot's layers."""
+    """Output of the source, which has the snapshot's layers until `fix_origins` has copied them."""
     prefix: list[Record]
     """Copies of the source's model calls and tool results up to the turn."""
 
@@ -167,54 +167,55 @@ class _Source:
         )
 
 
-async def branch_tasks(job: RolloutJob, base_dir: Path, environ: Mapping[str, str]) -> LoadedTasks:
-    """The tasks of a job with `tasks.branch`, one a group. Raises TaskSourceError with all that is wrong."""
+async def find_origins(
+    job: RolloutJob, base_dir: Path, environ: Mapping[str, str], run: Store | None = None
+) -> list[Origin]:
+    """What each group of a job with `tasks.branch` goes on from: as `run`, its own, has it, else as the source has it now.
+
+    Raises TaskSourceError with all that is wrong.
+    """
     problems: list[TaskProblem] = []
-    tasks: list[Task] = []
+    origins: list[Origin] = []
+    names: set[str] = set()
     runs = _Runs(base_dir, environ)
     for number, entry in enumerate(job.spec.tasks.branch or []):
         try:
-            source = await runs.source(entry)
-            _refuse_other_agent(source.run.reader.job, job, entry.turn)
-            task = await source.task()
-            if any(other.name == task.name for other in tasks):
-                task = task.model_copy(update={"name": f"{task.name}-{number}"})
-            tasks.append(task)
-            await source.origin(task, keeps_ids=True)
+            origin = None if run is None else await read_origin(run, number)
+            if origin is None:
+                source = await runs.source(entry)
+                _refuse_other_agent(source.run.reader.job, job, entry.turn)
+                task = await source.task()
+                if task.name in names:
+                    task = task.model_copy(update={"name": f"{task.name}-{number}"})
+                keeps_ids = same_tokens(source.run.reader.job.spec.model, job.spec.model)
+                origin = await source.origin(task, keeps_ids=keeps_ids)
+            names.add(origin.task.name)
+            origins.append(origin)
         except (ValueError, NoSuchRun, RecordCorrupt, StorageError) as error:
             where = f"tasks.branch[{number}]: rollout {entry.index} of {entry.job}"
             problems.append(TaskProblem(where, None, str(error)))
     if problems:
         raise TaskSourceError(problems)
-    return LoadedTasks(tasks)
+    return origins
 
 
-async def fixed_origins(
-    record: JobRecord, tasks: Sequence[Task], base_dir: Path, environ: Mapping[str, str]
-) -> dict[int, Origin]:
-    """What each group of a run goes on from, by its number: as the first process of the run found it.
-
-    Raises TaskSourceError.
-    """
+async def fix_origins(record: JobRecord, found: Sequence[Origin], environ: Mapping[str, str]) -> dict[int, Origin]:
+    """Write what the groups of a run go on from; what stands there already counts. Raises RecordCorrupt, StorageError."""
     origins = {}
-    runs = _Runs(base_dir, environ)
-    for group, entry in enumerate(record.job.spec.tasks.branch or []):
-        origin = await read_origin(record.store, group)
-        if origin is None:
-            source = await runs.source(entry)
-            keeps_ids = same_tokens(source.run.reader.job.spec.model, record.job.spec.model)
-            try:
-                found = await source.origin(tasks[group], keeps_ids=keeps_ids)
-            except ValueError as error:
-                raise TaskSourceError([TaskProblem(f"tasks.branch[{group}]", None, str(error))]) from error
-            await record.store.create(_key(group), compress(json_bytes(found)))
-            origin = await read_origin(record.store, group)
-            assert origin is not None, "it was just written"
-        if origin.snapshot is not None and origin.layers_uri == record.output.uri:
-            layers = Layers(record.output, record.store)
-            for layer in origin.snapshot.layers:
-                await layers.name(layer)
-        origins[group] = origin
+    for group, origin in enumerate(found):
+        standing = await read_origin(record.store, group)
+        if standing is None:
+            layers, own = origin.snapshot.layers if origin.snapshot else [], Layers(record.output, record.store)
+            for layer in layers:
+                if origin.layers_uri == record.output.uri:
+                    await own.name(layer)
+                else:
+                    source = Layers(Store.open(origin.layers_uri, environ), record.store)
+                    await own.keep(source.load(layer), layer.bytes)
+            await record.store.create(_key(group), compress(json_bytes(origin)))
+            standing = await read_origin(record.store, group)
+            assert standing is not None, "it was just written"
+        origins[group] = standing
     return origins
 
 

@@ -19,7 +19,6 @@ from agent_runtime.engine.turns import Turns
 from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.segments import RecordCorrupt
-from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import (
     FileError,
     SandboxFailure,
@@ -103,7 +102,7 @@ class Branching:
             try:
                 await workspace.restore(self._layers.load(layer), key=f"{LIFECYCLE_TURN}:layer-{number}")
             except RecordCorrupt as error:
-                raise SandboxFailure("SnapshotLost", f"{self.origin.layers_uri}/{error}") from error
+                raise SandboxFailure("SnapshotLost", str(error)) from error
             except (FileError, WorkspaceLimit) as error:
                 raise SandboxFailure(
                     "RestoreFailed", f"the snapshot of turn {snapshot.turn}: {error.message}"
@@ -211,16 +210,12 @@ def branchings(
     job: RolloutJob,
     make_agent: Callable[[], Agent] | None,
     tools: Mapping[str, Tool],
-    run: Store,
-    environ: Mapping[str, str],
+    layers: Layers,
 ) -> dict[int, Branching]:
     """The starting states of a branching job's groups, by number."""
     if make_agent is None:
         return {}
-    return {
-        group: Branching(origin, job, make_agent, tools, Layers(Store.open(origin.layers_uri, environ), run))
-        for group, origin in origins.items()
-    }
+    return {group: Branching(origin, job, make_agent, tools, layers) for group, origin in origins.items()}
 
 
 def _shown(text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.agents.registry import find_agent
-from agent_runtime.engine.branching import fixed_origins
+from agent_runtime.engine.branching import Origin, fix_origins
 from agent_runtime.engine.branching_snapshots import snapshot_store
 from agent_runtime.engine.branching_state import branchings
 from agent_runtime.engine.context import Earlier, RunContext
@@ -75,9 +75,18 @@ def refuse_text_only(job: RolloutJob, model: Model) -> None:
 
 @contextlib.asynccontextmanager
 async def open_run(
-    job: RolloutJob, tasks: Sequence[Task], surroundings: Surroundings, *, new: bool, observer: Observer
+    job: RolloutJob,
+    tasks: Sequence[Task],
+    surroundings: Surroundings,
+    *,
+    new: bool,
+    observer: Observer,
+    origins: Sequence[Origin] = (),
 ) -> AsyncIterator[RunContext]:
-    """A run that is ready to start, closed at the end. Raises what is wrong with any part of it."""
+    """A run that is ready to start, closed at the end. `origins` are those of the groups of a job with `tasks.branch`.
+
+    Raises what is wrong with any part of it.
+    """
     is_command = job.spec.agent.is_command
     if is_command and (stepped := next((task.name for task in tasks if task.steps), None)) is not None:
         raise TaskSourceError([TaskProblem(f"task {stepped}", None, NOT_FOR_PROGRAMS)])
@@ -109,7 +118,8 @@ async def open_run(
             await provider.sweep(
                 lambda attempt, name: name.split(".")[0] != "agent" or int(attempt.split("-")[0]) in earlier.sealed
             )
-        origins = await fixed_origins(record, tasks, surroundings.base_dir, surroundings.environ)
+        fixed = await fix_origins(record, origins, surroundings.environ)
+        layers = Layers(store, record.store)
         context = RunContext(
             job=job,
             record=record,
@@ -125,8 +135,8 @@ async def open_run(
             drain=surroundings.drain,
             plugins=plugins,
             environments=environments,
-            snapshots=snapshot_store(Layers(store, record.store), job.spec.sandbox),
-            origins=branchings(origins, job, make_agent, tools, store, surroundings.environ),
+            snapshots=snapshot_store(layers, job.spec.sandbox),
+            origins=branchings(fixed, job, make_agent, tools, layers),
         )
         try:
             yield context

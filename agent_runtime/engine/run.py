@@ -7,15 +7,17 @@ from types import MappingProxyType
 from typing import Protocol
 
 from agent_runtime.agents.base import Agent
-from agent_runtime.engine.branching import branch_tasks
+from agent_runtime.engine.branching import Origin, find_origins
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import JobEnded, JobStarted, JobSummary, Observer
 from agent_runtime.engine.groups import Groups, JobAborted, outcome_counts
-from agent_runtime.engine.opening import Surroundings, open_run
+from agent_runtime.engine.opening import Surroundings, open_run, output_uri
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.stream_feed import StreamFeed
 from agent_runtime.models.base import Model
+from agent_runtime.recording.job_record import standing_run
+from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.tasks import LoadedTasks, load_tasks
 from agent_runtime.tools.base import Tool
@@ -50,12 +52,16 @@ async def run_job(
     requested `drain` after the turns that run; both leave the rest resumable.
     """
     streamed = job.spec.tasks.stream is not None
+    origins: Sequence[Origin] = ()
     if job.spec.tasks.branch is not None:
-        loaded = await branch_tasks(job, base_dir, environ)
+        store = Store.open(output_uri(job, base_dir), environ)
+        standing = None if new else await standing_run(store, job)
+        origins = await find_origins(job, base_dir, environ, standing)
+        loaded = LoadedTasks([origin.task for origin in origins])
     else:
         loaded = LoadedTasks([]) if streamed else load_tasks(job.spec.tasks, base_dir, environ)
     surroundings = Surroundings(base_dir, environ, provider, model, shard, drain or Drain(), plugins, agent, tools)
-    async with open_run(job, loaded.tasks, surroundings, new=new, observer=observer) as context:
+    async with open_run(job, loaded.tasks, surroundings, new=new, observer=observer, origins=origins) as context:
         return await _run(context, loaded, stop or asyncio.Event())
 
 

@@ -151,6 +151,15 @@ class JobRecord:
         return statistics_of(seal.result for seal in (await self.seals()).values())
 
 
+async def standing_run(store: Store, job: RolloutJob) -> Store | None:
+    """The folder of the run that `JobRecord.open` resumes for this job; None where it starts a first one."""
+    name, uid = job.metadata.name, job.metadata.uid
+    if uid is not None:
+        return store.below(f"{name}-{uid[:8]}")
+    newest = await newest_run(store, name)
+    return None if newest is None else store.below(newest[0])
+
+
 async def newest_run(store: Store, name: str) -> tuple[str, JobFile] | None:
     """Folder and `job.json` of the newest run of that name."""
     of_name = re.compile(rf"{re.escape(name)}-[0-9a-f]{{8}}")

@@ -2,16 +2,23 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent_runtime.engine.events import Event, WorkspaceAcquired
+from agent_runtime.engine.run import run_job
+from agent_runtime.recording import gc
 from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.tasks import TaskSourceError
 from rollout_api.records import BranchRecord, Outcome, SnapshotRecord
+from rollout_api.rollout_job import RolloutJob
 from tests.integration.engine.branching import bash, branching, counting, done, run_of, searching
 
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
@@ -87,6 +94,46 @@ async def test_a_branch_can_be_branched_and_needs_its_source_no_more(tmp_path: P
     script["task"] = "count@0.1@0.2"
     second = await done(tmp_path, again)
     assert (await observed(second, 1))[-2] == "0\n1\nb\nc\n[exit code 0]"
+
+
+def run_until_first_workspace(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Start a run that dies when its first workspace is there, and nothing of the attempt is recorded yet."""
+
+    def die(event: Event) -> None:
+        if isinstance(event, WorkspaceAcquired):
+            raise SystemExit
+
+    job = RolloutJob.model_validate(manifest)
+    with pytest.raises(SystemExit):
+        asyncio.run(run_job(job, base_dir=folder, environ=os.environ, observer=die))
+
+
+@pytest.mark.parametrize("output", ["./out", "./elsewhere"])
+def test_branching_run_resumes_when_its_source_is_deleted(tmp_path: Path, output: str) -> None:
+    source = asyncio.run(done(tmp_path, counting(sandbox={"snapshotEveryTurns": 2})))
+    manifest = branching(run_of(source), 3)
+    manifest["spec"]["output"]["uri"] = output
+    run_until_first_workspace(tmp_path, manifest)
+    for layer in (tmp_path / "out" / "layers").iterdir():
+        os.utime(layer, (0, 0))
+    asyncio.run(gc.collect(Store.open(str(tmp_path / "out"), {}), keep_newest=0, dry_run=False))
+    assert not (tmp_path / run_of(source)).exists()
+    summary = asyncio.run(run_job(RolloutJob.model_validate(manifest), base_dir=tmp_path, environ=os.environ))
+    assert summary.completed
+    assert summary.mean_reward == 1.0
+
+
+@pytest.mark.parametrize("workspaces", MODES, ids=["overlay", "plain"])
+def test_differences_of_a_branch_are_recorded_when_its_first_runner_dies(
+    tmp_path: Path, workspaces: dict[str, str]
+) -> None:
+    sandbox = {"workspaces": workspaces}
+    source = asyncio.run(done(tmp_path, counting(commands=["date +%s.%N", "echo 1"], sandbox=sandbox)))
+    manifest = branching(run_of(source), 1, count=1, sandbox=sandbox)
+    run_until_first_workspace(tmp_path, manifest)
+    for result in asyncio.run(done(tmp_path, manifest)).results():
+        assert result.branched_from is not None
+        assert len(result.branched_from.differences) == 1
 
 
 async def test_folders_that_plain_is_told_to_keep_are_there_in_a_branch(tmp_path: Path) -> None:
