@@ -21,6 +21,7 @@ from rollout_api.sandbox import Provider
 from rolloutctl.console import Form, FormOption, answer_json, answer_table, err, number, out, say
 from rolloutctl.errors import Exit
 from rolloutctl.manifest import read_manifest
+from rolloutctl.transcript import harmless
 
 ManifestArgument = Annotated[Path, typer.Argument(help="A RolloutJob, YAML or JSON.")]
 ProviderOption = Annotated[
@@ -98,6 +99,10 @@ def check(manifest: ManifestArgument, provider: ProviderOption = None, form: For
             ],
             right=["reward"],
         )
+        for row in wrong:
+            if row.output:
+                out.print(Text(f"Verifier output of {row.task}, agent {row.agent}:", "bold"))
+                out.print(Text(harmless(row.output)), soft_wrap=True)
         say(f"{len(rows) - len(wrong)} of {len(rows)} checks are right.")
         if shared := [row.task for row in rows if row.only_shared]:
             say(f"Only Shared can grade {', '.join(shared)}: an agent there could forge its reward.", "yellow")

@@ -43,8 +43,9 @@ class Client:
     """Runs jobs in this process.
 
     A job is a RolloutJob or the path of its manifest. Relative paths in it start at the manifest's folder, or at the
-    working directory for a RolloutJob. `provider` and `model` take the place of what the manifest names; `environ` is
-    where API keys and storage credentials are looked up. `plugins` (objects, or classes) are called after the manifest's.
+    working directory for a RolloutJob. `provider` and `model` take the place of what the manifest names. API keys and
+    storage credentials are looked up in `environ`, in `os.environ` when left out. `plugins` (objects, or classes) are called
+    after the manifest's.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class Client:
         *,
         provider: Provider | SandboxProvider | None = None,
         model: Model | None = None,
-        environ: Mapping[str, str] = os.environ,
+        environ: Mapping[str, str] | None = None,
         plugins: Sequence[object] = (),
     ) -> None:
-        self._provider, self._model, self._environ, self._plugins = provider, model, environ, plugins
+        self._provider, self._model, self._plugins = provider, model, plugins
+        self._environ = os.environ if environ is None else environ
 
     async def run(
         self,

@@ -1,12 +1,13 @@
 """Where a command's words go: what was asked for to standard output, everything else to standard error."""
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -46,6 +47,29 @@ out = _console(sys.stdout)
 err = _console(sys.stderr, stderr=True)
 
 
+@contextlib.contextmanager
+def only_answers_on_stdout() -> Iterator[None]:
+    """Send to standard error what user code (plugins, agents, tools, and programs that they start) writes to standard
+    output, so that the answer stays valid JSON or a valid export. Answers go to `out`."""
+    sys.stdout.flush()
+    stdout, answers = sys.stdout, os.dup(1)
+    os.dup2(2, 1)
+    with (
+        open(answers, "w", encoding=stdout.encoding, errors="replace") as out.file,
+        contextlib.redirect_stdout(sys.stderr),
+    ):
+        try:
+            yield
+        finally:
+            os.dup2(answers, 1)
+    out.file = stdout
+
+
+def answer_stream() -> TextIO:
+    """Where the answer goes, for commands that write it by themselves."""
+    return cast(TextIO, out.file)
+
+
 def say(message: str, style: str = "") -> None:
     """A line for the person, not part of the answer."""
     err.print(Text(harmless(message), style), soft_wrap=True)
@@ -53,7 +77,7 @@ def say(message: str, style: str = "") -> None:
 
 def answer_json(value: Any) -> None:
     """The answer as JSON: the only thing on standard output."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    answer_stream().write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 
 def answer_table(

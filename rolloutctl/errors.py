@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 from enum import IntEnum
 
+from agent_runtime.engine.run_folder import RunInProgress
 from agent_runtime.models.base import ModelConfigError, ModelError
 from agent_runtime.models.extensions import ExtensionError
 from agent_runtime.recording.exports.parquet import PyarrowMissing
@@ -60,6 +61,7 @@ _KNOWN: tuple[tuple[type[Exception], Exit, str], ...] = (
     (TaskSourceError, Exit.BAD_INPUT, ""),
     (ExtensionError, Exit.BAD_INPUT, ""),
     (ManifestChanged, Exit.BAD_INPUT, ""),
+    (RunInProgress, Exit.BAD_INPUT, ""),
     (StreamClosed, Exit.BAD_INPUT, ""),
     (NameTaken, Exit.BAD_INPUT, ""),
     (NoSuchRun, Exit.BAD_INPUT, ""),

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from agent_runtime.recording.export import FILES, FOLDERS, Format
 from agent_runtime.recording.export import export as lines_of
-from rolloutctl.console import named_file, say
+from rolloutctl.console import answer_stream, named_file, say
 from rolloutctl.errors import CommandError
 from rolloutctl.runs import JobArgument, find_run
 
@@ -62,7 +61,7 @@ async def _export_file(reference: str, form: Format, file: Path) -> int:
 async def _export(reference: str, form: Format, file: Path | None) -> int:
     run = await find_run(reference, os.environ)
     count = 0
-    target = file.open("wb") if file else sys.stdout.buffer
+    target = file.open("wb") if file else answer_stream().buffer
     try:
         async for line in lines_of(run, form):
             target.write(line)

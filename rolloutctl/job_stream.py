@@ -9,7 +9,6 @@ All of it goes through object storage: submitter and runners never talk to one a
 """
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any, Self
@@ -41,7 +40,7 @@ class JobStream:
 
     @classmethod
     async def open(
-        cls, reference: str, environ: Mapping[str, str] = os.environ, *, patience_seconds: float = 0
+        cls, reference: str, environ: Mapping[str, str] | None = None, *, patience_seconds: float = 0
     ) -> Self:
         """The stream of a run: its URI or folder, its manifest, or its name in ./out.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from rolloutctl.console import say
+from rolloutctl.console import only_answers_on_stdout, say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
 
 DEBUG = "debug"
@@ -128,7 +128,11 @@ def _command(name: str) -> Any:
         alone.add_typer(module.app, name=name, epilog=EXIT_CODES)
     else:
         alone.command(name, epilog=EXIT_CODES)(getattr(module, name.replace("-", "_")))
-    return typer.main.get_group(alone).commands[name]
+    command = typer.main.get_group(alone).commands[name]
+    for leaf in command.commands.values() if isinstance(command, TyperGroup) else [command]:
+        assert leaf.callback is not None  # a command always has one
+        leaf.callback = only_answers_on_stdout()(leaf.callback)
+    return command
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from agent_runtime.engine.opening import output_uri
-from agent_runtime.recording.job_record import newest_run
+from agent_runtime.recording.job_record import read_job_file
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
 from rolloutctl.errors import CommandError, did_you_mean
@@ -61,25 +61,42 @@ def place_of(reference: str | None) -> Place:
     return Place(DEFAULT_OUTPUT, reference)
 
 
-async def find_run(reference: str | None, environ: Mapping[str, str] = os.environ) -> RunReader:
+async def find_run(reference: str | None, environ: Mapping[str, str] | None = None) -> RunReader:
     """The run that is meant. Raises CommandError naming what there is instead, NoSuchRun and StorageError."""
     place = place_of(reference)
+    environ = os.environ if environ is None else environ
     store = open_existing(place.uri, environ)
-    if place.name is not None and _RUN_FOLDER.fullmatch(place.name):
+    if place.name is None and await store.get("job.json") is not None:
+        parent, _, folder = place.uri.rpartition("/")  # the URI of a run whose folder was renamed
+        return await open_run(open_existing(parent, environ), folder)
+    if place.name is not None and (_RUN_FOLDER.fullmatch(place.name) or await read_job_file(store, place.name)):
         return await open_run(store, place.name)
-    jobs = sorted({found["name"] for folder in await store.folders() if (found := _RUN_FOLDER.fullmatch(folder))})
-    if not jobs:
+    folders = await _runs_by_job(store)
+    if not folders:
         raise CommandError(f"{place.uri} holds no run", hint=_HELP)
-    if place.name is not None and place.name not in jobs:
+    if place.name is not None and place.name not in folders:
         raise CommandError(
-            f"{place.uri} holds no run of {place.name!r}, but of {_listed(jobs)}.{did_you_mean(place.name, jobs)}"
+            f"{place.uri} holds no run of {place.name!r}, but of {_listed(sorted(folders))}."
+            f"{did_you_mean(place.name, folders)}"
         )
-    if place.name is not None:
-        return await open_run(store, place.name)
-    if len(jobs) > 1 and reference is not None:
-        raise CommandError(f"{place.uri} holds runs of {_listed(jobs)}; say which one", hint=_HELP)
-    newest = [run for job in jobs if (run := await newest_run(store, job))]
-    return await open_run(store, max(newest, key=lambda run: run[1].created)[0])
+    if place.name is None and len(folders) > 1 and reference is not None:
+        raise CommandError(f"{place.uri} holds runs of {_listed(sorted(folders))}; say which one", hint=_HELP)
+    wanted = [folder for job, of_job in folders.items() if place.name in (None, job) for folder in of_job]
+    begun = [(job_file.created, folder) for folder in wanted if (job_file := await read_job_file(store, folder))]
+    if not begun:  # what an interrupted deletion left
+        raise CommandError(f"{place.uri} holds no run", hint=_HELP)
+    return await open_run(store, max(begun)[1])
+
+
+async def _runs_by_job(store: Store) -> dict[str, list[str]]:
+    """Folders of runs by the names of their jobs. A folder that was renamed says in its `job.json` what it is."""
+    runs: dict[str, list[str]] = {}
+    for folder in await store.folders():
+        if found := _RUN_FOLDER.fullmatch(folder):
+            runs.setdefault(found["name"], []).append(folder)
+        elif job_file := await read_job_file(store, folder):
+            runs.setdefault(job_file.manifest["metadata"]["name"], []).append(folder)
+    return runs
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from agent_runtime.recording.extraction import extract_all
 from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client import ExecutorClient, Hold
 from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
@@ -24,7 +25,7 @@ from agent_runtime.sandboxes.prepare import prepare
 from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, by_hand_name, executor_token, runner_name
 from rollout_api.sandbox import WORKING_DIR, Sandbox
 from rolloutctl.cluster_access import connect
-from rolloutctl.console import say
+from rolloutctl.console import answer_stream, say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Use a Sandbox in the cluster by hand.")
@@ -87,7 +88,7 @@ def snapshot(
 async def _execute(name: str, namespace: str | None, workspace: str, command: list[str], deadline: float) -> int:
     async with _opened(name, namespace, workspace) as place:
         result = await place.run(command, key=_key("exec"), deadline_seconds=deadline, head_bytes=MOST_OUTPUT_BYTES)
-    sys.stdout.buffer.write(result.stdout)
+    answer_stream().buffer.write(result.stdout)
     sys.stderr.buffer.write(result.stderr)
     if result.stdout_omitted or result.stderr_omitted:
         say(f"{result.stdout_omitted + result.stderr_omitted} bytes of output were left out.")
@@ -140,14 +141,10 @@ async def _copy_out(place: ExecutorWorkspace, path: str, target: Path) -> None:
             file.write(piece)
         file.seek(0)
         if found.type == "folder":
-            if not hasattr(tarfile, "data_filter"):
-                raise CommandError(
-                    f"{path}: this Python cannot unpack a sandbox's folder safely; it takes 3.11.4 or newer",
-                    hint="Copy files one by one, or use a newer Python.",
-                )
             target.mkdir(parents=True, exist_ok=True)
             with tarfile.open(fileobj=file) as archive:
-                archive.extractall(target, filter="data")
+                for refused in extract_all(archive, target):
+                    say(f"Not copied: {refused}.", "yellow")
             return
         to = target / found.name if target.is_dir() else target
         with tarfile.open(fileobj=file) as archive:

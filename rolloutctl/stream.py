@@ -10,7 +10,7 @@ import typer
 
 from agent_runtime.engine.session import FinishedGroup
 from agent_runtime.tasks import read_rows
-from rolloutctl.console import Form, FormOption, number, out, say
+from rolloutctl.console import Form, FormOption, answer_stream, number, out, say
 from rolloutctl.errors import EXIT_CODES, CommandError
 from rolloutctl.job_stream import JobStream
 
@@ -54,7 +54,7 @@ async def _submit(job: str, source: str, label: str | None, form: Form) -> None:
     stream = await JobStream.open(job)
     numbers = [await stream.submit(task, label) for task in tasks]
     if form is Form.JSON:
-        sys.stdout.write(json.dumps(numbers) + "\n")
+        answer_stream().write(json.dumps(numbers) + "\n")
     else:
         say(f"Submitted {len(numbers)} groups, {numbers[0]} to {numbers[-1]}.")
 
@@ -63,8 +63,8 @@ async def _tail(job: str, skip: list[int], form: Form) -> None:
     stream = await JobStream.open(job)
     async for group in stream.groups(skip):
         if form is Form.JSON:
-            sys.stdout.write(json.dumps(_wire(group), ensure_ascii=False) + "\n")
-            sys.stdout.flush()
+            answer_stream().write(json.dumps(_wire(group), ensure_ascii=False) + "\n")
+            answer_stream().flush()
         else:
             rewards = [result.reward for result in group.results if result.reward is not None]
             mean = number(sum(rewards) / len(rewards) if rewards else None, 3)

@@ -5,17 +5,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent_runtime.engine.events import Event, Observer, RolloutSealed
+from agent_runtime.engine.events import Observer
 from agent_runtime.engine.opening import Surroundings
 from agent_runtime.engine.preflight import missing_programs
 from agent_runtime.engine.run import run_job
-from rollout_api.records import Outcome, Result
+from agent_runtime.recording.reader import open_run
+from agent_runtime.recording.store import Store
+from rollout_api.records import Outcome, Seal
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task, Tasks, VerifierMode
 
 ONLY_SHARED = "can be graded in the agent's own workspace alone (Shared, forgeable)"
 SEPARATE_TOO = "can be graded in a workspace of its own too: give the job verifier.mode Separate"
+SHOWN_OUTPUT = 2000
+"""Characters of a verifier's output: a traceback or the end of a test report."""
 EXPECTED = {"Oracle": "reward 1", "Nop": "reward below 1"}
 
 
@@ -31,6 +35,8 @@ class CheckRow:
     message: str
     only_shared: bool = False
     """It is right in the agent's own workspace alone (mode Shared), where an agent can forge its reward."""
+    output: str = ""
+    """The end of what the verifier printed, of a row that is not ok."""
 
 
 async def check_job(
@@ -54,7 +60,7 @@ async def check_job(
     tasks = [task for task in tasks if task.name not in broken]
     solvable = [task for task in tasks if task.has_solution]
 
-    async def run(agent: str, tasks: Sequence[Task]) -> dict[str, Result]:
+    async def run(agent: str, tasks: Sequence[Task]) -> dict[str, Seal]:
         return await _run_agent(job, agent, tasks, base_dir, environ, provider, observer)
 
     # What a task may be graded by in Shared alone is a matter of trying: Separate first, which no agent can forge.
@@ -97,16 +103,10 @@ async def _run_agent(
     environ: Mapping[str, str],
     provider: Provider | None,
     observer: Observer,
-) -> dict[str, Result]:
+) -> dict[str, Seal]:
+    """Seals by the names of their tasks."""
     if not tasks:
         return {}
-    results: dict[str, Result] = {}
-
-    def observe(event: Event) -> None:
-        if isinstance(event, RolloutSealed):
-            results[event.result.task] = event.result
-        observer(event)
-
     with tempfile.TemporaryDirectory(prefix="agent-rollouts-check-") as folder:
         spec = job.spec.model_copy(
             update={
@@ -121,26 +121,32 @@ async def _run_agent(
             }
         )
         checked = job.model_copy(update={"spec": spec})
-        await run_job(checked, base_dir=base_dir, environ=environ, provider=provider, observer=observe)
-    return results
+        await run_job(checked, base_dir=base_dir, environ=environ, provider=provider, observer=observer)
+        run = await open_run(Store.open(folder, {}), job.metadata.name)
+    return {seal.result.task: seal for seal in run.seals.values()}
 
 
-def _environment_row(task: Task, result: Result | None) -> CheckRow:
+def _environment_row(task: Task, seal: Seal | None) -> CheckRow:
     """It can be reset; nobody knows its solution."""
+    result = seal.result if seal else None
     ok = result is not None and result.outcome is Outcome.COMPLETED
     message = "" if ok or result is None else f"{result.reason}: {result.message}"
     return CheckRow(task.name, "Nop", result.reward if result else None, result.outcome if result else "-", ok, message)
 
 
-def _row(task: Task, agent: str, result: Result | None) -> CheckRow:
-    if result is None:
+def _row(task: Task, agent: str, seal: Seal | None) -> CheckRow:
+    if seal is None:
         return CheckRow(task.name, agent, None, "-", False, "has no solution to prove it with; add one")
+    result = seal.result
+    printed = "\n".join(command.output for command in seal.verdict.commands) if seal.verdict else ""
+    output = printed[-SHOWN_OUTPUT:].strip()
     if not task.is_graded:
         return CheckRow(
             task.name, agent, None, result.outcome.value, False, "has no verifier, so it can have no reward"
         )
     if result.outcome is not Outcome.COMPLETED or result.reward is None:
-        return CheckRow(task.name, agent, None, result.outcome.value, False, f"{result.reason}: {result.message}")
+        message = f"{result.reason}: {result.message}"
+        return CheckRow(task.name, agent, None, result.outcome.value, False, message, output=output)
     ok = result.reward >= 1 if agent == "Oracle" else result.reward < 1
     message = "" if ok else f"expected {EXPECTED[agent]}"
-    return CheckRow(task.name, agent, result.reward, result.outcome.value, ok, message)
+    return CheckRow(task.name, agent, result.reward, result.outcome.value, ok, message, output="" if ok else output)

@@ -50,7 +50,7 @@ class RunContext:
     make_agent: Callable[[], Agent] | None
     """None where a program in the workspace is the agent."""
     tools: Mapping[str, Tool]
-    server_keys: Mapping[str, str]
+    server_keys: Mapping[str, str] = field(repr=False)
     """Keys of MCP servers, by name."""
     model: Model | None
     observer: Observer

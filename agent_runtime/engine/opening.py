@@ -15,7 +15,7 @@ from agent_runtime.engine.context import Earlier, RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
 from agent_runtime.engine.mcp import server_keys
-from agent_runtime.engine.run_folder import remove_run_folder, run_folder
+from agent_runtime.engine.run_folder import remove_run_folder, run_folder, run_lock
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.steps import NOT_FOR_PROGRAMS
 from agent_runtime.environments.open import check_environments
@@ -43,7 +43,7 @@ class Surroundings:
 
     base_dir: Path
     """Relative paths of the manifest start here."""
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
     provider: Provider | SandboxProvider | None = None
     model: Model | None = None
     shard: Shard = WHOLE_JOB
@@ -110,8 +110,21 @@ async def open_run(
         stack.push_async_callback(environments.close)
         await check_environments(tasks, job.spec.agent, environments)
         model = await _checked_model(job, surroundings, stack)
-        record = await JobRecord.open(store, job, tasks, new=new)
+        record = await JobRecord.find(store, job, tasks, new=new)
+        context: RunContext | None = None
+
+        async def close_provider() -> None:
+            await provider.close(keep=context is None or not context.finished)
+
+        def remove_folder() -> None:
+            if context is None or context.finished:
+                remove_run_folder(record.uid)
+
+        stack.callback(remove_folder)
+        stack.enter_context(run_lock(record.uid, surroundings.shard.index, record.folder))
         provider = await _open_provider(job, tasks, surroundings, uri, record)
+        stack.push_async_callback(close_provider)
+        await record.begin()
         earlier = await _read_earlier(record, surroundings.shard, job.spec.group_size, plugins)
         if record.resumed:
             # What an earlier process was grading is graded again; what it had sealed needs no workspace any more.
@@ -138,12 +151,7 @@ async def open_run(
             snapshots=snapshot_store(layers, job.spec.sandbox),
             origins=branchings(fixed, job, make_agent, tools, layers),
         )
-        try:
-            yield context
-        finally:
-            await provider.close(keep=not context.finished)
-            if context.finished:
-                remove_run_folder(record.uid)
+        yield context
 
 
 async def _checked_model(job: RolloutJob, surroundings: Surroundings, stack: contextlib.AsyncExitStack) -> Model | None:

@@ -1,13 +1,29 @@
-"""Where a run keeps what belongs to this machine alone: the sockets and tokens of its live sandboxes."""
+"""Where a run keeps what belongs to this machine alone: the sockets and tokens of its live sandboxes, and its lock."""
 
 import contextlib
+import fcntl
 import os
+import socket
 import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
+
+
+class RunInProgress(Exception):
+    """Another live process of this machine works on the run. `holder`: its process, host and start."""
+
+    def __init__(self, run: str, holder: str) -> None:
+        pid = holder.partition(" ")[0] or "PID"
+        super().__init__(
+            f"{run} is in progress: process {holder or 'unknown'} works on it. Wait for its end, stop it with "
+            f"`kill -INT {pid}` and run the same command to resume, or start another run with --new (Client: new=True)."
+        )
 
 
 def run_folder(uid: str) -> Path:
-    """A private folder of that run, the same for every process of this user that goes on with it.
+    """A private folder of that run, the same for every process of this user that resumes it.
 
     In the system's temporary folder, not beside the output: unix socket paths are limited to 107 bytes, and the output may
     be in object storage.
@@ -20,10 +36,42 @@ def run_folder(uid: str) -> Path:
 
 
 def remove_run_folder(uid: str) -> None:
-    """After the run's end. What a sandbox said stays, for whoever wants to read it."""
+    """After the run's end. The logs of its sandboxes stay, for whoever wants to read them."""
     for folder, _, _ in os.walk(_path(uid), topdown=False):
         with contextlib.suppress(OSError):  # not empty
             os.rmdir(folder)
+
+
+@contextlib.contextmanager
+def run_lock(uid: str, shard: int, name: str) -> Iterator[None]:
+    """Hold a shard of a run against other processes of this user on this machine. Raises RunInProgress.
+
+    The kernel releases the lock when its holder dies, so a killed run is resumed at once.
+    """
+    path = run_folder(uid) / f"shard-{shard}.lock"
+    with _locked(path, name) as file:
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink()
+
+
+def _locked(path: Path, name: str) -> TextIO:
+    while True:
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        except BlockingIOError:
+            file.seek(0)
+            raise RunInProgress(name, file.read()) from None
+        except FileNotFoundError:
+            pass
+        file.close()  # its holder ended between two of these calls, and removed it
 
 
 def _path(uid: str) -> Path:

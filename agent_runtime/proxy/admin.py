@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 
 from agent_runtime.proxy import keys
 from agent_runtime.proxy.chat import BadRequest, ErrorKind, decoded
-from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply, bearer, json_reply
+from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply, json_reply, request_key
 from agent_runtime.proxy.limits import Limits
 from agent_runtime.proxy.ownership import StoredSessions
 from agent_runtime.proxy.paths import SessionPath
@@ -76,7 +76,7 @@ class Admin:
             raise Refused(ErrorKind.UNAUTHORIZED, "this needs the proxy's admin key as bearer")
 
     def _is_admin(self, request: Incoming) -> bool:
-        key = bearer(request.headers)
+        key = request_key(request.headers)
         return key is not None and keys.matches(key, self._digest)
 
     async def _register(self, request: Incoming, name: str) -> Reply:
@@ -103,7 +103,7 @@ class Admin:
         store, name = self._sessions.store, target.session
         settings = await store.settings(name)
         if not self._is_admin(request):
-            if settings is None or (key := bearer(request.headers)) is None:
+            if settings is None or (key := request_key(request.headers)) is None:
                 raise Refused(
                     ErrorKind.UNAUTHORIZED, "this needs the proxy's admin key, or the session's own, as bearer"
                 )

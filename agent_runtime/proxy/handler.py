@@ -14,9 +14,9 @@ from agent_runtime.proxy.http import (
     BodyTooLarge,
     Incoming,
     Reply,
-    bearer,
     json_body,
     json_reply,
+    request_key,
 )
 from agent_runtime.proxy.keys import session_of
 from agent_runtime.proxy.metrics import Meter
@@ -76,7 +76,7 @@ class Handler:
 
     async def _told(self, request: Incoming, target: TurnPath) -> Reply:
         """Another replica tells whether a client has its reply."""
-        key = bearer(request.headers)
+        key = request_key(request.headers)
         if request.method != "POST" or key is None or (found := await self._sessions.find(target.session, key)) is None:
             raise unknown_key()
         if isinstance(found, Session):
@@ -84,7 +84,7 @@ class Handler:
         return json_reply(200, {})
 
     async def _call(self, request: Incoming, target: ApiCall) -> Reply:
-        key = target.key or bearer(request.headers)
+        key = target.key or request_key(request.headers)
         named = None if key is None else session_of(key)
         if key is None or named is None or target.session not in (None, named):
             raise unknown_key()

@@ -1,5 +1,7 @@
 """Requests and replies, whatever carries them: a socket, or an executor's model port."""
 
+import base64
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -56,9 +58,13 @@ def json_body(body: Any) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def bearer(headers: Mapping[str, str]) -> str | None:
-    """The key of a request: as OpenAI's clients send it, Anthropic's, or Azure's."""
+def request_key(headers: Mapping[str, str]) -> str | None:
+    """The key of a request, by lower-case headers: a bearer token, the password of Basic (which is how a URL carries a key),
+    `x-api-key` or `api-key`."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token.strip()
+    if scheme.lower() == "basic":
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(token, validate=True).decode().partition(":")[2] or None
     return headers.get("x-api-key") or headers.get("api-key") or None

@@ -29,6 +29,8 @@ class Run:
     bytes: int
     finished: bool
     """Its results are written."""
+    aborted: bool = False
+    """It was given up for too many infrastructure failures."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ async def list_runs(store: Store) -> list[Run]:
                 objects=len(objects),
                 bytes=sum(meta.size for meta in objects),
                 finished=any(meta.key == f"{folder}/results.jsonl" for meta in objects),
+                aborted=any(meta.key == f"{folder}/abort.json" for meta in objects),
             )
         )
     return sorted(runs, key=lambda run: (run.created, run.folder))
@@ -72,12 +75,14 @@ def plan(
 ) -> Plan:
     """Which runs go: those whose last write is longer ago, and those beyond the newest of their name.
 
+    An aborted run is not counted among the newest, so that it never takes the place of the last one with results.
     Given both, a run goes when both rules say so; given none, none goes. An unfinished run with recent writes never goes.
     """
     newer: dict[str, int] = {}
     delete, keep, spared = [], [], []
     for run in sorted(runs, key=lambda run: (run.created, run.folder), reverse=True):
-        rank = newer[run.name] = newer.get(run.name, -1) + 1
+        rank = newer.get(run.name, 0)
+        newer[run.name] = rank + (not run.aborted)
         rules = []
         if older_than_seconds is not None:
             rules.append(now - run.last_write > older_than_seconds)

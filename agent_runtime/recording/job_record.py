@@ -60,19 +60,28 @@ class JobFile(ApiModel):
 class JobRecord:
     """The folder of one run."""
 
-    def __init__(self, store: Store, folder: str, job: RolloutJob, uid: str, *, resumed: bool) -> None:
+    def __init__(self, store: Store, folder: str, job: RolloutJob, job_file: JobFile) -> None:
         self.output = store
         """All runs of this output, and the layers that they share."""
         self.store = store.below(folder)
         """Below the run's folder."""
-        self.folder, self.job, self.uid, self.resumed = folder, job, uid, resumed
+        self.folder, self.job, self.uid, self._job_file = folder, job, job_file.uid, job_file
+        self.resumed = False
+        """An earlier process, or another runner, began the run."""
 
     @classmethod
     async def open(cls, store: Store, job: RolloutJob, tasks: Sequence[Task], *, new: bool = False) -> "JobRecord":
-        """Start a run, or go on with the one that the same manifest and tasks started.
+        """Find the run and begin it."""
+        record = await cls.find(store, job, tasks, new=new)
+        await record.begin()
+        return record
 
-        A job with `metadata.uid` has one run. Without it, that is the newest run of its name, and a first one is started
-        where there is none. `new` always starts another run. Raises ManifestChanged, NameTaken, RecordCorrupt.
+    @classmethod
+    async def find(cls, store: Store, job: RolloutJob, tasks: Sequence[Task], *, new: bool = False) -> "JobRecord":
+        """The run that a start of this job resumes, or a new one, of which nothing is written before `begin`.
+
+        A job with `metadata.uid` has one run. Otherwise it is the newest run of that name. `new` always gives another
+        run. Raises ManifestChanged, NameTaken, RecordCorrupt.
         """
         name, uid = job.metadata.name, job.metadata.uid
         if new:
@@ -80,22 +89,30 @@ class JobRecord:
         elif uid is None and (newest := await newest_run(store, name)) is not None:
             uid = newest[1].uid
         uid = uid or str(uuid.uuid4())
-        folder = f"{name}-{uid[:8]}"
         wanted = JobFile(uid=uid, manifest=job.wire(), tasks=task_list(tasks))
-        data = wanted.model_dump_json().encode()
-        if await store.create(f"{folder}/job.json", data):
-            return cls(store, folder, job, uid, resumed=False)
-        standing = await read_job_file(store, folder)
+        record = cls(store, f"{name}-{uid[:8]}", job, wanted)
+        record.resumed = await record._exists()
+        return record
+
+    async def begin(self) -> None:
+        """Write `job.json`, from which on the run exists. Open everything else that the run needs first: a start that fails
+        must leave no run behind, which would be taken for the newest one. Raises as `find`."""
+        data = self._job_file.model_dump_json().encode()
+        if not self.resumed and not await self.store.create("job.json", data):
+            self.resumed = await self._exists()  # another runner of this job began it first
+
+    async def _exists(self) -> bool:
+        standing = await read_job_file(self.output, self.folder)
         if standing is None:
-            raise RecordCorrupt(f"{folder}/job.json", "it went away while the run was opened")
-        if standing.uid != uid:
+            return False
+        if standing.uid != self.uid:
             raise NameTaken(
-                f"{store.uri}/{folder} belongs to another job (uid {standing.uid}, this one is {uid}); "
+                f"{self.store.uri} belongs to another job (uid {standing.uid}, this one is {self.uid}); "
                 "give one of them another name, or another output.uri"
             )
-        if changes := _changes(standing, wanted):
-            raise ManifestChanged(f"{store.uri}/{folder}", changes)
-        return cls(store, folder, job, uid, resumed=True)
+        if changes := _changes(standing, self._job_file):
+            raise ManifestChanged(self.store.uri, changes)
+        return True
 
     async def seals(self, wanted: Callable[[int], bool] = lambda index: True) -> dict[int, Seal]:
         """Seals by index, of the rollouts that are wanted. Raises RecordCorrupt naming the key of a damaged one."""

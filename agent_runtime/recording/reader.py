@@ -135,9 +135,10 @@ async def _checked(store: Store, item: ObjectDigest) -> bytes:
 
 
 async def open_run(store: Store, name: str) -> RunReader:
-    """The newest run of a job's name, or the run with that very folder. Raises NoSuchRun, RecordCorrupt."""
-    newest = await newest_run(store, name)
-    folder, job_file = newest if newest else (name, await read_job_file(store, name))
+    """The run in the folder of that name, or the newest run of the job of that name. Raises NoSuchRun, RecordCorrupt."""
+    folder, job_file = name, await read_job_file(store, name)
+    if job_file is None and (newest := await newest_run(store, name)):
+        folder, job_file = newest
     if job_file is None:
         folders = await store.folders()
         known = f"there are {', '.join(folders[-10:])}" if folders else "it is empty"

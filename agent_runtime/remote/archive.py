@@ -1,10 +1,11 @@
 """A task's folder as tar.gz: packed for a server, and unpacked there from a sender that nobody trusts."""
 
 import io
-import os
 import tarfile
 from pathlib import Path
 from typing import Final
+
+from agent_runtime.recording.extraction import UnsafeMember, extract_member
 
 UNPACKED_BYTES: Final = 1 << 30
 """Most bytes of a task's files, of which each has at most 64 MiB (docs/harbor.md); what is larger belongs into its image."""
@@ -42,18 +43,14 @@ def unpack(archive: Path, folder: Path) -> None:
                     raise BadArchive(
                         f"the archive has more than {UNPACKED_BYTES} bytes unpacked; put what is large into the task's image"
                     )
-                tar.extract(member, folder, filter=_harmless)
+                if not (member.isreg() or member.isdir()):
+                    raise BadArchive(
+                        f"{member.name!r} is no file and no folder; put the file itself into the task's folder"
+                    )
+                extract_member(tar, member, folder)
+    except BadArchive:
+        raise
+    except UnsafeMember as error:
+        raise BadArchive(f"{error}; take it out of the archive") from error
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        if isinstance(error, BadArchive):
-            raise
         raise BadArchive(f"the archive is no tar.gz of a task's folder: {error}") from error
-
-
-def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
-    """Python's own `data` filter, and no links at all: what they lead to is changed by a later entry of the archive."""
-    if not (member.isreg() or member.isdir()):
-        raise BadArchive(f"{member.name!r} is no file and no folder; put the file itself into the task's folder")
-    name = os.path.normpath(member.name)
-    if member.name.startswith("/") or name.startswith(".."):
-        raise BadArchive(f"{member.name!r} leads out of the task's folder; take it out of the archive")
-    return tarfile.data_filter(member, folder)

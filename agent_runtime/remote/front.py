@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from aiohttp import web
 
-from agent_runtime.proxy.http import bearer
+from agent_runtime.proxy.http import request_key
 from agent_runtime.proxy.keys import session_of
 
 
@@ -64,7 +64,7 @@ class Front:
     async def _carry(self, request: web.Request) -> web.StreamResponse:
         segment = request.path.split("/")[1]
         headers = {name.lower(): value for name, value in request.headers.items()}
-        key = segment if session_of(segment) is not None else bearer(headers) or ""
+        key = segment if session_of(segment) is not None else request_key(headers) or ""
         secret = key.rpartition(".")[2]
         server = self._trials.get(secret)
         if server is None:

@@ -1,7 +1,7 @@
 """From a run that was asked for to a job, and from the job's result to the answer. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -28,7 +28,7 @@ class SessionUrl:
 
     base_url: str
     name: str
-    key: str | None
+    key: str | None = field(repr=False)
 
 
 class RunRefused(ValueError):
@@ -180,9 +180,9 @@ def _timed(task: Task, request: RunRequest) -> dict[str, Any]:
         "agentSeconds": request.agent,
         "verifierSeconds": request.verifier,
     }
-    for field, limits in by_field.items():
-        seconds = (limits.override_timeout_sec or wire["timeouts"][field]) * request.timeout_multiplier
-        wire["timeouts"][field] = max(1, round(min(seconds, limits.max_timeout_sec or _LONGEST, _LONGEST)))
+    for timeout, limits in by_field.items():
+        seconds = (limits.override_timeout_sec or wire["timeouts"][timeout]) * request.timeout_multiplier
+        wire["timeouts"][timeout] = max(1, round(min(seconds, limits.max_timeout_sec or _LONGEST, _LONGEST)))
     setup = request.agent.override_setup_timeout_sec or wire["timeouts"]["setupSeconds"]
     wire["timeouts"]["setupSeconds"] = max(1, round(min(setup * request.timeout_multiplier, _LONGEST)))
     return wire

@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ class HarborRows:
     """How a row's task is found and read."""
 
     config: Mapping[str, Any]
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
     settings: RemoteSettings | None
 
     @property

@@ -12,8 +12,6 @@ All but the last need the server's key: as bearer, as `x-api-key`, or as the pas
 """
 
 import asyncio
-import base64
-import binascii
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
@@ -24,7 +22,7 @@ from typing import Final
 from aiohttp import BodyPartReader, web
 from pydantic import ValidationError
 
-from agent_runtime.proxy.http import bearer
+from agent_runtime.proxy.http import request_key
 from agent_runtime.remote.archive import BadArchive
 from agent_runtime.remote.forms import ARCHIVE, METADATA, PATH, RunRequest, RunResult, RunStatus
 from agent_runtime.remote.plan import RunRefused
@@ -186,14 +184,7 @@ def _asked(data: bytes) -> RunRequest:
 
 
 def _is_key(request: web.Request, key: str) -> bool:
-    headers = {name.lower(): value for name, value in request.headers.items()}
-    given = bearer(headers)
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "basic":
-        try:
-            given = base64.b64decode(token, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
-            return False
+    given = request_key({name.lower(): value for name, value in request.headers.items()})
     return given is not None and hmac.compare_digest(given.encode(errors="replace"), key.encode())
 
 

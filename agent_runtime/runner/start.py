@@ -1,7 +1,7 @@
 """What the operator gives a runner pod: the job, its key, and which shard is this pod's."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -23,7 +23,7 @@ class Start:
     """A runner's work."""
 
     job: RolloutJob
-    key: str
+    key: str = field(repr=False)
     """The job's key, from which the tokens of its executors are made."""
     shard: Shard
 

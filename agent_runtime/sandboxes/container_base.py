@@ -28,11 +28,12 @@ class ContainerProviderBase(Generic[Host]):
 
     def __init__(
         self, run_dir: Path, template: SandboxTemplate, *, places: int, base_dir: Path = Path(),
-        environ: Mapping[str, str] = os.environ, images: ImageStore | None = None,
+        environ: Mapping[str, str] | None = None, images: ImageStore | None = None,
     ) -> None:  # fmt: skip
         self.warnings: Sequence[str] = ()
         self._records = run_dir / self.name
-        self._template, self._places, self._environ = template, places, environ
+        self._template, self._places = template, places
+        self._environ = os.environ if environ is None else environ
         self._images = images or ImageStore(base_dir)
         self._host: Host | None = None
 

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,7 +53,7 @@ class ContainerRecord:
     """What the next process needs to find an executor, or to remove its container."""
 
     container: str
-    token: str
+    token: str = field(repr=False)
     home: str
     address: str | None = None
     boot_id: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ VARIABLE = "ROLLOUT_EXECUTOR_IMAGE"
 IMAGE = "agent-rollouts-executor"
 
 
-def executor_bundle(store: ImageStore, environ: Mapping[str, str] = os.environ) -> Path:
+def executor_bundle(store: ImageStore, environ: Mapping[str, str]) -> Path:
     """The folder with the launcher `executor` in it. Raises ImageError.
 
     It is the image that ROLLOUT_EXECUTOR_IMAGE names, a path or the name of one in a registry.

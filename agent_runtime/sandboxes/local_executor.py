@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class ExecutorRecord:
 
     address: str
     boot_id: str
-    token: str
+    token: str = field(repr=False)
     pid: int
     mode: str
     mode_reason: str | None

@@ -3,7 +3,7 @@
 import contextlib
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class SourcePlace:
     source: TaskSource
     base_dir: Path
     """A relative `uri` starts here: the manifest's folder."""
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
     """Credentials of object storage."""
     image_template: str | None = None
     """`tasks.imageTemplate`."""

@@ -65,11 +65,12 @@ def create_llm_client(
     return LLMClient(ModelSpec(endpoint=endpoint), {**os.environ, _KEY: api_key})
 
 
-def llm_client_from_environment(environ: Mapping[str, str] = os.environ) -> LLMClient:
+def llm_client_from_environment(environ: Mapping[str, str] | None = None) -> LLMClient:
     """The client that OPENAI_MODEL, ANTHROPIC_MODEL or LLM_MODEL_NAME names, with _BASE_URL and _API_KEY beside it.
 
     Raises ModelConfigError.
     """
+    environ = os.environ if environ is None else environ
     return LLMClient(model_from_environment(environ), environ)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from agent_runtime.proxy import keys
-from agent_runtime.proxy.http import bearer
+from agent_runtime.proxy.http import request_key
 from agent_runtime.proxy.relay import forms
 from agent_runtime.proxy.relay.hub import Hub
 
@@ -15,7 +15,7 @@ def workers_route(hub: Hub, admin_key: str) -> Callable[[web.Request], Awaitable
     digest = keys.digest(admin_key)
 
     async def connect(request: web.Request) -> web.StreamResponse:
-        key = bearer({name.lower(): value for name, value in request.headers.items()})
+        key = request_key({name.lower(): value for name, value in request.headers.items()})
         if key is None or not keys.matches(key, digest):
             return web.json_response(
                 {"error": {"message": "a worker needs the proxy's admin key as bearer"}}, status=401

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime.recording.artifacts import unpacked
+from agent_runtime.recording.extraction import extract_all
 from agent_runtime.recording.reader import RunReader
 from agent_runtime.recording.segments import RecordCorrupt
 from rollout_api.records import ArtifactsRecord, Outcome, Record, ResponseRecord, Seal, StepRecord, Verdict
@@ -161,14 +162,9 @@ async def _write_artifacts(run: RunReader, records: list[Record], folder: Path) 
 
 def _unpack(file: Any, folder: Path, key: str) -> str:
     folder.mkdir()
-    skipped = False
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
-            for member in archive:
-                try:
-                    archive.extract(member, folder, filter="data")
-                except (tarfile.FilterError, OSError):
-                    skipped = True
+            skipped = extract_all(archive, folder)
     except tarfile.TarError as error:
         raise RecordCorrupt(key, f"it is no tar of artifacts ({error})") from error
     return "failed" if skipped else "ok" if any(folder.iterdir()) else "empty"

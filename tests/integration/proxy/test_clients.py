@@ -1,6 +1,7 @@
 """The real openai package as a client: what it gets, what it raises, and what is recorded of it."""
 
 import asyncio
+import base64
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ async def test_a_key_is_needed_and_only_the_sessions_own_will_do(proxy: Proxy) -
     key = first.split("/")[-2]
 
     async def status(path: str, key: str | None = None, header: str = "Authorization") -> int:
-        headers = {} if key is None else {header: f"Bearer {key}" if header == "Authorization" else key}
+        scheme = {"Authorization": "Bearer ", "Basic": "Basic "}.get(header, "")
+        headers = {} if key is None else {"Authorization" if scheme else header: scheme + key}
         body = {"model": "tiny", "messages": HELLO}
         async with proxy.http.post(f"{proxy.url}{path}", json=body, headers=headers) as reply:
             return reply.status
@@ -105,6 +107,9 @@ async def test_a_key_is_needed_and_only_the_sessions_own_will_do(proxy: Proxy) -
     assert await status("/v1/chat/completions") == 401
     assert await status("/v1/chat/completions", key) == 200
     assert await status("/v1/chat/completions", key, "x-api-key") == 200
+    in_url = base64.b64encode(f"any:{key}".encode()).decode()
+    assert await status("/v1/chat/completions", in_url, "Basic") == 200
+    assert await status("/v1/chat/completions", "no base64", "Basic") == 401
     assert await status("/first/v1/chat/completions", key) == 200
     assert await status("/v1/chat/completions/first", key) == 200
     assert await status("/sessions/first/v1/chat/completions", key) == 200

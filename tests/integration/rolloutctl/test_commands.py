@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import time
@@ -141,6 +142,15 @@ def test_a_job_is_found_by_name_manifest_folder_and_uri(finished: Shell) -> None
     assert finished("results").stdout == answers["starter"].stdout
 
 
+def test_renamed_run_folder_is_still_a_run(finished: Shell, tmp_path: Path) -> None:
+    (folder,) = (finished.folder / "out").iterdir()
+    shutil.copytree(folder, tmp_path / "kept" / "best")
+    for reference in ("kept/best", "kept", f"file://{tmp_path}/kept/best"):
+        shown = Shell(finished.program, tmp_path)("results", reference)
+        assert shown.returncode == 0, shown.stderr
+        assert "6 of 6 rollouts" in shown.stdout
+
+
 def test_exports_are_json_lines(finished: Shell) -> None:
     for form in ("results", "atif", "openai", "verifiers", "verifiers-traces"):
         lines = finished("export", "starter", "--format", form).stdout.splitlines()
@@ -205,6 +215,28 @@ def test_a_closed_pipe_is_no_error(finished: Shell) -> None:
     assert "bug" not in piped.stderr
 
 
+NOISY_PLUGIN = """
+import subprocess
+
+print("printed at import")
+
+
+class Noisy:
+    def after_rollout(self, rollout, result):
+        print("printed in a hook")
+        subprocess.run(["echo", "printed by a program"])
+"""
+
+
+def test_what_user_code_prints_does_not_spoil_json(shell: Shell) -> None:
+    slow_job(shell.folder, 0, plugins=[{"name": "noisy:Noisy"}])
+    (shell.folder / "noisy.py").write_text(NOISY_PLUGIN)
+    run = shell("run", "slow.yaml", "-o", "json", environ={"PYTHONPATH": str(shell.folder)})
+    assert json.loads(run.stdout)["outcomes"]["Completed"] == 6, run.stderr
+    for printed in ("at import", "in a hook", "by a program"):
+        assert f"printed {printed}" in run.stderr
+
+
 # ---------------------------------------------------------------- stopping and going on
 
 
@@ -252,6 +284,34 @@ def test_a_changed_manifest_is_refused_and_new_starts_another_run(shell: Shell) 
     assert shell("gc", "--keep", "1", "--delete").returncode == 0
     assert len(list((shell.folder / "out").iterdir())) == 1
     assert shell("results", "slow").returncode == 0
+
+
+def test_failed_start_leaves_no_run_behind(shell: Shell) -> None:
+    assert shell("init").returncode == 0
+    assert shell("run", "job.yaml").returncode == 0
+    failed = shell("run", "job.yaml", "--new", "--provider", "Cluster")
+    assert failed.returncode == 1, failed.stderr
+    assert len(list((shell.folder / "out").iterdir())) == 1
+    assert "6 of 6 rollouts" in shell("results", "job.yaml").stdout
+
+
+def test_second_run_of_a_live_job_is_refused_and_a_killed_one_is_resumed(shell: Shell) -> None:
+    slow_job(shell.folder, 3600, first=0)
+    first = shell.start("run", "slow.yaml")
+    wait_for(first, shell.folder, "out/slow-*/attempts/0/0/1-1.jsonl.zst")
+    second = shell("run", "slow.yaml")
+    assert second.returncode == 2
+    assert f"process {first.pid} on " in second.stderr
+    assert f"kill -INT {first.pid}" in second.stderr
+    assert "--new" in second.stderr
+    assert first.poll() is None, "the first run goes on"
+    first.kill()
+    first.communicate(timeout=60)
+    resumed = shell.start("run", "slow.yaml")
+    assert resumed.stderr is not None
+    assert "Resuming slow" in resumed.stderr.readline()
+    resumed.send_signal(signal.SIGTERM)
+    resumed.communicate(timeout=60)
 
 
 def test_an_unfinished_rollout_can_be_read(shell: Shell) -> None:
@@ -380,7 +440,9 @@ def test_check_fails_when_a_task_is_not_sound(shell: Shell) -> None:
     path.write_text(yaml.safe_dump(job))
     checked = shell("check", "slow.yaml", "-o", "json")
     assert checked.returncode == 1
-    assert [row["ok"] for row in json.loads(checked.stdout)] == [False, True, True, False]
+    rows = json.loads(checked.stdout)
+    assert [row["ok"] for row in rows] == [False, True, True, False]
+    assert "AssertionError" in rows[0]["output"], "what the verifier printed"
 
 
 # ---------------------------------------------------------------- terminals

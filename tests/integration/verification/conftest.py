@@ -12,6 +12,7 @@ from typing import Literal
 
 import pytest
 
+from agent_runtime.recording.extraction import extract_all
 from agent_runtime.sandboxes.base import CommandResult, FileError, FileStat
 from tests.support.commands import run_here
 
@@ -100,7 +101,7 @@ class FolderWorkspace:
     async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str) -> None:
         whole = b"".join([chunk async for chunk in data])
         with tarfile.open(fileobj=io.BytesIO(whole)) as archive:
-            archive.extractall(self._at(path), filter="tar")
+            assert not extract_all(archive, Path(self._at(path)))
 
 
 @pytest.fixture

@@ -34,6 +34,15 @@ async def test_the_same_manifest_goes_on_with_its_newest_run(
     assert again.uid == other.uid
 
 
+async def test_find_writes_nothing_so_a_failed_start_leaves_no_run(
+    folder: Store, make_job: MakeJob, tasks: list[Task]
+) -> None:
+    began = await JobRecord.open(folder, make_job(), tasks)
+    failed = await JobRecord.find(folder, make_job(), tasks, new=True)
+    assert failed.folder not in await folder.folders()
+    assert (await JobRecord.find(folder, make_job(), tasks)).folder == began.folder
+
+
 async def test_a_changed_manifest_is_refused_with_the_field_and_both_values(
     folder: Store, make_job: MakeJob, tasks: list[Task]
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
-from agent_runtime.recording.job_record import JobRecord
+from agent_runtime.recording.job_record import JobFile, JobRecord, task_list
 from agent_runtime.recording.journal import Journal, Superseded, read_attempt
 from agent_runtime.recording.store import Contents, Listing, Store
 from rollout_api.records import Record, StopReason, StopRecord
@@ -87,6 +87,7 @@ class SteppedStore(Store):
 
 
 JOB = small_job()
+JOB_FILE = JobFile(uid="0", manifest=JOB.wire(), tasks=task_list([]))
 
 
 def note(text: str) -> StopRecord:
@@ -139,7 +140,7 @@ async def test_no_acknowledged_record_is_lost_whoever_takes_over_in_whatever_ord
     tasks = {
         name: asyncio.create_task(
             work(
-                JobRecord(SteppedStore("memory:", objects, steps=steps, runner=name), "fix-0", JOB, "0", resumed=False),
+                JobRecord(SteppedStore("memory:", objects, steps=steps, runner=name), "fix-0", JOB, JOB_FILE),
                 name,
                 it,
             )
@@ -151,7 +152,7 @@ async def test_no_acknowledged_record_is_lost_whoever_takes_over_in_whatever_ord
         if not task.cancelled():
             task.result()
 
-    record = JobRecord(Store("memory:", objects), "fix-0", JOB, "0", resumed=False)
+    record = JobRecord(Store("memory:", objects), "fix-0", JOB, JOB_FILE)
     final = texts(await read_attempt(record, 0, 0))
     epochs = [it.epoch for it in told.values() if it.epoch]
     assert len(set(epochs)) == len(epochs), "two runners hold the same epoch"
@@ -204,7 +205,7 @@ class InterruptedStore(Store):
 
 
 async def test_a_segment_that_arrives_while_its_epoch_is_being_closed_counts(memory: Store) -> None:
-    first = await Journal.claim(JobRecord(memory, "fix-0", JOB, "0", resumed=False), 0, 0)
+    first = await Journal.claim(JobRecord(memory, "fix-0", JOB, JOB_FILE), 0, 0)
     await first.begin()
     await first.append([note("a")])
 
@@ -212,7 +213,7 @@ async def test_a_segment_that_arrives_while_its_epoch_is_being_closed_counts(mem
         await first.append([note("just in time")])
 
     interrupted = InterruptedStore(memory.uri, memory.objects, key="attempts/0/0/1-1.jsonl.zst", interruption=arrive)
-    second = await Journal.claim(JobRecord(interrupted, "fix-0", JOB, "0", resumed=False), 0, 0)
+    second = await Journal.claim(JobRecord(interrupted, "fix-0", JOB, JOB_FILE), 0, 0)
     assert texts(await second.begin()) == ["a", "just in time"]
     with pytest.raises(Superseded):
         await first.append([note("too late")])

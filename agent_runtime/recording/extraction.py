@@ -1,0 +1,78 @@
+"""Unpack tar archives whose makers are not trusted.
+
+`tarfile`'s own filters came with Python 3.11.4, and Debian 12 has 3.11.2.
+"""
+
+import os
+import shutil
+import tarfile
+from pathlib import Path, PurePosixPath
+
+
+class UnsafeMember(ValueError):
+    """An entry of an archive that must not be unpacked; the message says why."""
+
+
+def extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Write a file, with its hard links as copies, or a folder below `folder`. Raises UnsafeMember, OSError.
+
+    Nothing is written through a symbolic link, and no special mode bit or owner is taken over.
+    """
+    path = _inside(member, folder)
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    if not (member.isreg() or member.islnk()):
+        raise UnsafeMember(f"{member.name!r} is no file and no folder")
+    content = archive.extractfile(member)
+    if content is None:
+        raise UnsafeMember(f"{member.name!r} is a link to {member.linkname!r}, which is no file")
+    _make_place(path)
+    with path.open("xb") as file:
+        shutil.copyfileobj(content, file)
+    path.chmod((member.mode & 0o755) | 0o600)
+    os.utime(path, (member.mtime, member.mtime))
+
+
+def extract_all(archive: tarfile.TarFile, folder: Path) -> list[str]:
+    """Write files, folders and symbolic links below `folder`; why each other entry was left out."""
+    refused: list[str] = []
+    links: list[tuple[tarfile.TarInfo, Path]] = []
+    for member in archive:
+        try:
+            if member.issym():
+                links.append((member, _inside(member, folder)))
+            else:
+                extract_member(archive, member, folder)
+        except (UnsafeMember, OSError, KeyError) as error:  # KeyError: a hard link to what the archive does not hold
+            refused.append(str(error))
+    for member, path in links:
+        try:
+            _make_place(path)
+            path.symlink_to(member.linkname)
+        except (OSError, ValueError) as error:
+            refused.append(str(error))
+    # Where a link leads depends on the others, so all of them are there first.
+    root = os.path.realpath(folder)
+    for member, path in links:
+        if path.is_symlink() and os.path.commonpath([root, os.path.realpath(path)]) != root:
+            path.unlink()
+            refused.append(f"{member.name!r} is a link to {member.linkname!r}, outside the folder")
+    return refused
+
+
+def _inside(member: tarfile.TarInfo, folder: Path) -> Path:
+    """Where an entry goes. Raises UnsafeMember unless that is reached through real folders only."""
+    parts = PurePosixPath(member.name).parts
+    if member.name.startswith("/") or ".." in parts or "\0" in member.name:
+        raise UnsafeMember(f"{member.name!r} leads out of the folder")
+    path = folder.joinpath(*parts)
+    if any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(folder) and parent != folder):
+        raise UnsafeMember(f"{member.name!r} lies behind a symbolic link")
+    return path
+
+
+def _make_place(path: Path) -> None:
+    """Make the folders above a file, and remove the file or link that stands in its place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
