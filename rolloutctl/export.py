@@ -24,7 +24,7 @@ def export(
         typer.Option("-o", metavar="FILE", help="File or folder to write; standard output when left out, or `json`."),
     ] = None,
 ) -> None:
-    """Write the finished rollouts of a run as JSON lines, as a Parquet file, or, for format harbor, as folders below -o."""
+    """Write the finished rollouts of a run as JSON lines, as a Parquet file, or as a folder -o."""
     file = named_file(output)
     if form in FOLDERS:
         if file is None:
@@ -32,7 +32,7 @@ def export(
                 f"--format {form.value} writes a folder; name a new one with -o{_NOT_JSON if output else ''}"
             )
         count = asyncio.run(_export_folder(job, form, file))
-        say(f"{count} trials in {file}")
+        say(f"{count} rollouts in {file}")
         return
     if form in FILES:
         if file is None:

@@ -17,6 +17,7 @@ registry = Registry(
     {
         "PerformanceStop": "agent_runtime.plugins.performance_stop:PerformanceStop",
         "TrajectoryAnalysis": "agent_runtime.plugins.trajectory_analysis:TrajectoryAnalysis",
+        "RealWork": "agent_runtime.plugins.real_work:RealWork",
         "SafetyFilter": "agent_runtime.plugins.safety_filter:SafetyFilter",
     },
 )

@@ -9,6 +9,7 @@ from typing import Any, Final
 from agent_runtime.recording.exports.harbor import write_trials
 from agent_runtime.recording.exports.parquet import write_rollouts
 from agent_runtime.recording.exports.predictions import prediction
+from agent_runtime.recording.exports.real_work import write_real_work
 from agent_runtime.recording.exports.verifiers import rollout_output
 from agent_runtime.recording.exports.verifiers_traces import episode
 from agent_runtime.recording.exports.verl import write_conversations, write_tokens
@@ -43,6 +44,8 @@ class Format(StrEnum):
     """Not lines: a Parquet file with a token sequence a row, named as verl names its parts. One a branch."""
     HARBOR = "harbor"
     """Not lines: a folder, with a trial in Harbor's layout for each rollout."""
+    REAL_WORK = "real-work"
+    """Not lines: a folder, with a trajectory in Real Work's form for each rollout, and statistics."""
 
 
 async def export(run: RunReader, form: Format) -> AsyncIterator[bytes]:
@@ -81,7 +84,10 @@ async def _tokens(run: RunReader, index: int) -> list[dict[str, Any]]:
     ]
 
 
-FOLDERS: Final[dict[Format, Callable[[RunReader, Path], Awaitable[int]]]] = {Format.HARBOR: write_trials}
+FOLDERS: Final[dict[Format, Callable[[RunReader, Path], Awaitable[int]]]] = {
+    Format.HARBOR: write_trials,
+    Format.REAL_WORK: write_real_work,
+}
 """Formats that are written into a folder, a piece for each rollout."""
 
 FILES: Final[dict[Format, Callable[[RunReader, Path], Awaitable[int]]]] = {

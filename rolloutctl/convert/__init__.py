@@ -1,7 +1,8 @@
 """`rolloutctl convert`: another system's configuration becomes a manifest. One module a system, put together here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -28,11 +29,30 @@ def convert(
     evaluation: Annotated[
         bool, typer.Option("--eval", help="Of a ROLL file with two environment managers, take val_env_manager.")
     ] = False,
+    llm_model: Annotated[
+        str | None, typer.Option("--llm-model", help="Of a Real Work file: as its own option.")
+    ] = None,
+    llm_base_url: Annotated[str | None, typer.Option("--llm-base-url", help="As above.")] = None,
+    llm_temperature: Annotated[float | None, typer.Option("--llm-temperature", help="As above.")] = None,
+    llm_max_tokens: Annotated[int | None, typer.Option("--llm-max-tokens", help="As above.")] = None,
+    llm_timeout: Annotated[int | None, typer.Option("--llm-timeout", help="As above; seconds for one call.")] = None,
 ) -> None:
     """Make a manifest of another system's configuration, and report every key that has no counterpart."""
     if file is not None and file.exists() and not force:
         raise CommandError(f"{file} exists already", hint="Name another file, or replace it with --force.")
-    converter, conversion = convert_file(config, evaluation=evaluation, overrides=overrides or ())
+    llm = {
+        "model": llm_model,
+        "base_url": llm_base_url,
+        "temperature": llm_temperature,
+        "max_tokens": llm_max_tokens,
+        "timeout": llm_timeout,
+    }
+    converter, conversion = convert_file(
+        config,
+        evaluation=evaluation,
+        overrides=overrides or (),
+        llm={name: value for name, value in llm.items() if value is not None},
+    )
     text = written(conversion.manifest)
     problem = _problem(text)
     for note in conversion.notes:
@@ -49,7 +69,11 @@ def convert(
 
 
 def convert_file(
-    path: Path, *, evaluation: bool = False, overrides: Sequence[str] = ()
+    path: Path,
+    *,
+    evaluation: bool = False,
+    overrides: Sequence[str] = (),
+    llm: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Converter, Conversion]:
     """Whose configuration a file is, and the manifest for it. Raises CommandError."""
     values = _read(path)
@@ -58,7 +82,7 @@ def convert_file(
         known = " and ".join(known.system for known in CONVERTERS)
         raise CommandError(f"{path}: is no configuration that can be converted; those of {known} are")
     try:
-        return converter, converter.convert(Source(path, values, evaluation, overrides))
+        return converter, converter.convert(Source(path, values, evaluation, overrides, llm))
     except UnusableInput as error:
         raise CommandError(f"{path}: {error}", hint=f"It was read as a configuration of {converter.system}.") from error
 

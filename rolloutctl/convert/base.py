@@ -46,6 +46,8 @@ class Source:
     """Of a file that stands for two jobs, that which evaluates is wanted, not the one that trains."""
     overrides: Sequence[str] = ()
     """`key=value`, as Hydra takes them on the command line."""
+    llm: Mapping[str, Any] = field(default_factory=dict)
+    """Real Work's `--llm-` options by their names in `llm_config`; they come before the file's."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ from typing import Any
 
 from rolloutctl.convert.base import Conversion, Converter, Keys, Note, Source, UnusableInput, manifest
 
+TESTS_USER = "1000:1000"
+"""Whom `UnitTestRunner` runs the tests as."""
+SNAPSHOT_EVERY = 5
+"""Actions between two snapshots of `Episode`; turns here, which most often have one action."""
 MAX_ACTIONS = 100
 """Actions of one episode, which their agent loop counts and no key sets."""
 CONTAINER = {"cpu": "2", "memory": "2Gi"}
@@ -31,7 +35,6 @@ _LLM_REASONS = {
 }
 _ROLLOUT_REASONS = {
     "save_trajectory_interval": "every step is recorded before it is acted on",
-    "state_persistence_enabled": "a run that is stopped can always be gone on with",
 }
 _ENVIRONMENT_REASONS = {
     "max_retries": "attempts.limit says for the whole job how often an infrastructure failure is tried again"
@@ -52,13 +55,15 @@ def convert(source: Source) -> Conversion:
     """The manifest of a config.json. Raises UnusableInput."""
     if source.evaluation:
         raise UnusableInput("a Real Work configuration stands for one job; leave out --eval")
+    if source.overrides:
+        raise UnusableInput(f"{source.overrides[0]!r}: Hydra overrides are ROLL's; change the file")
     notes: list[Note] = []
     keys = Keys(source.values, "", notes)
     rollouts = keys.below("rollout_config")
     timeouts = keys.take("timeout_config", {})
     environments = keys.need("environments", list)
     tasks = [_task(Keys(e, f"environments[{n}]", notes), timeouts, source) for n, e in enumerate(environments)]
-    model, sampling = _model(keys)
+    model, sampling = _model(keys, source.llm)
     group_size, stops = _episodes(keys.below("episode_control_config"))
     plugins = (stops or [{"name": "PerformanceStop"}]) + _PLUGINS if rollouts.take("enable_plugins", True) else stops
     spec: dict[str, Any] = {
@@ -74,13 +79,17 @@ def convert(source: Source) -> Conversion:
     }
     if template := keys.take("template_prompt", ""):
         spec["agent"]["systemPrompt"] = template
-    if plugins:
-        spec["plugins"] = plugins
-    if keys.take("plugins", []):
+    modules: list[str] = keys.take("plugins", [])
+    if modules:
+        plugins = [*plugins, {"name": "RealWork", "config": {"modules": modules}}]
         keys.note(
             "plugins",
-            "are written for their classes; write them anew, a hook is three lines (docs/coming-from-real-work.md)",
+            "run by an adapter; the folder that holds their modules, and Real Work's own src, must be on PYTHONPATH",
         )
+    if plugins:
+        spec["plugins"] = plugins
+    if rollouts.take("state_persistence_enabled", True):
+        spec["sandbox"]["snapshotEveryTurns"] = SNAPSHOT_EVERY
     rollouts.report_rest(_ROLLOUT_REASONS)
     keys.report_rest({})
     notes += _DIFFERENCES
@@ -115,7 +124,7 @@ def _task(keys: Keys, common: Mapping[str, Any], source: Source) -> dict[str, An
         task["files"] = files
     if setup:
         task["setup"] = setup
-    task["verifier"] = {"commands": tests}
+    task["verifier"] = {"commands": tests, "user": TESTS_USER}
     task["timeouts"] = {
         "setupSeconds": limits["command_timeout"] * max(1, len(setup)),
         "agentSeconds": limits["global_timeout"],
@@ -170,12 +179,12 @@ def _content(path: Path) -> dict[str, str]:
         return {"contentBase64": base64.b64encode(data).decode(), **mode}
 
 
-def _model(keys: Keys) -> tuple[dict[str, Any], dict[str, Any]]:
+def _model(keys: Keys, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """`model` and `sampling`."""
-    if not keys.values.get("llm_config"):
+    if not keys.values.get("llm_config") and not {"model", "base_url"} <= set(options):
         keys.note("llm_config", f"is absent: {CLI_MODEL['model']} at {CLI_MODEL['base_url']}, as main.py has it")
-    llm = keys.below("llm_config")
-    given = bool(llm.values)
+    given = bool(keys.values.get("llm_config"))
+    llm = Keys({**keys.take("llm_config", {}), **options}, "llm_config", keys.notes)
     name = llm.take("model", "gpt-4" if given else CLI_MODEL["model"])
     url = llm.take("base_url", "https://api.openai.com/v1" if given else CLI_MODEL["base_url"])
     variable = "OPENROUTER_API_KEY" if "openrouter.ai" in url else "OPENAI_API_KEY"

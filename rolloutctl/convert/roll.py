@@ -79,6 +79,8 @@ def convert(source: Source) -> Conversion:
     """The manifest of an agentic YAML. Raises UnusableInput."""
     notes: list[Note] = []
     keys = Keys(composed(source, notes), "", notes)
+    if source.llm:
+        raise UnusableInput(f"--llm-{next(iter(source.llm)).replace('_', '-')}: is Real Work's; use KEY=VALUE")
     if source.evaluation and EVALUATION not in keys.values:
         raise UnusableInput(f"{EVALUATION}: is missing, and --eval takes it; leave out --eval")
     trains = TRAINING in keys.values and not source.evaluation

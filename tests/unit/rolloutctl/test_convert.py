@@ -72,7 +72,8 @@ USED = {
     "environments[0].timeout_config.global_timeout", "environments[0].timeout_config.command_timeout",
     "environments[0].working_directory", "environments[0].environment_variables", "llm_config.model", "llm_config.base_url",
     "llm_config.temperature", "llm_config.max_tokens", "llm_config.timeout", "rollout_config.max_parallel_rollouts",
-    "rollout_config.enable_plugins", "rollout_config.trajectory_output_path", "timeout_config", "template_prompt",
+    "rollout_config.enable_plugins", "rollout_config.trajectory_output_path",
+    "rollout_config.state_persistence_enabled", "timeout_config", "template_prompt",
     "episode_control_config.max_episodes", "episode_control_config.max_episodes_per_env",
     "episode_control_config.safety_limit",
 }  # fmt: skip
@@ -164,7 +165,10 @@ def test_the_manifest_says_what_the_configuration_said(folder: Path) -> None:
     assert (spec.sampling.temperature, spec.sampling.max_tokens) == (0.2, 100)
     assert spec.runners.concurrency == 7
     assert spec.output.uri == "results"
-    assert [plugin.name for plugin in spec.plugins] == ["PerformanceStop", "TrajectoryAnalysis", "SafetyFilter"]
+    names = ["PerformanceStop", "TrajectoryAnalysis", "SafetyFilter", "RealWork"]
+    assert [plugin.name for plugin in spec.plugins] == names
+    assert spec.plugins[3].config == {"modules": ["my_plugins.analyzer"]}
+    assert (task.verifier.user, spec.sandbox.snapshot_every_turns) == ("1000:1000", None)
     assert spec.plugins[0].config == {"threshold": 1, "minEpisodes": 1, "maxEpisodes": 4}
 
 
@@ -190,12 +194,24 @@ def test_what_is_left_out_has_their_defaults(folder: Path) -> None:
     assert job.spec.model.endpoint.api_key_from.env == "OPENROUTER_API_KEY"
     assert "llm_config" in {note.key for note in conversion.notes}
     assert (job.spec.group_size, job.spec.output.uri) == (1, "trajectories")
+    assert job.spec.sandbox.snapshot_every_turns == 5, "state_persistence_enabled is true"
+
+
+def test_their_options_for_the_model_come_before_the_file(folder: Path) -> None:
+    options = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "temperature": 1.0, "max_tokens": 9, "timeout": 5}
+    conversion = convert(Source(folder / "config.json", WHOLE, llm=options))
+    spec = load_manifest(written(conversion.manifest)).spec
+    assert spec.model is not None
+    assert spec.model.endpoint is not None
+    assert (spec.model.endpoint.name, spec.model.endpoint.call_seconds) == ("m", 5)
+    assert (spec.sampling.temperature, spec.sampling.max_tokens) == (1.0, 9)
 
 
 def test_without_plugins_there_are_none(folder: Path) -> None:
     values = copy.deepcopy(WHOLE)
     values["rollout_config"]["enable_plugins"] = False
     values["episode_control_config"]["stop_on_success"] = False
+    values["plugins"] = []
     assert converted(folder, values)[0].spec.plugins == []
 
 
