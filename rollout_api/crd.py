@@ -14,7 +14,14 @@ import yaml
 from pydantic import BaseModel
 
 from rollout_api.base import API_GROUP, API_VERSION
-from rollout_api.model_server import OLDEST, OWNED_FLAGS, SUPPORTS_UPDATES, ModelServer
+from rollout_api.model_server import (
+    NAME_RULE,
+    OLDEST,
+    OWNED_FLAGS,
+    RESERVED_SUFFIXES,
+    SUPPORTS_UPDATES,
+    ModelServer,
+)
 from rollout_api.rollout_job import MUTABLE_FIELDS, TOOL_CALLING_AGENTS, RolloutJob, RolloutJobSpec
 from rollout_api.sandbox import Sandbox
 
@@ -154,6 +161,13 @@ RULES: dict[str, list[Schema]] = {
     "Tasks": [_exactly_one("inline", "from", "stream", "environments", "branch")],
     "ModelSpec": [_exactly_one("endpoint", "serverRef", "server", "scripted", "function")],
     "ApiKeySource": [_exactly_one("env", "secretKeyRef")],
+    "ModelServer": [
+        {
+            "rule": "!has(self.metadata.name) || self.metadata.name.matches('^[a-z]') && "
+            f"!self.metadata.name.matches('({'|'.join(RESERVED_SUFFIXES)})$')",
+            "message": f"metadata.name {NAME_RULE}",
+        }
+    ],
     "ModelServerSpec": _MODEL_SERVER_RULES,
     "WeightCache": [_exactly_one("claimName", "size")],
     "TaskVerifier": [

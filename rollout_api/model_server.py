@@ -16,6 +16,13 @@ SUPPORTS_UPDATES: Final = (0, 26)
 """First vLLM whose weights have a version that can be set and asked for: `/finish_weight_update` with `weight_version`,
 `/weight_info` (vLLM pull request 49040)."""
 
+RESERVED_SUFFIXES: Final = ("-api", "-download", "-runner", "-sandbox")
+"""Ends of the names of Services and NetworkPolicies that are made beside those that have an object's own name."""
+NAME_RULE: Final = (
+    f"must begin with a letter and not end in {', '.join(RESERVED_SUFFIXES)}: "
+    "Services and NetworkPolicies are named after it"
+)
+
 _FIELDS_OF_FLAGS: Final = {
     "model.name": ("--model", "--served-model-name"),
     "model.uri": ("--download-dir", "--tokenizer"),

@@ -203,6 +203,9 @@ class Runners(ApiModel):
     """ServiceAccount of the runner pods, for workload identity."""
     image_pull_secrets: Annotated[list[ObjectName], Field(max_length=16)] = []
     """Pull secrets of the runner pods."""
+    pod_template: dict[str, Any] | None = None
+    """Merged over the runner pods: limits of container `runner`, tolerations, nodeSelector, affinity, priorityClassName and
+    the like. The same fields are refused as in a sandbox's template."""
 
 
 class PluginUse(ApiModel):

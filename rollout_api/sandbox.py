@@ -73,11 +73,11 @@ class Network(ApiModel):
     """What a workspace may reach, by phase."""
 
     setup: NetworkAccess = "None"
-    """While the task's files and setup commands run."""
+    """While the task's files and setup commands run: `None`; `Public`, the open internet alone; or a list of `host:port`."""
     agent: NetworkAccess = "None"
-    """While the agent works."""
+    """While the agent works: `None`; `Public`, the open internet alone; or a list of `host:port`."""
     verifier: NetworkAccess = "None"
-    """While the result is graded."""
+    """While the result is graded: `None`; `Public`, the open internet alone; or a list of `host:port`."""
 
 
 class Workspaces(ApiModel):

@@ -11,6 +11,15 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # RFC 6052: an IPv4 address behind a translator. Python calls these global whatever they lead to.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# Where clouds serve credentials to any caller; sources are in rollout_operator/sandbox/network.py, which has the same list.
+METADATA = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        *("169.254.0.0/16", "168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32"),
+        *("fe80::/10", "fd00:ec2::/32", "fd20:ce::254/128", "fd00:c1::a9fe:a9fe/128", "fd00:42::42/128"),
+        *("64:ff9b::a9fe:0/112", "64:ff9b::a83f:8110/128", "64:ff9b::6464:64c8/128", "64:ff9b::c000:c0/128"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,9 @@ class NetworkRule:
         return None
 
     def refusal_of_address(self, address: Address) -> str | None:
-        """Why a name that passed must not lead to this address; None when it may. A listed name may lead anywhere."""
+        """Why a name that passed must not lead to this address; None when it may."""
+        if is_metadata(address):
+            return f"{address} is a link-local or cloud metadata address, which no sandbox may reach"
         if self.kind == "Public" and not is_public(address):
             return f"the network of this phase is Public, and {address} is a private, local or reserved address"
         return None
@@ -84,8 +95,16 @@ def normal_host(host: str) -> str:
     return str(literal) if literal is not None else host.lower().removesuffix(".")
 
 
+def is_metadata(address: Address) -> bool:
+    """Whether a cloud may serve credentials there."""
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return any((mapped or address) in network for network in METADATA)
+
+
 def is_public(address: Address) -> bool:
     """Whether an address is one of the open internet, through every known way to wrap an IPv4 address."""
+    if is_metadata(address):
+        return False
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))

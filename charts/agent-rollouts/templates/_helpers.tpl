@@ -17,9 +17,9 @@ app.kubernetes.io/component: operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* Name of what has no namespace: two releases of the same name may live in two namespaces. */}}
+{{/* Name of what has no namespace. No namespace and no release has a colon, so no two releases share a name. */}}
 {{- define "agent-rollouts.clusterName" -}}
-{{ .Release.Namespace }}-{{ .Release.Name }}
+{{ .Release.Namespace }}:{{ .Release.Name }}
 {{- end }}
 
 {{/*

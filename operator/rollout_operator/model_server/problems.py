@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from rollout_api.base import quantity_value
 from rollout_api.manifest import Problem, explain, path_of, validate
-from rollout_api.model_server import ModelServer, TransferMode
+from rollout_api.model_server import NAME_RULE, RESERVED_SUFFIXES, ModelServer, TransferMode
 from rollout_operator.actions import Manifest
 from rollout_operator.sandbox import template
 
@@ -37,6 +37,9 @@ def parse(manifest: Manifest, privileged_namespaces: Sequence[str]) -> ModelServ
 def problems_of(server: ModelServer, privileged_namespaces: Sequence[str]) -> Iterator[Problem]:
     """What is wrong with a ModelServer whose fields are well-formed, each by itself."""
     spec = server.spec
+    name = server.metadata.name
+    if not name[0].isalpha() or name.endswith(RESERVED_SUFFIXES):
+        yield Problem("metadata.name", f"is {name!r}; it {NAME_RULE}")
     if spec.parallelism.nodes > 1:
         yield from _group_problems(server)
     memory, shared = spec.resources.memory, spec.resources.shared_memory
@@ -51,6 +54,10 @@ def problems_of(server: ModelServer, privileged_namespaces: Sequence[str]) -> It
     malformed = (told.partition(": ") for told in template.well_formed(pod_template, "spec.podTemplate"))
     yield from (Problem(path, message) for path, _, message in malformed)
     if server.metadata.namespace not in privileged_namespaces:
+        annotations = _mapping(_mapping(pod_template.get("metadata")).get("annotations"))
+        for told in template.refused_keys(annotations, "spec.podTemplate.metadata.annotations", template.NODE_KEYS):
+            path, _, message = told.partition(": ")
+            yield Problem(path, message)
         for path in _lent(pod_template, "spec.podTemplate"):
             message = (
                 "is refused: it lends rights on the node; leave it out, or have the namespace added to the chart's "
@@ -71,6 +78,10 @@ def _group_problems(server: ModelServer) -> Iterator[Problem]:
     if spec.weight_transfer.mode is TransferMode.PULL and spec.policy.version > 0 and not shared:
         message = "is missing: all nodes of a server read a fetched policy from one volume; set cache, or use mode Push"
         yield Problem("spec.cache", message)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _lent(value: Any, path: str) -> Iterator[str]:

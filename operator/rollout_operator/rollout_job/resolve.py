@@ -23,6 +23,7 @@ from rollout_operator.actions import Manifest
 from rollout_operator.config import Defaults, OperatorConfig
 from rollout_operator.model_server.problems import problems_of
 from rollout_operator.rollout_job.access import job_file
+from rollout_operator.rollout_job.runner_job import PARTS
 from rollout_operator.sandbox import template
 
 STORES: Final = ("s3", "gs", "az")
@@ -154,11 +155,15 @@ def _image_problems(spec: RolloutJobSpec) -> list[Problem]:
 
 
 def _template_problems(spec: RolloutJobSpec) -> list[Problem]:
-    """What every Sandbox of the job would be refused for, told before one is asked for."""
+    """What the pods of the job would be refused for, told before one is asked for."""
     pod_template = template.without_nulls(spec.sandbox.pod_template or {})
     refuse = template.well_formed if spec.security is Security.PRIVILEGED else template.refusals
-    refused = (told.partition(": ") for told in refuse(pod_template, "spec.sandbox.podTemplate"))
-    return [Problem(path, message) for path, _, message in refused]
+    runners = template.without_nulls(spec.runners.pod_template or {})
+    refused = [
+        *refuse(pod_template, "spec.sandbox.podTemplate"),
+        *template.refusals(runners, "spec.runners.podTemplate", PARTS),
+    ]
+    return [Problem(path, message) for path, _, message in (told.partition(": ") for told in refused)]
 
 
 def _model_problems(model: ModelSpec) -> list[Problem]:
@@ -176,7 +181,8 @@ def _server_problems(job: RolloutJob, config: OperatorConfig, server: Manifest |
                 f"is {length - OBJECT_NAME_CHARACTERS} characters too long for a job with a ModelServer of its own"
             )
             problems.append(Problem("metadata.name", message))
-        own = ModelServer(metadata=job.metadata, spec=model.server)
+        named = job.metadata.model_copy(update={"name": own_model_server_name(job.metadata.name)})
+        own = ModelServer.model_construct(metadata=named, spec=model.server)
         for found in problems_of(own, config.privileged_namespaces):
             problems.append(Problem(found.path.replace("spec.", "spec.model.server.", 1), found.message))
     # That a server of the job's own has one, the job's definition sees to.

@@ -10,6 +10,10 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_operator.config import OperatorConfig, RunnerRequests
 from rollout_operator.rollout_job.access import service_account_name
 from rollout_operator.rollout_job.owned import labels, owned_metadata
+from rollout_operator.sandbox import template
+
+PARTS: Final = template.OwnParts("runner", ("job", "tmp"), RUNNER_FOLDER)
+"""What `runners.podTemplate` may not replace."""
 
 USER: Final = 65532
 """The user of the runtime image, by number: `runAsNonRoot` cannot check a name."""
@@ -43,7 +47,10 @@ def runner_job(job: RolloutJob, config: OperatorConfig, *, suspend: bool) -> dic
             # Not `Failed`: it would wait for ever for a pod on a dead node.
             "podReplacementPolicy": "TerminatingOrFailed",
             "suspend": suspend,
-            "template": {"metadata": {"labels": labels(job)}, "spec": _pod(job, config)},
+            "template": template.merge(
+                {"metadata": {"labels": labels(job)}, "spec": _pod(job, config)},
+                template.without_nulls(job.spec.runners.pod_template or {}),
+            ),
         },
     }
 
@@ -85,7 +92,7 @@ def _pod(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
 def _container(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:
     own_image = job.spec.runners.image
     return {
-        "name": "runner",
+        "name": PARTS.container,
         "image": own_image or config.images.runtime,
         # A user's image keeps Kubernetes' own rule: Always for :latest, else IfNotPresent.
         **({} if own_image else {"imagePullPolicy": config.images.pull_policy}),

@@ -31,13 +31,31 @@ NOT_PUBLIC_V4 = (
     "203.0.113.0/24",
     "224.0.0.0/4",
     "240.0.0.0/4",
+    "168.63.129.16/32",  # among METADATA_V4, and of the open internet by its number
 )
 # All global unicast addresses; the ranges in it that lead elsewhere (Teredo and 6to4 wrap any IPv4 address).
 PUBLIC_V6 = "2000::/3"
 NOT_PUBLIC_V6 = ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
-# Where clouds serve credentials to whoever asks. Never reachable, whatever is listed.
-METADATA_V4 = ("169.254.0.0/16",)
-METADATA_V6 = ("fd00:ec2::/32", "fe80::/10")
+# Where clouds serve credentials to any caller. Never reachable, whatever is listed. The executor's proxy has the same list
+# (agent_runtime/executor/network_rules.py, which can import nothing of ours), and a test compares the two.
+METADATA_V4 = (
+    "169.254.0.0/16",  # RFC 3927; AWS, Google, Azure, Oracle and others: 169.254.169.254
+    "168.63.129.16/32",  # Azure WireServer: learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16
+    "100.100.100.200/32",  # Alibaba Cloud: alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata
+    "192.0.0.192/32",  # Oracle Cloud Infrastructure Classic
+)
+METADATA_V6 = (
+    "fe80::/10",  # RFC 4291; OpenStack: fe80::a9fe:a9fe
+    "fd00:ec2::/32",  # AWS: docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
+    "fd20:ce::254/128",  # Google: cloud.google.com/compute/docs/metadata/querying-metadata
+    "fd00:c1::a9fe:a9fe/128",  # Oracle: docs.oracle.com/iaas/Content/Compute/Tasks/gettingmetadata.htm
+    "fd00:42::42/128",  # Scaleway: scaleway.com/en/docs/instances/how-to/use-instance-metadata
+    # The IPv4 addresses above behind a translator (RFC 6052).
+    "64:ff9b::a9fe:0/112",
+    "64:ff9b::a83f:8110/128",
+    "64:ff9b::6464:64c8/128",
+    "64:ff9b::c000:c0/128",
+)
 DNS_PORT = 53
 _PHASES = ("setup", "agent", "verifier")
 

@@ -54,7 +54,8 @@ def _clean_up(seen: Observed, finished: Condition) -> Plan:
     actions: list[Action] = []
     if seen.pod is not None and not is_terminating(seen.pod):
         actions.append(_delete_pod(seen, seen.pod))
-    if seen.keep:
+    if seen.keep or (seen.job is None and finished.reason == FinishedReason.INVALID):
+        # Who wrote an invalid manifest by hand finds out why when they look for it.
         return Plan(tuple(actions))
     left = seconds_kept(moment(finished.last_transition_time), seen.now) if finished.last_transition_time else 0
     if left > 0:

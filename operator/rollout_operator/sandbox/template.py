@@ -5,7 +5,7 @@ What may be changed is listed; everything else is refused, so that a field that 
 
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollout_api.base import API_GROUP
 from rollout_operator.sandbox.pod_names import BUNDLE_VOLUME, CONTAINER, OWN_FOLDER, STATE_VOLUME
@@ -42,11 +42,11 @@ ALLOWED: Mapping[str, Json] = {
 }
 """What a template may say in `security: Standard`, and of which form it is. A list of one entry: a list of these."""
 
-_NO_RIGHTS = "a sandbox has no identity in the cluster"
+_NO_RIGHTS = "a sandbox has no identity in the cluster; runners have spec.runners.serviceAccountName"
 _NODE = "it would join the node's own namespaces"
-_KERNEL = "it decides what the sandbox may do to the kernel"
-_ONE = "a sandbox is one container, and what it runs is the executor"
-_CLOCK = "the sandbox's own clocks decide when it ends: use spec.lifetimeSeconds and spec.idleSeconds"
+_KERNEL = "it decides what the pod may do to the kernel"
+_ONE = "a pod made for a job is one container, and its program is not the template's"
+_CLOCK = "other clocks decide when the pod ends; of a sandbox spec.lifetimeSeconds and spec.idleSeconds"
 WHY: Mapping[str, str] = {
     "serviceAccountName": _NO_RIGHTS,
     "serviceAccount": _NO_RIGHTS,
@@ -66,7 +66,7 @@ WHY: Mapping[str, str] = {
     "restartPolicy": "a restart would silently lose the state of all workspaces",
     "activeDeadlineSeconds": _CLOCK,
     "terminationGracePeriodSeconds": _CLOCK,
-    "image": "use spec.image",
+    "image": "use spec.image, or spec.runners.image of a job",
     "runtimeClassName": "use spec.runtimeClassName",
     "envFrom": "it would bring Secrets into reach of untrusted code",
     "valueFrom": "it would bring Secrets into reach of untrusted code; give a value",
@@ -79,9 +79,7 @@ WHY: Mapping[str, str] = {
 }
 """Why a field is refused, by its name. Fields that are not here are just not supported."""
 
-# Annotations and labels by which other software changes a pod behind our back: security profiles, the container runtime,
-# further networks that no NetworkPolicy sees, containers that are injected with their own rights.
-REFUSED_KEYS = (
+NODE_KEYS = (
     "container.apparmor.security.beta.kubernetes.io/",
     "container.seccomp.security.alpha.kubernetes.io/",
     "seccomp.security.alpha.kubernetes.io/",
@@ -89,35 +87,78 @@ REFUSED_KEYS = (
     "io.containerd.",
     "io.katacontainers.",
     "io.cri-containerd",
+    "cpu-load-balancing.crio.io",
+    "cpu-quota.crio.io",
+    "irq-load-balancing.crio.io",
+    "unsupported.cpu-load-balancing.crio.io",
+    "run.oci.",
+)
+"""Annotations by which the container runtime or the kernel gives a pod other rights on its node."""
+
+# Annotations and labels by which other software changes a pod afterwards: further networks that no NetworkPolicy covers,
+# and injected containers with rights and credentials of their own. Any administrator can add an injector, so this list
+# names the common ones; docs/sandboxes.md says what an administrator does about others.
+REFUSED_KEYS = (
+    *NODE_KEYS,
     "k8s.v1.cni.cncf.io/",
     "v1.multus-cni.io/",
     "cni.projectcalico.org/",
+    "k8s.ovn.org/",
+    "ovn.kubernetes.io/",
+    "istio.io/",
     "sidecar.istio.io/",
+    "inject.istio.io/",
+    "proxy.istio.io/",
+    "ambient.istio.io/",
     "linkerd.io/",
+    "config.linkerd.io/",
+    "kuma.io/",
+    "consul.hashicorp.com/",
     "vault.hashicorp.com/",
+    "vault.security.banzaicloud.io/",
     "dapr.io/",
+    "instrumentation.opentelemetry.io/",
+    "sidecar.opentelemetry.io/",
+    "admission.datadoghq.com/",
+    "gke-gcsfuse/",
     "azure.workload.identity/",
+    "aadpodidbinding",
     "iam.amazonaws.com/",
+    "eks.amazonaws.com/",
 )
 OWN_KEYS = (f"{API_GROUP}/", "app.kubernetes.io/managed-by")
 
-# By what the entries of a list are told apart when two are merged; other lists are replaced whole.
-MERGE_KEYS: Mapping[str, str] = {
-    "containers": "name",
-    "initContainers": "name",
-    "ephemeralContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "volumeMounts": "mountPath",
-    "volumeDevices": "devicePath",
-    "ports": "containerPort",
-    "imagePullSecrets": "name",
-    "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey",
-    "resourceClaims": "name",
-    "claims": "name",
+# Which fields identify an entry when two lists are merged; other lists are replaced whole.
+MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "ephemeralContainers": ("name",),
+    "volumes": ("name",),
+    "env": ("name",),
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+    "ports": ("containerPort", "protocol"),
+    "imagePullSecrets": ("name",),
+    "hostAliases": ("ip",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "resourceClaims": ("name",),
+    "claims": ("name",),
 }
-"""Kubernetes' own patchMergeKey of these fields."""
+"""Kubernetes' own list-map-keys of these fields."""
+_KEY_DEFAULTS = {"protocol": "TCP"}
+
+
+class OwnParts(NamedTuple):
+    """What a template may not replace in the pod that it is merged over."""
+
+    container: str
+    """Name of the only container."""
+    volumes: tuple[str, ...]
+    folder: str
+    """Where they are mounted."""
+
+
+SANDBOX_PARTS = OwnParts(CONTAINER, (BUNDLE_VOLUME, STATE_VOLUME), OWN_FOLDER)
 
 
 def without_nulls(value: Json) -> Json:
@@ -129,26 +170,32 @@ def without_nulls(value: Json) -> Json:
     return value
 
 
-def refusals(template: Mapping[str, Json], where: str) -> list[str]:
-    """Why a template (without nulls) cannot be had in `security: Standard`, by field. `where`: its path in the manifest."""
-    found = [*_further_containers(template, where), *_compare(template, ALLOWED, where)]
+def refusals(template: Mapping[str, Json], where: str, own: OwnParts = SANDBOX_PARTS) -> list[str]:
+    """Why a template (without nulls) is not allowed in `security: Standard`, by field.
+
+    Args:
+        template: as given, without nulls.
+        where: its path in the manifest.
+        own: of the pod that it is for.
+    """
+    found = [*_further_containers(template, where, own.container), *_compare(template, ALLOWED, where)]
     if found:
         return found
     spec, metadata = template.get("spec", {}), template.get("metadata", {})
     for kind in ("labels", "annotations"):
-        found += _refused_keys(metadata.get(kind, {}), f"{where}.metadata.{kind}")
+        found += refused_keys(metadata.get(kind, {}), f"{where}.metadata.{kind}")
     volumes = spec.get("volumes", [])
     for index, volume in enumerate(volumes):
         path = f"{where}.spec.volumes[{index}]"
-        if volume.get("name") in (BUNDLE_VOLUME, STATE_VOLUME):
-            found.append(f"{path}.name: {volume['name']} is the executor's own volume; choose another name")
+        if volume.get("name") in own.volumes:
+            found.append(f"{path}.name: {volume['name']} is the operator's own volume; choose another name")
         if ("emptyDir" in volume) == ("image" in volume):
             found.append(f"{path}: expected exactly one of emptyDir and image")
     for index, container in enumerate(spec.get("containers", [])):
         path = f"{where}.spec.containers[{index}]"
         names = {volume.get("name") for volume in volumes}
         for number, mount in enumerate(container.get("volumeMounts", [])):
-            found += _refused_mount(mount, names, f"{path}.volumeMounts[{number}]")
+            found += _refused_mount(mount, names, f"{path}.volumeMounts[{number}]", own.folder)
     return found
 
 
@@ -162,7 +209,7 @@ def well_formed(template: Mapping[str, Json], where: str) -> list[str]:
     ]
     if found or not isinstance(spec, Mapping):
         return found
-    for name, key in MERGE_KEYS.items():
+    for name, (key, *_) in MERGE_KEYS.items():
         entries = spec.get(name, [])
         if not isinstance(entries, list) or not all(
             isinstance(e, Mapping) and isinstance(e.get(key), str) for e in entries
@@ -191,24 +238,27 @@ def _merge_lists(field: str, base: list[Json], over: list[Json]) -> list[Json]:
         # The API server judges what a user's entries are worth, so they may be anything here.
         spoken = [(t.get("key"), t.get("effect")) for t in over if isinstance(t, Mapping)]
         return [t for t in base if isinstance(t, Mapping) and (t.get("key"), t.get("effect")) not in spoken] + over
-    key = MERGE_KEYS.get(field)
-    if key is None or not all(isinstance(entry, Mapping) for entry in over):
+    keys = MERGE_KEYS.get(field)
+    if keys is None or not all(isinstance(entry, Mapping) for entry in over):
         return list(over)
-    merged = {str(entry.get(key)): entry for entry in base if isinstance(entry, Mapping)}
+
+    def identity(entry: Mapping[str, Json]) -> tuple[str, ...]:
+        return tuple(str(entry.get(key, _KEY_DEFAULTS.get(key))) for key in keys)
+
+    merged = {identity(entry): entry for entry in base if isinstance(entry, Mapping)}
     for entry in over:
-        name = str(entry.get(key))
-        merged[name] = merge(merged.get(name, {}), entry)
+        merged[identity(entry)] = merge(merged.get(identity(entry), {}), entry)
     return list(merged.values())
 
 
-def _further_containers(template: Mapping[str, Json], where: str) -> list[str]:
+def _further_containers(template: Mapping[str, Json], where: str, own: str) -> list[str]:
     """Told first: what is wrong within such a container would only mislead."""
     spec = template.get("spec")
     containers = spec.get("containers") if isinstance(spec, Mapping) else None
     return [
-        f"{where}.spec.containers[{index}].name: is {container.get('name')!r}, expected {CONTAINER!r}: {_ONE}"
+        f"{where}.spec.containers[{index}].name: is {container.get('name')!r}, expected {own!r}: {_ONE}"
         for index, container in enumerate(containers if isinstance(containers, list) else [])
-        if isinstance(container, Mapping) and container.get("name") != CONTAINER
+        if isinstance(container, Mapping) and container.get("name") != own
     ]
 
 
@@ -246,25 +296,26 @@ def _has_form(value: Json, form: str) -> bool:
     return all(isinstance(inner, types) and not isinstance(inner, bool) for inner in value.values())
 
 
-def _refused_keys(keys: Iterable[str], path: str) -> list[str]:
+def refused_keys(keys: Iterable[str], path: str, refused: tuple[str, ...] = REFUSED_KEYS) -> list[str]:
+    """Which labels or annotations are refused, and why: those of the operator, and those with these prefixes."""
     found = []
     for key in keys:
         if key.startswith(OWN_KEYS):
             found.append(
                 f"{path}[{key}]: refused: by these the operator and its policies know the pod; choose another key"
             )
-        elif key.startswith(REFUSED_KEYS):
+        elif key.startswith(refused):
             found.append(f"{path}[{key}]: refused: other software changes the pod's rights or network because of it")
     return found
 
 
-def _refused_mount(mount: Mapping[str, Json], names: set[Json], path: str) -> list[str]:
+def _refused_mount(mount: Mapping[str, Json], names: set[Json], path: str, folder: str) -> list[str]:
     found = []
     if mount.get("name") not in names:
         found.append(f"{path}.name: {mount.get('name')!r} is not among the template's own volumes")
     target = posixpath.normpath("/" + str(mount.get("mountPath", "/")).lstrip("/"))
-    if _is_below(target, OWN_FOLDER) or _is_below(OWN_FOLDER, target):
-        found.append(f"{path}.mountPath: {target} would hide the executor in {OWN_FOLDER}; choose another folder")
+    if _is_below(target, folder) or _is_below(folder, target):
+        found.append(f"{path}.mountPath: {target} would hide the operator's files in {folder}; choose another folder")
     return found
 
 

@@ -84,6 +84,17 @@ def test_nothing_can_block_an_uninstall(documents: list[Manifest]) -> None:
         assert "helm.sh/hook" not in document["metadata"].get("annotations", {})
 
 
+def test_two_releases_never_share_an_object_of_the_cluster() -> None:
+    """Helm refuses the second one, or an uninstall takes the other one's rights away."""
+    names = []
+    for namespace, release in (("a-b", "c"), ("a", "b-c"), ("a", "b"), ("a", "b-view")):
+        command = [tool("helm"), "template", release, str(CHART), "--namespace", namespace]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found = [document for document in yaml.safe_load_all(done.stdout) if document]
+        names += [role["metadata"]["name"] for role in of_kind(found, "ClusterRole")]
+    assert len(names) == len(set(names)) == 12
+
+
 def rules(documents: list[Manifest], *kinds: str) -> list[Manifest]:
     return [rule for kind in kinds for document in of_kind(documents, kind) for rule in document["rules"]]
 

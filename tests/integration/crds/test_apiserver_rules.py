@@ -267,6 +267,13 @@ def test_a_wrong_model_server_is_refused_by_the_api_server_and_by_the_model(
         validate(ModelServer, model_server(SMALL, **change))
 
 
+@pytest.mark.parametrize("name", ["7b-chat", "qwen-api"])
+def test_model_server_whose_services_could_not_be_made_is_refused(name: str) -> None:
+    server = model_server(SMALL)
+    server["metadata"]["name"] = name
+    assert "must begin with a letter and not end in -api" in "\n".join(errors(server))
+
+
 def test_a_policy_goes_forward_only_and_a_version_means_one_thing() -> None:
     before = model_server(SMALL, policy={"version": 3, "uri": "s3://p/3"})
     told = {

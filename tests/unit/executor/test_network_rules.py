@@ -16,7 +16,7 @@ PRIVATE = [
     "192.168.1.1", "198.18.0.1", "203.0.113.1", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255",
     "::", "::1", "fc00::1", "fd12::1", "fe80::1", "fec0::1", "ff02::1", "2001:db8::1",
     "::ffff:10.0.0.1", "::ffff:127.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b::169.254.169.254", "2002:0a00:0001::1",
-    "2001:0:a00:1:0:0:f5ff:fffe",
+    "2001:0:a00:1:0:0:f5ff:fffe", "168.63.129.16", "::ffff:168.63.129.16", "64:ff9b::168.63.129.16",
 ]  # fmt: skip
 
 
@@ -29,6 +29,27 @@ def test_public_leads_to_no_private_address_however_it_is_wrapped(address: str) 
 @pytest.mark.parametrize("address", ["1.1.1.1", "8.8.8.8", "2606:4700::1111", "64:ff9b::8.8.8.8", "172.32.0.1"])
 def test_public_leads_to_the_open_internet(address: str) -> None:
     assert is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("169.254.169.254", "168.63.129.16", "100.100.100.200", "192.0.0.192", "fe80::a9fe:a9fe", "fd00:ec2::254"),
+        *("fd20:ce::254", "fd00:c1::a9fe:a9fe", "::ffff:168.63.129.16", "64:ff9b::100.100.100.200", "fd00:42::42"),
+    ],
+)
+def test_listed_name_leads_to_no_metadata_address(address: str) -> None:
+    """Whoever answers for the name would have the node's credentials read by the agent."""
+    rule = read_rule(["mirror.internal:80"])
+    assert rule is not None
+    assert "metadata" in (rule.refusal_of_address(ipaddress.ip_address(address)) or "")
+
+
+def test_listed_name_may_lead_to_a_shared_address() -> None:
+    """Clusters use 100.64.0.0/10 (RFC 6598) for pods and Services."""
+    rule = read_rule(["mirror.internal:80"])
+    assert rule is not None
+    assert rule.refusal_of_address(ipaddress.ip_address("100.64.0.1")) is None
 
 
 def test_a_listed_name_may_be_private_and_its_neighbours_stay_closed() -> None:

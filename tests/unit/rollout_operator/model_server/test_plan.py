@@ -2,17 +2,19 @@
 
 import copy
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_api.cluster import ROLE_LABEL, SANDBOX_ROLE
+from rollout_api.manifest import Problem
 from rollout_operator.actions import Ask, Create, Delete, Event, Patch, Replace
 from rollout_operator.model_server.control_errands import Known
 from rollout_operator.model_server.network import policies
 from rollout_operator.model_server.policy_seen import Call, Said
+from rollout_operator.model_server.problems import parse
 from rollout_operator.model_server.status import story
 from tests.unit.rollout_operator.model_server.scenes import CONFIG, NAMESPACE, SPECS, Cluster, model_server
 
@@ -130,6 +132,21 @@ def test_an_invalid_change_is_told_and_what_runs_goes_on() -> None:
     cluster.spec(podTemplate=None)
     cluster.settle()
     assert cluster.condition("Invalid") == {}
+
+
+@pytest.mark.parametrize("annotations", [{"container.apparmor.security.beta.kubernetes.io/engine": "unconfined"}])
+def test_an_annotation_that_lends_rights_on_the_node_is_refused(annotations: dict[str, str]) -> None:
+    cluster = running(SMALL)
+    cluster.spec(podTemplate={"metadata": {"annotations": annotations}})
+    cluster.settle()
+    assert "container.apparmor" in cluster.condition("Invalid")["message"]
+
+
+@pytest.mark.parametrize("name", ["7b-chat", "qwen-api", "qwen-download", "qwen-runner", "qwen-sandbox"])
+def test_a_name_that_cannot_be_a_service_or_is_derived_from_another_is_refused(name: str) -> None:
+    (problem,) = cast(tuple[Problem, ...], parse({**Cluster(SMALL).server, "metadata": {"name": name}}, ()))
+    assert problem.path == "metadata.name"
+    assert "must begin with a letter and not end in -api" in problem.message
 
 
 def test_a_cluster_without_leader_worker_sets_says_so_and_is_tried_again() -> None:

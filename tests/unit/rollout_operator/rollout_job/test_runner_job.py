@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from rollout_api.keys import MODEL_KEY_VARIABLE, mcp_key_variable
 from rollout_operator.rollout_job.resolve import resolve
 from rollout_operator.rollout_job.runner_job import runner_job
@@ -108,3 +110,43 @@ def test_names_stay_within_what_kubernetes_takes() -> None:
     job = resolve(long, CONFIG).job
     assert job is not None
     assert len(f"{runner_job(job, CONFIG, suspend=False)['metadata']['name']}-255") <= 63, "the pods' host name"
+
+
+def test_runner_template_sets_limits_and_places_and_keeps_the_runner() -> None:
+    given = {
+        "metadata": {"labels": {"team": "a"}},
+        "spec": {
+            "nodeSelector": {"pool": "cpu"},
+            "priorityClassName": "high",
+            "tolerations": [{"key": "pool", "operator": "Exists"}],
+            "containers": [{"name": "runner", "resources": {"limits": {"memory": "2Gi"}}}],
+        },
+    }
+    template = made(runners={"podTemplate": given})["template"]
+    spec, plain = template["spec"], pod()
+    (runner,) = spec["containers"]
+    assert template["metadata"]["labels"]["team"] == "a"
+    assert template["metadata"]["labels"].items() >= made()["template"]["metadata"]["labels"].items()
+    assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"pool": "cpu"}, "high")
+    assert spec["tolerations"] == [*plain["tolerations"], {"key": "pool", "operator": "Exists"}]
+    assert runner["resources"]["limits"] == {"memory": "2Gi"}
+    assert runner["resources"]["requests"] == container()["resources"]["requests"]
+    assert (runner["image"], runner["securityContext"]) == (container()["image"], container()["securityContext"])
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"spec": {"hostNetwork": True}}, "spec.runners.podTemplate.spec.hostNetwork"),
+        ({"spec": {"serviceAccountName": "admin"}}, "spec.runners.podTemplate.spec.serviceAccountName"),
+        ({"spec": {"containers": [{"name": "other"}]}}, "spec.runners.podTemplate.spec.containers[0].name"),
+        ({"spec": {"volumes": [{"name": "job", "emptyDir": {}}]}}, "spec.runners.podTemplate.spec.volumes[0].name"),
+        (
+            {"metadata": {"labels": {"rollout.dev/role": "sandbox"}}},
+            "spec.runners.podTemplate.metadata.labels[rollout.dev/role]",
+        ),
+    ],
+)
+def test_runner_template_that_lends_rights_or_hides_the_runner_is_refused(given: dict[str, Any], path: str) -> None:
+    problems = resolve(manifest(runners={"podTemplate": given}), CONFIG).problems
+    assert path in [problem.path for problem in problems]

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_runtime.executor.network_rules import METADATA
 from rollout_api.sandbox import Network
-from rollout_operator.sandbox.network import plain_caveat, policy, problems, reach_of
+from rollout_operator.sandbox.network import METADATA_V4, METADATA_V6, plain_caveat, policy, problems, reach_of
 
 ADDRESSES = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(lambda address: address.exploded)
 NAMES = st.sampled_from(["pypi.org", "example.com", "metadata.google.internal", "a-b.c"])
@@ -46,6 +47,8 @@ def _is_in(host: ipaddress.IPv4Address | ipaddress.IPv6Address, block: dict[str,
     [
         *(
             "169.254.169.254",
+            "168.63.129.16",
+            "100.100.100.200",
             "10.96.0.1",
             "192.168.1.1",
             "172.20.0.5",
@@ -72,13 +75,25 @@ def test_without_any_access_nothing_can_be_reached_not_even_a_resolver() -> None
     assert policy("p", "ns", {}, {}, {}, None, reach_of(Network()))["spec"]["egress"] == []
 
 
+METADATA_ADDRESSES = (
+    *("169.254.169.254", "168.63.129.16", "100.100.100.200", "192.0.0.192"),
+    *("fd00:ec2::254", "fd20:ce::254", "fd00:c1::a9fe:a9fe", "fd00:42::42", "fe80::a9fe:a9fe"),
+    *("64:ff9b::169.254.169.254", "64:ff9b::168.63.129.16"),
+)
+
+
 @given(NETWORKS)
 def test_no_list_of_whatever_names_opens_the_metadata_address(network: Network) -> None:
     if problems(network):
         return  # refused before a policy is made
     for port in (80, 443, 53, *(p for _, p in reach_of(network).addresses), *reach_of(network).name_ports):
-        assert not reaches(network, "169.254.169.254", port)
-        assert not reaches(network, "fd00:ec2::254", port)
+        assert not [address for address in METADATA_ADDRESSES if reaches(network, address, port)]
+
+
+def test_network_policy_and_executor_refuse_the_same_metadata_addresses() -> None:
+    assert sorted(map(str, METADATA)) == sorted(
+        str(ipaddress.ip_network(network)) for network in (*METADATA_V4, *METADATA_V6)
+    )
 
 
 @given(st.ip_addresses(v=4).map(str), PORTS, PORTS)
@@ -99,6 +114,8 @@ def test_a_listed_address_is_reached_at_its_port_alone(address: str, port: int, 
         ("[::ffff:a9fe:a9fe]:80", "never reachable"),
         ("[::ffff:169.254.169.254]:80", "never reachable"),
         ("[fd00:ec2::254]:80", "never reachable"),
+        ("168.63.129.16:80", "never reachable"),
+        ("100.100.100.200:80", "never reachable"),
         ("127.0.0.1:8080", "not an address of another machine"),
         ("[::1]:8080", "not an address of another machine"),
         ("example.org:99999", "1 to 65535"),

@@ -235,6 +235,11 @@ def test_an_invalid_sandbox_is_finished_before_anything_is_made() -> None:
     assert message.startswith("spec.podTemplate.spec.hostNetwork: refused: ")
 
 
+def test_invalid_sandbox_made_by_hand_stays_with_its_reason() -> None:
+    asked = after(sandbox(podTemplate={"spec": {"hostNetwork": True}}), node())
+    assert look(asked, node(), seconds=86_400) == Plan()
+
+
 def test_what_is_being_deleted_is_left_to_garbage_collection() -> None:
     asked = sandbox()
     asked["metadata"]["deletionTimestamp"] = "2026-05-04T12:00:00Z"

@@ -320,3 +320,34 @@ def test_entries_without_a_name_break_nothing_so_that_the_api_server_can_refuse_
     assert merge({"containers": [{"name": "a"}, 1]}, {"containers": [{"name": ["b"]}]})["containers"][-1] == {
         "name": ["b"]
     }
+
+
+def test_spread_constraints_of_one_topology_key_are_both_kept() -> None:
+    strict = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "maxSkew": 1}
+    lenient = {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 2}
+    merged = merge({"topologySpreadConstraints": [lenient]}, {"topologySpreadConstraints": [strict]})
+    assert merged == {"topologySpreadConstraints": [lenient, strict]}
+
+
+def test_ports_of_one_number_and_two_protocols_are_both_kept() -> None:
+    tcp, udp = {"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}
+    named = {"containerPort": 53, "protocol": "TCP", "name": "dns"}
+    assert merge({"ports": [tcp]}, {"ports": [udp, named]}) == {"ports": [named, udp]}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(
+            "istio.io/rev",
+            "inject.istio.io/templates",
+            "instrumentation.opentelemetry.io/inject-python",
+            "aadpodidbinding",
+        ),
+        *("consul.hashicorp.com/connect-inject", "admission.datadoghq.com/enabled", "k8s.ovn.org/pod-networks"),
+        *("cpu-load-balancing.crio.io", "run.oci.keep_original_groups", "gke-gcsfuse/volumes"),
+    ],
+)
+def test_keys_by_which_software_injects_into_a_pod_are_refused(key: str) -> None:
+    (problem,) = refused({"metadata": {"annotations": {key: "x"}}})
+    assert problem.startswith(f"spec.podTemplate.metadata.annotations[{key}]: refused")
