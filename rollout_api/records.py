@@ -289,6 +289,8 @@ class StopRecord(ApiModel):
     time: float
     stop_reason: StopReason
     message: str = ""
+    traceback: str | None = None
+    """Where the agent's own code raised (AgentError)."""
     agent_seconds: float = 0
     program_trajectory: ProgramTrajectory | None = None
     """Where `agent.trajectory` asks for it."""
@@ -313,8 +315,10 @@ class FailedRecord(ApiModel):
     message: str = ""
     counted: bool = True
     """It uses up one of `attempts.limit`. Interruptions of the runner do not."""
-    during_tool_call: bool = False
-    """The sandbox died, unexplained, while this rollout's own tool call ran: the second time it is the policy's doing."""
+    unexplained: bool = False
+    """The sandbox was lost with something in it that the policy made, and nothing explains why."""
+    alone: bool = False
+    """The sandbox hosted no other attempt."""
 
 
 class CommandVerdict(ApiModel):
@@ -433,6 +437,8 @@ class Result(ApiModel):
     reason: str | None = None
     """Why it is not Completed: one word for machines."""
     message: str = ""
+    traceback: str | None = None
+    """Where the agent's own code raised (AgentError)."""
     reward: float | None = None
     """The verifier's; null unless Completed and graded."""
     rewards: dict[str, float] = {}

@@ -1,6 +1,7 @@
 """One attempt at a rollout: agent, artifacts, grading, seal. Each step is taken once, whoever takes it."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
@@ -8,8 +9,8 @@ from typing import Any, TypeVar
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
-from agent_runtime.engine.attempt_log import AttemptLog, NotReplayable
-from agent_runtime.engine.attempts_policy import INTERRUPTED, UNCOUNTED
+from agent_runtime.engine.attempt_log import AttemptLog
+from agent_runtime.engine.attribution import Action, Phase, Ruling, Situation, attribute
 from agent_runtime.engine.branching_checkpoints import Checkpoints
 from agent_runtime.engine.branching_snapshots import Snapshots
 from agent_runtime.engine.context import RunContext, workspace_spec
@@ -19,17 +20,24 @@ from agent_runtime.engine.mcp import AttemptTools
 from agent_runtime.engine.program import Program
 from agent_runtime.engine.program_trajectory import collect as collect_trajectory
 from agent_runtime.engine.results import build_result
-from agent_runtime.engine.staleness_policy import PolicyLag, StalePolicy, stale_message, versions_of
-from agent_runtime.engine.steps import GOES_ON, NOT_FOR_PROGRAMS, InSteps, verdict_of_steps
+from agent_runtime.engine.staleness_policy import PolicyLag, stale_message, versions_of
+from agent_runtime.engine.steps import NOT_FOR_PROGRAMS, InSteps, verdict_of_steps
 from agent_runtime.engine.turns import Turns
 from agent_runtime.engine.workspace_states import Keeping
 from agent_runtime.environments.open import OpenEnvironment, open_environment
 from agent_runtime.environments.verdict import episode_verdict
-from agent_runtime.models.base import Model, ModelError
-from agent_runtime.plugins.of_rollout import PluginFailed
+from agent_runtime.models.base import Model
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.message_tree import linear
-from agent_runtime.sandboxes.base import Fence, SandboxFailure, SetupFailed, Workspace
+from agent_runtime.sandboxes.base import (
+    INTERRUPTED,
+    Fence,
+    SandboxFailure,
+    SetupFailed,
+    Workspace,
+    WorkspaceLimit,
+    WorkspaceSpec,
+)
 from rollout_api.model import OnStale
 from rollout_api.records import (
     ArtifactsRecord,
@@ -37,12 +45,15 @@ from rollout_api.records import (
     FailedRecord,
     Outcome,
     Record,
+    ResponseRecord,
     Result,
     StopReason,
     StopRecord,
     Verdict,
 )
 from rollout_api.tasks import Task, VerifierMode
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Record)
 Failures = Sequence[tuple[int, FailedRecord]]
@@ -58,7 +69,8 @@ class Attempt:
         self._context, self._rollout, self._number, self._failures = context, rollout, number, failures
         self._journal = journal
         self._fence = Fence(journal.epoch, journal.holder)
-        self._spec = workspace_spec(context.job, rollout)
+        self._spec = self._spec_of(rollout)
+        self._phase = Phase.STARTING
         self._plugins = context.plugins_of_attempt(rollout, number)
         self._provider = context.provider_for(rollout.task)
         self._branching = context.origins.get(rollout.group)
@@ -95,12 +107,33 @@ class Attempt:
                 return failed
             stop, artifacts = await self._agent_part()
             return await self._grade_and_seal(stop, artifacts)
-        except GradingLost as lost:
-            return await self.seal(Outcome.VERIFIER_FAILED, reason=lost.reason, message=lost.message)
-        except StalePolicy as stale:
-            return await self.seal(Outcome.CANCELLED, reason="StalePolicy", message=str(stale))
-        except (SandboxFailure, ModelError, NotReplayable, PluginFailed) as error:
-            return await self._fail(error)
+        except Exception as error:
+            ruling = attribute(error, self._situation())
+            match ruling.action:
+                case Action.CANCEL:
+                    return await self.seal(Outcome.CANCELLED, reason=ruling.reason, message=ruling.message)
+                case Action.FAIL | Action.COMPLETE:
+                    return await self._seal_failed(ruling.message)
+                case Action.RETRY_ATTEMPT | Action.RETRY_GRADING:
+                    return await self._fail(ruling)
+            raise
+
+    def _situation(self) -> Situation:
+        records = self._all_records()
+        answered = any(isinstance(record, ResponseRecord) for record in records)
+        workspace = self._workspace
+        return Situation(
+            self._phase,
+            answered=answered,
+            exposed=answered if self._work is None else self._work.exposed,
+            alone=self._spec.alone if workspace is None else workspace.alone,
+            losses_alone=sum(failure.unexplained and failure.alone for _, failure in self._failures),
+        )
+
+    def _spec_of(self, rollout: Rollout) -> WorkspaceSpec:
+        """After an unexplained loss, a sandbox without neighbours: whose doing it was cannot be told among several."""
+        spec = workspace_spec(self._context.job, rollout)
+        return replace(spec, alone=any(failure.unexplained for _, failure in self._failures))
 
     async def seal(self, outcome: Outcome, *, reason: str, message: str) -> Result:
         """End the rollout here and now, without a verdict, with what is recorded so far."""
@@ -112,12 +145,15 @@ class Attempt:
             await self._journal.append(self._work.take_unwritten())
         return await self._seal(self._all_records(), outcome, None, reason=reason, message=message)
 
-    async def seal_resource_limit(self, message: str) -> Result:
-        """End a rollout that keeps killing its sandboxes: the policy's doing, with a failed verdict."""
-        stop = StopRecord(time=time.time(), stop_reason=StopReason.RESOURCE_LIMIT, message=message)
-        await self._journal.append([stop])
+    async def _seal_failed(self, message: str) -> Result:
+        """End a rollout whose policy left nothing that can be graded, with a failed verdict."""
+        stops: list[Record] = []
+        if _first(self._all_records(), StopRecord) is None:
+            stops.append(StopRecord(time=time.time(), stop_reason=StopReason.RESOURCE_LIMIT, message=message))
+        unwritten = self._work.take_unwritten() if self._work is not None else []
+        await self._journal.append([*unwritten, *stops])
         verdict = failed_verdict(message) if self._rollout.task.is_graded else None
-        return await self._seal([*self._all_records(), stop], Outcome.COMPLETED, verdict, message=message)
+        return await self._seal([*self._all_records(), *stops], Outcome.COMPLETED, verdict, message=message)
 
     async def release(self) -> None:
         """Let the workspace and the environment go."""
@@ -136,7 +172,7 @@ class Attempt:
         The earlier holder may still write between `peek` and `begin`, so only what `begin` returns decides. Raises
         SandboxFailure where the agent still needs a workspace that is gone.
         """
-        with contextlib.suppress(SandboxFailure):
+        with contextlib.suppress(SandboxFailure, WorkspaceLimit):
             await self._reattach(await self._journal.peek())
         self._records = await self._journal.begin()
         await self._reattach(self._records)
@@ -151,12 +187,18 @@ class Attempt:
         if self._workspace is not None and dict(self._workspace.handle) == attempt.workspace:
             return
         try:
-            self._workspace = await self._provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
-        except SandboxFailure as error:
+            await self._reattach_to(attempt)
+        except (SandboxFailure, WorkspaceLimit):
             if not any(isinstance(record, FailedRecord | ArtifactsRecord) for record in records):
-                raise SandboxFailure(
-                    INTERRUPTED, f"the run was interrupted and its workspace is gone: {error}"
-                ) from error
+                raise
+
+    async def _reattach_to(self, attempt: AttemptRecord) -> Workspace:
+        try:
+            workspace = await self._provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
+        except SandboxFailure as error:
+            raise SandboxFailure(INTERRUPTED, f"the run was interrupted and its workspace is gone: {error}") from error
+        self._workspace = workspace
+        return workspace
 
     async def _agent_part(self) -> tuple[StopRecord, ArtifactsRecord]:
         """The agent's work up to stored artifacts; from the journal where it is done already."""
@@ -166,14 +208,20 @@ class Attempt:
         workspace = await self._prepare_work()
         self._work, running = await self._start_work(workspace, self._records)
         self._records = []  # from here on they are the work's
+        self._phase = Phase.AGENT
         self._context.observer(
             RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
         )
         started = time.perf_counter()
         reason, message = await running
         self._work.refuse_if_stale()
+        self._phase = Phase.COLLECTING
         stop = StopRecord(
-            time=time.time(), stop_reason=reason, message=message, agent_seconds=time.perf_counter() - started
+            time=time.time(),
+            stop_reason=reason,
+            message=message,
+            traceback=self._work.traceback,
+            agent_seconds=time.perf_counter() - started,
         )
         return await self._end_work(self._work, self._workspace or workspace, stop)
 
@@ -228,7 +276,7 @@ class Attempt:
         """The agent, step by step. A step in which a limit ended it is graded as well."""
         agent = InSteps(make_agent, self._context.job.spec, epoch=self._fence.epoch, watch=self._plugins)
         ended = await turns.run_agent(agent)
-        turns.fault = None
+        turns.next_step()
         await agent.grade(turns)
         return ended
 
@@ -296,7 +344,7 @@ class Attempt:
     def _use_task(self, changed: Task) -> None:
         self._changed_task, self._rollout = changed, replace(self._rollout, task=changed)
         self._plugins.use_task(changed)
-        self._spec = workspace_spec(self._context.job, self._rollout)
+        self._spec = self._spec_of(self._rollout)
         self._provider = self._context.provider_for(changed)
 
     def _moved(self, workspace: Workspace) -> AttemptRecord:
@@ -319,12 +367,15 @@ class Attempt:
 
     async def _grade_and_seal(self, stop: StopRecord, artifacts: ArtifactsRecord) -> Result:
         started = time.perf_counter()
+        verifier = self._context.job.spec.verifier_of(self._rollout.task)
+        self._phase = Phase.GRADING_IN_PLACE if verifier.mode is VerifierMode.SHARED else Phase.GRADING
         try:
             verdict = await self._grade(stop, artifacts)
         except GradingLost as lost:
             return await self._seal(
                 self._records, Outcome.VERIFIER_FAILED, None, reason=lost.reason, message=lost.message
             )
+        self._phase = Phase.SEALING
         self._seconds["verifier"] = time.perf_counter() - started
         return await self._seal(self._records, Outcome.COMPLETED, verdict, message=stop.message)
 
@@ -333,7 +384,7 @@ class Attempt:
         if task.environment is not None:
             return episode_verdict(self._records)
         if task.steps:
-            return verdict_of_steps(task, self._records, cut_short=stop.stop_reason not in GOES_ON)
+            return verdict_of_steps(task, self._records)
         if task.verifier is None:
             return None
         if verifier.mode is VerifierMode.SHARED:
@@ -358,8 +409,7 @@ class Attempt:
     async def _reattach_for_grading(self) -> Workspace:
         attempt = _first(reversed(self._records), AttemptRecord)
         assert attempt is not None  # an agent has worked in it
-        self._workspace = await self._provider.reattach(attempt.workspace, spec=self._spec, fence=self._fence)
-        return self._workspace
+        return await self._reattach_to(attempt)
 
     async def _seal(
         self,
@@ -386,26 +436,31 @@ class Attempt:
         )
         result = await self._plugins.finished(result, verdict, linear(records))
         sealed = await self._journal.seal(result, verdict, records)
-        await self.release()
+        await self._release_quietly()
         return sealed
 
-    async def _fail(self, error: SandboxFailure | ModelError | NotReplayable | PluginFailed) -> FailedRecord:
-        reason = "AgentNotReplayable" if isinstance(error, NotReplayable) else error.reason
+    async def _release_quietly(self) -> None:
+        """What was decided stays decided, whatever becomes of the workspace."""
+        try:
+            await self.release()
+        except Exception:
+            log.exception("rollout %d: its workspace could not be released", self._rollout.index)
+
+    async def _fail(self, ruling: Ruling) -> FailedRecord:
         failure = FailedRecord(
             time=time.time(),
-            reason=reason,
-            message=str(error) if isinstance(error, NotReplayable) else error.message,
-            counted=reason not in UNCOUNTED,
-            during_tool_call=self._work is not None
-            and self._work.died_in_tool_call
-            and not (isinstance(error, SandboxFailure) and error.from_outside),
+            reason=ruling.reason,
+            message=ruling.message,
+            counted=ruling.counted,
+            unexplained=ruling.unexplained,
+            alone=self._situation().alone,
         )
         unwritten = self._work.take_unwritten() if self._work is not None else []
         called = self._plugins.take_record()
         await self._journal.append([*unwritten, *called, failure])
         self._records = [*self._all_records(), *called, failure]
         self._work = None
-        await self.release()
+        await self._release_quietly()
         return failure
 
     def _is_stale(self, records: Sequence[Record]) -> bool:

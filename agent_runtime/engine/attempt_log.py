@@ -36,6 +36,7 @@ class AttemptLog:
     def __init__(self, journal: AppendOnly, recorded: Sequence[Record] = (), unwritten: Sequence[Record] = ()) -> None:
         self.records: list[Record] = [*(r for r in recorded if not isinstance(r, REPLAYED)), *unwritten]
         """The attempt's records so far, journaled or about to be; of those to replay, what was come to."""
+        self.recorded = recorded
         self._journal = journal
         self._replay = [record for record in reversed(recorded) if isinstance(record, REPLAYED)]
         self._unwritten = list(unwritten)

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from agent_runtime.engine.agent_clock import AgentClock
+from agent_runtime.engine.attribution import REQUESTS_OWN_FAULTS
 from agent_runtime.engine.drain import Drain
-from agent_runtime.engine.program_policy import REQUESTS_OWN_FAULTS
+from agent_runtime.models.answered import answered
 from agent_runtime.models.base import (
     CallHealth,
     ContentFiltered,
@@ -40,7 +41,7 @@ class AttemptModel:
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """See Model."""
-        return await self._ask(request, lambda model, asked: model.complete(asked))
+        return await self._ask(request, lambda model, asked: answered(model.complete(asked)))
 
     async def complete_prompt(self, prompt: str | Sequence[int], request: ModelRequest) -> ModelReply:
         """See PromptModel. Raises BadRequest where the model is none."""
@@ -48,7 +49,7 @@ class AttemptModel:
         def ask(model: Model, asked: ModelRequest) -> Awaitable[ModelReply]:
             if not isinstance(model, PromptModel):
                 raise BadRequest(f"model {model.name} takes chat messages only, no bare prompt")
-            return model.complete_prompt(prompt, asked)
+            return answered(model.complete_prompt(prompt, asked))
 
         return await self._ask(request, ask)
 

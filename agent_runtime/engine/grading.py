@@ -3,23 +3,17 @@
 import posixpath
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
-from agent_runtime.recording.journal import ArtifactsTooLarge, Journal
-from agent_runtime.sandboxes.base import (
-    Fence,
-    FileError,
-    SandboxFailure,
-    SandboxProvider,
-    Workspace,
-    WorkspaceLimit,
-    WorkspaceSpec,
-)
+from agent_runtime.engine.attribution import Action, Phase, Situation, attribute
+from agent_runtime.recording.journal import Journal
+from agent_runtime.sandboxes.base import Fence, SandboxProvider, Workspace, WorkspaceSpec
 from agent_runtime.verification.artifacts import carry_rule, dropped_names, listing
 from agent_runtime.verification.deletions import deleted_paths
-from agent_runtime.verification.grade import CommandWatch, VerifierUnavailable, grade
-from agent_runtime.verification.tar_filter import BrokenTar, Dropped, Member, filter_tar
+from agent_runtime.verification.grade import CommandWatch, grade, require_startable
+from agent_runtime.verification.tar_filter import Dropped, Member, filter_tar
 from rollout_api.base import quantity_value
-from rollout_api.records import ArtifactsRecord, StopReason, StopRecord, Verdict
+from rollout_api.records import ArtifactsRecord, StopRecord, Verdict
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task, VerifierMode
 
@@ -73,12 +67,15 @@ async def store_artifacts(
         stored = await journal.store_artifacts(
             workspace.tar(task.verifier.artifacts_folder or "."), limit=int(quantity_value(verifier.artifacts_limit))
         )
-    except (ArtifactsTooLarge, WorkspaceLimit) as error:
-        message = stop.message if stop.stop_reason is StopReason.RESOURCE_LIMIT else str(error)
-        return stop.model_copy(update={"stop_reason": StopReason.RESOURCE_LIMIT, "message": message}), nothing
-    except FileError as error:
-        gone = f"the working directory cannot be packed: {error.message}"
-        return stop.model_copy(update={"message": stop.message or gone}), nothing
+    except Exception as error:
+        ruling = attribute(error, Situation(Phase.COLLECTING, exposed=True))
+        if ruling.action is not Action.COMPLETE:
+            raise
+        is_known = ruling.stop_reason in (None, stop.stop_reason)
+        message = (stop.message or ruling.message) if is_known else ruling.message
+        return stop.model_copy(
+            update={"stop_reason": ruling.stop_reason or stop.stop_reason, "message": message}
+        ), nothing
     return stop, stored
 
 
@@ -98,29 +95,38 @@ async def grade_artifacts(
 
     Raises GradingLost when the tries are used up, or the verifier cannot start at all.
     """
-    reason, message = "NoTries", "attempts.limit leaves no try"
-    for number in range(tries):
+    losses_alone = number = failed = 0
+    while True:
         workspace: Workspace | None = None
+        exposed = False
         turn = GRADING_TURN + fence.epoch * TURNS_PER_EPOCH + number
         try:
             workspace = await provider.acquire(
                 spec, attempt=attempt, fence=fence, name=f"grading-{fence.epoch}-{number}"
             )
+            # From here on, what cannot start or is lost may be so because of what the policy made.
+            await require_startable(task, workspace, key_turn=turn)
+            exposed = True
             dropped = await _carry_over(task, verifier, workspace, artifacts, turn)
             if spec.network["verifier"] != "None":
                 await workspace.enter("verifier", key=f"{turn}:enter")
             return await grade(task, verifier, workspace, key_turn=turn, dropped=dropped, watch=watch)
-        except (WorkspaceLimit, FileError, BrokenTar) as error:
-            # The agent made what cannot be unpacked: too large, or names that lead out of the folder.
-            return failed_verdict(f"the artifacts cannot be brought into the grading workspace: {error}")
-        except SandboxFailure as error:
-            reason, message = error.reason, error.message
-        except VerifierUnavailable as error:
-            reason, message = "VerifierUnavailable", str(error)
+        except Exception as error:
+            is_alone = workspace is not None and workspace.alone
+            ruling = attribute(error, Situation(Phase.GRADING, True, exposed, is_alone, losses_alone))
+            if ruling.action is Action.FAIL:
+                return failed_verdict(ruling.message)
+            failed += ruling.counted
+            if ruling.action is not Action.RETRY_GRADING:
+                raise
+            if failed >= tries:
+                raise GradingLost(ruling.reason, ruling.message) from error
+            losses_alone += ruling.unexplained and is_alone
+            spec = replace(spec, alone=spec.alone or ruling.unexplained)
         finally:
             if workspace is not None:
                 await workspace.release()
-    raise GradingLost(reason, message)
+        number += 1
 
 
 async def grade_in_place(
@@ -138,10 +144,11 @@ async def grade_in_place(
         await workspace.kill_all(key=f"{turn}:end-agent")
         await workspace.enter("verifier", key=f"{turn}:enter")
         return await grade(task, verifier, workspace, key_turn=turn, watch=watch)
-    except WorkspaceLimit as error:
-        return failed_verdict(str(error)).model_copy(update={"forgeable": True})
-    except VerifierUnavailable as error:
-        raise GradingLost("VerifierUnavailable", str(error)) from error
+    except Exception as error:
+        ruling = attribute(error, Situation(Phase.GRADING_IN_PLACE, answered=True, exposed=True))
+        if ruling.action is not Action.FAIL:
+            raise
+        return failed_verdict(ruling.message).model_copy(update={"forgeable": True})
 
 
 async def _carry_over(

@@ -9,6 +9,7 @@ from agent_runtime.engine.assignment import Assignment
 from agent_runtime.engine.attempt_log import NotReplayable
 from agent_runtime.engine.budgets import Budget
 from agent_runtime.engine.seeds import turn_seed
+from agent_runtime.models.answered import answered
 from agent_runtime.models.base import CallHealth, Model, ModelReply, ModelRequest, TokenPrefix
 from agent_runtime.recording.token_history import TokenHistory
 from rollout_api.records import Message
@@ -64,7 +65,7 @@ class ModelCalls:
         )
         started = time.perf_counter()
         try:
-            reply = await model.complete(request)
+            reply = await answered(model.complete(request))
         finally:
             self._deadline.go_on(call)
         self._deadline.shift(health.lost_seconds)

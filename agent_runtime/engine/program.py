@@ -9,9 +9,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from agent_runtime.agents.base import Stop
 from agent_runtime.engine.agent_clock import AgentClock
 from agent_runtime.engine.assignment import Assignment, Oversight
 from agent_runtime.engine.attempt_model import AttemptModel
+from agent_runtime.engine.attribution import Action, OutOfTime, Phase, Situation, attribute
 from agent_runtime.engine.events import TurnEnded
 from agent_runtime.engine.program_policy import CALLS_A_TURN, PROMPT_FILE, Ended, doubtful_turn, filled, stop_of
 from agent_runtime.engine.staleness_policy import StalePolicy
@@ -19,7 +21,7 @@ from agent_runtime.engine.workspace_model import WorkspaceModel, serve_model
 from agent_runtime.models.base import Model
 from agent_runtime.proxy.limits import Exhausted, Limits
 from agent_runtime.proxy.session import Session, SessionJournal
-from agent_runtime.sandboxes.base import CommandResult, SandboxFailure, Workspace, WorkspaceLimit
+from agent_runtime.sandboxes.base import CommandResult, Workspace
 from rollout_api.model import Sampling
 from rollout_api.records import IntentRecord, Record, ResponseRecord, StopReason
 
@@ -53,8 +55,9 @@ class Program:
         self.records: list[Record] = [*recorded, *unwritten]
         """The attempt's records so far, journaled or about to be."""
         self.turn = max((r.turn for r in recorded if isinstance(r, IntentRecord)), default=-1)
-        self.died_in_tool_call = False
-        """The sandbox was lost while the program ran in it."""
+        self.exposed = any(isinstance(record, IntentRecord) for record in recorded)
+        """The program has been started in the workspace, and has acted on the model's answers."""
+        self.traceback: str | None = None
         self._rollout, self._task, self._spec = assignment.rollout, assignment.rollout.task, assignment.agent
         self._sampling, self._session = assignment.sampling, session
         self._workspace, self._journal, self._unwritten = workspace, journal, list(unwritten)
@@ -67,8 +70,8 @@ class Program:
         used = (r.agent_seconds for r in reversed(recorded) if isinstance(r, IntentRecord) and r.agent_seconds)
         self._clock = AgentClock(asyncio.get_running_loop().time(), next(used, 0.0))
         self._model = AttemptModel(model, assignment.model_group, self._clock, self._drain)
-        self._cut_short: asyncio.Future[tuple[StopReason, str]] = asyncio.get_running_loop().create_future()
-        """What ends the attempt while the program still runs: a limit, or a failure that it must not see as its own."""
+        self._cut_short: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with what ends the attempt while the program still runs: a limit, or a failure of its surroundings."""
 
     def take_unwritten(self) -> list[Record]:
         """Records that still have to be written, with whatever comes next."""
@@ -114,6 +117,15 @@ class Program:
         if unwritten := self.take_unwritten():
             # Who takes over must know where it runs.
             await self._journal.append(unwritten)
+        try:
+            return await self._run()
+        except Exception as error:
+            ruling = attribute(error, Situation(Phase.AGENT, answered=self.exposed, exposed=self.exposed))
+            if ruling.action is not Action.COMPLETE or ruling.stop_reason is None:
+                raise
+            return ruling.stop_reason, ruling.message
+
+    async def _run(self) -> tuple[StopReason, str]:
         limits = Limits(
             requests=CALLS_A_TURN * self._spec.max_turns, turns=self._spec.max_turns, tokens=self._spec.token_budget
         )
@@ -125,8 +137,6 @@ class Program:
                 on_over_budget=self._over_budget,
             ) as access:  # fmt: skip
                 return await self._beside(self._work(access), access.session)
-        except WorkspaceLimit as limit:
-            return StopReason.RESOURCE_LIMIT, f"{limit.cause}: {limit.message}"
         finally:
             if self._cut_short.done():
                 self._cut_short.exception()  # seen, also where something else came first
@@ -149,7 +159,7 @@ class Program:
                 if watch.done():
                     watch.result()
             if self._cut_short.done():
-                return self._cut_short.result()
+                self._cut_short.result()
             return stop_of(
                 Ended(
                     program.result(),
@@ -171,13 +181,10 @@ class Program:
         if any(PROMPT_FILE in argument for argument in self._spec.command):
             path = await self._put_prompt()
         command = filled(self._spec.command, prompt=self._task.prompt, prompt_file=path, model=access.name)
-        try:
-            return await self._workspace.run(
-                command, key=PROGRAM_KEY, deadline_seconds=_NO_DEADLINE, env=access.environment()
-            )
-        except SandboxFailure:
-            self.died_in_tool_call = True
-            raise
+        self.exposed = True
+        return await self._workspace.run(
+            command, key=PROGRAM_KEY, deadline_seconds=_NO_DEADLINE, env=access.environment()
+        )
 
     async def _put_prompt(self) -> str:
         """Write the prompt to a file; its path as the program sees it, which in `Plain` is below the workspace's root."""
@@ -195,13 +202,13 @@ class Program:
             # The time ran out on a server that failed, not on the policy.
             self._fail(trouble)
         else:
-            self._stop(StopReason.AGENT_TIMEOUT, f"timeouts.agentSeconds {seconds} ran out")
+            self._fail(OutOfTime(f"timeouts.agentSeconds {seconds} ran out"))
 
     async def _over_budget(self, over: Exhausted) -> None:
         if over.reason is StopReason.RESOURCE_LIMIT and self._model.failure is not None:
             self._fail(self._model.failure)  # it called so often because no call was answered
         else:
-            self._stop(over.reason, over.message)
+            self._fail(Stop(over.reason, over.message))
 
     async def _come_to_a_stop(self, session: Session) -> None:
         """Once a drain is asked for: let the calls that are under way be answered, then wait to be cancelled."""
@@ -217,10 +224,6 @@ class Program:
             self.refuse_if_stale()
         except StalePolicy as stale:
             self._fail(stale)
-
-    def _stop(self, reason: StopReason, message: str) -> None:
-        if not self._cut_short.done():
-            self._cut_short.set_result((reason, message))
 
     def _fail(self, error: Exception) -> None:
         if not self._cut_short.done():

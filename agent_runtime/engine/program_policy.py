@@ -4,10 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_runtime.engine.attempts_policy import INTERRUPTED
 from agent_runtime.models.base import ModelError
 from agent_runtime.proxy.limits import Exhausted
-from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
+from agent_runtime.sandboxes.base import INTERRUPTED, CommandResult, SandboxFailure
 from rollout_api.records import DeliveryRecord, IntentRecord, Record, ResponseRecord, StopReason
 
 PROMPT_FILE = "{promptFile}"
@@ -20,9 +19,6 @@ CALLS_A_TURN = 10
 around them; a program that gives up call after call must not fill the journal for ever."""
 SHOWN_OUTPUT = 2000
 """Characters of a program's output in the message of its end: the end is where the error is."""
-
-REQUESTS_OWN_FAULTS = frozenset({"BadRequest", "NoToolParser", "TextModel"})
-"""Reasons of a ModelError that depend on what was asked. The policy can ask for anything, so they excuse nothing."""
 
 
 def filled(command: Sequence[str], *, prompt: str, prompt_file: str, model: str) -> list[str]:

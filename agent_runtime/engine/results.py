@@ -35,6 +35,7 @@ def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
     stop = next((record for record in records if isinstance(record, StopRecord)), None)
     return {
         "stop_reason": stop.stop_reason if stop else None,
+        "traceback": stop.traceback if stop else None,
         "program_trajectory": stop.program_trajectory if stop else None,
         "turns": len(responses),
         "tool_calls": sum(len(record.results) for record in observations),

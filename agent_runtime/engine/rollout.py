@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from agent_runtime.engine.assignment import Rollout
 from agent_runtime.engine.attempt import Attempt
-from agent_runtime.engine.attempts_policy import BlamePolicy, GiveUp, after_failures
+from agent_runtime.engine.attempts_policy import GiveUp, after_failures
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import AttemptFailed
 from agent_runtime.recording.journal import read_attempt
@@ -34,17 +34,12 @@ class RolloutRun:
             decision = after_failures(
                 [failure for _, failure in self._failures], self._context.job.spec.attempts, self._context.jitter
             )
-            retry = not isinstance(decision, GiveUp | BlamePolicy)
+            retry = not isinstance(decision, GiveUp)
             self._context.observer(
                 AttemptFailed(self._rollout.index, self._number, ended.reason, ended.message, retry=retry)
             )
             if isinstance(decision, GiveUp):
                 return await self._attempt.seal(Outcome.INFRA_FAILED, reason=ended.reason, message=ended.message)
-            if isinstance(decision, BlamePolicy):
-                return await self._attempt.seal_resource_limit(
-                    f"its own tool calls ended its sandbox {len(self._failures)} times, nothing else explains it: "
-                    f"{ended.message}"
-                )
             self._attempt = None
             self._number += 1
             await asyncio.sleep(decision.delay_seconds)

@@ -8,10 +8,10 @@ import posixpath
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from agent_runtime.agents.base import Agent, AgentContext, Stop
+from agent_runtime.agents.base import Agent, AgentContext
+from agent_runtime.engine.attribution import Action
 from agent_runtime.engine.grading import GRADING_TURN, TURNS_PER_EPOCH, grade_in_place
 from agent_runtime.engine.turns import Turns
-from agent_runtime.models.base import ContentFiltered, ContextExceeded
 from agent_runtime.sandboxes.base import SetupFailed, Workspace, WorkspaceLimit
 from agent_runtime.verification.grade import CommandWatch
 from agent_runtime.verification.reward_file import FOLDER, TESTS_FOLDER
@@ -49,16 +49,11 @@ class InSteps:
             self._at_work = number, step, step_task
             try:
                 await self._make().run(context)
-            except Stop as stop:
-                if stop.reason not in GOES_ON:
+            except Exception as error:
+                _, ruling = context.ruling_of(error)
+                if ruling.action is not Action.COMPLETE or ruling.stop_reason not in GOES_ON:
                     raise
-                context.go_on_after(stop)
-            except (ContextExceeded, ContentFiltered):
-                raise
-            except Exception:
-                if context.fault is not None:
-                    raise
-                # The agent's own failure, as without steps: what it did in this step is graded.
+                context.next_step()
             verdict = await self.grade(context)
             if (missed := missed_gate(step, verdict)) is not None:
                 return f"step {step.name}: {missed}; the steps after it were not taken"
@@ -152,11 +147,11 @@ def rewards_of(verdict: Verdict) -> dict[str, float]:
     return {**verdict.rewards, "reward": verdict.reward}
 
 
-def verdict_of_steps(task: Task, records: Sequence[Record], *, cut_short: bool) -> Verdict | None:
+def verdict_of_steps(task: Task, records: Sequence[Record]) -> Verdict | None:
     """The rollout's verdict from those of its steps; None where no step has a verifier.
 
-    A missed gate ends the task, and the steps behind it count for nothing, as in Harbor. Steps that were not taken because
-    a limit ended the rollout (`cut_short`) count as 0: to stop early must never pay.
+    A missed gate ends the task, and the steps behind it are left out, as in Harbor. Steps that were not taken for any other
+    reason count as 0: to stop early must never pay.
     """
     graded = [step for step in task.steps if step.verifier is not None]
     verdicts: Mapping[str, Verdict] = {
@@ -167,7 +162,9 @@ def verdict_of_steps(task: Task, records: Sequence[Record], *, cut_short: bool) 
     taken = [(step.name, verdicts[step.name]) for step in graded if step.name in verdicts]
     if not graded:
         return None
-    missing = len(graded) - len(taken) if cut_short else 0
+    ended = {record.step for record in records if isinstance(record, StepRecord) and record.ended}
+    missed = any(missed_gate(step, verdicts.get(step.name)) for step in task.steps if step.name in ended)
+    missing = 0 if missed else len(graded) - len(taken)
     all_rewards = [rewards_of(verdict) for _, verdict in taken]
     names = dict.fromkeys(name for rewards in all_rewards for name in rewards)
     if task.step_reward is StepReward.FINAL:

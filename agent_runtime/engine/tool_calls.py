@@ -11,7 +11,6 @@ from agent_runtime.engine.events import ToolEnded
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
 from agent_runtime.engine.workspace_states import WorkspaceStates
 from agent_runtime.models.base import ToolCall
-from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.tools.base import Tool, ToolContext, takes_agents_time
 from agent_runtime.tools.dispatch import dispatch
 from rollout_api.records import Observation
@@ -38,8 +37,6 @@ class ToolRunner:
     def __init__(
         self, index: int, states: WorkspaceStates, log: AttemptLog, deadline: AgentDeadline, oversight: Oversight
     ) -> None:
-        self.lost_sandbox = False
-        """The sandbox was lost while a tool call of this very rollout ran in it."""
         self._index, self._states, self._log, self._deadline = index, states, log, deadline
         self._observer, self._plugins = oversight.observer, oversight.plugins
         self._one_at_a_time = asyncio.Lock()
@@ -65,8 +62,6 @@ class ToolRunner:
         )
         observations = []
         for result in results:
-            if isinstance(result, SandboxFailure):
-                self.lost_sandbox = True
             if isinstance(result, BaseException):
                 raise result
             self._observer(ToolEnded(self._index, result.tool, result.seconds, result.error))

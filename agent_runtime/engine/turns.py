@@ -13,6 +13,16 @@ from agent_runtime.agents.base import Agent, AgentReport, Stop, SubTask
 from agent_runtime.engine.agent_deadline import AgentDeadline
 from agent_runtime.engine.assignment import Assignment, Oversight
 from agent_runtime.engine.attempt_log import AttemptLog, NotReplayable
+from agent_runtime.engine.attribution import (
+    AGENTS_TO_HANDLE,
+    Action,
+    AgentRaised,
+    OutOfTime,
+    Phase,
+    Ruling,
+    Situation,
+    attribute,
+)
 from agent_runtime.engine.budgets import Budget
 from agent_runtime.engine.conversation import Branches, Conversation
 from agent_runtime.engine.events import TurnEnded
@@ -20,9 +30,9 @@ from agent_runtime.engine.model_calls import ModelCalls
 from agent_runtime.engine.sub_agent import SubAgent
 from agent_runtime.engine.tool_calls import CallsOfTurn, ToolRunner, agents_seconds
 from agent_runtime.engine.workspace_states import Keeping, WorkspaceStates
-from agent_runtime.models.base import ContentFiltered, ContextExceeded, Model, ModelError, ModelReply, ToolCall
+from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
 from agent_runtime.recording.answers import answer_record, recorded_answer
-from agent_runtime.sandboxes.base import CommandResult, Workspace, WorkspaceLimit
+from agent_runtime.sandboxes.base import CommandResult, Workspace
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.schema import openai_definition
 from rollout_api.records import (
@@ -66,8 +76,12 @@ class Turns:
         self.task, self.spec, self.tools = task, spec, tools
         self.working_dir = workspace.working_dir
         self.turn = -1
-        self.fault: BaseException | None = None
-        """What ended the attempt from outside; raised again by every further call, whatever the agent catches."""
+        self.fault: Exception | None = None
+        """What ended the agent's work; raised again by every further call, whatever the agent catches."""
+        self.exposed = any(isinstance(record, ResponseRecord) for record in log.recorded)
+        """A tool call or a command has run in the workspace, or may have before this process took over."""
+        self.traceback: str | None = None
+        """Where the agent's own code raised, after `run_agent`."""
         self._index, self._log, self._rerun = assignment.rollout.index, log, rerun
         self._drain, self._policy_lag, self._observer = oversight.drain, oversight.policy_lag, oversight.observer
         self._deadline = AgentDeadline(task.timeouts.agent_seconds)
@@ -79,6 +93,7 @@ class Turns:
         self._talking = [Conversation(self._branches)]
         """The agent's own conversation, and those of the sub-agents that run now, each started by the one before it."""
         self._tools_may_have_run = False
+        self._has_answered = False
         self._observed_turn = -1
         """The latest turn that has results of tool calls."""
         self._commands = 0
@@ -95,48 +110,40 @@ class Turns:
         """Where the agent works now: it moves when the agent keeps a checkpoint, or goes back to one."""
         return self._states.workspace
 
-    @property
-    def died_in_tool_call(self) -> bool:
-        """The sandbox was lost while a tool call of this very rollout ran in it."""
-        return self._tool_runner.lost_sandbox
-
     async def run_agent(self, agent: Agent) -> tuple[StopReason, str]:
-        """Run the agent within its time. Raises what took the attempt away from it; its own failures are a stop reason.
+        """Run the agent within its time; why it stopped, with a message. Raises what leads to anything but grading.
 
-        Time spent waiting for the journal, or for a model server that fails, counts for nobody.
+        The time excludes waiting for the journal and for a model server that fails.
         """
+        raised: Exception | None = None
         try:
             async with self._deadline.running():
                 message = await agent.run(self)
-        except Stop as stop:
-            return self._end(stop.reason, stop.message)
-        except TimeoutError as error:
-            if not self._deadline.expired:
-                return self._end(StopReason.AGENT_ERROR, f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 see ruling_of
+            raised = error
+        if raised is None and self.fault is None:
+            return StopReason.FINISHED, message or ""
+        cause, ruling = self.ruling_of(raised)
+        if ruling.action is not Action.COMPLETE or ruling.stop_reason is None:
+            raise cause
+        self.traceback = ruling.traceback
+        return ruling.stop_reason, ruling.message
+
+    def ruling_of(self, raised: Exception | None) -> tuple[Exception, Ruling]:
+        """What ended the agent that raised this, and the decision. The first error of its context takes precedence."""
+        cause: Exception
+        if self.fault is not None:
+            cause = self.fault
+        elif isinstance(raised, TimeoutError) and self._deadline.expired:
+            cause = OutOfTime(f"timeouts.agentSeconds {self.task.timeouts.agent_seconds} ran out")
             if self._models.failing is not None:
                 # The time ran out on a server that failed, not on the policy.
-                raise ModelError("Unreachable", self._models.failing) from None
-            return self._end(
-                StopReason.AGENT_TIMEOUT, f"timeouts.agentSeconds {self.task.timeouts.agent_seconds} ran out"
-            )
-        except (ContextExceeded, ContentFiltered) as error:
-            return self._end(_stop_reason(error), str(error))
-        except Exception as error:  # noqa: BLE001 an agent's own failure must not look like infrastructure's
-            return self._end(StopReason.AGENT_ERROR, f"{type(error).__name__}: {error}")
-        return self._end(StopReason.FINISHED, message or "")
-
-    def _end(self, reason: StopReason, message: str) -> tuple[StopReason, str]:
-        """What the attempt ends with: what its context said first counts, whatever the agent made of it."""
-        fault = self.fault
-        if fault is None:
-            return reason, message
-        if isinstance(fault, Stop):
-            return fault.reason, fault.message
-        if isinstance(fault, ContextExceeded | ContentFiltered):
-            return _stop_reason(fault), str(fault)
-        if isinstance(fault, WorkspaceLimit):
-            return StopReason.RESOURCE_LIMIT, f"{fault.cause}: {fault.message}"
-        raise fault
+                cause = ModelError("Unreachable", self._models.failing)
+        else:
+            assert raised is not None, "an agent that returned, and no error"
+            cause = AgentRaised(raised)
+        situation = Situation(Phase.AGENT, answered=self._has_answered, exposed=self.exposed)
+        return cause, attribute(cause, situation)
 
     def refuse_if_stale(self) -> None:
         """Raise StalePolicy where more work on this rollout would be for nothing."""
@@ -191,6 +198,7 @@ class Turns:
                 "the agent runs commands outside of its turns, and their results are not recorded"
             )
             raise self.fault
+        self.exposed = True
         key, seconds = self._next_key("command"), self._deadline.seconds
         return await self._guarded(self._states.workspace.run(command, key=key, deadline_seconds=seconds))
 
@@ -231,10 +239,9 @@ class Turns:
             await self._deadline.untimed(self._log.write(record))
         return record
 
-    def go_on_after(self, stop: Stop) -> None:
-        """Let the agent of the next step work, although a tool ended this one."""
-        if self.fault is stop:
-            self.fault = None
+    def next_step(self) -> None:
+        """Let the agent of the next step work, although this one has ended."""
+        self.fault = None
 
     def _next_key(self, kind: str) -> str:
         self._commands += 1
@@ -259,6 +266,8 @@ class Turns:
             raise self.fault
         try:
             return await call
+        except AGENTS_TO_HANDLE:
+            raise
         except Exception as error:
             self.fault = error
             raise
@@ -306,6 +315,7 @@ class Turns:
 
     def _answered(self, conversation: Conversation, response: ResponseRecord, *, replayed: bool) -> ModelReply:
         messages = conversation.answered(response.message)
+        self._has_answered = True
         self._policy_lag.see(response.policy_spans)
         used = response.usage.prompt_tokens + response.usage.completion_tokens
         self._budget = self._budget.after(turns=1, tokens=used)
@@ -320,6 +330,7 @@ class Turns:
         self, conversation: Conversation, calls: Sequence[ToolCall], tools: Mapping[str, Tool], *, may_stop: bool
     ) -> list[Observation]:
         record = self._log.next(ObservationsRecord, self.turn)
+        self.exposed = self.exposed or bool(calls)
         if record is None:
             turn = self.turn if conversation.turn is None else conversation.turn
             # Of an earlier turn's calls, which waited for a sub-agent: its keys may be forgotten by now.
@@ -346,7 +357,3 @@ def _check_replay(recorded: IntentRecord, now: IntentRecord) -> None:
             f"turn {now.turn}: the agent's messages differ from the recorded ones; "
             "an agent must be a function of what its context returned (no clock, no random numbers, no state of its own)"
         )
-
-
-def _stop_reason(error: ContextExceeded | ContentFiltered) -> StopReason:
-    return StopReason.CONTEXT_EXCEEDED if isinstance(error, ContextExceeded) else StopReason.CONTENT_FILTER

@@ -16,20 +16,10 @@ Action = str | None
 
 
 class EnvironmentFailure(SandboxFailure):
-    """The environment hung, died or raised: nothing that ends a rollout with a reward.
+    """The environment hung, died or raised.
 
-    One that hangs or cannot start is infrastructure's failure, however often. One that breaks while it takes the rollout's
-    own action is that for the first attempt; if it does again, the policy could choose to, and is blamed as for a sandbox.
+    An environment has to bear every action, so this is never the policy's doing.
     """
-
-    def __init__(self, reason: str, message: str, *, by_action: bool = False) -> None:
-        super().__init__(reason, message)
-        self._by_action = by_action
-
-    @property
-    def from_outside(self) -> bool:
-        """No action of the policy ended it."""
-        return not self._by_action
 
 
 @dataclass(frozen=True)
@@ -82,16 +72,16 @@ def described(environment: TaskEnvironment) -> dict[str, Any]:
     )
 
 
-def checked_reply(line: bytes, name: str, *, by_action: bool) -> dict[str, Any]:
+def checked_reply(line: bytes, name: str) -> dict[str, Any]:
     """The JSON object that a host answered. Raises EnvironmentFailure for anything else, and for an error that it tells."""
     try:
         reply = json.loads(line)
     except (ValueError, RecursionError):
         reply = None
     if not isinstance(reply, dict):
-        raise EnvironmentFailure("EnvironmentFailed", f"{name} answered with no JSON object", by_action=by_action)
+        raise EnvironmentFailure("EnvironmentFailed", f"{name} answered with no JSON object")
     if "error" in reply:
-        raise EnvironmentFailure("EnvironmentFailed", f"{name}: {reply['error']}", by_action=by_action)
+        raise EnvironmentFailure("EnvironmentFailed", f"{name}: {reply['error']}")
     return reply
 
 
@@ -116,9 +106,7 @@ def moves(reply: dict[str, Any], *, at_most: int) -> list[Move]:
         found = _MOVES.validate_python(reply.get("moves"))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
-        raise EnvironmentFailure(
-            "EnvironmentFailed", f"a move is malformed: {problem['msg']}", by_action=True
-        ) from None
+        raise EnvironmentFailure("EnvironmentFailed", f"a move is malformed: {problem['msg']}") from None
     if not 0 < len(found) <= at_most:
         raise EnvironmentFailure(
             "EnvironmentFailed", f"{len(found)} moves were answered, at most {at_most} were asked for"

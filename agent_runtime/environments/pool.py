@@ -129,9 +129,7 @@ class _Process:
         if self.alive:
             code = await self.process.wait()
             how = f"signal {-code}" if code < 0 else f"code {code}"
-            self.end(
-                EnvironmentFailure("EnvironmentDied", f"the environment's process ended with {how}", by_action=True)
-            )
+            self.end(EnvironmentFailure("EnvironmentDied", f"the environment's process ended with {how}"))
 
     def _watch(self) -> None:
         self.timer = asyncio.get_running_loop().call_later(self.calls[0].seconds, lambda: self.end(_Hung()))
@@ -180,7 +178,7 @@ class PoolEpisode:
 
     async def start(self) -> Beginning:
         """See EnvironmentHost."""
-        reply = await self._begin([], self._timeouts.setup_seconds, by_action=False)
+        reply = await self._begin([], self._timeouts.setup_seconds)
         return beginning(reply, self._environment)
 
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
@@ -189,14 +187,14 @@ class PoolEpisode:
             actions = [*past[self._taken :], action]
             request = {"episode": self._number, "actions": actions}
             try:
-                reply = await self._ask(self._process, request, self._timeouts.command_seconds, by_action=True)
+                reply = await self._ask(self._process, request, self._timeouts.command_seconds)
             except _ProcessLost:
                 pass
             else:
                 self._taken += len(actions)
                 return moves(reply, at_most=len(actions))
         seconds = self._timeouts.setup_seconds + self._timeouts.command_seconds
-        reply = await self._begin([*past, action], seconds, by_action=True)
+        reply = await self._begin([*past, action], seconds)
         self._taken = len(past) + 1
         return moves(reply, at_most=self._taken)
 
@@ -206,19 +204,17 @@ class PoolEpisode:
             self._process.episodes.discard(self._number)
             self._process.tell({"episode": self._number})
 
-    async def _begin(self, actions: Sequence[Action], seconds: float, *, by_action: bool) -> dict[str, Any]:
+    async def _begin(self, actions: Sequence[Action], seconds: float) -> dict[str, Any]:
         """Start it, and take the actions. Its process may be lost to the call of another before it comes to this."""
         request = {"episode": self._number, "start": described(self._environment), "actions": list(actions)}
         while True:
             self._process = await self._pool.place(self._number)
             try:
-                return await self._ask(self._process, request, seconds, by_action=by_action)
+                return await self._ask(self._process, request, seconds)
             except _ProcessLost:
                 continue
 
-    async def _ask(
-        self, process: _Process, request: dict[str, Any], seconds: float, *, by_action: bool
-    ) -> dict[str, Any]:
+    async def _ask(self, process: _Process, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         name = self._environment.id
         try:
             line = await process.ask(request, seconds)
@@ -227,5 +223,5 @@ class PoolEpisode:
                 "EnvironmentHung", f"{name} gave no answer in {seconds:g} s; see timeouts.commandSeconds"
             ) from None
         except EnvironmentFailure as died:
-            raise EnvironmentFailure(died.reason, f"{name}: {died.message}", by_action=by_action) from None
-        return checked_reply(line, name, by_action=by_action)
+            raise EnvironmentFailure(died.reason, f"{name}: {died.message}") from None
+        return checked_reply(line, name)

@@ -68,12 +68,12 @@ class SandboxedEpisode:
             stdin=self._request([]),
             head_bytes=REPLY_BYTES,
         )
-        return beginning(self._reply(result, self._timeouts.setup_seconds, by_action=False), self._environment)
+        return beginning(self._reply(result, self._timeouts.setup_seconds), self._environment)
 
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
         """See EnvironmentHost."""
         result = await workspace.run(["python3", PROGRAM], stdin=self._request([*past, action]), head_bytes=REPLY_BYTES)
-        return moves(self._reply(result, self._timeouts.command_seconds, by_action=True), at_most=len(past) + 1)
+        return moves(self._reply(result, self._timeouts.command_seconds), at_most=len(past) + 1)
 
     def close(self) -> None:
         """Nothing: it ends with its workspace."""
@@ -81,16 +81,15 @@ class SandboxedEpisode:
     def _request(self, actions: Sequence[Action]) -> bytes:
         return json.dumps({"start": described(self._environment), "actions": list(actions)}).encode()
 
-    def _reply(self, result: CommandResult, seconds: float, *, by_action: bool) -> dict[str, Any]:
+    def _reply(self, result: CommandResult, seconds: float) -> dict[str, Any]:
         name = self._environment.id
         if result.cause == "Deadline":
             raise EnvironmentFailure("EnvironmentHung", f"{name} gave no answer in {seconds:g} s; see its timeouts")
         if not result.ok:
             said = (result.stderr or result.stdout).decode(errors="replace").strip()[-500:]
             raise EnvironmentFailure(
-                "EnvironmentFailed",
+                "EnvironmentDied",
                 f"{name}: python3 {PROGRAM} in the sandbox ended with {result.cause or result.exit_code}: {said}; the image "
                 "needs Python 3.10 or newer and what the environment imports",
-                by_action=by_action,
             )
-        return checked_reply(result.stdout, name, by_action=by_action)
+        return checked_reply(result.stdout, name)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from agent_runtime.remote.archive import pack
 from agent_runtime.remote.forms import ARCHIVE, METADATA, PATH, RunResult, RunStatus
-from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.base import Evidence, SandboxFailure
 
 FETCH_SECONDS: Final = 30
 """How long a fetch waits at the server for the end of the run."""
@@ -31,7 +31,7 @@ SHOWN: Final = 500
 class TrialLost(SandboxFailure):
     """The server did not run the trial to its end. Nothing that the policy did."""
 
-    from_outside = True
+    evidence = Evidence.OUTSIDE
 
 
 class HarborClient:

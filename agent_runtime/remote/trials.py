@@ -19,14 +19,21 @@ from typing import Any, Final
 from aiohttp import web
 from yarl import URL
 
-from agent_runtime.engine.attempts_policy import INTERRUPTED
 from agent_runtime.engine.program import PROGRAM_KEY
 from agent_runtime.proxy.keys import session_of
 from agent_runtime.remote.client import HarborClient, TrialLost
 from agent_runtime.remote.forms import RunResult, RunStatus
 from agent_runtime.remote.front import Front
 from agent_runtime.remote.settings import SERVER_KEY, RemoteSettings
-from agent_runtime.sandboxes.base import CommandResult, Fence, FileStat, SandboxFailure, SandboxProvider, WorkspaceSpec
+from agent_runtime.sandboxes.base import (
+    INTERRUPTED,
+    CommandResult,
+    Fence,
+    FileStat,
+    SandboxFailure,
+    SandboxProvider,
+    WorkspaceSpec,
+)
 from agent_runtime.sandboxes.nowhere import NoSandboxes, Nowhere
 from agent_runtime.verification.reward_file import HIGHEST, JSON_PATH, LOWEST
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from rollout_api.sandbox import NetworkAccess, Resources
@@ -18,23 +19,41 @@ if TYPE_CHECKING:
 
 Phase = Literal["setup", "agent", "verifier"]
 
-OUTSIDE_REASONS = frozenset(
-    {"Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "DeadlineExceeded", "Idle"}
-)
-"""Reasons of a sandbox's end that lie outside it: whatever ran in it is not to blame."""
+INTERRUPTED = "Interrupted"
+"""Reason of an attempt that was lost because no runner held it for a while."""
+
+
+class Evidence(StrEnum):
+    """What is known of the cause of a SandboxFailure. Who is to blame for it follows in `engine.attribution`."""
+
+    NOT_LOST = "not lost"
+    """It could not be acquired, prepared or restored."""
+    OUTSIDE = "ended from outside"
+    OWN_LIMIT = "used up its own limit"
+    UNEXPLAINED = "lost, unexplained"
+
+
+_EVIDENCE = {
+    Evidence.OUTSIDE: (
+        *("Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "DeadlineExceeded", "Idle"),
+        *(INTERRUPTED, "EnvironmentHung"),
+    ),
+    Evidence.OWN_LIMIT: ("OOMKilled", "StorageExceeded"),
+    Evidence.UNEXPLAINED: ("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed"),
+}
 
 
 class SandboxFailure(Exception):
-    """A sandbox or workspace could not be had, or is lost. Never the policy's doing; `reason` is one CamelCase word."""
+    """A sandbox or workspace could not be acquired, or is lost. `reason` is one CamelCase word."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason, self.message = reason, message
 
     @property
-    def from_outside(self) -> bool:
-        """Something outside the sandbox is known to have ended it, so no tool call that ran in it did."""
-        return self.reason in OUTSIDE_REASONS
+    def evidence(self) -> Evidence:
+        """What the reason says about the cause."""
+        return next((kind for kind, reasons in _EVIDENCE.items() if self.reason in reasons), Evidence.NOT_LOST)
 
 
 class SetupFailed(SandboxFailure):
@@ -107,6 +126,8 @@ class WorkspaceSpec:
     """Folders that snapshots keep in `Plain` beside the working directory."""
     start: StartState | None = None
     """What brings the workspace into its prepared state, in place of files and setup."""
+    alone: bool = False
+    """The sandbox hosts no workspace of another attempt, so that its loss can be attributed."""
     working_dir_of_image: bool = False
     """Nobody chose `working_dir`: a provider that knows what the image says of it takes that instead."""
 
@@ -161,6 +182,8 @@ class Workspace(Protocol):
     """JSON by which another process reattaches (`SandboxProvider.reattach`)."""
     description: Mapping[str, Any]
     """What this really is, for the record: provider, mode, root or image."""
+    alone: bool
+    """Its sandbox hosts no workspace of another attempt."""
     working_dir: str
 
     async def run(

@@ -111,7 +111,7 @@ class ContainerProvider(ContainerProviderBase[OverlaySandboxes | PlainSandboxes]
         spec, _ = await self._placed(spec)
         if isinstance(host, PlainSandboxes):
             return await host.acquire(spec, attempt=attempt, fence=fence, name=name)
-        return await host.acquire(sandbox_key(spec), spec, attempt=attempt, fence=fence, name=name)
+        return await host.acquire(sandbox_key(spec, attempt), spec, attempt=attempt, fence=fence, name=name)
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
         """See SandboxProvider."""
@@ -119,7 +119,9 @@ class ContainerProvider(ContainerProviderBase[OverlaySandboxes | PlainSandboxes]
         spec, _ = await self._placed(spec)
         if isinstance(host, PlainSandboxes):
             return await host.reattach(handle, spec=spec, fence=fence)
-        return await host.reattach(sandbox_key(spec), handle, spec=spec, fence=fence)
+        return await host.reattach(
+            sandbox_key(spec, handle["workspace"].partition(".")[0]), handle, spec=spec, fence=fence
+        )
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
         """See SandboxProvider."""
@@ -136,9 +138,10 @@ class ContainerProvider(ContainerProviderBase[OverlaySandboxes | PlainSandboxes]
             await host.forget_group(group)
 
 
-def sandbox_key(spec: WorkspaceSpec) -> str:
+def sandbox_key(spec: WorkspaceSpec, attempt: str) -> str:
     """A name for the container that workspaces of a spec can share: its image, and whether it has a network."""
-    return f"image-{hashlib.sha256(f'{spec.image} {wants_network(spec)}'.encode()).hexdigest()[:24]}"
+    shared = f"image-{hashlib.sha256(f'{spec.image} {wants_network(spec)}'.encode()).hexdigest()[:24]}"
+    return f"{shared}-alone-{attempt}" if spec.alone else shared
 
 
 def warnings(template: SandboxTemplate, mode: str) -> list[str]:

@@ -227,6 +227,7 @@ class DummyWorkspace:
         self.handle: Mapping[str, Any] = {"provider": "dummy", "workspace": identity}
         self.description: Mapping[str, Any] = {"provider": "dummy", "mode": "Overlay", "imageUsed": False}
         self.working_dir = spec.working_dir
+        self.alone = spec.alone
         self._provider, self._identity, self._spec = provider, identity, spec
         self._state, self._fence = state, fence
 

@@ -84,6 +84,7 @@ class ExecutorWorkspace:
     ) -> None:
         self.handle, self.description = handle, description
         self.working_dir = spec.working_dir
+        self.alone = spec.alone or description.get("mode") == "Plain"
         self.name = workspace
         self._client, self._hold, self._spec = client, hold, spec
         self._path = f"/workspaces/{workspace}"

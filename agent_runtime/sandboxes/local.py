@@ -180,7 +180,7 @@ class LocalProvider:
         host = self._opened()
         if isinstance(host, PlainSandboxes):
             return await host.acquire(spec, attempt=attempt, fence=fence, name=name)
-        key, spec = await self._placed(spec)
+        key, spec = await self._placed(spec, attempt)
         return await host.acquire(key, spec, attempt=attempt, fence=fence, name=name)
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
@@ -188,17 +188,18 @@ class LocalProvider:
         host = self._opened()
         if isinstance(host, PlainSandboxes):
             return await host.reattach(handle, spec=spec, fence=fence)
-        key, spec = await self._placed(spec)
+        key, spec = await self._placed(spec, handle["workspace"].partition(".")[0])
         return await host.reattach(key, handle, spec=spec, fence=fence)
 
-    async def _placed(self, spec: WorkspaceSpec) -> tuple[str, WorkspaceSpec]:
-        """The sandbox that a spec belongs into, and the spec with what the image says of it."""
+    async def _placed(self, spec: WorkspaceSpec, attempt: str) -> tuple[str, WorkspaceSpec]:
+        """The sandbox of a spec, and the spec with the settings of its image."""
         image = await self._image(spec.image, spec.start_seconds)
+        alone = f"-alone-{attempt}" if spec.alone else ""
         if image is None:
-            return SHARED, spec
+            return SHARED + alone, spec
         if spec.working_dir_of_image and image.config.working_dir:
             spec = dataclasses.replace(spec, working_dir=image.config.working_dir)
-        return f"image-{image.key}", spec
+        return f"image-{image.key}{alone}", spec
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
         """See SandboxProvider."""

@@ -19,6 +19,7 @@ class Nowhere:
     handle: Mapping[str, Any] = {}
     description: Mapping[str, Any] = {"provider": "none"}
     working_dir = "/"
+    alone = True
 
     async def acknowledge(self, turn: int) -> None:
         """Nothing is remembered."""

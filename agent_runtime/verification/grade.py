@@ -70,6 +70,24 @@ async def grade(
     return verdict.model_copy(update={"dropped": list(dropped), "forgeable": verifier.mode is VerifierMode.SHARED})
 
 
+async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> None:
+    """Raise VerifierUnavailable where the verifier cannot start in the prepared state, without anything of the agent in it.
+
+    Afterwards a program that is missing, or does not start, may have been made so by the agent: a failed verdict.
+    """
+    if (spec := task.verifier) is None:
+        return
+    env = {variable.name: variable.value for variable in spec.env}
+    brought = {posixpath.normpath(posixpath.join(workspace.working_dir, file.path)) for file in spec.files}
+    key = f"{key_turn}:verifier-probe"
+    missing = await missing_program(workspace, spec.commands, key=key, user=spec.user, env=env, brought=brought)
+    if missing is not None:
+        raise VerifierUnavailable(
+            f"task {task.name}: {missing} is missing in the sandbox, and the verifier starts with it; add it to the image "
+            "or to the task's setup"
+        )
+
+
 class _Failed(Exception):
     """The verdict is a failed one, for this reason."""
 
@@ -105,7 +123,7 @@ class _Grading:
             return self.failed(str(failure))
 
     async def prepare(self) -> None:
-        """Put the hidden files in, remove what could be taken for a verdict, and see that the verifier can start."""
+        """Put the hidden files in, and remove what could be taken for a verdict."""
         for number, file in enumerate(self.spec.files):
             await self.put(file, number)
         if self.spec.kind is VerifierKind.PYTEST:
@@ -115,27 +133,29 @@ class _Grading:
         elif self.spec.kind is VerifierKind.REWARD_FILE:
             await self.remove(reward_file.FOLDER, "rewards")
             await self.make_folder(reward_file.FOLDER, "reward-folder")
-        missing = await missing_program(self.workspace, self.spec.commands, key=self.key("probe"))
-        if missing is not None:
-            message = f"task {self.task.name}: {missing} is missing in the sandbox, and the verifier starts with it"
-            raise self.unavailable(f"{message}; add it to the image or to the task's setup")
 
-    def unavailable(self, message: str) -> Exception:
-        """In the agent's own workspace the policy can bring about whatever keeps a verifier from starting."""
-        return _Failed(message) if self.rules.mode is VerifierMode.SHARED else VerifierUnavailable(message)
+    def unavailable(self, message: str, by_artifacts: bool) -> Exception:
+        """The policy can cause everything in its own workspace; in another one, what its artifacts can."""
+        is_policys = by_artifacts or self.rules.mode is VerifierMode.SHARED
+        return _Failed(message) if is_policys else VerifierUnavailable(message)
 
     async def put(self, file: TaskFile, number: int) -> None:
         """Write a hidden file over whatever stands there, and over links or files that stand where its folders belong."""
         path = posixpath.normpath(posixpath.join(self.workspace.working_dir, file.path))
-        inside = path.startswith(self.workspace.working_dir.rstrip("/") + "/")
+        inside = self.is_carried(path)
         try:
             if inside:
                 await self.clear_way(path, number)
             await self.workspace.write(path, file.data(), key=self.key(f"file-{number}"), mode=file.mode, replace=True)
         except FileError as error:
-            message = f"hidden file {file.path} cannot be written: {error}"
-            # Only what is carried can stand in the way, and nothing outside of the working directory is carried.
-            raise (_Failed(message) if inside else self.unavailable(message)) from error
+            raise self.unavailable(f"hidden file {file.path} cannot be written: {error}", inside) from error
+
+    def is_carried(self, path: str) -> bool:
+        """It lies in a folder into which the artifacts come, so the agent may have put something in its way."""
+        folders = (self.workspace.working_dir, self.spec.artifacts_folder or ".")
+        here = posixpath.join(self.workspace.working_dir, path)
+        roots = (posixpath.normpath(posixpath.join(self.workspace.working_dir, folder)) for folder in folders)
+        return any(posixpath.commonpath([root, posixpath.normpath(here)]) == root for root in roots)
 
     async def clear_way(self, path: str, number: int) -> None:
         root = PurePosixPath(self.workspace.working_dir)
@@ -152,7 +172,8 @@ class _Grading:
         try:
             await self.workspace.remove(path, key=self.key(f"wipe-{name}"))
         except FileError as error:
-            raise self.unavailable(f"{path} cannot be removed before grading: {error}") from error
+            message = f"{path} cannot be removed before grading: {error}"
+            raise self.unavailable(message, self.is_carried(path)) from error
 
     async def make_folder(self, path: str, name: str) -> None:
         """Files are written with their parents: a file that is written and removed leaves its folder."""
@@ -160,7 +181,7 @@ class _Grading:
             await self.workspace.write(f"{path}/.rollout", b"", key=self.key(f"make-{name}"))
             await self.workspace.remove(f"{path}/.rollout", key=self.key(f"made-{name}"))
         except FileError as error:
-            raise self.unavailable(f"{path} cannot be made: {error}") from error
+            raise self.unavailable(f"{path} cannot be made: {error}", self.is_carried(path)) from error
 
     async def run_commands(self) -> None:
         """Run all commands within the task's `verifierSeconds`; what the time does not suffice for is failed."""
@@ -185,9 +206,7 @@ class _Grading:
                 tail_bytes=OUTPUT_BYTES,
             )
             if result.exit_code is None and result.signal is None and result.cause not in _USED_UP:
-                raise self.unavailable(
-                    f"command {number + 1} could not be started: {result.cause or 'no reason given'}"
-                )
+                raise _Failed(f"command {number + 1} could not be started: {result.cause or 'no reason given'}")
             left -= result.seconds
             self.commands.append(_command_verdict(command, result))
             if self.watch is not None:

@@ -7,7 +7,7 @@ installed by the commands before them, out of what the agent made.
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from agent_runtime.sandboxes.base import Workspace
 
@@ -65,14 +65,25 @@ def probe_script(command: str) -> str | None:
     return f"{script}\nexit 0"
 
 
-async def missing_program(workspace: Workspace, commands: Sequence[str], *, key: str) -> str | None:
+async def missing_program(
+    workspace: Workspace,
+    commands: Sequence[str],
+    *,
+    key: str,
+    user: str | None = None,
+    env: Mapping[str, str] | None = None,
+    brought: Collection[str] = (),
+) -> str | None:
     """What a verifier's first command needs and the workspace lacks, `program cargo`; None when it can start.
 
-    For a check before the first rollout as well as before each grading. Raises what `Workspace.run` raises.
+    `brought` are the paths of files that the verifier brings along. For a check before the first rollout as well as before
+    each grading. Raises what `Workspace.run` raises.
     """
-    script = probe_script(commands[0])
-    if script is None:
-        return None
-    result = await workspace.run(script, key=key, deadline_seconds=PROBE_SECONDS)
+    words = first_program(commands[0])
+    script = None if words is None or words[0] in brought else probe_script(commands[0])
+    # Without anything to look up it still shows whether the user exists and may enter the working directory.
+    result = await workspace.run(script or "exit 0", key=key, deadline_seconds=PROBE_SECONDS, user=user, env=env)
+    if result.exit_code is None and result.signal is None and result.cause == "NotStarted":
+        return f"user {user or 'of the sandbox'} ({result.stderr.decode(errors='replace').strip()})"
     lines = result.stdout.decode(errors="replace").splitlines()
     return next((line for line in lines if line.startswith(("program ", "module "))), None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.base import Evidence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.cluster.api import ApiError, KubeApi
 from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox
 from agent_runtime.sandboxes.cluster.packing import Bounds, Request, plan_packing
@@ -17,7 +17,6 @@ from agent_runtime.sandboxes.cluster.sandbox_object import (
     found_kind,
     kind_of,
     new_name,
-    places_of,
     sandbox_object,
     sandbox_spec,
     selector,
@@ -248,7 +247,7 @@ class Fleet:
     def _kind(self, spec: SandboxSpec) -> Kind:
         is_plain = spec.workspaces.mode is WorkspaceMode.PLAIN
         key = kind_of(spec)
-        return self._kinds.setdefault(key, Kind(key, spec, places_of(self._job), is_reusable=not is_plain))
+        return self._kinds.setdefault(key, Kind(key, spec, spec.workspaces.per_sandbox or 1, is_reusable=not is_plain))
 
     def _open(self, kind: Kind) -> None:
         held = self._hold(new_name(self._job.metadata.name, self._runner), kind.key)
@@ -331,7 +330,7 @@ class Fleet:
             failure = SandboxFailure(reason.word, reason.message)
             for waiter in kind.waiting[: kind.places]:
                 waiter.lost_starts += 1
-                if not failure.from_outside or waiter.lost_starts >= START_LOSSES:
+                if failure.evidence is not Evidence.OUTSIDE or waiter.lost_starts >= START_LOSSES:
                     kind.waiting.remove(waiter)
                     waiter.placed.set_exception(SandboxFailure(reason.word, reason.message))
         held.end(reason)

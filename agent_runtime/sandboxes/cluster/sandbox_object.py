@@ -41,7 +41,7 @@ def sandbox_spec(job: RolloutJob, workspace: WorkspaceSpec) -> SandboxSpec:
         idle_seconds=template.idle_seconds,
         lifetime_seconds=template.lifetime_seconds,
         runtime_class_name=template.runtime_class_name,
-        workspaces=Workspaces(mode=mode, per_sandbox=places_of(job)),
+        workspaces=Workspaces(mode=mode, per_sandbox=1 if workspace.alone else places_of(job)),
     )
 
 

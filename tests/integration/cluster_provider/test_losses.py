@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent_runtime.sandboxes import executor_client
-from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.base import Evidence, SandboxFailure
 from agent_runtime.sandboxes.cluster import fleet, held_sandbox
 from agent_runtime.sandboxes.cluster.sandbox_view import POD_IP
 from rollout_api.cluster import EXECUTOR_PORT
@@ -35,7 +35,7 @@ async def test_a_call_under_way_ends_with_the_sandboxs_own_reason_though_its_add
     with pytest.raises(SandboxFailure, match="the words") as failure:
         await under_way
     assert failure.value.reason == reason
-    assert failure.value.from_outside == (reason in OUTSIDE)
+    assert (failure.value.evidence is Evidence.OUTSIDE) == (reason in OUTSIDE)
     with pytest.raises(SandboxFailure, match="the words"):
         await workspace.read("given.txt")
     with pytest.raises(SandboxFailure, match="the words"):
@@ -68,7 +68,7 @@ async def test_a_sandbox_that_a_person_deletes_is_no_policys_doing(opened: Opene
     operator.api.remove(workspace.handle["sandbox"])
     with pytest.raises(SandboxFailure, match="was deleted") as failure:
         await under_way
-    assert (failure.value.reason, failure.value.from_outside) == ("SandboxDeleted", True)
+    assert (failure.value.reason, failure.value.evidence) == ("SandboxDeleted", Evidence.OUTSIDE)
 
 
 async def test_a_broken_connection_is_told_with_the_reason_that_comes_a_moment_later(
@@ -86,7 +86,7 @@ async def test_a_broken_connection_is_told_with_the_reason_that_comes_a_moment_l
     operator.finish(name, "OOMKilled", "too much memory")
     with pytest.raises(SandboxFailure, match="too much memory") as failure:
         await under_way
-    assert (failure.value.reason, failure.value.from_outside) == ("OOMKilled", False)
+    assert (failure.value.reason, failure.value.evidence) == ("OOMKilled", Evidence.OWN_LIMIT)
 
 
 async def test_a_broken_connection_that_nobody_explains_is_a_lost_sandbox(
@@ -100,7 +100,7 @@ async def test_a_broken_connection_that_nobody_explains_is_a_lost_sandbox(
     operator.executors[name].kill()
     with pytest.raises(SandboxFailure) as failure:
         await say(workspace, "echo here")
-    assert (failure.value.reason, failure.value.from_outside) == ("SandboxLost", False)
+    assert (failure.value.reason, failure.value.evidence) == ("SandboxLost", Evidence.UNEXPLAINED)
     await until(lambda: name not in operator.api.sandboxes)
     assert await say(await acquire(provider, "0-1"), "echo here") == "here"
 
@@ -128,7 +128,7 @@ async def test_a_sandbox_whose_node_died_is_not_blamed_on_the_tool_call_that_ran
         operator.finish(name, "NodeLost", "node-7 is gone")
         with pytest.raises(SandboxFailure, match="node-7 is gone") as failure:
             await under_way
-    assert (failure.value.reason, failure.value.from_outside) == ("NodeLost", True)
+    assert (failure.value.reason, failure.value.evidence) == ("NodeLost", Evidence.OUTSIDE)
 
 
 @contextlib.contextmanager

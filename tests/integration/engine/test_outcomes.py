@@ -4,9 +4,11 @@ Whole runs of the engine over an in-memory provider that fails on demand, record
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,11 @@ from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, Job
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models.base import ContextExceeded, Model, ModelError, ModelReply, ModelRequest, ToolCall
-from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.dummy import DummyProvider, DummyWorkspace, OnCall, World, nothing_happens
+from agent_runtime.sandboxes.base import CommandResult, Fence, FileError, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.dummy import DummyProvider, DummyWorkspace, Files, OnCall, World, ended, nothing_happens
 from rollout_api.records import PolicySpan, Usage
 from rollout_api.rollout_job import RolloutJob
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, TaskFile
 
 worlds = itertools.count()
 FILE = {"path": "work.txt", "content": "to be done"}
@@ -152,9 +154,144 @@ async def test_a_model_that_is_down_is_infrastructure_and_a_full_context_is_the_
     assert ran.outcomes == [("InfraFailed", "Unreachable", None), ("Completed", "ContextExceeded", 1.0)]
 
 
-async def test_a_policy_that_kills_its_sandbox_twice_is_completed_with_reward_0(tmp_path: Path) -> None:
-    ran = await run(a_job(tmp_path), tmp_path, **failing("run", {"0-0", "0-1"}, "SandboxLost"))
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_a_policy_that_kills_its_sandboxes_is_completed_with_reward_0(tmp_path: Path, limit: int) -> None:
+    """Once among others, which explains nothing, and twice alone; whatever `attempts.limit` is, it is not masked."""
+    job = a_job(tmp_path, attempts={"limit": limit, "backoffSeconds": 0})
+    ran = await run(job, tmp_path, **failing("run", {"0-0", "0-1", "0-2"}, "SandboxLost"))
     assert ran.outcomes == [("Completed", "ResourceLimit", 0.0), ("Completed", "Finished", 1.0)]
+
+
+async def test_rollouts_that_lose_a_shared_sandbox_twice_are_not_blamed_for_it(tmp_path: Path) -> None:
+    """Each is tried again without neighbours, where nobody else can take its sandbox away."""
+    lost = {"0-0", "1-0", "2-0", "3-0", "2-1"}
+    ran = await run(a_job(tmp_path, group_size=4), tmp_path, **failing("run", lost, "SandboxLost"))
+    assert ran.outcomes == [("Completed", "Finished", 1.0)] * 4
+    assert [r["attempt"] for r in ran.results] == [1, 1, 2, 1]
+
+
+async def test_a_policy_that_kills_its_sandbox_between_its_tool_calls_is_not_masked(tmp_path: Path) -> None:
+    """A process that a tool call left behind does it while the model is asked."""
+    provider = DummyProvider(f"outcomes-{next(worlds)}")
+
+    async def kill(request: ModelRequest) -> None:
+        if request.turn == 1 and request.member == 0:
+            for identity in [one for one in provider.world.workspaces if one.startswith("0-")]:
+                provider.lose(identity)
+
+    summary = await run_job(
+        a_job(tmp_path, attempts={"limit": 3, "backoffSeconds": 0}, agent={"tools": ["bash", "finish"]}),
+        base_dir=tmp_path, environ={}, provider=provider, model=OneCall(kill),
+    )  # fmt: skip
+    assert Ran(tmp_path, summary, []).outcomes == [("Completed", "ResourceLimit", 0.0), ("Completed", "Finished", 1.0)]
+
+
+async def test_code_under_test_that_kills_every_grading_sandbox_gets_a_failed_verdict(tmp_path: Path) -> None:
+    async def lose(operation: str, attempt: str, key: str | None) -> None:
+        if operation == "run" and attempt.startswith("0-0.grading") and key is not None and "command" in key:
+            raise SandboxFailure("SandboxLost", "injected")
+
+    ran = await run(a_job(tmp_path), tmp_path, on_call=lose)
+    assert ran.outcomes == [("Completed", "Finished", 0.0), ("Completed", "Finished", 1.0)]
+
+
+async def test_a_policy_that_kills_its_shared_verifiers_sandbox_gets_a_failed_verdict(tmp_path: Path) -> None:
+    async def lose(operation: str, attempt: str, key: str | None) -> None:
+        if operation == "run" and attempt.startswith("0-") and key is not None and "verifier-command" in key:
+            raise SandboxFailure("SandboxLost", "injected")
+
+    ran = await run(a_job(tmp_path, verifier={"mode": "Shared"}), tmp_path, on_call=lose)
+    assert ran.outcomes == [("Completed", "Finished", 0.0), ("Completed", "Finished", 1.0)]
+
+
+async def test_a_verifiers_program_that_the_agent_removed_is_a_failed_verdict(tmp_path: Path) -> None:
+    """Only what the prepared state lacks is the task's fault: it is looked up before the agent's files come in."""
+
+    async def commands(command: str | Sequence[str], files: Files) -> CommandResult:
+        work = [path for path in files.content if path.endswith("work.txt")]
+        if str(command).endswith("; true"):
+            files.remove(work[0])
+        if "command -v" in command and not work:
+            return ended(0, b"program grade\n")
+        return ended(0 if command != "grade" or work else 127)
+
+    ran = await run(a_job(tmp_path, group_size=1), tmp_path, command=commands)
+    assert ran.outcomes == [("Completed", "Finished", 0.0)]
+
+
+class UnexpectedModel(OneCall):
+    """Member 1 is answered with what no server should send."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        reply = await super().complete(request)
+        if request.member != 1:
+            return reply
+        match self.kind:
+            case "raises":
+                raise KeyError("choices")
+            case "-inf":
+                return replace(reply, prompt_token_ids=[1], completion_token_ids=[2], logprobs=[float("-inf")])
+            case "nan":
+                return replace(reply, prompt_token_ids=[1], completion_token_ids=[2], logprobs=[float("nan")])
+            case "surrogate":
+                call = reply.message["tool_calls"][0]["function"]
+                call["arguments"] = '{"command": "echo \ud800"}' if request.turn == 0 else call["arguments"]
+                reply.message["content"] = "half a \udc00 pair"
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [
+        ("raises", ("InfraFailed", "ModelFailed", None)),
+        ("nan", ("InfraFailed", "ModelFailed", None)),
+        ("-inf", ("Completed", "Finished", 1.0)),
+        ("surrogate", ("Completed", "Finished", 1.0)),
+    ],
+)
+async def test_one_unexpected_answer_of_a_model_costs_one_rollout_and_never_the_run(
+    tmp_path: Path, kind: str, outcome: tuple[str, str, float | None]
+) -> None:
+    ran = await run(a_job(tmp_path), tmp_path, UnexpectedModel(kind))
+    assert ran.outcomes == [("Completed", "Finished", 1.0), outcome]
+    again = await run(a_job(tmp_path), tmp_path, UnexpectedModel(kind))
+    assert again.outcomes == ran.outcomes, "what was written can be read"
+
+
+class Mistaken:
+    async def run(self, context: AgentContext) -> str | None:
+        await context.go_back("nope")
+        return None
+
+
+class Careful:
+    async def run(self, context: AgentContext) -> str | None:
+        with contextlib.suppress(FileError):
+            await context.put_files([TaskFile(path="work.txt/x", content="a")])
+        await context.put_files([TaskFile(path="notes.txt", content="a")])
+        return "done without it"
+
+
+async def test_a_mistake_of_an_agent_is_graded_and_told_and_does_not_end_the_run(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall()}
+    summary = await run_job(
+        a_job(tmp_path), provider=DummyProvider(f"outcomes-{next(worlds)}"), agent=Mistaken, **common
+    )
+    ran = Ran(tmp_path, summary, [])
+    assert ran.outcomes == [("Completed", "AgentError", 1.0)] * 2
+    assert "go_back" in ran.results[0]["traceback"]
+
+
+async def test_an_error_that_an_agent_handled_is_no_fault_of_the_attempt(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall()}
+    summary = await run_job(
+        a_job(tmp_path), provider=DummyProvider(f"outcomes-{next(worlds)}"), agent=Careful, **common
+    )
+    assert Ran(tmp_path, summary, []).outcomes == [("Completed", "Finished", 1.0)] * 2
 
 
 async def test_a_rollout_whose_sandboxes_were_evicted_under_its_tool_calls_is_not_blamed(tmp_path: Path) -> None:

@@ -133,15 +133,14 @@ async def test_a_slow_environment_does_not_use_up_the_agents_time_and_no_agent_c
     assert (result.outcome, result.stop_reason, result.reward) == (Outcome.COMPLETED, StopReason.FINISHED, 2.0)
 
 
-async def test_an_action_that_breaks_the_environment_twice_is_the_policys_own(tmp_path: Path) -> None:
+async def test_an_environment_that_raises_is_never_a_reward(tmp_path: Path) -> None:
     [result] = await results(
         tmp_path,
         {"b-0": "<answer>raise</answer>"},
         {"id": GAME, "tag": "b"},
         attempts={"limit": 3, "backoffSeconds": 0},
     )
-    assert (result.outcome, result.stop_reason) == (Outcome.COMPLETED, StopReason.RESOURCE_LIMIT)
-    assert (result.reward, result.passed) == (0.0, False)
+    assert (result.outcome, result.reason, result.reward) == (Outcome.INFRA_FAILED, "EnvironmentFailed", None)
 
 
 async def test_a_model_with_native_tools_acts_by_the_tool_and_sees_the_same_map(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from agent_runtime.environments.host import EnvironmentFailure
 from agent_runtime.environments.pool import EnvironmentPool, PoolEpisode
+from agent_runtime.sandboxes.base import Evidence
 from agent_runtime.tools.base import ToolWorkspace
 from rollout_api.environments import TaskEnvironment
 from rollout_api.tasks import Timeouts
@@ -42,7 +43,7 @@ async def test_a_step_that_hangs_ends_at_its_deadline_while_the_engine_goes_on(p
         beats += 1
     with pytest.raises(EnvironmentFailure, match=r"EnvironmentHung: .* no answer in 1 s") as failure:
         await hanging
-    assert failure.value.from_outside
+    assert failure.value.evidence is Evidence.OUTSIDE
     assert beats > 5
 
 
@@ -72,7 +73,7 @@ async def test_an_environment_that_raises_is_told_apart_from_one_that_hangs(pool
     await episode.start()
     with pytest.raises(EnvironmentFailure, match="RuntimeError: it broke") as failure:
         await episode.take([], "raise", NO_WORKSPACE)
-    assert not failure.value.from_outside
+    assert failure.value.evidence is Evidence.NOT_LOST, "its own code, and not the policy, is to blame"
 
 
 async def test_a_rollout_that_is_cancelled_in_a_step_leaves_the_answers_of_others_in_order(

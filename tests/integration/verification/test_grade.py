@@ -7,6 +7,7 @@ import pytest
 
 from agent_runtime.sandboxes.base import FileError, WorkspaceLimit
 from agent_runtime.verification import VerifierUnavailable, carry_rule, filter_tar, grade
+from agent_runtime.verification.grade import require_startable
 from rollout_api.records import Verdict
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import RewardRule, Task, VerifierMode
@@ -31,6 +32,10 @@ async def verdict(workspace: Any, spec: dict[str, Any], rules: Verifier = SEPARA
     for name, content in files.items():
         await workspace.write(name.replace("__", "/") + ".py", content.encode(), key="0:put")
     return await grade(task(**spec), rules, workspace, key_turn=7)
+
+
+async def startable(workspace: Any, turn: int, **spec: Any) -> None:
+    await require_startable(task(**spec), workspace, key_turn=turn)
 
 
 async def test_hidden_tests_decide_and_each_is_told(workspace: Any) -> None:
@@ -140,11 +145,14 @@ async def test_time_used_up_is_a_failed_verdict_and_later_commands_are_not_run(w
 
 
 async def test_a_missing_program_is_no_verdict_but_exit_code_127_is(workspace: Any) -> None:
+    """Before the agent's files come in, the task is at fault; afterwards a missing program is a failed verdict."""
     with pytest.raises(VerifierUnavailable, match="program no-such-program is missing"):
-        await verdict(workspace, {"commands": ["no-such-program --check"]})
-    for command in ("exit 127", "./gone.sh", "true && no-such-program"):
+        await startable(workspace, 1, commands=["no-such-program --check"])
+    await startable(workspace, 2, commands=["/t/check.sh"], files=[{"path": "/t/check.sh", "content": ""}])
+    for turn, command in enumerate(("exit 127", "./gone.sh", "true && no-such-program"), start=3):
+        await startable(workspace, turn, commands=[command])
         assert (await verdict(workspace, {"commands": [command]})).reward == 0
-    assert (await verdict(workspace, {"commands": ["no-such-program"]}, SHARED)).message.startswith("task t: program")
+    assert (await verdict(workspace, {"commands": ["no-such-program"]})).reward == 0
 
 
 async def test_a_junit_report_of_the_agent_is_wiped_first(workspace: Any) -> None:

@@ -3,25 +3,12 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.engine.attempts_policy import (
-    LARGEST_BACKOFF_SECONDS,
-    BlamePolicy,
-    GiveUp,
-    Retry,
-    after_failures,
-)
+from agent_runtime.engine.attempts_policy import LARGEST_BACKOFF_SECONDS, GiveUp, Retry, after_failures
 from rollout_api.records import FailedRecord
 from rollout_api.rollout_job import Attempts
 
 failures = st.lists(
-    st.builds(
-        FailedRecord,
-        time=st.just(0.0),
-        reason=st.just("SandboxLost"),
-        counted=st.booleans(),
-        during_tool_call=st.booleans(),
-    ),
-    max_size=12,
+    st.builds(FailedRecord, time=st.just(0.0), reason=st.just("SandboxLost"), counted=st.booleans()), max_size=12
 )
 policies = st.builds(Attempts, limit=st.integers(1, 10), backoff_seconds=st.floats(0, 60))
 
@@ -31,10 +18,7 @@ def test_a_rollout_is_never_tried_more_often_than_its_limit_nor_given_up_before(
     failed: list[FailedRecord], attempts: Attempts, seed: int
 ) -> None:
     decision = after_failures(failed, attempts, random.Random(seed))
-    counted = sum(f.counted for f in failed)
-    if sum(f.during_tool_call for f in failed) >= 2:
-        assert decision == BlamePolicy()
-    elif counted >= attempts.limit:
+    if sum(f.counted for f in failed) >= attempts.limit:
         assert decision == GiveUp()
     else:
         assert isinstance(decision, Retry)
@@ -53,10 +37,3 @@ def test_backoff_grows_so_that_a_broken_cluster_is_not_hammered(count: int, seed
 def test_an_interrupted_runner_uses_up_no_attempt_and_waits_for_nothing() -> None:
     interrupted = FailedRecord(time=0, reason="Interrupted", counted=False)
     assert after_failures([interrupted] * 50, Attempts(limit=1), random.Random(0)) == Retry(0.0)
-
-
-def test_a_policy_that_kills_its_sandbox_twice_is_not_masked_as_infrastructure() -> None:
-    killed = FailedRecord(time=0, reason="SandboxLost", during_tool_call=True)
-    other = FailedRecord(time=0, reason="ImagePull")
-    assert isinstance(after_failures([killed, other], Attempts(limit=5), random.Random(0)), Retry)
-    assert after_failures([killed, other, killed], Attempts(limit=5), random.Random(0)) == BlamePolicy()

@@ -48,8 +48,8 @@ def test_ending_early_never_pays(rewards: list[float], more: int) -> None:
     """Whoever goes on to steps that are worth at least 0 gets at least as much as whoever uses up a limit before them."""
     for how in ("Mean", "Final"):
         whole = task(len(rewards) + more, how)
-        early = verdict_of_steps(whole, taken(rewards), cut_short=True)
-        late = verdict_of_steps(whole, taken([*rewards, *[0.0] * more]), cut_short=False)
+        early = verdict_of_steps(whole, taken(rewards))
+        late = verdict_of_steps(whole, taken([*rewards, *[0.0] * more]))
         assert early is not None
         assert late is not None
         assert early.reward <= late.reward + 1e-9 or (more == 0 and early.reward == late.reward)
@@ -58,8 +58,8 @@ def test_ending_early_never_pays(rewards: list[float], more: int) -> None:
 
 @given(REWARDS)
 def test_mean_and_final_are_what_harbor_makes_of_them(rewards: list[float]) -> None:
-    mean = verdict_of_steps(task(len(rewards)), taken(rewards), cut_short=False)
-    final = verdict_of_steps(task(len(rewards), "Final"), taken(rewards), cut_short=False)
+    mean = verdict_of_steps(task(len(rewards)), taken(rewards))
+    final = verdict_of_steps(task(len(rewards), "Final"), taken(rewards))
     assert mean is not None
     assert final is not None
     assert abs(mean.reward - sum(rewards) / len(rewards)) < 1e-9
@@ -67,8 +67,16 @@ def test_mean_and_final_are_what_harbor_makes_of_them(rewards: list[float]) -> N
     assert mean.passed == all(reward == 1 for reward in rewards)
 
 
+def test_a_step_that_was_not_taken_counts_as_0_whatever_kept_the_agent_from_it() -> None:
+    verdict = verdict_of_steps(task(2), taken([1.0]))
+    assert verdict is not None
+    assert (verdict.reward, verdict.passed) == (0.5, False)
+
+
 def test_steps_behind_a_missed_gate_are_left_out_of_the_mean() -> None:
-    verdict = verdict_of_steps(task(3), taken([0.5]), cut_short=False)
+    gated = task(3)
+    gated.steps[0].min_rewards["reward"] = 0.6
+    verdict = verdict_of_steps(gated, taken([0.5]))
     assert verdict is not None
     assert (verdict.reward, verdict.passed) == (0.5, False)
 

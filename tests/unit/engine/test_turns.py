@@ -242,7 +242,7 @@ async def test_a_sandbox_that_dies_under_a_tool_call_is_infrastructure_and_remem
     turns = turns_of(MemoryJournal(), CountingModel(3, log), log, tool=tool)
     with pytest.raises(SandboxFailure):
         await turns.run_agent(Loop())
-    assert turns.died_in_tool_call
+    assert turns.exposed
 
 
 async def test_budgets_end_the_agent_with_their_own_reasons() -> None:

@@ -113,7 +113,7 @@ def test_what_an_environment_shows_is_never_read_as_a_placeholder() -> None:
 )
 def test_what_an_environment_in_a_sandbox_answers_is_not_trusted_to_be_an_answer(line: bytes) -> None:
     with pytest.raises(EnvironmentFailure, match="EnvironmentFailed: game"):
-        checked_reply(line, "game", by_action=True)
+        checked_reply(line, "game")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent_runtime.remote.forms import RunRequest, RunResult
 from agent_runtime.remote.plan import RunRefused, details_of, plan_run, without_provider
 from agent_runtime.remote.trials import rewards_of
-from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.base import Evidence, SandboxFailure
 from rollout_api.records import ResponseRecord
 from rollout_api.tasks import Task, TaskVerifier
 from tests.support.harbor_server import job
@@ -88,7 +88,7 @@ def test_what_a_server_did_not_complete_is_never_a_reward_of_zero(rewards: Any, 
     with pytest.raises(SandboxFailure) as lost:
         rewards_of(RunResult(run_id="r", status="error", rewards=rewards, error=error))
 
-    assert lost.value.from_outside, "the policy is not to blame for it"
+    assert lost.value.evidence is Evidence.OUTSIDE, "the policy is not to blame for it"
 
 
 def test_a_reward_is_the_sum_that_pr_83_trains_with() -> None:

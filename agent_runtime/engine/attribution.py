@@ -1,0 +1,230 @@
+"""Who is to blame: what an error means for the rollout in which it was raised. Pure and total; the only place that decides.
+
+docs/attribution.md shows the decisions as a table. Two rules are behind all of them: an infrastructure failure never becomes
+a reward, and the policy (the model under training) can choose neither to be masked nor to be retried without end.
+"""
+
+import traceback
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agent_runtime.agents.base import Stop
+from agent_runtime.engine.attempt_log import NotReplayable
+from agent_runtime.engine.branching_checkpoints import NoSuchCheckpoint
+from agent_runtime.engine.staleness_policy import StalePolicy
+from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
+from agent_runtime.plugins.of_rollout import PluginFailed
+from agent_runtime.recording.artifacts import ArtifactsTooLarge
+from agent_runtime.recording.epoch_log import Superseded
+from agent_runtime.recording.layers import LayerTooLarge
+from agent_runtime.recording.store import StorageError
+from agent_runtime.sandboxes.base import Evidence, Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
+from agent_runtime.verification.grade import VerifierUnavailable
+from agent_runtime.verification.tar_filter import BrokenTar
+from rollout_api.records import StopReason
+
+LOSSES_ALONE = 2
+"""Unexplained losses of a sandbox that hosted this rollout alone, after which the policy is to blame. One may be chance."""
+UNCOUNTED = frozenset({"Interrupted", "Preempted"})
+"""Reasons that use up no attempt: the cluster reclaims its nodes as often as it has to."""
+REQUESTS_OWN_FAULTS = frozenset({"BadRequest", "NoToolParser", "TextModel"})
+"""Reasons of a ModelError that depend on the content of the request, and so on what the policy wrote into it."""
+AGENTS_TO_HANDLE = (FileError, NoSuchCheckpoint, LayerTooLarge)
+"""Errors of a context call that are about this call alone. The agent may catch them and continue."""
+TRACEBACK_FRAMES = 20
+
+
+class Phase(StrEnum):
+    """What an attempt is doing."""
+
+    STARTING = "starting"
+    """Acquires or reattaches to its workspace, and prepares it."""
+    AGENT = "agent"
+    COLLECTING = "collecting"
+    """Stores the artifacts."""
+    GRADING = "grading"
+    """In a new workspace (`Separate`)."""
+    GRADING_IN_PLACE = "grading in place"
+    """In the agent's own workspace (`Shared`)."""
+    SEALING = "sealing"
+
+
+class Action(StrEnum):
+    """What happens to the rollout."""
+
+    COMPLETE = "Completed, graded"
+    FAIL = "Completed, failed verdict"
+    RETRY_ATTEMPT = "new attempt"
+    RETRY_GRADING = "graded again"
+    CANCEL = "Cancelled"
+    END_RUN = "the run ends"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The circumstances in which an error was raised."""
+
+    phase: Phase
+    answered: bool = False
+    """The policy has answered at least one model call."""
+    exposed: bool = False
+    """Something that the policy made has been in the sandbox: a tool call, a program, a process left behind, artifacts."""
+    alone: bool = False
+    """The sandbox hosted no other attempt."""
+    losses_alone: int = 0
+    """Earlier unexplained losses of exposed sandboxes that hosted this rollout alone."""
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What an error leads to. `reason` is one CamelCase word."""
+
+    action: Action
+    reason: str
+    message: str
+    stop_reason: StopReason | None = None
+    """Of COMPLETE and FAIL; None keeps the one that the agent ended with."""
+    counted: bool = True
+    """The retry uses up one of `attempts.limit`."""
+    unexplained: bool = False
+    """The next sandbox hosts this rollout alone, so that another loss can be attributed."""
+    traceback: str | None = None
+    """Where the agent's own code raised."""
+
+
+class AgentRaised(Exception):
+    """The agent's own code raised `error`; no call of its context did."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class OutOfTime(Exception):
+    """The agent's time is used up."""
+
+
+def attribute(error: BaseException, situation: Situation) -> Ruling:
+    """Decide what an error leads to. An unknown error fails this attempt, or this grading, and never the run."""
+    match error:
+        case AgentRaised():
+            return _of_agent(error.error)
+        case Stop(reason=StopReason()):
+            return _complete(error.reason, error.message)
+        case ContextExceeded():
+            return _complete(StopReason.CONTEXT_EXCEEDED, str(error))
+        case ContentFiltered():
+            return _complete(StopReason.CONTENT_FILTER, str(error))
+        case OutOfTime():
+            return _complete(StopReason.AGENT_TIMEOUT, str(error))
+        case StalePolicy():
+            return Ruling(Action.CANCEL, "StalePolicy", str(error))
+        case Fenced() | Superseded() | StorageError():
+            return Ruling(Action.END_RUN, type(error).__name__, str(error))
+        case ModelError():
+            return _of_model(error, situation)
+        case WorkspaceLimit() if situation.exposed:
+            return _used_up(f"{error.cause}: {error.message}", situation, is_gone=False)
+        case ArtifactsTooLarge() if situation.phase is Phase.COLLECTING:
+            return _used_up(str(error), situation, is_gone=False)
+        case FileError() | BrokenTar() | LayerTooLarge() if situation.exposed:
+            return _of_files(error, situation)
+        case VerifierUnavailable() if situation.phase is Phase.GRADING_IN_PLACE:
+            return _fail(str(error), situation)
+        case SandboxFailure():
+            return _of_sandbox(error, situation)
+        case WorkspaceLimit():
+            return _retry(error.cause, error.message, situation)
+        case NotReplayable():
+            return _retry("AgentNotReplayable", str(error), situation)
+        case PluginFailed():
+            return _retry(error.reason, error.message, situation)
+        case VerifierUnavailable():
+            return _retry("VerifierUnavailable", str(error), situation)
+        case Exception():
+            return _retry("InternalError", f"{described(error)}\n{traceback_of(error)}", situation)
+    return Ruling(Action.END_RUN, type(error).__name__, described(error))
+
+
+def described(error: BaseException) -> str:
+    """Its type and its words; also of an error of others whose `__str__` raises."""
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def traceback_of(error: BaseException) -> str:
+    """The last frames of an error's traceback, and the error itself."""
+    return "".join(traceback.format_exception(error, limit=-TRACEBACK_FRAMES)).strip()
+
+
+def _of_agent(error: Exception) -> Ruling:
+    """The agent's code is the job's, but what the policy answers can make it raise: so the rollout is graded."""
+    if isinstance(error, Stop | ContextExceeded | ContentFiltered):
+        meant = attribute(error, Situation(Phase.AGENT))
+        if meant.action is Action.COMPLETE:
+            return meant
+    message = described(error)
+    return Ruling(Action.COMPLETE, "AgentError", message, StopReason.AGENT_ERROR, traceback=traceback_of(error))
+
+
+def _of_model(error: ModelError, situation: Situation) -> Ruling:
+    of_request = isinstance(error, RequestRefused) or error.reason in REQUESTS_OWN_FAULTS
+    if of_request and situation.answered and situation.phase is Phase.AGENT:
+        # The request repeats what the policy has answered; an answer that no server takes back must not mask it.
+        return _complete(StopReason.AGENT_ERROR, str(error))
+    if isinstance(error, ModelConfigError) and not of_request:
+        return Ruling(Action.END_RUN, error.reason, error.message)
+    return _retry(error.reason, error.message, situation)
+
+
+def _of_files(error: Exception, situation: Situation) -> Ruling:
+    """What the policy left behind cannot be read, packed or unpacked."""
+    match situation.phase:
+        case Phase.GRADING | Phase.GRADING_IN_PLACE:
+            return _fail(f"the artifacts cannot be brought into the grading workspace: {error}", situation)
+        case Phase.COLLECTING:
+            return Ruling(Action.COMPLETE, "FileError", f"the working directory cannot be packed: {error}")
+    return _complete(StopReason.AGENT_ERROR, described(error))
+
+
+def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Ruling:
+    evidence = failure.evidence
+    if isinstance(failure, SetupFailed) and situation.exposed and situation.phase is Phase.AGENT:
+        # The setup of a later step: it runs in the state that the policy left.
+        return _complete(StopReason.AGENT_ERROR, failure.message)
+    if failure.reason == "Idle" and situation.exposed and situation.phase is not Phase.STARTING:
+        # The runner holds the workspace and keeps it alive, so it was not idle.
+        evidence = Evidence.UNEXPLAINED
+    if not situation.exposed or evidence in (Evidence.NOT_LOST, Evidence.OUTSIDE):
+        return _retry(failure.reason, failure.message, situation)
+    if situation.alone and evidence is Evidence.OWN_LIMIT:
+        return _used_up(f"{failure.reason}: {failure.message}", situation, is_gone=True)
+    if situation.alone and situation.losses_alone + 1 >= LOSSES_ALONE:
+        losses = (
+            f"it lost its sandbox {LOSSES_ALONE} times while no other rollout was in it, and nothing else explains it"
+        )
+        return _used_up(f"{losses}: {failure.message}", situation, is_gone=True)
+    # Bounded without the limit: the next sandbox hosts the rollout alone, and the losses there are counted.
+    return _retry(failure.reason, failure.message, situation, unexplained=True)
+
+
+def _used_up(message: str, situation: Situation, *, is_gone: bool) -> Ruling:
+    """The policy used up its workspace, or destroyed it."""
+    if is_gone or situation.phase not in (Phase.AGENT, Phase.COLLECTING):
+        return _fail(message, situation)
+    return _complete(StopReason.RESOURCE_LIMIT, message)
+
+
+def _complete(reason: StopReason, message: str) -> Ruling:
+    return Ruling(Action.COMPLETE, reason.value, message, reason)
+
+
+def _fail(message: str, situation: Situation) -> Ruling:
+    is_graded_now = situation.phase in (Phase.GRADING, Phase.GRADING_IN_PLACE)
+    stop_reason = None if is_graded_now else StopReason.RESOURCE_LIMIT
+    return Ruling(Action.FAIL, StopReason.RESOURCE_LIMIT.value, message, stop_reason)
+
+
+def _retry(reason: str, message: str, situation: Situation, *, unexplained: bool = False) -> Ruling:
+    action = Action.RETRY_GRADING if situation.phase is Phase.GRADING else Action.RETRY_ATTEMPT
+    counted = not unexplained and reason not in UNCOUNTED
+    return Ruling(action, reason, message, counted=counted, unexplained=unexplained)

@@ -1,0 +1,247 @@
+"""Who is to blame, as a table: docs/attribution.md shows the same rows."""
+
+import asyncio
+import contextlib
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.agents.base import Stop
+from agent_runtime.engine.attempt_log import NotReplayable
+from agent_runtime.engine.attribution import (
+    LOSSES_ALONE,
+    Action,
+    AgentRaised,
+    OutOfTime,
+    Phase,
+    Situation,
+    attribute,
+)
+from agent_runtime.engine.branching_checkpoints import NoSuchCheckpoint
+from agent_runtime.engine.staleness_policy import StalePolicy
+from agent_runtime.environments.host import EnvironmentFailure
+from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
+from agent_runtime.plugins.of_rollout import PluginFailed
+from agent_runtime.recording.artifacts import ArtifactsTooLarge
+from agent_runtime.recording.epoch_log import Superseded
+from agent_runtime.recording.layers import LayerTooLarge
+from agent_runtime.recording.store import StorageError, StorageUnavailable
+from agent_runtime.sandboxes.base import Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
+from agent_runtime.verification.grade import VerifierUnavailable
+from agent_runtime.verification.tar_filter import BrokenTar
+from rollout_api.records import StopReason
+
+PAGE = Path(__file__).parents[3] / "docs/attribution.md"
+
+S = Situation
+STARTING = S(Phase.STARTING)
+TAKEN_OVER = S(Phase.STARTING, answered=True, exposed=True)
+FIRST_CALL = S(Phase.AGENT)
+SHARED = S(Phase.AGENT, answered=True, exposed=True)
+ALONE = S(Phase.AGENT, answered=True, exposed=True, alone=True)
+AGAIN = S(Phase.AGENT, answered=True, exposed=True, alone=True, losses_alone=1)
+COLLECTING = S(Phase.COLLECTING, answered=True, exposed=True)
+PREPARING = S(Phase.GRADING, answered=True)
+GRADING = S(Phase.GRADING, answered=True, exposed=True)
+GRADING_ALONE = S(Phase.GRADING, answered=True, exposed=True, alone=True)
+GRADING_AGAIN = S(Phase.GRADING, answered=True, exposed=True, alone=True, losses_alone=1)
+IN_PLACE = S(Phase.GRADING_IN_PLACE, answered=True, exposed=True)
+SEALING = S(Phase.SEALING, answered=True, exposed=True)
+
+RESOURCE, ERROR = StopReason.RESOURCE_LIMIT, StopReason.AGENT_ERROR
+COMPLETE, FAIL, AGAIN_ATTEMPT = Action.COMPLETE, Action.FAIL, Action.RETRY_ATTEMPT
+AGAIN_GRADING, CANCEL, END = Action.RETRY_GRADING, Action.CANCEL, Action.END_RUN
+FREE, ISOLATED = "uses up no attempt", "next sandbox hosts it alone, uses up no attempt"
+
+
+def lost(reason: str) -> SandboxFailure:
+    return SandboxFailure(reason, "injected")
+
+
+# What happened, the error, the situation, what follows, and the stop reason or a note.
+TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None]] = [
+    # The sandbox
+    ("No sandbox could be acquired: no node, no image, no place", lost("NoPlace"), STARTING, AGAIN_ATTEMPT, None),
+    ("A setup command of the task failed", SetupFailed("exit code 1"), STARTING, AGAIN_ATTEMPT, None),
+    ("The setup used up the workspace", WorkspaceLimit("Memory", "m"), STARTING, AGAIN_ATTEMPT, None),
+    ("The sandbox was lost before the policy acted", lost("SandboxLost"), FIRST_CALL, AGAIN_ATTEMPT, None),
+    ("The pod was evicted because its node ran low", lost("Evicted"), AGAIN, AGAIN_ATTEMPT, None),
+    ("The pod was deleted", lost("PodDeleted"), AGAIN, AGAIN_ATTEMPT, None),
+    ("The node was lost", lost("NodeLost"), AGAIN, AGAIN_ATTEMPT, None),
+    ("The pod was preempted", lost("Preempted"), AGAIN, AGAIN_ATTEMPT, FREE),
+    ("No runner held the workspace for too long", lost("Interrupted"), AGAIN, AGAIN_ATTEMPT, FREE),
+    ("Lost, unexplained, with other attempts in it", lost("SandboxLost"), SHARED, AGAIN_ATTEMPT, ISOLATED),
+    ("Lost, unexplained, alone in it, once", lost("SandboxLost"), ALONE, AGAIN_ATTEMPT, ISOLATED),
+    ("Lost, unexplained, alone in it, twice", lost("SandboxLost"), AGAIN, FAIL, RESOURCE),
+    ("The executor crashed, alone in it, twice", lost("Crashed"), AGAIN, FAIL, RESOURCE),
+    ("The executor ended as if idle although a runner held it", lost("Idle"), ALONE, AGAIN_ATTEMPT, ISOLATED),
+    ("The pod exceeded its own memory, alone in it", lost("OOMKilled"), ALONE, FAIL, RESOURCE),
+    ("The pod exceeded its own disk, alone in it", lost("StorageExceeded"), ALONE, FAIL, RESOURCE),
+    ("The pod exceeded its own disk, with other attempts", lost("StorageExceeded"), SHARED, AGAIN_ATTEMPT, ISOLATED),
+    ("The workspace used up its memory, disk or processes", WorkspaceLimit("Memory", "m"), SHARED, COMPLETE, RESOURCE),
+    ("The same, found when a runner takes over", WorkspaceLimit("Attacked", "m"), TAKEN_OVER, FAIL, RESOURCE),
+    ("A checkpoint found no place", lost("NoPlace"), AGAIN, AGAIN_ATTEMPT, None),
+    # The model
+    ("The model server does not answer", ModelError("Unreachable", "m"), SHARED, AGAIN_ATTEMPT, None),
+    ("The model's code raised", ModelError("ModelFailed", "m"), SHARED, AGAIN_ATTEMPT, None),
+    ("The model server refuses the key, or has no such model", ModelConfigError("KeyRefused", "m"), SHARED, END, None),
+    ("The server refuses the first request", RequestRefused("BadRequest", "m"), FIRST_CALL, AGAIN_ATTEMPT, None),
+    ("It refuses a request with the policy's answers in it", RequestRefused("BadRequest", "m"), SHARED, COMPLETE, ERROR),
+    ("The prompt is longer than the context", ContextExceeded("m"), SHARED, COMPLETE, StopReason.CONTEXT_EXCEEDED),
+    ("The server filtered the conversation", ContentFiltered("m"), SHARED, COMPLETE, StopReason.CONTENT_FILTER),
+    ("The rollout lags behind `model.maxPolicyLag`", StalePolicy("m"), SHARED, CANCEL, None),
+    # The agent
+    ("A budget is used up, or a tool ended the rollout", Stop(StopReason.MAX_TURNS), SHARED, COMPLETE, StopReason.MAX_TURNS),
+    ("The agent's time is used up", OutOfTime("m"), SHARED, COMPLETE, StopReason.AGENT_TIMEOUT),
+    ("The agent's own code raised", AgentRaised(KeyError("x")), FIRST_CALL, COMPLETE, ERROR),
+    ("It raised an error of the sandbox or of storage itself", AgentRaised(StorageError("x")), SHARED, COMPLETE, ERROR),
+    ("A file could not be written, and the agent did not handle it", FileError("x", "m"), SHARED, COMPLETE, ERROR),
+    ("An unknown checkpoint, not handled", AgentRaised(NoSuchCheckpoint("x")), SHARED, COMPLETE, ERROR),
+    ("The setup of a later step failed", SetupFailed("exit code 1"), SHARED, COMPLETE, ERROR),
+    ("A resumed agent did not repeat its calls", NotReplayable("m"), SHARED, AGAIN_ATTEMPT, None),
+    ("A plugin failed to change the task", PluginFailed("m"), STARTING, AGAIN_ATTEMPT, None),
+    # The environment
+    ("The environment's own code raised", EnvironmentFailure("EnvironmentFailed", "m"), AGAIN, AGAIN_ATTEMPT, None),
+    ("The environment hung", EnvironmentFailure("EnvironmentHung", "m"), AGAIN, AGAIN_ATTEMPT, None),
+    ("The environment's process died", EnvironmentFailure("EnvironmentDied", "m"), AGAIN, AGAIN_ATTEMPT, None),
+    # Artifacts and grading
+    ("The artifacts are too large", ArtifactsTooLarge("m"), COLLECTING, COMPLETE, RESOURCE),
+    ("The working directory cannot be packed", FileError("x", "m"), COLLECTING, COMPLETE, None),
+    ("The sandbox was evicted while artifacts were stored", lost("Evicted"), COLLECTING, AGAIN_ATTEMPT, None),
+    ("The verifier's program is missing in the prepared state", VerifierUnavailable("m"), PREPARING, AGAIN_GRADING, None),
+    ("The grading sandbox could not be acquired", lost("NoPlace"), PREPARING, AGAIN_GRADING, None),
+    ("It was lost from outside", lost("NodeLost"), GRADING_AGAIN, AGAIN_GRADING, None),
+    ("The artifacts cannot be unpacked", BrokenTar("m"), GRADING, FAIL, None),
+    ("The code under test used up the workspace", WorkspaceLimit("Disk", "m"), GRADING, FAIL, None),
+    ("Lost, unexplained, with other attempts in it", lost("SandboxLost"), GRADING, AGAIN_GRADING, ISOLATED),
+    ("Lost, unexplained, alone in it, once", lost("SandboxLost"), GRADING_ALONE, AGAIN_GRADING, ISOLATED),
+    ("Lost, unexplained, alone in it, twice", lost("SandboxLost"), GRADING_AGAIN, FAIL, None),
+    ("`Shared`: the agent's sandbox was lost, once", lost("SandboxLost"), IN_PLACE, AGAIN_ATTEMPT, ISOLATED),
+    ("`Shared`: the workspace was used up", WorkspaceLimit("Disk", "m"), IN_PLACE, FAIL, None),
+    # The run
+    ("Storage refuses, or stays away", StorageUnavailable("m"), SEALING, END, None),
+    ("Another runner has taken over", Fenced("m"), SHARED, END, None),
+    ("Another runner has taken the attempt's records over", Superseded("m"), SEALING, END, None),
+    ("The run is stopped", asyncio.CancelledError(), SHARED, END, None),
+    ("Anything else, while the agent works", KeyError("x"), SHARED, AGAIN_ATTEMPT, None),
+    ("Anything else, while it is graded", KeyError("x"), GRADING, AGAIN_GRADING, None),
+]  # fmt: skip
+
+
+def rendered() -> str:
+    """The table as docs/attribution.md shows it."""
+    lines = ["| while | what happened | what follows |", "| --- | --- | --- |"]
+    for what, _, situation, action, note in TABLE:
+        more = f" ({note})" if note else ""
+        lines.append(f"| {situation.phase} | {what} | {action}{more} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[f"{row[2].phase}: {row[0]}" for row in TABLE])
+def test_attribution_follows_the_table(
+    row: tuple[str, BaseException, Situation, Action, StopReason | str | None],
+) -> None:
+    _, error, situation, action, note = row
+    ruling = attribute(error, situation)
+    assert ruling.action is action
+    assert ruling.stop_reason == (note if isinstance(note, StopReason) else None)
+    assert ruling.unexplained == (note == ISOLATED)
+    if action in (AGAIN_ATTEMPT, AGAIN_GRADING):
+        assert ruling.counted == (note not in (FREE, ISOLATED))
+
+
+def test_docs_show_the_same_table() -> None:
+    assert rendered() in PAGE.read_text(), f"docs/attribution.md lacks this table:\n\n{rendered()}\n"
+
+
+REASONS = ["SandboxLost", "WorkspaceLost", "Crashed", "ExecutorFailed", "OOMKilled", "StorageExceeded", "Idle"]
+OUTSIDE = ["Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "Interrupted", "NoPlace"]
+situations = st.builds(
+    Situation,
+    phase=st.sampled_from(Phase),
+    answered=st.booleans(),
+    exposed=st.booleans(),
+    alone=st.booleans(),
+    losses_alone=st.integers(0, 5),
+)
+EXPOSED = [Phase.AGENT, Phase.COLLECTING, Phase.GRADING, Phase.GRADING_IN_PLACE]
+TEXT = st.text(max_size=8)
+policys = st.one_of(
+    st.builds(WorkspaceLimit, TEXT, TEXT),
+    st.builds(FileError, TEXT, TEXT),
+    st.builds(BrokenTar, TEXT),
+    st.builds(LayerTooLarge, TEXT),
+    st.builds(SetupFailed, TEXT),
+    st.builds(lambda reason: SandboxFailure(reason, ""), st.sampled_from(REASONS)),
+)
+infrastructures = st.one_of(
+    st.builds(lambda reason: SandboxFailure(reason, ""), st.sampled_from(OUTSIDE)),
+    st.builds(ModelError, st.sampled_from(["Unreachable", "ModelFailed"]), TEXT),
+    st.builds(PluginFailed, TEXT),
+    st.builds(NotReplayable, TEXT),
+    st.builds(StorageError, TEXT),
+    st.builds(ValueError, TEXT),
+)
+
+
+@given(st.lists(st.sampled_from(REASONS), min_size=8, max_size=8), st.sampled_from(EXPOSED), st.booleans())
+def test_policy_that_keeps_destroying_its_sandbox_gets_a_failed_verdict(
+    reasons: list[str], phase: Phase, begins_alone: bool
+) -> None:
+    """Whatever it makes its sandboxes end with: no attempt is used up, and a few losses later there is a verdict."""
+    alone, losses = begins_alone, 0
+    for tries in itertools.count(1):
+        ruling = attribute(SandboxFailure(reasons[tries - 1], ""), Situation(phase, True, True, alone, losses))
+        if ruling.action is Action.FAIL:
+            break
+        assert ruling.unexplained
+        assert not ruling.counted, "it would be masked once attempts.limit is used up"
+        losses += alone
+        alone = True
+    assert tries <= LOSSES_ALONE + (not begins_alone)
+
+
+@given(policys, situations.filter(lambda s: s.exposed and s.phase in EXPOSED))
+def test_policy_cannot_choose_to_be_masked_or_end_the_run(error: Exception, situation: Situation) -> None:
+    ruling = attribute(error, situation)
+    if isinstance(error, SetupFailed) and situation.phase is not Phase.AGENT:
+        return  # the setup of a grading workspace runs without anything of the policy
+    assert ruling.action in (Action.COMPLETE, Action.FAIL) or ruling.unexplained
+
+
+@given(infrastructures, situations)
+def test_infrastructure_is_never_a_reward(error: Exception, situation: Situation) -> None:
+    assert attribute(error, situation).action not in (Action.COMPLETE, Action.FAIL)
+
+
+@given(policys, situations.filter(lambda s: not s.exposed and s.phase is not Phase.COLLECTING))
+def test_nothing_is_the_policys_doing_before_it_has_acted(error: Exception, situation: Situation) -> None:
+    assert attribute(error, situation).action in (Action.RETRY_ATTEMPT, Action.RETRY_GRADING)
+
+
+def every_subclass(of: type[BaseException]) -> list[type[BaseException]]:
+    return [of, *(found for direct in of.__subclasses__() for found in every_subclass(direct))]
+
+
+KINDS = [k for k in every_subclass(BaseException) if k.__module__.startswith(("builtins", "asyncio", "agent_runtime"))]
+
+
+@given(st.sampled_from(KINDS), situations)
+def test_every_error_gets_a_ruling(kind: type[BaseException], situation: Situation) -> None:
+    error = kind("m", [ValueError("x")]) if issubclass(kind, BaseExceptionGroup) else kind.__new__(kind)
+    for name, value in {"reason": "Word", "message": "m", "cause": "Memory", "error": ValueError("x")}.items():
+        with contextlib.suppress(Exception):
+            setattr(error, name, value)
+    ruling = attribute(error, situation)
+    if not isinstance(error, Exception):
+        assert ruling.action is Action.END_RUN
+
+
+@given(st.builds(AgentRaised, st.one_of(policys, infrastructures)), situations)
+def test_agents_own_errors_are_graded_and_have_a_traceback(error: AgentRaised, situation: Situation) -> None:
+    ruling = attribute(error, situation)
+    assert (ruling.action, ruling.stop_reason) == (Action.COMPLETE, ERROR)
+    assert ruling.traceback
