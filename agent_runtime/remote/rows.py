@@ -18,6 +18,8 @@ from rollout_api.tasks import Task, TaskFormat, Tasks, TaskSource, TaskVerifier,
 
 _WEEK: Final = 604_800
 """Longest that an agent may take: the limits of a trial are the server's."""
+OWN_KEY = "agent_rollouts"
+"""Our key in `rollout.custom`, which verl leaves to everybody."""
 _MOST_TURNS: Final = 100_000
 """What a manifest can say at most, where PR #83 has no limit: the agent on the server has its own."""
 AGENTS: Final = ("ToolCalling", "ReAct", "Coding", "SWE", "Oracle", "Nop")
@@ -62,16 +64,13 @@ class HarborRows:
 
 
 def with_remote_agent(config: Mapping[str, Any], settings: RemoteSettings | None) -> dict[str, Any]:
-    """verl's configuration, its `rollout.custom` filled in with what the settings ask for. Raises SettingsError.
+    """verl's configuration, our settings in it filled in with what `settings` asks for. Raises SettingsError.
 
-    What `custom` itself says of `agent`, `attempts` and `sandbox` stands.
+    What our settings themselves say of `agent`, `attempts` and `sandbox` stands.
     """
-    changed = dict(config)
     if settings is None:
-        return changed
-    role = dict(config["actor_rollout_ref"])
-    rollout = dict(role["rollout"])
-    custom = dict(rollout.get("custom") or {})
+        return dict(config)
+    custom = dict(own_settings(config))
     attempts = {"limit": settings.max_retries, "backoffSeconds": settings.retry_base_delay}
     custom["attempts"] = {**attempts, **(custom.get("attempts") or {})}
     agent = dict(custom.get("agent") or {})
@@ -86,8 +85,19 @@ def with_remote_agent(config: Mapping[str, Any], settings: RemoteSettings | None
             sandbox = dict(custom.get("sandbox") or {})
             added = [{"name": name, "value": str(value)} for name, value in settings.environment_overrides.items()]
             custom["sandbox"] = {**sandbox, "env": [*added, *(sandbox.get("env") or [])]}
-    rollout["custom"], role["rollout"], changed["actor_rollout_ref"] = custom, rollout, role
-    return changed
+    return with_own_settings(config, custom)
+
+
+def own_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What verl's configuration has below `actor_rollout_ref.rollout.custom.agent_rollouts`; empty where it has nothing."""
+    return ((config["actor_rollout_ref"]["rollout"].get("custom") or {}).get(OWN_KEY)) or {}
+
+
+def with_own_settings(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """verl's configuration with some of our settings changed; other keys of `custom` stay."""
+    role = config["actor_rollout_ref"]
+    custom = {**(role["rollout"].get("custom") or {}), OWN_KEY: {**own_settings(config), **changes}}
+    return {**config, "actor_rollout_ref": {**role, "rollout": {**role["rollout"], "custom": custom}}}
 
 
 def model_name_of(settings: RemoteSettings | None) -> str:
@@ -105,7 +115,9 @@ def not_honoured(settings: RemoteSettings) -> list[str]:
         "agent_kwargs": settings.agent_kwargs if settings.agent_import_path is None else None,
     }
     return [
-        f"remote_agent.{name} is not honoured: rollout.custom says it here" for name, value in found.items() if value
+        f"remote_agent.{name} is not honoured: rollout.custom.agent_rollouts says it here"
+        for name, value in found.items()
+        if value
     ]
 
 
@@ -123,6 +135,6 @@ def _local_agent(settings: RemoteSettings) -> dict[str, Any]:
         raise SettingsError(
             f"remote_agent.agent_name: {settings.agent_name!r} is no agent of this engine, which runs the trials with "
             f"use_local_trial; expected one of {', '.join(AGENTS)}, or agent_import_path. A program is run with "
-            "rollout.custom.agent of type Command, and no agent_name"
+            "rollout.custom.agent_rollouts.agent of type Command, and no agent_name"
         )
     return {"type": found}

@@ -1,6 +1,7 @@
 """From verl's configuration to the jobs that its rollouts are run as. Pure.
 
-`actor_rollout_ref.rollout.custom` is a job's spec; what verl itself decides (tasks, group size, sampling) is not in it.
+`actor_rollout_ref.rollout.custom.agent_rollouts` is a job's spec; what verl itself decides (tasks, group size, sampling) is
+not in it. The other keys of `custom` belong to others and are not read.
 """
 
 import json
@@ -9,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agent_runtime.remote.rows import OWN_KEY, own_settings
 from rollout_api.base import API_VERSION
 from rollout_api.manifest import KIND, ManifestError, Problem, load_manifest
 from rollout_api.rollout_job import RolloutJob
 
-CUSTOM = "actor_rollout_ref.rollout.custom"
+CUSTOM = f"actor_rollout_ref.rollout.custom.{OWN_KEY}"
 DECIDED_BY_VERL = {
     "mode": "whether a batch is for validation",
     "groupSize": "actor_rollout_ref.rollout.n, or a row's __rollout_n__",
@@ -40,7 +42,7 @@ class Kind:
 
 def rollout_job(config: Mapping[str, Any], kind: Kind) -> RolloutJob:
     """The job of a kind. `config` is verl's whole configuration, resolved. Raises ManifestError with all problems."""
-    custom = dict(config["actor_rollout_ref"]["rollout"].get("custom") or {})
+    custom = dict(own_settings(config))
     sampling = dict(custom.pop("sampling", None) or {})
     problems = [
         Problem(f"{CUSTOM}.{field}", f"is decided by {by}; remove it")
@@ -88,7 +90,7 @@ def job_name(experiment: str, kind: Kind) -> str:
 
 def uses_verls_client(config: Mapping[str, Any]) -> bool:
     """Whether verl's own LLM servers answer; else the model that `custom` names."""
-    return not (config["actor_rollout_ref"]["rollout"].get("custom") or {}).get("model")
+    return not own_settings(config).get("model")
 
 
 def _sampling(config: Mapping[str, Any], kind: Kind, extra: Mapping[str, Any]) -> dict[str, Any]:

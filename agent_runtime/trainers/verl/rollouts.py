@@ -35,7 +35,7 @@ class Member:
 
 class Rollouts:
     """Runs rows as groups. `config` is verl's whole configuration, resolved; without `make_model` its own model answers,
-    without `make_provider` sandboxes come from where `rollout.custom` says."""
+    without `make_provider` sandboxes come from where our settings say."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from verl.workers.rollout.llm_server import (  # type: ignore[import-not-found]
     LLMServerClient,
 )
 
-from agent_runtime.remote.rows import HarborRows, model_name_of, with_remote_agent
+from agent_runtime.remote.rows import HarborRows, model_name_of, own_settings, with_own_settings, with_remote_agent
 from agent_runtime.remote.settings import read_settings
 from agent_runtime.remote.trials import make_trials
 from agent_runtime.trainers.verl.chat import VerlChat
@@ -51,10 +51,9 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         self._rows: dict[str, Row] = {}
         """Rows at work by uid, in which verl's tools look their arguments up."""
         names = register_loaded(self.tools, self._tools_kwargs)
-        custom = self._settings["actor_rollout_ref"]["rollout"].get("custom") or {}
-        agent = custom.get("agent") or {}
+        agent = own_settings(self._settings).get("agent") or {}
         if names and "tools" not in agent:
-            self._settings["actor_rollout_ref"]["rollout"]["custom"] = {**custom, "agent": {**agent, "tools": names}}
+            self._settings = with_own_settings(self._settings, {"agent": {**agent, "tools": names}})
         self._builder = create_continuous_token_builder(
             self.tokenizer,
             hf_model_type=self.hf_model_type,

@@ -77,7 +77,9 @@ def config(folder: Path, **custom: Any) -> dict[str, Any]:
         "val_kwargs": sampled | {"temperature": 0.0},
         "prompt_length": 4096,
         "response_length": 256,
-        "custom": {"attempts": {"limit": 1}, "sandbox": {"workspaces": {"perSandbox": 64}}, **custom},
+        "custom": {
+            "agent_rollouts": {"attempts": {"limit": 1}, "sandbox": {"workspaces": {"perSandbox": 64}}, **custom}
+        },
     }
     return {
         "actor_rollout_ref": {"rollout": rollout},

@@ -69,7 +69,7 @@ def test_workers_are_told_what_was_decided() -> None:
 
 
 def config(**custom: Any) -> dict[str, Any]:
-    return {"actor_rollout_ref": {"rollout": {"custom": custom, "n": 2}}}
+    return {"actor_rollout_ref": {"rollout": {"custom": {"agent_rollouts": custom, "of_others": 1}, "n": 2}}}
 
 
 def test_a_local_trial_is_done_by_the_agent_of_that_name() -> None:
@@ -82,9 +82,12 @@ def test_a_local_trial_is_done_by_the_agent_of_that_name() -> None:
     assert changed == {
         "n": 2,
         "custom": {
-            "agent": {"type": "SWE", "maxTurns": 5},
-            "attempts": {"limit": 4, "backoffSeconds": 2.0},
-            "sandbox": {"env": [{"name": "A", "value": "1"}]},
+            "agent_rollouts": {
+                "agent": {"type": "SWE", "maxTurns": 5},
+                "attempts": {"limit": 4, "backoffSeconds": 2.0},
+                "sandbox": {"env": [{"name": "A", "value": "1"}]},
+            },
+            "of_others": 1,
         },
     }
 

@@ -15,7 +15,7 @@ def config(**custom: Any) -> dict[str, Any]:
         "top_p": 0.9,
         "top_k": 20,
         "val_kwargs": {"temperature": 0.0, "top_p": 1.0, "top_k": -1},
-        "custom": custom or None,
+        "custom": {"agent_rollouts": custom, "of_others": {"x": 1}} if custom else None,
     }
     return {
         "actor_rollout_ref": {"rollout": rollout},
@@ -59,7 +59,7 @@ def test_all_that_is_wrong_in_the_custom_dict_is_told_at_once_under_verls_own_na
 
     told = str(caught.value)
     for field in ("groupSize", "sampling.temperature", "agent.maxTurn", "atempts"):
-        assert f"actor_rollout_ref.rollout.custom.{field}" in told
+        assert f"actor_rollout_ref.rollout.custom.agent_rollouts.{field}" in told
 
 
 def test_a_model_in_the_custom_dict_answers_in_place_of_verls_servers() -> None:
