@@ -51,6 +51,10 @@ def proxy(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = 8080,
     admin_key_file: AdminKeyOption = None,
+    keyless: Annotated[
+        bool,
+        typer.Option("--keyless", help="No keys at all: for clients that have none, where only they reach the port."),
+    ] = False,
 ) -> None:
     """Serve agents a model under keys of their own, and record each session token by token."""
     if (endpoint is None) != relay:
@@ -62,11 +66,14 @@ def proxy(
             relay=Relay(model=model) if relay else None,
             host=host,
             port=port,
+            keyless=keyless,
         )
     except ValidationError as error:
         raise _wrong(error) from None
     log_to_stderr()
-    asyncio.run(serve_proxy(settings, _admin_key(admin_key_file), os.environ))
+    if keyless and admin_key_file is not None:
+        raise CommandError("--keyless and --admin-key-file exclude each other; drop one")
+    asyncio.run(serve_proxy(settings, None if keyless else _admin_key(admin_key_file), os.environ))
 
 
 def proxy_worker(
@@ -77,6 +84,7 @@ def proxy_worker(
     api_key_env: KeyVariableOption = None,
     name: Annotated[str | None, typer.Option("--name", help="Of this worker; else the host's, with a number.")] = None,
     admin_key_file: AdminKeyOption = None,
+    keyless: Annotated[bool, typer.Option("--keyless", help="The proxy is keyless.")] = False,
 ) -> None:
     """Connect out to proxies (--relay), and answer their calls with a model that they cannot reach."""
     try:
@@ -85,7 +93,7 @@ def proxy_worker(
         raise _wrong(error) from None
     log_to_stderr()
     own = name or f"{socket.gethostname()}-{secrets.token_hex(3)}"
-    asyncio.run(serve_worker(url, _admin_key(admin_key_file), served, own))
+    asyncio.run(serve_worker(url, None if keyless else _admin_key(admin_key_file), served, own))
 
 
 def _endpoint(url: str, model: str, api: EndpointApi, key_variable: str | None) -> Endpoint:

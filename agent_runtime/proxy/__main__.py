@@ -18,7 +18,8 @@ def main(path: Path) -> None:
     log_to_stderr()
     try:
         settings = ProxySettings.model_validate(yaml.safe_load(path.read_text()))
-        asyncio.run(serve_proxy(settings, admin_key(None, os.environ), os.environ))
+        key = None if settings.keyless else admin_key(None, os.environ)
+        asyncio.run(serve_proxy(settings, key, os.environ))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         sys.exit(f"{path}: {'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}")

@@ -6,7 +6,7 @@
     POST   /sessions/{id}/complete   its key gets 409 from now on
     DELETE /sessions/{id}            its key is unknown from now on
 
-All need the proxy's admin key as bearer. No session is created but here.
+All need the proxy's admin key as bearer, unless the proxy is keyless. No session is created but here.
 """
 
 import time
@@ -48,8 +48,15 @@ class Registration(ApiModel):
 class Admin:
     """Answers at `/sessions`. `workers` counts the relayed model's connections, where it is one."""
 
-    def __init__(self, sessions: StoredSessions, admin_key: str, workers: Callable[[], int] = lambda: 0) -> None:
-        self._sessions, self._digest, self._workers = sessions, keys.digest(admin_key), workers
+    def __init__(self, sessions: StoredSessions, admin_key: str | None, workers: Callable[[], int] = lambda: 0) -> None:
+        """Without an admin key the proxy is keyless: whoever reaches it may do all of this."""
+        self._sessions, self._workers = sessions, workers
+        self._digest = None if admin_key is None else keys.digest(admin_key)
+
+    @property
+    def keyless(self) -> bool:
+        """Whether nobody needs a key."""
+        return self._digest is None
 
     def health(self) -> dict[str, Any]:
         """What `/health` says of the sessions."""
@@ -76,6 +83,8 @@ class Admin:
             raise Refused(ErrorKind.UNAUTHORIZED, "this needs the proxy's admin key as bearer")
 
     def _is_admin(self, request: Incoming) -> bool:
+        if self._digest is None:
+            return True
         key = request_key(request.headers)
         return key is not None and keys.matches(key, self._digest)
 

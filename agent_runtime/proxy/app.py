@@ -24,7 +24,7 @@ DESCRIPTORS: Final = 65_536
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(handler: Handler, hub: Hub | None = None, admin_key: str = "") -> web.Application:
+def make_app(handler: Handler, hub: Hub | None = None, admin_key: str | None = "") -> web.Application:
     """An application that answers every path; where its model is a hub, workers connect with the admin key. Serve it with
     `serving`, which sees to it that a client's going away is noticed."""
     app = web.Application(client_max_size=0)
@@ -40,7 +40,7 @@ def make_app(handler: Handler, hub: Hub | None = None, admin_key: str = "") -> w
 
 
 async def serving(
-    handler: Handler, host: str, port: int, hub: Hub | None = None, admin_key: str = ""
+    handler: Handler, host: str, port: int, hub: Hub | None = None, admin_key: str | None = ""
 ) -> tuple[web.AppRunner, int]:
     """Serve until the runner is cleaned up; the port that is listened on."""
     _allow_descriptors()

@@ -86,7 +86,10 @@ class Handler:
     async def _call(self, request: Incoming, target: ApiCall) -> Reply:
         key = target.key or request_key(request.headers)
         named = None if key is None else session_of(key)
-        if key is None or named is None or target.session not in (None, named):
+        if named is None and self._admin is not None and self._admin.keyless:
+            # A client without a key, or with a made-up one that its SDK asks for, names its session in the path.
+            named, key = target.session, None
+        if named is None or target.session not in (None, named):
             raise unknown_key()
         while not isinstance(found := await self._sessions.find(named, key), Session):
             if (reply := await found.forward(request)) is not None:

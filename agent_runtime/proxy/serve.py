@@ -58,6 +58,8 @@ class ProxySettings(ApiModel):
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """Port to listen on; PR #83's. 0: any that is free."""
+    keyless: bool = False
+    """Whoever reaches the proxy may register sessions, read them, act in them and answer for the model."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -87,8 +89,10 @@ def admin_key(file: Path | None, environ: Mapping[str, str], variable: str = ADM
     return key
 
 
-async def serve_proxy(settings: ProxySettings, key: str, environ: Mapping[str, str]) -> None:
-    """Serve until SIGTERM or SIGINT; then answer what is under way. Raises ModelError, StorageError, OSError."""
+async def serve_proxy(settings: ProxySettings, key: str | None, environ: Mapping[str, str]) -> None:
+    """Serve until SIGTERM or SIGINT; then answer what is under way. `key` is None for a keyless proxy.
+
+    Raises ModelError, StorageError, OSError."""
     store = Store.open(settings.store, environ)
     await store.probe()
     model: Model = (
@@ -111,7 +115,7 @@ async def serve_proxy(settings: ProxySettings, key: str, environ: Mapping[str, s
         await model.close()
 
 
-async def serve_worker(urls: list[str], key: str, model: Model, name: str) -> None:
+async def serve_worker(urls: list[str], key: str | None, model: Model, name: str) -> None:
     """Answer the calls of the proxies at `urls` until SIGTERM or SIGINT. Raises ModelError."""
     try:
         await model.check()

@@ -31,14 +31,17 @@ class Standalone:
 async def standalone_proxy(
     store: Store,
     model: Model,
-    admin_key: str,
+    admin_key: str | None,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
     address: str | None = None,
 ) -> AsyncIterator[Standalone]:
-    """Serve sessions below `store` until the context ends. `address` is `http://HOST:PORT` where nothing else is given;
-    replicas in pods give the pod's own. Where the model is a relay's hub, its workers connect here."""
+    """Serve sessions below `store` until the context ends; without an admin key nobody needs a key.
+
+    `address` is `http://HOST:PORT` where nothing else is given; replicas in pods give the pod's own. Where the model is a
+    relay's hub, its workers connect here.
+    """
     hub = model if isinstance(model, Hub) else None
     meter, peers = open_meter(), Peers()
     sessions = StoredSessions(SessionStore(store), model, address or f"http://{host}:{port}", peers, meter)

@@ -41,7 +41,7 @@ class Worker:
     def __init__(
         self,
         url: str,
-        admin_key: str,
+        admin_key: str | None,
         model: Model,
         name: str,
         *,
@@ -69,7 +69,7 @@ class Worker:
 
     async def _connected(self, client: aiohttp.ClientSession) -> str:
         """One connection; why it ended."""
-        headers = {"Authorization": f"Bearer {self._admin_key}"}
+        headers = {} if self._admin_key is None else {"Authorization": f"Bearer {self._admin_key}"}
         try:
             socket = await client.ws_connect(
                 self.url, headers=headers, heartbeat=self._heartbeat, max_msg_size=forms.FRAME_BYTES

@@ -57,11 +57,11 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def proxy_over(model: Model, folder: Path) -> AsyncIterator[Proxy]:
+async def proxy_over(model: Model, folder: Path, admin_key: str | None = "the-admin-key") -> AsyncIterator[Proxy]:
     """A proxy that sessions are registered at."""
     store = Store.open(str(folder), {})
     async with contextlib.AsyncExitStack() as stack:
-        served = await stack.enter_async_context(standalone_proxy(store, model, "the-admin-key"))
+        served = await stack.enter_async_context(standalone_proxy(store, model, admin_key))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         clients = await stack.enter_async_context(contextlib.AsyncExitStack())
         yield Proxy(served.address, SessionStore(store), http, clients)

@@ -120,6 +120,22 @@ async def test_a_key_is_needed_and_only_the_sessions_own_will_do(proxy: Proxy) -
     assert await status(f"/{second.split('/')[-2]}/v1/chat/completions") == 401
 
 
+async def test_keyless_proxy_serves_clients_that_have_no_key(model: TokenModel, tmp_path: Path) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    async with proxy_over(model, tmp_path, admin_key=None) as proxy:
+        async with proxy.http.post(f"{proxy.url}/sessions/trial") as reply:
+            assert reply.status == 201
+        for headers in ({}, {"Authorization": "Bearer EMPTY"}):
+            async with proxy.http.post(f"{proxy.url}/trial/v1/chat/completions", json=body, headers=headers) as reply:
+                assert reply.status == 200
+        async with proxy.http.get(f"{proxy.url}/sessions/trial") as reply:
+            assert len((await reply.json())["turns"]) == 2
+        async with proxy.http.post(f"{proxy.url}/unknown/v1/chat/completions", json=body) as reply:
+            assert reply.status == 401, "no session is made but by registering it"
+        async with proxy.http.post(f"{proxy.url}/sessions/trial/complete") as reply:
+            assert reply.status == 200
+
+
 async def test_sessions_are_registered_read_and_deleted_by_their_administrator_alone(proxy: Proxy) -> None:
     client = await proxy.openai("s", metadata={"task": "t"})
     async with proxy.http.post(f"{proxy.url}/sessions/s", headers=ADMIN) as reply:
