@@ -19,6 +19,7 @@ COMPARED = (
     "environments",
     "journal_overhead",
     "resume",
+    "resume_large",
     "prefix_affinity",
     "session_proxy",
     "cancelling",

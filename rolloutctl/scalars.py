@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from agent_runtime.engine.events import Event, GroupFinished, JobStarted, Observer
+from agent_runtime.engine.events import Event, GroupFinished, Observer
 from agent_runtime.rewards.scalars import scalars
 from rolloutctl.errors import CommandError
 
@@ -37,12 +37,11 @@ class ScalarLog:
     def __call__(self, event: Event) -> None:
         """An `Observer`."""
         self._observer(event)
-        if isinstance(event, JobStarted):
-            self._step = len({result.group for result in event.results})
-        elif isinstance(event, GroupFinished):
+        if isinstance(event, GroupFinished):
             self._step += 1
-            for writer in self._writers:
-                writer.write(scalars(event.results), self._step)
+            if not event.earlier:
+                for writer in self._writers:
+                    writer.write(scalars(event.results), self._step)
 
     def __enter__(self) -> Self:
         """Nothing to get ready."""

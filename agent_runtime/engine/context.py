@@ -19,10 +19,10 @@ from agent_runtime.plugins.of_group import GroupPlugins
 from agent_runtime.plugins.of_rollout import RolloutPlugins
 from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording.job_record import JobRecord
+from agent_runtime.recording.seals import SealedResults
 from agent_runtime.sandboxes.base import SandboxProvider, WorkspaceSpec
 from agent_runtime.sandboxes.nowhere import NoSandboxes
 from agent_runtime.tools.base import Tool
-from rollout_api.records import Result
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import WORKING_DIR
 from rollout_api.tasks import Task
@@ -32,10 +32,8 @@ from rollout_api.tasks import Task
 class Earlier:
     """What earlier processes have come to."""
 
-    sealed: Mapping[int, Result] = field(default_factory=dict)
-    """Results by index."""
     begun: Set[int] = frozenset()
-    """Rollouts of which an attempt was claimed."""
+    """Rollouts of which an attempt was claimed, and none is sealed."""
     told_groups: Set[int] = frozenset()
     """Groups of whose end plugins have been told."""
 
@@ -57,6 +55,8 @@ class RunContext:
     runner: str
     snapshots: SnapshotStore
     """Where snapshots of workspaces go."""
+    results: SealedResults
+    """Of this shard's sealed rollouts, by whichever process."""
     earlier: Earlier = field(default_factory=Earlier)
     shard: Shard = WHOLE_JOB
     drain: Drain = field(default_factory=Drain)

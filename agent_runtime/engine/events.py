@@ -1,6 +1,6 @@
 """What happens in a run, as it happens: what a progress display or a trainer wants to know."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,8 @@ class JobStarted:
     sealed: int
     resumed: bool
     warnings: tuple[str, ...] = ()
-    results: tuple[Result, ...] = ()
-    """What earlier processes sealed."""
+    results: Collection[Result] = ()
+    """What earlier processes sealed; read from the disk each time, so not to be kept."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ class GroupFinished:
     group: int
     task: str
     results: tuple[Result, ...]
+    earlier: bool = False
+    """All of them were sealed by earlier processes."""
 
 
 @dataclass(frozen=True)

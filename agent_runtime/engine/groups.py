@@ -1,7 +1,6 @@
 """Groups of rollouts, side by side, up to the run's concurrency: who starts, who is cancelled, when a group is done."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ from agent_runtime.engine.events import GroupFinished, RolloutSealed
 from agent_runtime.engine.rollout import RolloutRun
 from agent_runtime.plugins.of_group import STOPPED, GroupPlugins
 from agent_runtime.rewards.normalize import with_group_advantages
-from rollout_api.records import Outcome, Result
+from rollout_api.records import Result
 from rollout_api.tasks import Task
 
 GroupCallback = Callable[[int, Task, Sequence[Result]], Awaitable[None]]
@@ -46,14 +45,13 @@ class Groups:
         self._at_work: set[asyncio.Task[None]] = set()
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with what ended a rollout from outside: the run cannot go on."""
-        self.results: dict[int, Result] = dict(context.earlier.sealed)
-        """All sealed results by index."""
-        self._outcomes = Counter(result.outcome for result in self.results.values())
+        self._outcomes = context.results.outcomes
 
     async def start(self, number: int, task: Task) -> None:
         """Start a group's unsealed members, each as soon as it has a place. Raises what ended an earlier rollout."""
         first = number * self._size
-        sealed = {m: self.results[first + m] for m in range(self._size) if first + m in self.results}
+        results = self._context.results
+        sealed = {m: result for m in range(self._size) if (result := results.get(first + m)) is not None}
         group = _Group(number, task, sealed, self._context.plugins_of_group(number, task))
         waiting = [member for member in range(self._size) if member not in group.results]
         if waiting:
@@ -61,7 +59,7 @@ class Groups:
             await group.plugins.judge(group.results)
         if self._apply_plan(group):
             await self._tell_plugins(group)
-            await self._finish(group)
+            await self._finish(group, earlier=True)
         for member in waiting:
             await self._unless_failed(self._places.acquire())
             if self._context.drain.requested:
@@ -96,7 +94,8 @@ class Groups:
     async def _run_member(self, group: _Group, member: int, run: RolloutRun) -> None:
         try:
             result = await self._result_of(group, member, run)
-            group.results[member] = self.results[result.index] = result
+            group.results[member] = result
+            await self._context.results.add(result)
             self._context.observer(RolloutSealed(result))
             # Before its place is free: whoever is next may not be needed any more.
             await group.plugins.judge(group.results)
@@ -122,10 +121,10 @@ class Groups:
             await group.plugins.end(self._results_of(group))
             await context.record.note_told(group.number)
 
-    async def _finish(self, group: _Group) -> None:
+    async def _finish(self, group: _Group, *, earlier: bool = False) -> None:
         results = tuple(with_group_advantages(self._results_of(group), self._context.job.spec.reward))
         await self._on_finished(group.number, group.task, results)
-        self._context.observer(GroupFinished(group.number, group.task.name, results))
+        self._context.observer(GroupFinished(group.number, group.task.name, results, earlier))
 
     async def _result_of(self, group: _Group, member: int, run: RolloutRun) -> Result:
         if member not in group.unwanted:
@@ -174,11 +173,3 @@ class Groups:
         if self.failure.done():
             task.cancel()
             self.failure.result()
-
-
-def outcome_counts(results: Sequence[Result]) -> dict[str, int]:
-    """Results by outcome, all outcomes named."""
-    counts = {outcome.value: 0 for outcome in Outcome}
-    for result in results:
-        counts[result.outcome.value] += 1
-    return counts

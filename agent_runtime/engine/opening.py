@@ -1,5 +1,6 @@
 """Open everything a run needs, before its first rollout: agent, tools, storage, model, record, sandboxes."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from agent_runtime.models.factory import open_model
 from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.layers import Layers
+from agent_runtime.recording.seals import SealedResults
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.sandboxes.factory import open_provider
@@ -125,11 +127,14 @@ async def open_run(
         provider = await _open_provider(job, tasks, surroundings, uri, record)
         stack.push_async_callback(close_provider)
         await record.begin()
-        earlier = await _read_earlier(record, surroundings.shard, job.spec.group_size, plugins)
+        shard, group_size = surroundings.shard, job.spec.group_size
+        results = SealedResults(record.store, lambda index: shard.has(index // group_size))
+        stack.callback(results.close)
+        earlier = await _read_earlier(record, results, plugins)
         if record.resumed:
             # What an earlier process was grading is graded again; what it had sealed needs no workspace any more.
             await provider.sweep(
-                lambda attempt, name: name.split(".")[0] != "agent" or int(attempt.split("-")[0]) in earlier.sealed
+                lambda attempt, name: name.split(".")[0] != "agent" or int(attempt.split("-")[0]) in results
             )
         fixed = await fix_origins(record, origins, surroundings.environ)
         layers = Layers(store, record.store)
@@ -143,6 +148,7 @@ async def open_run(
             model=model,
             observer=observer,
             runner=socket.gethostname(),
+            results=results,
             earlier=earlier,
             shard=surroundings.shard,
             drain=surroundings.drain,
@@ -179,12 +185,12 @@ async def _open_provider(
     return provider
 
 
-async def _read_earlier(record: JobRecord, shard: Shard, group_size: int, plugins: Plugins) -> Earlier:
+async def _read_earlier(record: JobRecord, results: SealedResults, plugins: Plugins) -> Earlier:
+    """Read what earlier processes sealed into `results`; what else they did."""
     if not record.resumed:
         return Earlier()
-    seals = await record.seals(lambda index: shard.has(index // group_size))
+    _, begun = await asyncio.gather(results.load(), record.begun())
     return Earlier(
-        sealed={index: seal.result for index, seal in seals.items()},
-        begun=await record.begun(),
+        begun={index for index in begun if index not in results},
         told_groups=await record.told_groups() if plugins.have("after_group") else frozenset(),
     )

@@ -11,7 +11,7 @@ from agent_runtime.engine.branching import Origin, find_origins
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import JobEnded, JobStarted, JobSummary, Observer
-from agent_runtime.engine.groups import Groups, JobAborted, outcome_counts
+from agent_runtime.engine.groups import Groups, JobAborted
 from agent_runtime.engine.opening import Surroundings, open_run, output_uri
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.stream_feed import StreamFeed
@@ -21,10 +21,13 @@ from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import SandboxProvider
 from agent_runtime.tasks import LoadedTasks, load_tasks
 from agent_runtime.tools.base import Tool
-from rollout_api.records import Result
+from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
+
+ABORT_POLL_SECONDS = 5.0
+"""Between two looks whether another shard's runner aborted the job."""
 
 
 async def run_job(
@@ -75,10 +78,10 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
             folder=record.folder,
             uri=record.store.uri,
             total=total,
-            sealed=len(context.earlier.sealed),
-            resumed=bool(context.earlier.begun or context.earlier.sealed),
+            sealed=len(context.results),
+            resumed=bool(context.earlier.begun or context.results),
             warnings=(*map(str, loaded.warnings), *context.provider.warnings, *context.plugins.warnings),
-            results=tuple(context.earlier.sealed.values()),
+            results=context.results.values(),
         )
     )
     stream = StreamFeed(context) if streamed else None
@@ -88,22 +91,23 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
         aborted = await _work(context, groups, stream or _Listed(tasks), stop)
     if stream is not None:
         total = stream.total
-    context.finished = aborted is not None or len(groups.results) == total
-    return await _summary(context, groups.results, total, aborted)
+    context.finished = aborted is not None or len(context.results) == total
+    return await _summary(context, total, aborted)
 
 
 async def _work(context: RunContext, groups: Groups, source: "_Source", stop: asyncio.Event) -> str | None:
     """Run all groups until they are done, or `stop` or a drain ends it; why the job was aborted, or None."""
     work = asyncio.create_task(_all_groups(context, groups, source))
-    stopping = [asyncio.create_task(stop.wait()), asyncio.create_task(groups.come_to_a_stop())]
+    aborting = asyncio.create_task(_aborted_by_another(context))
+    stopping = [asyncio.create_task(stop.wait()), asyncio.create_task(groups.come_to_a_stop()), aborting]
     try:
         await asyncio.wait({work, *stopping}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             work.result()
+        elif aborting.done():
+            return aborting.result()
     except JobAborted as error:
         await context.record.abort("InfraFailures", str(error))
-        return str(error)
-    except _AbortedElsewhere as error:
         return str(error)
     finally:
         for task in (work, *stopping):
@@ -111,10 +115,6 @@ async def _work(context: RunContext, groups: Groups, source: "_Source", stop: as
         await asyncio.gather(work, *stopping, return_exceptions=True)
         await groups.stop()
     return None
-
-
-class _AbortedElsewhere(Exception):
-    """Another process gave the job up."""
 
 
 class _Source(Protocol):
@@ -136,11 +136,16 @@ class _Listed:
 async def _all_groups(context: RunContext, groups: Groups, source: _Source) -> None:
     async for number, task in source.groups():
         if context.shard.has(number):
-            # Others judge their own shards; what one of them gives up, nobody goes on with.
-            if context.shard.count > 1 and (aborted := await _abort_message(context)) is not None:
-                raise _AbortedElsewhere(aborted)
             await groups.start(number, task)
     await groups.drain()
+
+
+async def _aborted_by_another(context: RunContext) -> str:
+    """Why another shard's runner aborted the job, as soon as it did. Never returns where there is one shard."""
+    while True:
+        await asyncio.sleep(ABORT_POLL_SECONDS)
+        if context.shard.count > 1 and (aborted := await _abort_message(context)) is not None:
+            return aborted
 
 
 async def _abort_message(context: RunContext) -> str | None:
@@ -152,25 +157,24 @@ async def _nothing_more(group: int, task: Task, results: Sequence[Result]) -> No
     """Results of a fixed list of tasks are read from the seals; only a stream has a feed."""
 
 
-async def _summary(
-    context: RunContext, results: Mapping[int, Result], total: int | None, aborted: str | None
-) -> JobSummary:
-    record, shard = context.record, context.shard
+async def _summary(context: RunContext, total: int | None, aborted: str | None) -> JobSummary:
+    record, shard, results = context.record, context.shard, context.results
     completed = len(results) == total
     stats: Mapping[str, object] = {}
     if completed or aborted is not None:
         verdict = {"sealed": len(results), "aborted": aborted, "plugins": context.plugins.of_job}
+        await results.end()
         await record.finish_shard(shard.index, verdict)
         if await record.finish(shard.count):
             stats = await record.stats()
-    rewards = [result.reward for result in results.values() if result.reward is not None]
+    outcomes = results.outcomes
     summary = JobSummary(
         name=context.job.metadata.name,
         folder=record.folder,
         uri=record.store.uri,
         total=len(results) if total is None else total,
-        outcomes=outcome_counts(list(results.values())),
-        mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        outcomes={outcome.value: outcomes[outcome] for outcome in Outcome},
+        mean_reward=results.mean_reward,
         completed=completed,
         aborted=aborted,
         resumable=not completed and aborted is None,

@@ -1,22 +1,25 @@
 """One run of a job in storage: what fixes it (`job.json`), its seals, and how it ends."""
 
+import contextlib
 import hashlib
 import json
 import re
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from agent_runtime.recording.manifest_diff import differences
-from agent_runtime.recording.results import results_jsonl, statistics_of, stats_json, with_groups
+from agent_runtime.recording.results import result_line, statistics_of, stats_json, with_groups
+from agent_runtime.recording.seals import SealedResults, read_seals
 from agent_runtime.recording.segments import RecordCorrupt
-from agent_runtime.recording.store import Store
+from agent_runtime.recording.store import PART_BYTES, Store
 from agent_runtime.rewards.normalize import with_advantages
 from rollout_api.base import ApiModel
-from rollout_api.records import RECORD_VERSION, Seal
+from rollout_api.records import RECORD_VERSION, Result, Seal
 from rollout_api.rollout_job import MUTABLE_FIELDS, RolloutJob
 from rollout_api.tasks import Task
 
@@ -152,12 +155,10 @@ class JobRecord:
         ended = {meta.key for meta in await self.store.list("shards")}
         if not all(f"shards/{shard}.json" in ended for shard in range(shards)):
             return False
-        sealed = [seal.result for seal in (await self.seals()).values()]
-        results = with_advantages(sealed, self.job.spec.reward)
-        await self.store.put("results.jsonl", results_jsonl(results))
+        stats = await self._write_results()
         verdicts = await self.store.get_all([f"shards/{shard}.json" for shard in range(shards)])
         for_groups = [_parsed_json("shards", data or b"{}").get("plugins") or {} for data in verdicts]
-        await self.store.put("stats.json", stats_json(with_groups(statistics_of(results), for_groups)))
+        await self.store.put("stats.json", stats_json(with_groups(stats, for_groups)))
         return True
 
     async def stats(self) -> dict[str, Any]:
@@ -165,7 +166,26 @@ class JobRecord:
         data = await self.store.get("stats.json")
         if data is not None:
             return _parsed_json("stats.json", data)
-        return statistics_of(seal.result for seal in (await self.seals()).values())
+        with contextlib.closing(SealedResults(self.store)) as sealed:
+            await sealed.load()
+            return statistics_of(sealed.values())
+
+    async def _write_results(self) -> dict[str, Any]:
+        """Write `results.jsonl` in bounded memory; the statistics of all results."""
+        with (
+            contextlib.closing(SealedResults(self.store)) as sealed,
+            tempfile.SpooledTemporaryFile(max_size=PART_BYTES) as lines,
+        ):
+            await sealed.load()
+
+            def written() -> Iterator[Result]:
+                for result in with_advantages(sealed.values(), self.job.spec.reward):
+                    lines.write(result_line(result))
+                    yield result
+
+            stats = statistics_of(written())
+            await self.store.put_file("results.jsonl", lines)
+        return stats
 
 
 async def standing_run(store: Store, job: RolloutJob) -> Store | None:
@@ -202,34 +222,9 @@ async def read_job_file(store: Store, folder: str) -> JobFile | None:
     return found
 
 
-async def read_seals(store: Store, wanted: Callable[[int], bool] = lambda index: True) -> dict[int, Seal]:
-    """Seals below a run's folder by index, of the rollouts that are wanted. Raises RecordCorrupt."""
-    keys = [meta.key for meta in await store.list("seals") if wanted(_sealed_index(meta.key))]
-    seals = [parse_seal(key, data or b"") for key, data in zip(keys, await store.get_all(keys), strict=True)]
-    return {seal.result.index: seal for seal in sorted(seals, key=lambda seal: seal.result.index)}
-
-
 async def read_attempt_numbers(store: Store, index: int) -> list[int]:
     """The attempts of a rollout below a run's folder, in order."""
     return sorted(int(folder) for folder in await store.folders(f"attempts/{index}") if folder.isdigit())
-
-
-def parse_seal(key: str, data: bytes) -> Seal:
-    """A seal. Raises RecordCorrupt."""
-    try:
-        seal = Seal.model_validate_json(data)
-    except ValidationError as error:
-        raise RecordCorrupt(key, _problem(error)) from error
-    if key != f"seals/{seal.result.index}.json":
-        raise RecordCorrupt(key, f"it seals rollout {seal.result.index}")
-    return seal
-
-
-def _sealed_index(key: str) -> int:
-    name = key.removeprefix("seals/").removesuffix(".json")
-    if not name.isdigit():
-        raise RecordCorrupt(key, "seals are named INDEX.json")
-    return int(name)
 
 
 def _changes(standing: JobFile, wanted: JobFile) -> list[str]:

@@ -13,8 +13,9 @@ from agent_runtime.recording import atif, branches, segments
 from agent_runtime.recording.artifacts import ArtifactsTooLarge, Packer, unpacked
 from agent_runtime.recording.attempt_folder import AttemptFolder, digest_of
 from agent_runtime.recording.epoch_log import EpochLog, Superseded
-from agent_runtime.recording.job_record import JobRecord, parse_seal
+from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.seals import parse_seal
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError
 from rollout_api.records import ArtifactsRecord, ObjectDigest, Record, Result, Seal, StopRecord, Verdict

@@ -10,13 +10,12 @@ from agent_runtime.recording.branches import Branch, decode_branches, token_bran
 from agent_runtime.recording.job_record import (
     JobFile,
     newest_run,
-    parse_seal,
     read_attempt_numbers,
     read_job_file,
-    read_seals,
 )
 from agent_runtime.recording.message_tree import linear
 from agent_runtime.recording.results import statistics_of
+from agent_runtime.recording.seals import parse_seal, read_seals
 from agent_runtime.recording.segments import Closing, RecordCorrupt, decode
 from agent_runtime.recording.store import Store
 from agent_runtime.rewards.normalize import with_advantages
@@ -40,7 +39,7 @@ class RunReader:
     def __init__(self, store: Store, folder: str, job_file: JobFile, seals: Mapping[int, Seal]) -> None:
         self.store, self.folder, self.job_file = store, folder, job_file
         self.job = RolloutJob.model_validate(job_file.manifest)
-        results = with_advantages((seal.result for seal in seals.values()), self.job.spec.reward)
+        results = with_advantages([seal.result for seal in seals.values()], self.job.spec.reward)
         self.seals: Mapping[int, Seal] = {
             result.index: seals[result.index].model_copy(update={"result": result}) for result in results
         }

@@ -4,10 +4,24 @@ import json
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
+from pydantic_core import PydanticSerializationError
+
+from agent_runtime.recording.segments import json_bytes
 from rollout_api.records import Outcome, PluginReport, Result
+
+_COUNTED: Final[Mapping[str, Callable[[Result], int]]] = {
+    "turns": lambda result: result.turns,
+    "toolCalls": lambda result: result.tool_calls,
+    "promptTokens": lambda result: result.usage.prompt_tokens,
+    "completionTokens": lambda result: result.usage.completion_tokens,
+    "cachedTokens": lambda result: result.usage.cached_tokens,
+    "failedAttempts": lambda result: len(result.failed_attempts),
+    "tokenForks": lambda result: result.token_forks,
+}
+"""Counts that `stats.json` sums up."""
 
 
 def pass_at_k(graded: int, passed: int, k: int) -> float:
@@ -23,36 +37,56 @@ def in_order(versions: Iterable[str]) -> list[str]:
     return sorted(set(versions), key=lambda version: (len(version), version))
 
 
-def results_jsonl(results: Iterable[Result]) -> bytes:
-    """`results.jsonl`: one result a line, by index."""
-    return b"".join(
-        result.model_dump_json(exclude_none=True).encode() + b"\n"
-        for result in sorted(results, key=lambda result: result.index)
-    )
+def result_line(result: Result) -> bytes:
+    """A line of `results.jsonl`. Half a surrogate pair becomes `?`, as in the seal."""
+    try:
+        return result.model_dump_json(exclude_none=True).encode() + b"\n"
+    except PydanticSerializationError:
+        return result_line(Result.model_validate_json(json_bytes(result)))
 
 
 def statistics_of(results: Iterable[Result]) -> dict[str, Any]:
-    """`stats.json`. Rewards and pass@k are over graded Completed rollouts; times are seconds over all of them."""
-    ordered = sorted(results, key=lambda result: result.index)
-    graded = [result for result in ordered if result.outcome is Outcome.COMPLETED and result.reward is not None]
+    """`stats.json`, the same in whatever order the results come. Keeps numbers of them, and no result.
+
+    Rewards and pass@k are over graded Completed rollouts; times are seconds over all of them.
+    """
+    outcomes: Counter[str] = Counter()
+    stop_reasons: Counter[str] = Counter()
+    failure_reasons: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
+    groups: set[int] = set()
+    versions: set[str] = set()
+    rewards: list[float] = []
+    passed: dict[int, list[bool]] = defaultdict(list)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    plugins: dict[str, _PluginSums] = defaultdict(_PluginSums)
+    for result in results:
+        outcomes[result.outcome.value] += 1
+        stop_reasons.update([result.stop_reason.value] if result.stop_reason else [])
+        failure_reasons.update([result.reason] if result.reason else [])
+        groups.add(result.group)
+        versions.update(result.policy_versions)
+        if result.outcome is Outcome.COMPLETED and result.reward is not None:
+            rewards.append(result.reward)
+            passed[result.group].append(result.passed is True)
+        for field, count in _COUNTED.items():
+            sums[field] += count(result)
+        for part, value in result.seconds.items():
+            seconds[part].append(value)
+        for name, report in result.plugins.items():
+            plugins[name].add(report)
     return {
-        "rollouts": len(ordered),
-        "groups": len({result.group for result in ordered}),
-        "outcomes": _counts(result.outcome.value for result in ordered),
-        "stopReasons": _counts(result.stop_reason.value for result in ordered if result.stop_reason),
-        "failureReasons": _counts(result.reason for result in ordered if result.reason),
-        "reward": _spread([result.reward for result in graded if result.reward is not None]),
-        "passAtK": _pass_at_k(graded),
-        "turns": sum(result.turns for result in ordered),
-        "toolCalls": sum(result.tool_calls for result in ordered),
-        "promptTokens": sum(result.usage.prompt_tokens for result in ordered),
-        "completionTokens": sum(result.usage.completion_tokens for result in ordered),
-        "cachedTokens": sum(result.usage.cached_tokens for result in ordered),
-        "failedAttempts": sum(len(result.failed_attempts) for result in ordered),
-        "policyVersions": in_order(version for result in ordered for version in result.policy_versions),
-        "tokenForks": sum(result.token_forks for result in ordered),
-        "seconds": _seconds(ordered),
-    } | ({"plugins": plugins} if (plugins := _plugins(ordered)) else {})
+        "rollouts": outcomes.total(),
+        "groups": len(groups),
+        "outcomes": dict(sorted(outcomes.items())),
+        "stopReasons": dict(sorted(stop_reasons.items())),
+        "failureReasons": dict(sorted(failure_reasons.items())),
+        "reward": _spread(rewards),
+        "passAtK": _pass_at_k(passed),
+        **{field: sums[field] for field in _COUNTED},
+        "policyVersions": in_order(versions),
+        "seconds": {part: _times(values) for part, values in sorted(seconds.items())},
+    } | ({"plugins": {name: own.stats() for name, own in sorted(plugins.items())}} if plugins else {})
 
 
 def with_groups(stats: Mapping[str, Any], shards: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
@@ -70,10 +104,6 @@ def stats_json(stats: Mapping[str, Any]) -> bytes:
     return json.dumps(stats, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
 
-def _counts(values: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Counter(values).items()))
-
-
 def _spread(values: Sequence[float]) -> dict[str, float | int | None]:
     return {
         "count": len(values),
@@ -85,51 +115,42 @@ def _spread(values: Sequence[float]) -> dict[str, float | int | None]:
     }
 
 
-def _pass_at_k(graded: Sequence[Result]) -> dict[str, float]:
+def _pass_at_k(passed: Mapping[int, Sequence[bool]]) -> dict[str, float]:
     """For k = 1, 2, 4, … as far as the smallest group goes, so that every k is a mean over the same groups."""
-    groups: dict[int, list[bool]] = defaultdict(list)
-    for result in graded:
-        groups[result.group].append(result.passed is True)
-    most = min((len(members) for members in groups.values()), default=0)
+    most = min(map(len, passed.values()), default=0)
     ks = [2**power for power in range(most.bit_length())]
     return {
-        str(k): statistics.fmean(pass_at_k(len(members), sum(members), k) for members in groups.values()) for k in ks
+        str(k): statistics.fmean(pass_at_k(len(members), sum(members), k) for members in passed.values()) for k in ks
     }
 
 
-def _plugins(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
-    """What each plugin did over all rollouts; its scores are over those that have them."""
-    reports: dict[str, list[PluginReport]] = defaultdict(list)
-    scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for result in results:
-        for name, report in result.plugins.items():
-            reports[name].append(report)
-            for score, value in report.scores.items():
-                scores[name][score].append(value)
-    return {
-        name: {
-            "calls": sum(report.calls for report in own),
-            "seconds": math.fsum(report.seconds for report in own),
-            "refused": sum(report.refused for report in own),
-            "changed": sum(report.changed for report in own),
-            "failed": sum(report.failed for report in own),
-            "scores": {score: _spread(values) for score, values in sorted(scores[name].items())},
+class _PluginSums:
+    """What one plugin did over all rollouts; its scores are over those that have them."""
+
+    def __init__(self) -> None:
+        self._sums: Counter[str] = Counter(dict.fromkeys(("calls", "refused", "changed", "failed"), 0))
+        self._seconds: list[float] = []
+        self._scores: dict[str, list[float]] = defaultdict(list)
+
+    def add(self, report: PluginReport) -> None:
+        for field in self._sums:
+            self._sums[field] += getattr(report, field)
+        self._seconds.append(report.seconds)
+        for score, value in report.scores.items():
+            self._scores[score].append(value)
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            **self._sums,
+            "seconds": math.fsum(self._seconds),
+            "scores": {score: _spread(values) for score, values in sorted(self._scores.items())},
         }
-        for name, own in sorted(reports.items())
-    }
 
 
-def _seconds(results: Sequence[Result]) -> dict[str, dict[str, float]]:
-    parts: dict[str, list[float]] = defaultdict(list)
-    for result in results:
-        for part, seconds in result.seconds.items():
-            parts[part].append(seconds)
+def _times(values: Sequence[float]) -> dict[str, float]:
     return {
-        part: {
-            "mean": statistics.fmean(values),
-            "p50": statistics.median_low(values),
-            "max": max(values),
-            "total": math.fsum(values),
-        }
-        for part, values in sorted(parts.items())
+        "mean": statistics.fmean(values),
+        "p50": statistics.median_low(values),
+        "max": max(values),
+        "total": math.fsum(values),
     }

@@ -46,7 +46,7 @@ PART_BYTES: Final = 8 << 20
 INLINE_BYTES: Final = 1 << 20
 """On a local folder, objects up to here are written without leaving the event loop's thread: a quarter of the CPU."""
 
-_READS_AT_ONCE: Final = 64
+READS_AT_ONCE: Final = 64
 """Hides a store's 20–40 ms a request, and stays far below the 256 descriptors that some systems give a process."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
@@ -224,7 +224,7 @@ class Store:
             for key in waiting:
                 found[key] = await self.get(key)
 
-        await asyncio.gather(*(read() for _ in range(min(len(keys), _READS_AT_ONCE))))
+        await asyncio.gather(*(read() for _ in range(min(len(keys), READS_AT_ONCE))))
         return [found[key] for key in keys]
 
     async def create_stream(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectDigest:

@@ -6,7 +6,7 @@ advantage; so a failure of a node cannot make its neighbours look better or wors
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from rollout_api.records import Outcome, Result
 from rollout_api.rewards import GroupBy, NormalizationMethod, RewardNormalization
@@ -37,29 +37,25 @@ def advantages(results: Iterable[Result], spec: RewardNormalization) -> dict[int
 
     All that is compared must be there: the whole group for `Group`, the whole batch for `Batch` and `Tag`.
     """
-    compared: dict[object, list[Result]] = defaultdict(list)
+    compared: dict[object, dict[int, float]] = defaultdict(dict)
     for result in results:
         if result.outcome is Outcome.COMPLETED and result.reward is not None:
-            compared[_key(result, spec.group_by)].append(result)
+            compared[_key(result, spec.group_by)][result.index] = result.reward
     return {
-        result.index: value
-        for members in compared.values()
-        for result, value in zip(
-            members, normalized([_reward(member) for member in members], spec.method, spec.clip), strict=True
-        )
+        index: value
+        for rewards in compared.values()
+        for index, value in zip(rewards, normalized(list(rewards.values()), spec.method, spec.clip), strict=True)
     }
 
 
-def with_advantages(results: Iterable[Result], spec: RewardNormalization | None) -> list[Result]:
-    """The results, in their order, with their advantages."""
-    listed = list(results)
-    if spec is None:
-        return listed
-    found = advantages(listed, spec)
-    return [result.model_copy(update={"advantage": found.get(result.index)}) for result in listed]
+def with_advantages(results: Collection[Result], spec: RewardNormalization | None) -> Iterator[Result]:
+    """The results, in their order, with their advantages. Goes through them twice, and keeps none."""
+    found = {} if spec is None else advantages(results, spec)
+    for result in results:
+        yield result if spec is None else result.model_copy(update={"advantage": found.get(result.index)})
 
 
-def with_group_advantages(results: Sequence[Result], spec: RewardNormalization | None) -> list[Result]:
+def with_group_advantages(results: Collection[Result], spec: RewardNormalization | None) -> Iterator[Result]:
     """A finished group's results: with advantages where they need no other group."""
     return with_advantages(results, spec if spec is not None and spec.group_by is GroupBy.GROUP else None)
 
@@ -70,11 +66,6 @@ def _key(result: Result, group_by: GroupBy) -> object:
     # Tags are compared within a batch: what was sampled with other weights is another batch.
     tag = result.tags[0] if result.tags and group_by is GroupBy.TAG else None
     return result.batch, tag
-
-
-def _reward(result: Result) -> float:
-    assert result.reward is not None
-    return result.reward
 
 
 def _sample_std(centred: Sequence[float]) -> float:

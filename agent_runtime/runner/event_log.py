@@ -19,16 +19,11 @@ Line = tuple[int, str, dict[str, Any]]
 
 
 class EventLog:
-    """Logs what is worth a line. A group that an earlier process has finished is told again by the engine, not by this."""
-
-    def __init__(self) -> None:
-        self._sealed_before: frozenset[int] = frozenset()
+    """Logs what is worth a line; not the groups that earlier processes finished."""
 
     def observe(self, event: Event) -> None:
         """Take an event of the engine in."""
-        if isinstance(event, JobStarted):
-            self._sealed_before = frozenset(result.index for result in event.results)
-        if isinstance(event, GroupFinished) and self._sealed_before.issuperset(r.index for r in event.results):
+        if isinstance(event, GroupFinished) and event.earlier:
             return
         for level, message, fields in lines_of(event):
             log.log(level, message, extra={"fields": fields})

@@ -104,4 +104,4 @@ def test_rewards_are_compared_with_those_that_were_asked_for_and_no_others() -> 
 
 
 def test_without_a_rule_nothing_is_made_up() -> None:
-    assert with_advantages([result(0, 1.0)], None)[0].advantage is None
+    assert next(with_advantages([result(0, 1.0)], None)).advantage is None

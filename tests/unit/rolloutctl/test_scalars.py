@@ -1,3 +1,4 @@
+import dataclasses
 import struct
 import sys
 from pathlib import Path
@@ -6,7 +7,7 @@ from typing import Any
 import pytest
 from tensorboardX.proto.event_pb2 import Event as Point
 
-from agent_runtime.engine.events import Event, GroupFinished, JobStarted
+from agent_runtime.engine.events import Event, GroupFinished
 from rollout_api.records import Outcome, Result
 from rolloutctl.errors import CommandError
 from rolloutctl.scalars import ScalarLog
@@ -51,17 +52,9 @@ def points(folder: Path) -> list[tuple[int, str, float]]:
 
 def test_a_resumed_run_goes_on_with_its_curve(tmp_path: Path) -> None:
     seen: list[Event] = []
-    started = JobStarted(
-        name="job",
-        folder="job-1",
-        uri="out",
-        total=3,
-        sealed=1,
-        resumed=True,
-        results=finished(0, 1.0).results,
-    )
+    earlier = dataclasses.replace(finished(0, 1.0), earlier=True)
     with ScalarLog(seen.append, "job", tensorboard=tmp_path, wandb=None) as log:
-        for event in (started, finished(1, 0.5), finished(2, 0.25)):
+        for event in (earlier, finished(1, 0.5), finished(2, 0.25)):
             log(event)
     assert len(seen) == 3, "the display behind it gets every event"
     rewards = [(step, value) for step, tag, value in points(tmp_path / "job") if tag == "rollout/reward"]

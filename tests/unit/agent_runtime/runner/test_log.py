@@ -86,6 +86,6 @@ def test_a_restarted_engine_does_not_fill_the_log_with_what_was_finished_before(
     log = EventLog()
     before = (sealed(0), sealed(1))
     log.observe(JobStarted("job", "f", "uri", 4, 2, resumed=True, results=before))
-    log.observe(GroupFinished(0, "fix", before))
+    log.observe(GroupFinished(0, "fix", before, earlier=True))
     log.observe(GroupFinished(1, "other", (sealed(2), sealed(3))))
     assert [record.getMessage() for record in caplog.records[1:]] == ["group 1 (other) is finished"]

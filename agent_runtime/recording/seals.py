@@ -1,0 +1,150 @@
+"""The seals of a run, and their results in bounded memory.
+
+Reading a seal takes a request, and its verdict may make it a hundred times as large as its result. So runners also write the
+results to `results-index/<digest>.jsonl.zst`, some hundreds in each object. A seal remains the only proof that a rollout
+ended: entries without a seal are ignored, and seals without an entry are read.
+"""
+
+import asyncio
+import hashlib
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from pydantic import ValidationError
+
+from agent_runtime.recording.results import result_line
+from agent_runtime.recording.segments import RecordCorrupt, compress, decompress
+from agent_runtime.recording.store import READS_AT_ONCE, Store
+from rollout_api.records import Outcome, Result, Seal
+
+INDEX: Final = "results-index"
+
+ENTRIES: Final = 500
+"""Results in each object of the index: so few seals are read one by one after a crash, and 200 objects hold 100,000."""
+
+Wanted = Callable[[int], bool]
+_Row = tuple[int, str, float | None, bytes]
+
+
+class SealedResults(Mapping[int, Result]):
+    """The results of the sealed rollouts that are `wanted`, in a temporary file, by index. To be closed."""
+
+    def __init__(self, store: Store, wanted: Wanted = lambda index: True) -> None:
+        self._store, self._wanted = store, wanted
+        self._count = 0
+        self._unindexed: list[bytes] = []
+        self._table = sqlite3.connect("", isolation_level=None)  # without a name: a temporary file, and 2 MB of memory
+        self._table.execute("PRAGMA journal_mode = OFF")
+        self._table.execute("CREATE TABLE results (number INTEGER PRIMARY KEY, outcome TEXT, reward REAL, line BLOB)")
+
+    def __getitem__(self, index: int) -> Result:
+        found = self._table.execute("SELECT line FROM results WHERE number = ?", (index,)).fetchone()
+        if found is None:
+            raise KeyError(index)
+        return Result.model_validate_json(found[0])
+
+    def __contains__(self, index: object) -> bool:
+        return self._table.execute("SELECT 1 FROM results WHERE number = ?", (index,)).fetchone() is not None
+
+    def __iter__(self) -> Iterator[int]:
+        return (number for (number,) in self._table.execute("SELECT number FROM results ORDER BY number"))
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """How many ended in which way."""
+        counts = self._table.execute("SELECT outcome, count(*) FROM results GROUP BY outcome")
+        return Counter({Outcome(outcome): count for outcome, count in counts})
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Over the results that have a reward."""
+        mean: float | None = self._table.execute("SELECT avg(reward) FROM results").fetchone()[0]
+        return mean
+
+    async def load(self) -> None:
+        """Read what is sealed in storage. Raises RecordCorrupt naming the key of a damaged seal."""
+        seals, entries = await asyncio.gather(self._store.list("seals"), self._store.list(INDEX))
+        unread = {index for meta in seals if self._wanted(index := sealed_index(meta.key)) and index not in self}
+        async for key, data in _objects(self._store, [meta.key for meta in entries]):
+            try:
+                rows = [row for row in map(_row, decompress(key, data).splitlines()) if row[0] in unread]
+            except RecordCorrupt:
+                continue  # the seals have all of it
+            self._insert(rows)
+            unread.difference_update(row[0] for row in rows)
+        async for key, data in _objects(self._store, [f"seals/{index}.json" for index in sorted(unread)]):
+            await self.add(parse_seal(key, data).result)
+
+    async def add(self, result: Result) -> None:
+        """Take in a result whose seal is written. Writes an object of the index when enough came together."""
+        line = result_line(result)
+        self._insert([_row(line)])
+        self._unindexed.append(line)
+        if len(self._unindexed) >= ENTRIES:
+            await self._write_index()
+
+    async def end(self) -> None:
+        """Write the rest of the index, unless it is so little that reading its seals takes no longer."""
+        if len(self._unindexed) > READS_AT_ONCE:
+            await self._write_index()
+
+    def close(self) -> None:
+        """Remove the temporary file."""
+        self._table.close()
+
+    async def _write_index(self) -> None:
+        lines, self._unindexed = self._unindexed, []
+        data = compress(b"".join(lines))
+        await self._store.put(f"{INDEX}/{hashlib.sha256(data).hexdigest()}.jsonl.zst", data)
+
+    def _insert(self, rows: Iterable[_Row]) -> None:
+        inserted = self._table.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)", rows)
+        self._count += inserted.rowcount
+
+
+async def read_seals(store: Store, wanted: Wanted = lambda index: True) -> dict[int, Seal]:
+    """Whole seals below a run's folder by index, of the rollouts that are wanted. Raises RecordCorrupt."""
+    indexes = sorted(index for meta in await store.list("seals") if wanted(index := sealed_index(meta.key)))
+    keys = [f"seals/{index}.json" for index in indexes]
+    return {seal.result.index: seal async for key, data in _objects(store, keys) for seal in [parse_seal(key, data)]}
+
+
+def parse_seal(key: str, data: bytes) -> Seal:
+    """A seal. Raises RecordCorrupt."""
+    try:
+        seal = Seal.model_validate_json(data)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in problem["loc"]) or "it"
+        raise RecordCorrupt(key, f"{field}: {problem['msg']}") from error
+    if key != f"seals/{seal.result.index}.json":
+        raise RecordCorrupt(key, f"it seals rollout {seal.result.index}")
+    return seal
+
+
+def sealed_index(key: str) -> int:
+    """The rollout that the seal of this key ends. Raises RecordCorrupt."""
+    name = key.removeprefix("seals/").removesuffix(".json")
+    if not name.isdigit():
+        raise RecordCorrupt(key, "seals are named INDEX.json")
+    return int(name)
+
+
+async def _objects(store: Store, keys: list[str]) -> AsyncIterator[tuple[str, bytes]]:
+    """Keys with contents, some hundreds in memory at once; empty contents where an object is missing."""
+    step = 4 * READS_AT_ONCE
+    for start in range(0, len(keys), step):
+        batch = keys[start : start + step]
+        for key, data in zip(batch, await store.get_all(batch), strict=True):
+            yield key, data or b""
+
+
+def _row(line: bytes) -> _Row:
+    fields = json.loads(line)
+    return fields["index"], fields["outcome"], fields.get("reward"), line
