@@ -16,7 +16,7 @@ from agent_runtime.recording.seals import ENTRIES, INDEX
 from agent_runtime.recording.segments import compress, json_bytes
 from benchmarks.conversation import Subject
 from benchmarks.jobs import PROMPT, SAYS_DONE, rollout_job
-from benchmarks.measuring import disk_folder
+from benchmarks.measuring import memory_folder
 from benchmarks.report import Row, Target
 from benchmarks.slow_link import slow_link
 from rollout_api.records import CommandVerdict, Outcome, Result, Seal, StopReason, Usage, Verdict
@@ -37,7 +37,7 @@ def measure() -> list[Row]:
 
 
 async def _measured() -> list[Row]:
-    with disk_folder() as folder, serve_s3(within=folder) as s3:
+    with memory_folder() as folder, serve_s3(within=folder) as s3:
         tasks = folder / "tasks.jsonl"
         lines = (json.dumps({"name": f"task-{n:06}", "prompt": PROMPT}) + "\n" for n in range(_groups()))
         tasks.write_text("".join(lines))

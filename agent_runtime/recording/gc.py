@@ -3,15 +3,16 @@
 Nothing else is touched.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from agent_runtime.recording.job_record import read_job_file
-from agent_runtime.recording.layers import FOLDER, SPARED_SECONDS, SUFFIX
+from agent_runtime.recording.layers import DELETION_SECONDS, FOLDER, SPARED_SECONDS, SUFFIX, marker_of
 from agent_runtime.recording.segments import RecordCorrupt
-from agent_runtime.recording.store import Listing, ObjectMeta, Store
+from agent_runtime.recording.store import READS_AT_ONCE, Listing, ObjectMeta, Store
 
 LIVE_SECONDS: Final = 24 * 3600.0
 """A run that was written to within a day may have a runner at work: a turn may take hours, a suspended job longer."""
@@ -111,11 +112,12 @@ async def unnamed_layers(store: Store, *, leaving: Sequence[Run] = (), now: floa
     folders = set(await store.folders()) - {FOLDER, *(run.folder for run in leaving)}
     named = {meta.key.rsplit("/", 1)[-1] for folder in folders for meta in await store.list(f"{folder}/{FOLDER}")}
     return [
-        meta
-        for meta in await store.list(FOLDER)
-        if now - meta.modified > SPARED_SECONDS
-        and meta.key.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX) not in named
+        meta for meta in await store.list(FOLDER) if now - meta.modified > SPARED_SECONDS and _digest(meta) not in named
     ]
+
+
+def _digest(layer: ObjectMeta) -> str:
+    return layer.key.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
 
 
 def _job_file_last(folder: str, objects: Listing) -> list[str]:
@@ -140,6 +142,25 @@ async def collect(
         return replace(decided, layers=tuple(layers))
     deleted = [run for run in decided.delete if await delete_run(store, run)]
     touched = tuple(run for run in decided.delete if run not in deleted)
-    layers = await unnamed_layers(store, now=time.time())
-    await store.delete([meta.key for meta in layers])
+    layers = await delete_layers(store, await unnamed_layers(store, now=time.time()))
     return Plan(tuple(deleted), decided.keep, decided.spared + touched, tuple(layers))
+
+
+async def delete_layers(store: Store, layers: Sequence[ObjectMeta]) -> list[ObjectMeta]:
+    """Delete those of the layers that no run names meanwhile. A run that needs one waits, and then stores it anew."""
+    if not layers:
+        return []
+    hasty = replace(store, patience_seconds=DELETION_SECONDS / 8)
+    markers = [marker_of(_digest(meta)) for meta in layers]
+    started = time.monotonic()
+    try:
+        for start in range(0, len(markers), READS_AT_ONCE):
+            await asyncio.gather(*(hasty.put(marker, b"") for marker in markers[start : start + READS_AT_ONCE]))
+        wanted = {meta.key for meta in layers}
+        unnamed = [meta for meta in await unnamed_layers(hasty, now=time.time()) if meta.key in wanted]
+        if time.monotonic() - started > DELETION_SECONDS / 2:
+            return []
+        await hasty.delete([meta.key for meta in unnamed])
+        return unnamed
+    finally:
+        await store.delete(markers)

@@ -4,6 +4,7 @@ A run names the layers that it needs by empty objects in its own folder, `<run>/
 itself: what a listing shows is what must be kept, and nobody has to read journals to know it.
 """
 
+import asyncio
 import hashlib
 import tempfile
 import time
@@ -23,6 +24,11 @@ SPARED_SECONDS: Final = 24 * 3600.0
 
 _RENEWED_SECONDS: Final = SPARED_SECONDS / 2
 """An equal layer that is older is written again, so that nobody deletes it meanwhile."""
+
+DELETION_SECONDS: Final = 600.0
+"""A deletion takes less from its markers on, or deletes nothing."""
+
+_PAUSE_SECONDS: Final = 0.5
 
 _SPOOL_BYTES: Final = 8 << 20
 """Compressed layers up to here stay in memory until their digest is known, larger ones lie on the disk."""
@@ -59,8 +65,16 @@ class Layers:
         return layer
 
     async def name(self, layer: Layer) -> None:
-        """Have the run name a layer that is there already, so that it is kept as long as the run is."""
+        """Have the run name a layer, so that it is kept as long as the run is. Waits until no deletion of it is under way.
+
+        Whoever deletes writes a marker first and looks for names then (gc.py). So either it finds this name, or this finds
+        the marker, and the layer is known to be gone when the marker is.
+        """
         await self._run.put(f"{FOLDER}/{layer.digest}", b"")
+        while (since := await self._output.modified(marker_of(layer.digest))) is not None:
+            if time.time() - since > DELETION_SECONDS:
+                break  # whoever deleted was killed
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def load(self, layer: Layer) -> AsyncIterator[bytes]:
         """The tar in pieces. Raises RecordCorrupt where it is damaged or gone, StorageError."""
@@ -79,6 +93,11 @@ class Layers:
         modified = await self._output.modified(key)
         if modified is None or time.time() - modified > _RENEWED_SECONDS:
             await self._output.put_file(key, packed)
+
+
+def marker_of(digest: str) -> str:
+    """Key of the marker that the layer is being deleted, relative to the output."""
+    return f"{FOLDER}/{digest}.deleting"
 
 
 def key_of(digest: str) -> str:

@@ -1,8 +1,11 @@
 """Layers are shared by content, checked when they are read, and kept as long as a run names them."""
 
+import asyncio
+import itertools
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -74,6 +77,35 @@ async def test_a_layer_goes_when_no_run_names_it_and_it_is_old(
         plan = await collect(folder, keep_newest=1, dry_run=dry_run)
         assert [meta.key for meta in plan.layers] == [key_of(unnamed.digest)]
     assert {meta.key for meta in await folder.list("layers")} == {key_of(named.digest), key_of(fresh.digest)}
+
+
+@pytest.mark.parametrize("moment", range(1, 13))
+async def test_layer_that_a_run_keeps_while_gc_deletes_it_is_not_lost(
+    folder: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    layer = await Layers(folder, folder.below("gone-00000000")).keep(pieces(b"layer"), 100)
+    await folder.delete([f"gone-00000000/layers/{layer.digest}"])
+    path = tmp_path / "out" / key_of(layer.digest)
+    old = path.stat().st_mtime - SPARED_SECONDS - 60
+    os.utime(path, (old, old))
+    layers = Layers(folder, folder.below("run-00000000"))
+    requests = itertools.count(1)
+    writer: asyncio.Task[Layer] | None = None
+    request = Store._retried
+
+    async def with_a_writer_before(self: Store, *operation: Any) -> Any:
+        nonlocal writer
+        if asyncio.current_task() is gc and next(requests) == moment:
+            writer = asyncio.create_task(layers.keep(pieces(b"layer"), 100))
+            await asyncio.wait([writer], timeout=0.3)
+        return await request(self, *operation)
+
+    monkeypatch.setattr(Store, "_retried", with_a_writer_before)
+    gc = asyncio.create_task(collect(folder, keep_newest=1, dry_run=False))
+    await gc
+    assert await (writer or layers.keep(pieces(b"layer"), 100)) == layer
+    assert await joined(layers.load(layer)) == b"layer"
+    assert [meta.key for meta in await folder.list("layers")] == [key_of(layer.digest)], "a marker is left"
 
 
 async def test_an_old_layer_that_is_kept_again_is_new_again(folder: Store, tmp_path: Path) -> None:
