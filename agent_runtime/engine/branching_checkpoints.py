@@ -24,8 +24,6 @@ class Checkpoints:
     def __init__(self, store: SnapshotStore) -> None:
         self._store = store
         self._kept: dict[str, CheckpointRecord] = {}
-        self._frozen: dict[str, Workspace] = {}
-        """Workspaces that this process froze, by name."""
         self._moves = 0
         """Calls so far, replayed ones included: they name the workspaces and keys that each makes."""
 
@@ -57,7 +55,6 @@ class Checkpoints:
             layers=layers,
         )
         self._kept[record.name] = record
-        self._frozen[record.workspace] = workspace
         return going_on, record
 
     async def go_back(self, workspace: Workspace, name: str) -> Workspace:
@@ -83,15 +80,12 @@ class Checkpoints:
         """The attempt goes on in another workspace, and that is recorded: the one before may go unless it is kept."""
         kept = {record.workspace for record in self._kept.values()}
         if workspace is not following and workspace.handle["workspace"] not in kept:
-            await workspace.release()
+            await following.discard(str(workspace.handle["workspace"]))
 
     async def end(self, workspace: Workspace) -> None:
         """The attempt ends: what it kept beside `workspace` goes."""
         for name in {record.workspace for record in self._kept.values()} - {str(workspace.handle.get("workspace"))}:
-            if (frozen := self._frozen.get(name)) is not None:
-                await frozen.release()
-            else:
-                await workspace.discard(name)
+            await workspace.discard(name)
         self._kept.clear()
 
     async def _forked(self, workspace: Workspace, of: str | None) -> Workspace:

@@ -269,7 +269,7 @@ class Workspace(Protocol):
         """Results of earlier turns are durable; their keys may be forgotten."""
 
     async def release(self) -> None:
-        """Destroy the workspace with every process in it. Done twice is fine; a lost sandbox is fine."""
+        """Destroy the workspace and its forks with every process in them. Done twice is fine; a lost sandbox is fine."""
 
 
 @dataclass(frozen=True)

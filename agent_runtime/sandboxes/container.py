@@ -13,24 +13,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.container_base import ContainerProviderBase
 from agent_runtime.sandboxes.container_engine import EngineContainers, find_engine, wants_network
 from agent_runtime.sandboxes.container_executor import ContainerExecutors
-from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
-from agent_runtime.sandboxes.hosting import (
-    OverlaySandbox,
-    OverlaySandboxes,
-    PlainSandboxes,
-    found_or_started,
-    sweep_executors,
-)
+from agent_runtime.sandboxes.hosting import Placement
 from agent_runtime.sandboxes.oci_files import ImageConfig
 from agent_runtime.sandboxes.oci_store import place_of
 from rollout_api.sandbox import SandboxTemplate, WorkspaceMode
 
 
-class ContainerProvider(ContainerProviderBase[OverlaySandboxes | PlainSandboxes]):
+class ContainerProvider(ContainerProviderBase):
     """Implements SandboxProvider by Docker or podman."""
 
     name = "container"
@@ -48,10 +41,7 @@ class ContainerProvider(ContainerProviderBase[OverlaySandboxes | PlainSandboxes]
         await self._executors.remove_dead()
         await self._containers.remove_unrecorded(self._executors.containers())
         self._hosting = self._hosting_of(mode, engine=engine.program)
-        if mode == "Plain":
-            self._host = PlainSandboxes(self._hosting, self._executors)
-        else:
-            self._host = OverlaySandboxes(self._open_overlay)
+        self._open_pool(self._hosting, self._executors)
         self.warnings = warnings(self._template, mode)
 
     def _mode(self, has_user_namespace: bool, program: str) -> str:
@@ -74,7 +64,7 @@ class ContainerProvider(ContainerProviderBase[OverlaySandboxes | PlainSandboxes]
 
         return settings
 
-    async def _placed(self, spec: WorkspaceSpec) -> tuple[WorkspaceSpec, ImageConfig]:
+    async def _described(self, spec: WorkspaceSpec) -> tuple[WorkspaceSpec, ImageConfig]:
         """The spec with what the image says of it. Raises SandboxFailure."""
         if spec.image is None:
             raise SandboxFailure(
@@ -100,48 +90,17 @@ class ContainerProvider(ContainerProviderBase[OverlaySandboxes | PlainSandboxes]
             spec = dataclasses.replace(spec, working_dir=config.working_dir)
         return spec, config
 
-    async def _open_overlay(self, key: str, spec: WorkspaceSpec) -> OverlaySandbox:
-        _, config = await self._placed(spec)
+    async def _placed(self, spec: WorkspaceSpec) -> Placement:
+        spec, config = await self._described(spec)
+        if self._hosting.mode == "Plain":
+            return Placement(spec, "", self._hosting, self._executors)
         executors = ContainerExecutors(self._records, self._containers, self._settings("Overlay", config))
-        return OverlaySandbox(self._hosting, executors, key, await found_or_started(executors, key, spec))
-
-    async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        host = self._opened()
-        spec, _ = await self._placed(spec)
-        if isinstance(host, PlainSandboxes):
-            return await host.acquire(spec, attempt=attempt, fence=fence, name=name)
-        return await host.acquire(sandbox_key(spec, attempt), spec, attempt=attempt, fence=fence, name=name)
-
-    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        host = self._opened()
-        spec, _ = await self._placed(spec)
-        if isinstance(host, PlainSandboxes):
-            return await host.reattach(handle, spec=spec, fence=fence)
-        return await host.reattach(
-            sandbox_key(spec, handle["workspace"].partition(".")[0]), handle, spec=spec, fence=fence
-        )
-
-    async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """See SandboxProvider."""
-        host = self._opened()
-        if isinstance(host, PlainSandboxes):
-            await host.sweep(unwanted)
-            return
-        await sweep_executors(self._executors, self._hosting, unwanted)
-
-    async def forget_group(self, group: str) -> None:
-        """See SandboxProvider."""
-        host = self._opened()
-        if isinstance(host, OverlaySandboxes):
-            await host.forget_group(group)
+        return Placement(spec, sandbox_key(spec), self._hosting, executors)
 
 
-def sandbox_key(spec: WorkspaceSpec, attempt: str) -> str:
+def sandbox_key(spec: WorkspaceSpec) -> str:
     """A name for the container that workspaces of a spec can share: its image, and whether it has a network."""
-    shared = f"image-{hashlib.sha256(f'{spec.image} {wants_network(spec)}'.encode()).hexdigest()[:24]}"
-    return f"{shared}-alone-{attempt}" if spec.alone else shared
+    return f"image-{hashlib.sha256(f'{spec.image} {wants_network(spec)}'.encode()).hexdigest()[:24]}"
 
 
 def warnings(template: SandboxTemplate, mode: str) -> list[str]:

@@ -4,52 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.container_executor import ContainerExecutors
 from agent_runtime.sandboxes.executor_bundle import executor_bundle
-from agent_runtime.sandboxes.hosting import Hosting, OverlaySandboxes, PlainSandboxes
+from agent_runtime.sandboxes.hosting import HostedProvider, Hosting
 from agent_runtime.sandboxes.oci_files import ImageError
 from agent_runtime.sandboxes.oci_store import ImageStore
 from rollout_api.sandbox import SandboxTemplate
 
-Host = TypeVar("Host", bound=OverlaySandboxes | PlainSandboxes)
 
-
-class ContainerProviderBase(Generic[Host]):
+class ContainerProviderBase(HostedProvider):
     """`run_dir` keeps the records by which the next process finds containers; `places` workspaces live at once; paths start
-    at `base_dir`. Who derives from it sets `_executors` and `_host` in `open`."""
+    at `base_dir`. Who derives from it sets `_executors` in `open`."""
 
-    name: str
     _executors: ContainerExecutors
 
     def __init__(
         self, run_dir: Path, template: SandboxTemplate, *, places: int, base_dir: Path = Path(),
         environ: Mapping[str, str] | None = None, images: ImageStore | None = None,
     ) -> None:  # fmt: skip
-        self.warnings: Sequence[str] = ()
+        super().__init__()
         self._records = run_dir / self.name
         self._template, self._places = template, places
         self._environ = os.environ if environ is None else environ
         self._images = images or ImageStore(base_dir)
-        self._host: Host | None = None
 
     async def close(self, *, keep: bool = False) -> None:
         """See SandboxProvider."""
-        if self._host is None:
+        if self._pool is None:
             return
-        await self._host.close()
-        self._host = None
+        await self._let_go()
         if not keep:
             await self._executors.remove_all()
-
-    def _opened(self) -> Host:
-        if self._host is None:
-            raise SandboxFailure("ProviderUnavailable", f"the {self.name} provider is not open; await open() first")
-        return self._host
 
     async def _find_bundle(self) -> Path:
         """The executor's bundle. Raises SandboxFailure."""

@@ -78,8 +78,8 @@ class ExecutorWorkspace:
         *,
         handle: Mapping[str, Any],
         description: Mapping[str, Any],
-        released: Callable[[], Awaitable[None]] | None = None,
-        sibling: Callable[[str], ExecutorWorkspace] | None = None,
+        end: Callable[[], Awaitable[None]] | None = None,
+        discard: Callable[[str], Awaitable[None]] | None = None,
         forked: Callable[[str, str], Awaitable[ExecutorWorkspace]] | None = None,
     ) -> None:
         self.handle, self.description = handle, description
@@ -88,8 +88,7 @@ class ExecutorWorkspace:
         self.name = workspace
         self._client, self._hold, self._spec = client, hold, spec
         self._path = f"/workspaces/{workspace}"
-        self._released, self._is_released = released, False
-        self._sibling, self._forked = sibling, forked
+        self._end, self._discard, self._forked = end, discard, forked
 
     async def create(self, parent: str | None, environment: Mapping[str, str]) -> None:
         """Make it, on top of the frozen workspace `parent`; a repeated call finds it made.
@@ -140,11 +139,9 @@ class ExecutorWorkspace:
 
     async def discard(self, other: str) -> None:
         """See Workspace."""
-        if self._sibling is not None:
+        if self._discard is not None:
             with contextlib.suppress(SandboxFailure):
-                workspace = self._sibling(other)
-                await workspace.fence()
-                await workspace.release()
+                await self._discard(other)
 
     async def run(
         self,
@@ -360,8 +357,10 @@ class ExecutorWorkspace:
 
     async def release(self) -> None:
         """See Workspace. Raises Fenced when another runner holds the attempt and the workspace is still there."""
-        if self._is_released:
-            return
+        await (self._end or self.destroy)()
+
+    async def destroy(self) -> None:
+        """Destroy this workspace alone: not its forks, nor its place. Raises Fenced as `release`."""
         try:
             await self._client.call("DELETE", f"/attempts/{self._hold.attempt}", hold=self._hold)
         except Fenced:
@@ -370,9 +369,6 @@ class ExecutorWorkspace:
                 raise
         except SandboxFailure:
             pass
-        self._is_released = True
-        if self._released is not None:
-            await self._released()
 
     async def _exists(self) -> bool:
         try:

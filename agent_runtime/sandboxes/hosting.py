@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client import ExecutorClient
-from agent_runtime.sandboxes.executor_sandbox import ExecutorSandbox, no_place, workspace_id
+from agent_runtime.sandboxes.executor_sandbox import ExecutorSandbox, Lease, no_place
 from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.pool import LeasePool
 
 
 class Executor(Protocol):
@@ -56,243 +57,196 @@ class Hosting:
     description: Mapping[str, Any]
     provider: str
 
-    def sandbox(self, executor: Executor, released: Callable[[str], Awaitable[None]] | None = None) -> ExecutorSandbox:
-        """The sandbox of an executor."""
+    def sandbox(self, executor: Executor, name: str = "") -> ExecutorSandbox:
+        """The sandbox of the executor of that name."""
         return ExecutorSandbox(
             executor.client,
             mode=self.mode,
             description=self.description,
-            handle={"provider": self.provider},
+            handle={"provider": self.provider, "executor": name},
             environment=self.environment,
             idle_seconds=self.idle_seconds,
-            released=released,
         )
 
 
-class OverlaySandbox:
-    """All workspaces in the executor of that name; a new one is started when it is lost."""
+@dataclass(frozen=True)
+class Placement:
+    """Where the workspaces of a spec belong."""
 
-    def __init__(self, hosting: Hosting, executors: Executors, name: str, executor: Executor) -> None:
-        self._hosting, self._executors, self._name = hosting, executors, name
-        self._sandbox = hosting.sandbox(executor)
-        self._executor = executor
-        self._replacing = asyncio.Lock()
-
-    async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        sandbox = self._sandbox
-        try:
-            return await sandbox.acquire(spec, attempt=attempt, fence=fence, name=name)
-        except SandboxFailure as failure:
-            if failure.reason != "SandboxLost":
-                raise
-        async with self._replacing:
-            if self._sandbox is sandbox:
-                self._executor = await found_or_started(self._executors, self._name, spec)
-                await sandbox.close()
-                self._sandbox = self._hosting.sandbox(self._executor)
-        return await self._sandbox.acquire(spec, attempt=attempt, fence=fence, name=name)
-
-    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        return await self._sandbox.reattach(handle, spec=spec, fence=fence)
-
-    async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """See SandboxProvider."""
-        await self._sandbox.sweep(unwanted)
-
-    async def forget_group(self, group: str) -> None:
-        """See SandboxProvider."""
-        await self._sandbox.forget_group(group)
-
-    async def is_empty(self) -> bool:
-        """Whether it hosts nothing, prepared states included."""
-        try:
-            return not (await self._executor.client.call("GET", "/workspaces")).json()["workspaces"]
-        except SandboxFailure:
-            return True
-
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._sandbox.close()
-
-    async def end(self) -> None:
-        """Close the connection and end the executor."""
-        await self.close()
-        await self._executor.stop()
+    spec: WorkspaceSpec
+    """With what its image says."""
+    name: str
+    """Of the executor that they share; in `Plain` each has its own."""
+    hosting: Hosting
+    executors: Executors
 
 
-async def found_or_started(executors: Executors, name: str, spec: WorkspaceSpec) -> Executor:
-    """The executor of that name, started when there is none."""
-    return await executors.find(name) or await executors.start(name, spec)
+@dataclass
+class _Sandbox:
+    """One executor, and who needs it."""
+
+    free: asyncio.Semaphore
+    leases: int = 0
+    groups: set[str] = field(default_factory=set)
+    """Groups that will ask for further workspaces in it."""
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the executor is started or ended."""
+    running: tuple[Executor, ExecutorSandbox] | None = None
+    is_lost: bool = False
+    failures: list[SandboxFailure] = field(default_factory=list)
+    """Of its starts."""
 
 
-async def sweep_executors(executors: Executors, hosting: Hosting, unwanted: Callable[[str, str], bool]) -> None:
-    """Sweep each executor that an earlier process has left running (see SandboxProvider); they run on."""
-    for name in executors.names():
-        executor = await executors.find(name)
-        if executor is not None:
-            sandbox = hosting.sandbox(executor)
-            await sandbox.sweep(unwanted)
-            await sandbox.close()
+class HostedProvider:
+    """Implements what all providers have in common that start executors themselves. `_open_pool` comes first.
 
-
-class OverlaySandboxes:
-    """One sandbox for each image, made when its first workspace is asked for, ended when no group needs it any more.
-
-    `open(key, spec)` makes the one of an image, which `key` tells from others.
+    A sandbox is started with its first lease, and ended with its last one when no group needs it any more.
     """
 
-    def __init__(self, open: Callable[[str, WorkspaceSpec], Coroutine[Any, Any, OverlaySandbox]]) -> None:
-        self._open_one = open
-        self._opening: dict[str, asyncio.Task[OverlaySandbox]] = {}
-        self._groups: dict[str, set[str]] = {}
-        self._under_way: dict[str, int] = {}
-        self._judging = asyncio.Lock()
-        """Held while it is found out whether a sandbox is needed: groups end side by side, and one of them ends it."""
+    name: str
 
-    @contextlib.asynccontextmanager
-    async def _in_use(self, key: str, spec: WorkspaceSpec) -> AsyncIterator[OverlaySandbox]:
-        self._groups.setdefault(key, set()).add(spec.group)
-        self._under_way[key] = self._under_way.get(key, 0) + 1
-        try:
-            yield await self._open(key, spec)
-        finally:
-            self._under_way[key] -= 1
+    def __init__(self) -> None:
+        self.warnings: Sequence[str] = ()
+        self._pool: LeasePool | None = None
 
-    async def _open(self, key: str, spec: WorkspaceSpec) -> OverlaySandbox:
-        task = self._opening.get(key)
-        if task is None:
-            task = self._opening[key] = asyncio.create_task(self._open_one(key, spec))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        try:
-            # One impatient member must not end what others wait for.
-            return await asyncio.shield(task)
-        except Exception:
-            if self._opening.get(key) is task:
-                del self._opening[key]
-            raise
+    async def _placed(self, spec: WorkspaceSpec) -> Placement:
+        """Where its workspaces belong. Raises SandboxFailure."""
+        raise NotImplementedError
 
-    async def acquire(
-        self, key: str, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str
-    ) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        async with self._in_use(key, spec) as sandbox:
-            return await sandbox.acquire(spec, attempt=attempt, fence=fence, name=name)
-
-    async def reattach(
-        self, key: str, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence
-    ) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        async with self._in_use(key, spec) as sandbox:
-            return await sandbox.reattach(handle, spec=spec, fence=fence)
-
-    async def forget_group(self, group: str) -> None:
-        """See SandboxProvider. What another group's end finds empty ends as well."""
-        for key, groups in list(self._groups.items()):
-            groups.discard(group)
-            task = self._opening.get(key)
-            if task is None or not task.done() or task.exception() is not None:
-                continue
-            sandbox = task.result()
-            self._under_way[key] += 1
-            try:
-                await sandbox.forget_group(group)
-            finally:
-                self._under_way[key] -= 1
-            async with self._judging:
-                is_over = self._is_idle(key, task) and await sandbox.is_empty() and self._is_idle(key, task)
-                if is_over:
-                    del self._opening[key]
-            if is_over:
-                await sandbox.end()
-
-    def _is_idle(self, key: str, task: asyncio.Task[OverlaySandbox]) -> bool:
-        return self._opening.get(key) is task and not self._groups[key] and not self._under_way[key]
-
-    async def close(self) -> None:
-        """Close all connections."""
-        tasks = list(self._opening.values())
-        self._opening.clear()
-        for task in tasks:
-            task.cancel()
-        for opened in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(opened, OverlaySandbox):
-                await opened.close()
-
-
-class PlainSandboxes:
-    """An executor for each workspace, started and stopped with it."""
-
-    def __init__(self, hosting: Hosting, executors: Executors) -> None:
-        self._hosting, self._executors = hosting, executors
+    def _open_pool(self, hosting: Hosting, executors: Executors) -> None:
+        """`hosting` and `executors` find whatever an earlier process left."""
+        self._found = hosting, executors
         self._free = asyncio.Semaphore(hosting.places)
-        self._running: dict[str, tuple[Executor, ExecutorSandbox]] = {}
+        self._sandboxes: dict[str, _Sandbox] = {}
+        self._pool = LeasePool(self._place)
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
         """See SandboxProvider."""
-        identity = workspace_id(attempt, name)
-        sandbox = await self._found(identity, spec) or await self._started(identity, spec)
-        try:
-            return await sandbox.acquire(spec, attempt=attempt, fence=fence, name=name)
-        except Fenced:
-            raise
-        except BaseException:
-            # What the setup left behind would meet the next try.
-            await self._stop(identity)
-            raise
+        return await self._opened().acquire(spec, attempt=attempt, fence=fence, name=name)
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
         """See SandboxProvider."""
-        identity = handle["workspace"]
-        sandbox = await self._found(identity, spec)
-        if sandbox is None:
-            raise SandboxFailure("SandboxLost", f"the executor of workspace {identity} has ended; its state is gone")
-        return await sandbox.reattach(handle, spec=spec, fence=fence)
+        return await self._opened().reattach(handle, spec=spec, fence=fence)
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """See SandboxProvider."""
-        for identity in self._executors.names():
-            attempt, dot, name = identity.partition(".")
-            if dot and unwanted(attempt, name) and (executor := await self._executors.find(identity)) is not None:
+        """See SandboxProvider. Executors run on, but those of `Plain`, which have one workspace each."""
+        self._opened()
+        hosting, executors = self._found
+        for name in executors.names():
+            attempt, dot, workspace = name.partition(".")
+            is_own = hosting.mode == "Plain" and bool(dot)
+            if (is_own and not unwanted(attempt, workspace)) or (executor := await executors.find(name)) is None:
+                continue
+            if is_own:
                 await executor.stop()
+            else:
+                sandbox = hosting.sandbox(executor)
+                await sandbox.sweep(unwanted)
+                await sandbox.close()
 
-    async def close(self) -> None:
-        """Close all connections."""
-        for _, sandbox in self._running.values():
-            await sandbox.close()
+    async def forget_group(self, group: str) -> None:
+        """See SandboxProvider."""
+        self._opened()
+        for sandbox in list(self._sandboxes.values()):
+            sandbox.groups.discard(group)
+            if sandbox.running is not None:
+                sandbox.leases += 1
+                try:
+                    await sandbox.running[1].forget_group(group)
+                finally:
+                    sandbox.leases -= 1
+            await _end_if_unneeded(sandbox, stops=False)
 
-    async def _found(self, identity: str, spec: WorkspaceSpec) -> ExecutorSandbox | None:
-        if identity in self._running:
-            return self._running[identity][1]
-        executor = await self._executors.find(identity)
-        if executor is None:
-            return None
-        await self._take_place(identity, spec.start_seconds)
-        return self._keep(identity, executor)
+    async def _let_go(self) -> None:
+        """Leave all workspaces as they are, and close the connections."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await pool.close()
+            for sandbox in self._sandboxes.values():
+                if sandbox.running is not None:
+                    await sandbox.running[1].close()
 
-    async def _started(self, identity: str, spec: WorkspaceSpec) -> ExecutorSandbox:
-        await self._take_place(identity, spec.start_seconds)
-        try:
-            executor = await self._executors.start(identity, spec)
-        except BaseException:
-            self._free.release()
-            raise
-        return self._keep(identity, executor)
+    def _opened(self) -> LeasePool:
+        if self._pool is None:
+            raise SandboxFailure("ProviderUnavailable", f"the {self.name} provider is not open; await open() first")
+        return self._pool
 
-    def _keep(self, identity: str, executor: Executor) -> ExecutorSandbox:
-        sandbox = self._hosting.sandbox(executor, released=self._stop)
-        self._running[identity] = executor, sandbox
-        return sandbox
+    @contextlib.asynccontextmanager
+    async def _place(self, lease: Lease) -> AsyncIterator[ExecutorSandbox]:
+        placement = await self._placed(lease.spec)
+        lease.spec, is_plain = placement.spec, placement.hosting.mode == "Plain"
+        is_own = is_plain or lease.spec.alone
+        name = lease.identity if is_plain else f"{placement.name}-{lease.identity}" if is_own else placement.name
+        if lease.handle is not None:
+            name = lease.handle["executor"]
+        free = self._free if is_plain else asyncio.Semaphore(placement.hosting.places)
+        sandbox = self._sandboxes.setdefault(name, _Sandbox(free))
+        if not is_own:
+            sandbox.groups.add(lease.spec.group)
+        async with _taken(sandbox.free, lease):
+            sandbox.leases += 1
+            try:
+                yield await _running(sandbox, name, placement, lease)
+            except SandboxFailure as failure:
+                has_tried = sandbox.running is not None and sandbox.running[1] is lease.sandbox
+                sandbox.is_lost = sandbox.is_lost or (has_tried and failure.reason == "SandboxLost")
+                raise
+            finally:
+                # Before the place is free: in `Plain` the next lease starts another executor.
+                sandbox.leases -= 1
+                if is_own:
+                    self._sandboxes.pop(name, None)
+                if is_own and lease.kept and sandbox.running is not None:
+                    await sandbox.running[1].close()
+                else:
+                    await _end_if_unneeded(sandbox, stops=is_own)
 
-    async def _take_place(self, identity: str, patience: float) -> None:
-        try:
-            await asyncio.wait_for(self._free.acquire(), patience)
-        except TimeoutError as error:
-            raise no_place(identity, patience) from error
 
-    async def _stop(self, identity: str) -> None:
-        executor, sandbox = self._running.pop(identity)
-        await sandbox.close()
-        await executor.stop()
-        self._free.release()
+async def _running(sandbox: _Sandbox, name: str, placement: Placement, lease: Lease) -> ExecutorSandbox:
+    failures = len(sandbox.failures)
+    async with sandbox.changing:
+        if sandbox.running is None or sandbox.is_lost:
+            if len(sandbox.failures) > failures:
+                # A start that others waited for failed for them, too.
+                raise SandboxFailure(sandbox.failures[-1].reason, sandbox.failures[-1].message)
+            executor = await placement.executors.find(name)
+            if executor is None and lease.handle is not None:
+                raise SandboxFailure("SandboxLost", f"the executor of {lease.identity} has ended; its state is gone")
+            try:
+                executor = executor or await placement.executors.start(name, lease.spec)
+            except SandboxFailure as failure:
+                sandbox.failures.append(failure)
+                raise
+            lost, sandbox.is_lost = sandbox.running, False
+            sandbox.running = executor, placement.hosting.sandbox(executor, name)
+            if lost is not None:
+                await lost[1].close()
+        return sandbox.running[1]
+
+
+async def _end_if_unneeded(sandbox: _Sandbox, *, stops: bool) -> None:
+    """End it when no lease and no group needs it. Without `stops` it must also be empty: others may come back to it."""
+    async with sandbox.changing:
+        if sandbox.running is None:
+            return
+        executor, hosted = sandbox.running
+        is_unneeded = stops or (not (sandbox.leases or sandbox.groups) and await hosted.is_empty())
+        if is_unneeded and not (sandbox.leases or sandbox.groups):
+            sandbox.running = None
+            try:
+                await executor.stop()
+            finally:
+                await hosted.close()
+
+
+@contextlib.asynccontextmanager
+async def _taken(free: asyncio.Semaphore, lease: Lease) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(lease.spec.start_seconds):
+            await free.acquire()
+    except TimeoutError as error:
+        raise no_place(lease.identity, lease.spec.start_seconds) from error
+    try:
+        yield
+    finally:
+        free.release()

@@ -18,12 +18,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.container_base import ContainerProviderBase
 from agent_runtime.sandboxes.container_engine import EXECUTOR_MEMORY, EXECUTOR_PROCESSES, PLAIN_CAPABILITIES
 from agent_runtime.sandboxes.container_executor import ContainerExecutors
-from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
-from agent_runtime.sandboxes.hosting import PlainSandboxes
+from agent_runtime.sandboxes.hosting import Placement
 from rollout_api.base import quantity_value
 from rollout_api.sandbox import Kodo, KodoBackend
 
@@ -241,7 +240,7 @@ class KodoContainers:
         return str(await call("read a log", CALL_SECONDS, read, name=container, namespace=namespace, tail_lines=20))
 
 
-class KodoProvider(ContainerProviderBase[PlainSandboxes]):
+class KodoProvider(ContainerProviderBase):
     """Implements SandboxProvider by the kodo package, a container a workspace."""
 
     name = "kodo"
@@ -260,7 +259,7 @@ class KodoProvider(ContainerProviderBase[PlainSandboxes]):
         containers = KodoContainers(runner, settings, bundle)
         self._executors = ContainerExecutors(self._records, containers, self._settings)
         await self._executors.remove_dead()
-        self._host = PlainSandboxes(self._hosting_of("Plain", backend=settings.backend.value), self._executors)
+        self._open_pool(self._hosting_of("Plain", backend=settings.backend.value), self._executors)
         self.warnings = [
             "sandbox.network is not kept: a container of kodo's has its backend's whole network in all phases",
             *(
@@ -274,21 +273,9 @@ class KodoProvider(ContainerProviderBase[PlainSandboxes]):
     def _settings(self, spec: WorkspaceSpec) -> Mapping[str, Any]:
         return {"mode": "Plain", "places": 1, "idleSeconds": self._template.idle_seconds}
 
-    async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
-        """See SandboxProvider."""
+    async def _placed(self, spec: WorkspaceSpec) -> Placement:
         if spec.image is None:
             raise SandboxFailure(
                 "ImageUnavailable", "sandbox.image is missing, which sandbox.provider Kodo needs; name an image"
             )
-        return await self._opened().acquire(spec, attempt=attempt, fence=fence, name=name)
-
-    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        return await self._opened().reattach(handle, spec=spec, fence=fence)
-
-    async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """See SandboxProvider."""
-        await self._opened().sweep(unwanted)
-
-    async def forget_group(self, group: str) -> None:
-        """Nothing is shared by a group here."""
+        return Placement(spec, "", *self._found)

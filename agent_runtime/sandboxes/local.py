@@ -11,20 +11,12 @@ import asyncio
 import dataclasses
 import os
 import pwd
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
-from agent_runtime.sandboxes.hosting import (
-    Hosting,
-    OverlaySandbox,
-    OverlaySandboxes,
-    PlainSandboxes,
-    found_or_started,
-    sweep_executors,
-)
+from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.hosting import HostedProvider, Hosting, Placement
 from agent_runtime.sandboxes.local_environment import (
     STANDARD_PATH,
     PythonEnvironment,
@@ -47,7 +39,7 @@ PLAIN_USER = "nobody"
 MACHINE_IMAGE = "agent-rollouts-quickstart"
 
 
-class LocalProvider:
+class LocalProvider(HostedProvider):
     """Implements SandboxProvider on this machine.
 
     `run_dir` keeps the records by which the next process finds what runs here; `places` workspaces live at once;
@@ -66,14 +58,12 @@ class LocalProvider:
         base_dir: Path = Path(),
         images: ImageStore | None = None,
     ) -> None:
-        self.warnings: Sequence[str] = ()
+        super().__init__()
         self._records = run_dir / "sandboxes"
         self._template, self._places = template, places
         self._private = (run_dir, *private)
         self._images = images or ImageStore(base_dir)
         self._unpacked: dict[str, asyncio.Task[UnpackedImage]] = {}
-        self._host: OverlaySandboxes | PlainSandboxes | None = None
-        self._machine: Hosting | None = None
 
     async def open(self) -> None:
         """Find the run's executor, or start one; that settles the mode. Raises SandboxFailure."""
@@ -94,15 +84,14 @@ class LocalProvider:
                 await executor.client.close()
                 image = await self._image(self._template.image, self._template.start_seconds)
                 path, path_reason = await choose_search_path(python, masks, os.environ)
-                self._machine = self._hosting("Overlay", None, {"PATH": path}, path=path_reason)
+                hosting = self._hosting("Overlay", None, {"PATH": path}, path=path_reason)
                 self.warnings = [
                     *image_warnings(self._template.image, used=image),
                     *(path_warnings(python, path, path_reason) if image is None else []),
                     *common_warnings(self._template),
                     *overlay_warnings(guarantees),
                 ]
-                self._host = OverlaySandboxes(self._open_overlay)
-                self._executors = machine
+                self._open_pool(hosting, machine)
                 return
             # It has shown that executors work here; in Plain each workspace has its own.
             is_reachable = readable_by(python, plain_uid(self._template.user))
@@ -114,10 +103,9 @@ class LocalProvider:
                 *common_warnings(self._template),
                 *plain_warnings(executor.record.mode_reason, is_reachable),
             ]
-            settings = plain_settings(self._template)
-            self._host = PlainSandboxes(hosting, LocalExecutors(self._records, settings, None))
+            self._open_pool(hosting, LocalExecutors(self._records, plain_settings(self._template), None))
         finally:
-            if self._host is None or isinstance(self._host, PlainSandboxes):
+            if self._pool is None or self._found[0].mode == "Plain":
                 await executor.stop()
 
     def _hosting(self, mode: str, reason: str | None, environment: Mapping[str, str], **described: Any) -> Hosting:
@@ -155,84 +143,36 @@ class LocalProvider:
             self._unpacked.pop(reference, None)
             raise SandboxFailure("ImageUnavailable", str(error)) from error
 
-    async def _open_overlay(self, key: str, spec: WorkspaceSpec) -> OverlaySandbox:
-        image = await self._image(spec.image, spec.start_seconds)
+    async def _placed(self, spec: WorkspaceSpec) -> Placement:
+        is_plain = self._found[0].mode == "Plain"
+        image = None if is_plain else await self._image(spec.image, spec.start_seconds)
         if image is None:
-            executors, hosting = self._executors, self._machine
-            assert hosting is not None  # made by open, before any sandbox is
-        else:
-            executors = LocalExecutors(
-                self._records, image_settings(self._template, self._places, image), self._template.start_seconds
-            )
-            hosting = self._hosting(
-                "Overlay",
-                None,
-                {"PATH": ":".join(STANDARD_PATH), **image.config.env},
-                root="image",
-                imageUsed=True,
-                imageDigest=image.digest,
-                path="the image's own",
-            )
-        return OverlaySandbox(hosting, executors, key, await found_or_started(executors, key, spec))
-
-    async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        host = self._opened()
-        if isinstance(host, PlainSandboxes):
-            return await host.acquire(spec, attempt=attempt, fence=fence, name=name)
-        key, spec = await self._placed(spec, attempt)
-        return await host.acquire(key, spec, attempt=attempt, fence=fence, name=name)
-
-    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
-        """See SandboxProvider."""
-        host = self._opened()
-        if isinstance(host, PlainSandboxes):
-            return await host.reattach(handle, spec=spec, fence=fence)
-        key, spec = await self._placed(spec, handle["workspace"].partition(".")[0])
-        return await host.reattach(key, handle, spec=spec, fence=fence)
-
-    async def _placed(self, spec: WorkspaceSpec, attempt: str) -> tuple[str, WorkspaceSpec]:
-        """The sandbox of a spec, and the spec with the settings of its image."""
-        image = await self._image(spec.image, spec.start_seconds)
-        alone = f"-alone-{attempt}" if spec.alone else ""
-        if image is None:
-            return SHARED + alone, spec
+            return Placement(spec, SHARED, *self._found)
         if spec.working_dir_of_image and image.config.working_dir:
             spec = dataclasses.replace(spec, working_dir=image.config.working_dir)
-        return f"image-{image.key}{alone}", spec
-
-    async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """See SandboxProvider."""
-        host = self._opened()
-        if isinstance(host, PlainSandboxes):
-            await host.sweep(unwanted)
-            return
-        assert self._machine is not None  # made by open
-        await sweep_executors(self._executors, self._machine, unwanted)
-
-    async def forget_group(self, group: str) -> None:
-        """See SandboxProvider."""
-        host = self._opened()
-        if isinstance(host, OverlaySandboxes):
-            await host.forget_group(group)
+        settings = image_settings(self._template, self._places, image)
+        hosting = self._hosting(
+            "Overlay",
+            None,
+            {"PATH": ":".join(STANDARD_PATH), **image.config.env},
+            root="image",
+            imageUsed=True,
+            imageDigest=image.digest,
+            path="the image's own",
+        )
+        executors = LocalExecutors(self._records, settings, self._template.start_seconds)
+        return Placement(spec, f"image-{image.key}", hosting, executors)
 
     async def close(self, *, keep: bool = False) -> None:
         """See SandboxProvider."""
         self._images.stopping.set()
-        if self._host is not None:
-            await self._host.close()
-            self._host = None
+        await self._let_go()
         if keep:
             return
         for record in self._records.glob("*.json"):
             executor = await LocalExecutor.find(record)
             if executor is not None:
                 await executor.stop()
-
-    def _opened(self) -> OverlaySandboxes | PlainSandboxes:
-        if self._host is None:
-            raise SandboxFailure("ProviderUnavailable", "the local provider is not open; await open() first")
-        return self._host
 
 
 def machine_settings(template: SandboxTemplate, places: int, masks: Sequence[str]) -> Settings:

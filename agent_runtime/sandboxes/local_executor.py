@@ -146,6 +146,8 @@ class LocalExecutor:
         try:
             state = await _wait_until_ready(pid, ready, log, start_seconds)
         except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                await _end(pid)
             with contextlib.suppress(OSError):
                 remove(home)
             raise
@@ -200,7 +202,6 @@ async def _wait_until_ready(pid: int, ready: Path, log: Path, seconds: float) ->
             code = os.waitstatus_to_exitcode(status)
             raise SandboxFailure("ExecutorFailed", f"the executor ended with code {code} at its start: {_tail(log)}")
         if time.monotonic() > deadline:
-            await _end(pid)
             raise SandboxFailure(
                 "ExecutorFailed",
                 f"the executor did not listen after {seconds:g} s (sandbox.startSeconds): {_tail(log)}",

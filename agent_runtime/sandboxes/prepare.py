@@ -147,14 +147,19 @@ class PreparedGroups:
         if name in self._forgotten and not self._forks.get(name):
             self._forgotten.discard(name)
             self._forks.pop(name, None)
-            self._states.pop(name, None)
-            await self._drop(name)
+            if (task := self._states.pop(name, None)) is not None:
+                # All who waited for it were cancelled.
+                task.cancel()
+                await asyncio.wait({task})
+            if name not in self._states:
+                await self._drop(name)
 
     async def _make_once(self, name: str, spec: WorkspaceSpec) -> None:
         try:
             await self._make(name, spec)
         except BaseException:
-            self._states.pop(name, None)
+            if self._states.get(name) is asyncio.current_task():
+                del self._states[name]
             raise
 
 

@@ -274,7 +274,7 @@ class Fleet:
 
     def _hold(self, name: str, kind: str) -> HeldSandbox:
         held = self._held[name] = HeldSandbox(
-            name, kind, self._api, self._key, self._job.spec.sandbox.idle_seconds, self._find_out, self._released
+            name, kind, self._api, self._key, self._job.spec.sandbox.idle_seconds, self._find_out
         )
         return held
 
@@ -354,9 +354,6 @@ class Fleet:
         task = asyncio.create_task(held.close(delete=delete))
         self._going.add(task)
         task.add_done_callback(self._going.discard)
-
-    async def _released(self, held: HeldSandbox, identity: str) -> None:
-        self.leave(held, identity)
 
     async def _find_out(self, held: HeldSandbox, failure: SandboxFailure) -> SandboxFailure:
         """What is to be told of a connection that broke: its Sandbox's own reason, where that has ended."""

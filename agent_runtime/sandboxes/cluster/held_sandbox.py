@@ -43,7 +43,6 @@ class HeldSandbox:
         key: str,
         idle_seconds: float,
         find_out: Callable[[HeldSandbox, SandboxFailure], Awaitable[SandboxFailure]],
-        released: Callable[[HeldSandbox, str], Awaitable[None]],
     ) -> None:
         self.name, self.kind = name, kind
         self.uid: str | None = None
@@ -63,7 +62,7 @@ class HeldSandbox:
         self.connection: asyncio.Task[None] | None = None
         self.inquiry: asyncio.Task[None] | None = None
         self._api, self._key, self._idle_seconds = api, key, idle_seconds
-        self._find_out, self._released = find_out, released
+        self._find_out = find_out
         self._client: WatchedClient | None = None
         self._asked_for = self._empty_since = time.monotonic()
 
@@ -132,8 +131,6 @@ class HeldSandbox:
             handle={"provider": PROVIDER, "sandbox": self.name, "uid": view.uid, "podIP": view.pod_ip},
             environment={},
             idle_seconds=self._idle_seconds,
-            released=lambda identity: self._released(self, identity),
-            waits_for_places=False,
         )
 
     def forget_pod(self) -> None:

@@ -1,0 +1,99 @@
+"""One pool of leases: who holds a place in a sandbox, from the request to the end of the workspace.
+
+Each lease is held by one job of the pool, which enters the place and the workspace as nested contexts and leaves them in
+reverse. A caller that fails or is cancelled ends that job at most once. So no place is lost and nothing keeps running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.executor_sandbox import ExecutorSandbox, Lease, no_place, workspace_id
+from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
+
+# Between two tries at an executor whose places were taken by someone else: as long as making a workspace takes.
+NO_PLACE_PAUSE_SECONDS = 0.01
+
+log = logging.getLogger(__name__)
+
+Place = Callable[[Lease], AbstractAsyncContextManager[ExecutorSandbox]]
+"""The backend: gives a sandbox with a place for the lease's workspace, which is taken until the context is left.
+
+It starts sandboxes, stops those that are no longer needed, and leaves everything as it is where the lease is `kept`.
+"""
+
+
+class LeasePool:
+    """The leases of one provider, by the id of their workspaces."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._leases: dict[str, Lease] = {}
+
+    async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
+        """See SandboxProvider."""
+        return await self._take(Lease(workspace_id(attempt, name), attempt, name, spec, fence))
+
+    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
+        """See SandboxProvider."""
+        attempt, _, name = handle["workspace"].partition(".")
+        return await self._take(Lease(handle["workspace"], attempt, name, spec, fence, handle))
+
+    async def close(self) -> None:
+        """Let go of all workspaces; they and their sandboxes stay as they are, but those that are being released."""
+        lives = [lease.life for lease in self._leases.values() if lease.life is not None]
+        for lease in self._leases.values():
+            lease.kept = lease.kept or not lease.over.is_set()
+            lease.stop()
+        await asyncio.gather(*lives, return_exceptions=True)
+
+    async def _take(self, wanted: Lease) -> ExecutorWorkspace:
+        while (held := self._leases.get(wanted.identity)) is not None:
+            if await held.is_held():
+                assert held.sandbox is not None  # while it is held
+                return await held.sandbox.enter(held, wanted)
+        self._leases[wanted.identity] = wanted
+        wanted.life = asyncio.create_task(self._live(wanted))
+        wanted.life.add_done_callback(lambda life: life.cancelled() or life.exception())
+        try:
+            if not await wanted.is_held():
+                if wanted.life.cancelled():
+                    raise SandboxFailure("ProviderUnavailable", "the sandbox provider was closed")
+                wanted.life.result()
+        except BaseException:
+            wanted.stop()
+            raise
+        return wanted.workspaces[wanted.identity]
+
+    async def _live(self, lease: Lease) -> None:
+        until = time.monotonic() + lease.spec.start_seconds
+        was_lost = False
+        try:
+            while True:
+                try:
+                    async with self._place(lease) as sandbox, sandbox.hosted(lease):
+                        lease.begun.set_result(None)
+                        await lease.over.wait()
+                    return
+                except (SandboxFailure, OSError) as failure:
+                    if lease.begun.done():
+                        log.warning("workspace %s: its sandbox was not ended: %s", lease.identity, failure)
+                        return
+                    if isinstance(failure, OSError):
+                        raise
+                    if failure.reason == "NoPlace":
+                        if time.monotonic() > until:
+                            raise no_place(lease.identity, lease.spec.start_seconds) from failure
+                    elif was_lost or failure.reason != "SandboxLost" or lease.handle is not None:
+                        raise
+                    # The sandbox had ended before this workspace was made: that costs no attempt.
+                    was_lost = was_lost or failure.reason == "SandboxLost"
+                await asyncio.sleep(NO_PLACE_PAUSE_SECONDS)
+        finally:
+            del self._leases[lease.identity]
