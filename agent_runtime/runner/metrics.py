@@ -20,6 +20,7 @@ from agent_runtime.engine.events import (
 )
 from agent_runtime.models.served.model import ServedModel
 from agent_runtime.runner.report import ShardTally
+from agent_runtime.sandboxes.base import OUTSIDE_REASONS
 from rollout_api.records import Outcome
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -28,6 +29,8 @@ REWARDS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 MOST_REASONS = 32
 """Reasons of failures come from clusters and plugins; those beyond are counted as Other."""
 OTHER = "Other"
+MODEL_REASONS = frozenset({"Timeout", "Unreachable", "RateLimited", "ServerError", "BadResponse", "BadRequest"})
+"""Of lost attempts that alert RolloutModelErrors watches."""
 SANDBOX_STATES = ("Starting", "Ready")
 
 
@@ -35,7 +38,7 @@ class RunnerMetrics:
     """What `/metrics` shows."""
 
     def __init__(self, tally: ShardTally, tools: Collection[str], restarts: int = 0) -> None:
-        self._tools, self._reasons = frozenset(tools), set[str]()
+        self._tools, self._reasons = frozenset(tools), {*OUTSIDE_REASONS, *MODEL_REASONS}
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
 
@@ -68,7 +71,7 @@ class RunnerMetrics:
             "Of the ended rollouts of this shard, those lost to infrastructure.",
             lambda: infra_failure_fraction(tally.outcomes),
         )
-        gauge("engine_restarts", "Engines that died in this container.", lambda: restarts)
+        counter("engine_restarts", "Engines that died in this container.").inc(restarts)
         self._sandboxes = Gauge("rollout_sandboxes", "Sandboxes of this runner.", ["state"], registry=registry)
         # A rate over a series needs its 0: one that appears with its first count loses it.
         for outcome in Outcome:
@@ -77,6 +80,8 @@ class RunnerMetrics:
             self._tokens.labels(kind)
         for tool in self._tools:
             self._tool_errors.labels(tool)
+        for reason in (*self._reasons, OTHER):
+            self._failed.labels(reason)
 
     def observe(self, event: Event) -> None:
         """Take an event of the engine in. What an earlier process did and the journal repeats is not counted again."""

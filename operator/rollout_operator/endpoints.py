@@ -1,16 +1,21 @@
 """What the operator answers over HTTP: its metrics, whether it is ready, and who serves models."""
 
-from collections.abc import Callable, Iterable
+import hmac
+from collections.abc import Callable, Iterable, Mapping
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from rollout_operator.actions import Manifest
+from rollout_operator.cache import uid_of
 from rollout_operator.model_server.workers import workers
 
 
 def application(
-    registry: CollectorRegistry, unsynced: Callable[[], list[str]], model_servers: Callable[[], Iterable[Manifest]]
+    registry: CollectorRegistry,
+    unsynced: Callable[[], list[str]],
+    model_servers: Callable[[], Iterable[Manifest]],
+    tokens: Mapping[str, str],
 ) -> web.Application:
     """The routes.
 
@@ -18,6 +23,7 @@ def application(
         registry: of the metrics.
         unsynced: kinds whose objects are not all in the cache yet.
         model_servers: all ModelServers, as the API server has them.
+        tokens: of their control ports, by uid.
     """
 
     async def metrics(_: web.Request) -> web.Response:
@@ -28,7 +34,18 @@ def application(
         return web.Response(status=503 if waiting else 200, text=f"waiting for {waiting}\n" if waiting else "ok\n")
 
     async def discovery(request: web.Request) -> web.Response:
-        return web.json_response(workers(model_servers(), request.query.get("namespace")))
+        """Tenants share this port, and each learns of its own servers only."""
+        scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            words = "send the field `token` of a ModelServer's control Secret as a bearer token\n"
+            return web.Response(status=401, text=words, headers={"WWW-Authenticate": "Bearer"})
+        proof = shown.strip().encode()
+        known = ((server, tokens.get(uid_of(server))) for server in model_servers())
+        own = [server for server, token in known if token and hmac.compare_digest(token.encode(), proof)]
+        if not own:
+            words = "no ModelServer has this token, or this replica stands by and has read none; ask the others\n"
+            return web.Response(status=403, text=words)
+        return web.json_response(workers(own, request.query.get("namespace")))
 
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics), web.get("/readyz", ready), web.get("/v1/rl/workers", discovery)])

@@ -50,6 +50,7 @@ class Operator:
         self.api = KubeApi(login)
         self.cache = Cache()
         memory, keys = Memory(), KeyRing(self.api)
+        self.keys = keys
         self.identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         self.leadership = Leadership(
             self.api, config.lease, self.identity, time.monotonic, on_won=lambda: self.loop.lead()
@@ -111,7 +112,7 @@ class Operator:
         return [informer.kind for informer in self.informers if not informer.synced.is_set()]
 
     async def _serve(self, stack: AsyncExitStack) -> None:
-        app = application(self.metrics.registry, self._unsynced, lambda: self.cache.all("ModelServer"))
+        app = application(self.metrics.registry, self._unsynced, lambda: self.cache.all("ModelServer"), self.keys.known)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

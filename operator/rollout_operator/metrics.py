@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rollout_api.model_server import Gate as ModelGate
 from rollout_api.records import Outcome
 from rollout_operator.actions import Manifest, Ref
 from rollout_operator.cache import Cache, uid_of
@@ -20,6 +21,7 @@ from rollout_operator.work_queue import WorkQueue
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 """From a look at an unchanged object to a pod that waits for a node."""
 SANDBOX_STATES = ("Starting", "Ready", "Finished")
+MODEL_SERVER_STATES = ("Ready", "NotReady", "Invalid")
 JOB_STATES = ("Progressing", "Succeeded", "Failed", "Suspended", "Invalid")
 
 
@@ -117,6 +119,12 @@ def sandbox_state(sandbox: Manifest) -> str:
     return "Finished" if "Finished" in true else "Ready" if "Ready" in true else "Starting"
 
 
+def model_server_state(server: Manifest) -> str:
+    """One of MODEL_SERVER_STATES."""
+    true = _true_conditions(server)
+    return "Invalid" if "Invalid" in true else "Ready" if "Ready" in true else "NotReady"
+
+
 def job_state(job: Manifest) -> str:
     """One of JOB_STATES: the most final that its conditions say."""
     true = _true_conditions(job)
@@ -149,6 +157,14 @@ class _Objects(Collector):
             "rollout_sandboxes", "Sandboxes", "state", SANDBOX_STATES, map(sandbox_state, self._cache.all("Sandbox"))
         )
         yield _by("rollout_jobs", "RolloutJobs", "state", JOB_STATES, map(job_state, jobs))
+        servers = tuple(self._cache.all("ModelServer"))
+        states = map(model_server_state, servers)
+        yield _by("rollout_model_servers", "ModelServers", "state", MODEL_SERVER_STATES, states)
+        shut = GaugeMetricFamily(
+            "rollout_model_gates_shut", "ModelServers whose gate is shut for a policy update", labels=[]
+        )
+        shut.add_metric([], sum(_policy(server).get("gate") == ModelGate.SHUT for server in servers))
+        yield shut
         outcomes = Count[str]()
         reward, rewarded = 0.0, 0
         for report in (report for job in jobs for report in _reports(job)):
@@ -163,6 +179,11 @@ class _Objects(Collector):
         if rewarded:
             mean.add_metric([], reward / rewarded)
         yield mean
+
+
+def _policy(server: Manifest) -> Mapping[str, Any]:
+    policy: Mapping[str, Any] = (server.get("status") or {}).get("policy") or {}
+    return policy
 
 
 def _reports(job: Manifest) -> Iterable[Mapping[str, Any]]:

@@ -13,7 +13,6 @@ from rollout_api.cluster import (
     MODEL_SERVER_UID_LABEL,
     POLICY_LOADED,
 )
-from rollout_api.manifest import Problem
 from rollout_api.model_server import ModelServer, ModelServerStatus, PolicySource
 from rollout_api.rollout_job import RunnerReport, RunnerState
 from rollout_operator.actions import Fact, Manifest, Ref
@@ -24,7 +23,7 @@ from rollout_operator.model_server.owned import WORKLOAD_KINDS, api_name, claim_
 from rollout_operator.model_server.pod import ENGINE, GATEWAY
 from rollout_operator.model_server.policy import load_limit
 from rollout_operator.model_server.policy_seen import Runner, Seen, Server
-from rollout_operator.model_server.problems import parse
+from rollout_operator.model_server.problems import Parsed, parse
 from rollout_operator.pods import trouble
 from rollout_operator.wake import users
 from rollout_operator.world import World
@@ -59,8 +58,7 @@ class Observed:
     uid: str
     generation: int | None
     is_deleted: bool
-    server: ModelServer | tuple[Problem, ...]
-    """Or what is wrong with it."""
+    server: Parsed
     status: ModelServerStatus
     """As it was last written."""
     token: str | None = field(repr=False)

@@ -41,17 +41,22 @@ def plan(seen: Observed) -> Plan:
     """What to do now; empty when there is nothing to do but wait."""
     if seen.is_deleted:
         return Plan()  # garbage collection does the rest
-    if isinstance(seen.server, tuple):
-        status = invalid(seen, seen.server)
+    server, problems = seen.server
+    if server is None or (problems and not seen.objects):
+        status = invalid(seen, problems)
         return Plan(status=status, events=story(seen, status))
-    server = seen.server
     if seen.token is None:
         return Plan((EnsureKey(control_secret(server), MODEL_TOKEN_FILE),))
     downloaded = is_downloaded(seen, server)
     decision = policy.decide(seen.policy(server))
-    status = status_of(seen, server, decision, downloaded=downloaded)
-    actions = (*_objects(seen, server, downloaded), *_servers(seen, decision), *_errands(seen, server, decision))
-    return Plan(actions, status, story(seen, status), decision.requeue_seconds)
+    # Servers that run are verified and updated also where the spec is invalid: jobs wait for them.
+    actions: list[Action] = [*_servers(seen, decision), *_errands(seen, server, decision)]
+    if problems:
+        status = invalid(seen, problems, decision)
+    else:
+        status = status_of(seen, server, decision, downloaded=downloaded)
+        actions = [*_objects(seen, server, downloaded), *actions]
+    return Plan(tuple(actions), status, story(seen, status), decision.requeue_seconds)
 
 
 def control_secret(server: ModelServer) -> dict[str, Any]:

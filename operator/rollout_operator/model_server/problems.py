@@ -1,7 +1,7 @@
 """What makes a ModelServer invalid beyond what the API server checks, told by field. Pure."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
@@ -24,14 +24,22 @@ LENDS_RIGHTS: Final = frozenset(
 PEER_FIELDS: Final = frozenset({"podSelector", "namespaceSelector"})
 
 
-def parse(manifest: Manifest, privileged_namespaces: Sequence[str]) -> ModelServer | tuple[Problem, ...]:
-    """The ModelServer, or everything that is wrong with it."""
+class Parsed(NamedTuple):
+    """A ModelServer as far as it can be read, and everything that is wrong with it."""
+
+    server: ModelServer | None
+    """None: a field is malformed."""
+    problems: tuple[Problem, ...] = ()
+
+
+def parse(manifest: Manifest, privileged_namespaces: Sequence[str]) -> Parsed:
+    """Read a ModelServer."""
     try:
         server = validate(ModelServer, {field: value for field, value in manifest.items() if field != "status"})
     except ValidationError as error:
         found = explain(error, ModelServer, dict(manifest))
-        return tuple(Problem(path_of(location), message) for location, message in found)
-    return tuple(problems_of(server, privileged_namespaces)) or server
+        return Parsed(None, tuple(Problem(path_of(location), message) for location, message in found))
+    return Parsed(server, tuple(problems_of(server, privileged_namespaces)))
 
 
 def problems_of(server: ModelServer, privileged_namespaces: Sequence[str]) -> Iterator[Problem]:

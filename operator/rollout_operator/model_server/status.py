@@ -20,13 +20,16 @@ Claim = tuple[str, bool, str, str]
 """Type, whether it holds, reason, message."""
 
 
-def invalid(seen: Observed, problems: Sequence[Problem]) -> dict[str, Any]:
-    """Nothing is made or changed; what runs goes on."""
-    claims: list[Claim] = [(INVALID, True, "InvalidSpec", "nothing is changed: " + "; ".join(map(str, problems)))]
-    kept = [condition for condition in seen.status.conditions if condition.type != INVALID]
-    status = seen.status.model_copy(
-        update={"observed_generation": seen.generation, "conditions": [*kept, *_conditions(seen, claims)]}
-    )
+def invalid(seen: Observed, problems: Sequence[Problem], decision: Decision | None = None) -> dict[str, Any]:
+    """No object is made or changed; what runs goes on, policy updates included where `decision` could be made."""
+    claims: list[Claim] = [(INVALID, True, "InvalidSpec", "no object is changed: " + "; ".join(map(str, problems)))]
+    update: dict[str, Any] = {"observed_generation": seen.generation}
+    if decision is not None:
+        claims.append((POLICY_LOADED, decision.settled, decision.reason, decision.message))
+        update |= {"servers": list(decision.servers), "policy": decision.policy}
+    told = {kind for kind, *_ in claims}
+    kept = [condition for condition in seen.status.conditions if condition.type not in told]
+    status = seen.status.model_copy(update={**update, "conditions": [*kept, *_conditions(seen, claims)]})
     return status.wire()
 
 

@@ -1,12 +1,14 @@
 """Over HTTP, trainers find the servers of a namespace, and nobody counts on an operator whose cache is not complete."""
 
+from typing import Any
+
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, Gauge
 
 from rollout_operator.endpoints import application
 
 
-def model_server(namespace: str) -> dict[str, object]:
+def model_server(namespace: str) -> dict[str, Any]:
     return {
         "apiVersion": "rollout.dev/v1alpha1",
         "kind": "ModelServer",
@@ -16,19 +18,31 @@ def model_server(namespace: str) -> dict[str, object]:
     }
 
 
-async def test_trainers_find_all_servers_or_those_of_one_namespace() -> None:
-    app = application(CollectorRegistry(), list, lambda: [model_server("lab"), model_server("other")])
+async def test_trainers_find_the_servers_whose_token_they_show_and_no_other_tenants() -> None:
+    servers = [model_server("lab"), model_server("other")]
+    for server in servers:
+        server["metadata"]["uid"] = server["metadata"]["namespace"]
+    app = application(CollectorRegistry(), list, lambda: servers, {"lab": "of-lab", "other": "of-other"})
     async with TestClient(TestServer(app)) as client:
-        for query, name, found in (("", "*", ["lab", "other"]), ("?namespace=lab", "lab", ["lab"])):
-            answer = await client.get(f"/v1/rl/workers{query}")
+
+        async def find(query: str, token: str) -> list[str]:
+            answer = await client.get(f"/v1/rl/workers{query}", headers={"Authorization": f"Bearer {token}"})
             body = await answer.json()
-            assert (answer.status, body["protocol_version"], body["namespace"]) == (200, 1, name)
-            assert [worker["namespace"] for worker in body["workers"]] == found
+            assert (answer.status, body["protocol_version"]) == (200, 1)
+            return [worker["namespace"] for worker in body["workers"]]
+
+        assert await find("", "of-lab") == ["lab"]
+        assert await find("?namespace=lab", "of-lab") == ["lab"]
+        assert await find("?namespace=other", "of-lab") == []
+        for token in ("", "-", "wrong"):
+            answer = await client.get("/v1/rl/workers", headers={"Authorization": f"Bearer {token}"})
+            assert answer.status in (401, 403)
+        assert (await client.get("/v1/rl/workers")).status == 401
 
 
 async def test_an_operator_is_ready_when_its_cache_is_complete_and_says_what_it_waits_for() -> None:
     waiting = ["Sandbox"]
-    async with TestClient(TestServer(application(CollectorRegistry(), lambda: waiting, list))) as client:
+    async with TestClient(TestServer(application(CollectorRegistry(), lambda: waiting, list, {}))) as client:
         answer = await client.get("/readyz")
         assert (answer.status, await answer.text()) == (503, "waiting for ['Sandbox']\n")
         waiting.clear()
@@ -38,7 +52,7 @@ async def test_an_operator_is_ready_when_its_cache_is_complete_and_says_what_it_
 async def test_metrics_are_in_the_form_that_prometheus_scrapes() -> None:
     registry = CollectorRegistry()
     Gauge("rollout_leader", "help", registry=registry).set(1)
-    async with TestClient(TestServer(application(registry, list, list))) as client:
+    async with TestClient(TestServer(application(registry, list, list, {}))) as client:
         answer = await client.get("/metrics")
         assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
         assert "rollout_leader 1.0" in await answer.text()

@@ -54,9 +54,10 @@ def manifest(spec: Json, name: str = "qwen", uid: str = "uid-1") -> Json:
 
 def model_server(spec: Json, name: str = "qwen") -> ModelServer:
     """A ModelServer that is valid."""
-    found = parse(manifest(spec, name), [])
-    assert isinstance(found, ModelServer), found
-    return found
+    server, problems = parse(manifest(spec, name), [])
+    assert server is not None, problems
+    assert not problems
+    return server
 
 
 class Cluster:

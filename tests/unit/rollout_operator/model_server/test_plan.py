@@ -2,14 +2,13 @@
 
 import copy
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_api.cluster import ROLE_LABEL, SANDBOX_ROLE
-from rollout_api.manifest import Problem
 from rollout_operator.actions import Ask, Create, Delete, Event, Patch, Replace
 from rollout_operator.model_server.control_errands import Known
 from rollout_operator.model_server.network import policies
@@ -134,6 +133,16 @@ def test_an_invalid_change_is_told_and_what_runs_goes_on() -> None:
     assert cluster.condition("Invalid") == {}
 
 
+def test_a_server_made_invalid_in_mid_update_still_opens_its_gate() -> None:
+    cluster = running(SMALL)
+    policy = cluster.server["status"]["policy"] | {"gate": "Shut", "step": "Resuming", "update": 1}
+    cluster.server["status"]["policy"] = policy | {"since": "2020-01-01T00:00:00Z"}
+    cluster.spec(podTemplate={"spec": {"hostNetwork": True}})
+    cluster.settle()
+    assert cluster.condition("Invalid")["status"] == "True"
+    assert cluster.server["status"]["policy"]["gate"] == "Open", "jobs would wait for ever"
+
+
 @pytest.mark.parametrize("annotations", [{"container.apparmor.security.beta.kubernetes.io/engine": "unconfined"}])
 def test_an_annotation_that_lends_rights_on_the_node_is_refused(annotations: dict[str, str]) -> None:
     cluster = running(SMALL)
@@ -144,7 +153,7 @@ def test_an_annotation_that_lends_rights_on_the_node_is_refused(annotations: dic
 
 @pytest.mark.parametrize("name", ["7b-chat", "qwen-api", "qwen-download", "qwen-runner", "qwen-sandbox"])
 def test_a_name_that_cannot_be_a_service_or_is_derived_from_another_is_refused(name: str) -> None:
-    (problem,) = cast(tuple[Problem, ...], parse({**Cluster(SMALL).server, "metadata": {"name": name}}, ()))
+    (problem,) = parse({**Cluster(SMALL).server, "metadata": {"name": name}}, ()).problems
     assert problem.path == "metadata.name"
     assert "must begin with a letter and not end in -api" in problem.message
 
