@@ -115,7 +115,9 @@ def exit_code(summary: JobSummary) -> Exit:
         return Exit.ABORTED
     if not summary.completed:
         return Exit.INTERRUPTED
-    return Exit.FAILED if any(summary.outcomes.get(outcome) for outcome in MASKED_BY_FAILURE) else Exit.OK
+    masked = any(summary.outcomes.get(outcome) for outcome in MASKED_BY_FAILURE)
+    is_agent_broken = summary.tracebacks and sum(summary.tracebacks.values()) == sum(summary.outcomes.values())
+    return Exit.FAILED if masked or is_agent_broken else Exit.OK
 
 
 def summary_json(summary: JobSummary) -> dict[str, object]:
@@ -132,6 +134,7 @@ def summary_json(summary: JobSummary) -> dict[str, object]:
         "aborted": summary.aborted,
         "resumable": summary.resumable,
         "stats": dict(summary.stats),
+        "tracebacks": dict(summary.tracebacks),
     }
 
 
@@ -144,6 +147,9 @@ async def _report(summary: JobSummary) -> None:
         out.print(Text(harmless(f"• {note}")))
     if said:
         out.print()
+    for traceback, count in summary.tracebacks.items():
+        say(f"The agent's own code raised in {count} of {len(results)} rollouts (AgentError):", "bold red")
+        out.print(Text(harmless(traceback)))
     if summary.aborted is not None:
         say(f"Given up: {summary.aborted}", "bold red")
         say("Mend the cause, then start a run of its own with --new.")

@@ -96,6 +96,8 @@ class JobSummary:
     aborted: str | None
     resumable: bool
     stats: Mapping[str, Any] = field(default_factory=dict)
+    tracebacks: Mapping[str, int] = field(default_factory=dict)
+    """What the agent's own code raised, and in how many rollouts, most frequent first."""
 
 
 @dataclass(frozen=True)

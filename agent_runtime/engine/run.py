@@ -1,6 +1,7 @@
 """Run a job in this process: the embedded mode of a laptop, and what a runner pod does with its shard."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -179,6 +180,7 @@ async def _summary(context: RunContext, total: int | None, aborted: str | None) 
         aborted=aborted,
         resumable=not completed and aborted is None,
         stats=stats,
+        tracebacks=dict(Counter(result.traceback for result in results.values() if result.traceback).most_common()),
     )
     context.observer(JobEnded(summary))
     return summary

@@ -10,7 +10,6 @@ from agent_runtime.environments.host import EnvironmentFailure, EnvironmentHost
 from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.environments.sandboxed import SandboxedEpisode
 from agent_runtime.sandboxes.base import Workspace
-from agent_runtime.sandboxes.nowhere import Nowhere
 from agent_runtime.tasks.problems import TaskProblem, TaskSourceError
 from rollout_api.environments import RunIn
 from rollout_api.records import Record
@@ -51,7 +50,7 @@ async def open_environment(
 
 
 async def check_environments(tasks: Sequence[Task], agent: Agent, pool: EnvironmentPool) -> None:
-    """Reset one environment of each kind that runs beside the engine. Raises TaskSourceError with all that is wrong."""
+    """Reset and step one environment of each kind that runs beside the engine. Raises TaskSourceError with all problems."""
     kinds: dict[str, Task] = {}
     for task in tasks:
         if task.environment is not None and task.environment.run_in is RunIn.RUNNER:
@@ -70,8 +69,12 @@ async def check_environments(tasks: Sequence[Task], agent: Agent, pool: Environm
 
 
 async def _problem(task: Task, pool: EnvironmentPool) -> TaskProblem | None:
+    assert task.environment is not None
+    episode = pool.episode(task.environment, task.timeouts)
     try:
-        (await open_environment(task, pool, Nowhere(), (), epoch=0)).close()
+        await episode.try_step()
     except EnvironmentFailure as error:
         return TaskProblem(f"task {task.name}", None, error.message)
+    finally:
+        episode.close()
     return None

@@ -181,6 +181,13 @@ class PoolEpisode:
         reply = await self._begin([], self._timeouts.setup_seconds)
         return beginning(reply, self._environment)
 
+    async def try_step(self) -> None:
+        """Start it, and take any action. Raises EnvironmentFailure where either does not work."""
+        request = {"start": described(self._environment), "actions": [], "try": True, "episode": self._number}
+        self._process = await self._pool.place(self._number)
+        seconds = self._timeouts.setup_seconds + self._timeouts.command_seconds
+        beginning(await self._ask(self._process, request, seconds), self._environment)
+
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
         """See EnvironmentHost."""
         if self._process is not None and self._process.alive:

@@ -30,7 +30,7 @@ def storable(reply: ModelReply) -> ModelReply:
     if logprobs is not None and not all(map(math.isfinite, logprobs)):
         if any(value != -math.inf for value in logprobs if not math.isfinite(value)):
             raise ValueError("a logprob is not a number, expected a number of at most 0")
-        logprobs = [max(value, LEAST_LOGPROB) for value in logprobs]
+        logprobs = [value if math.isfinite(value) else LEAST_LOGPROB for value in logprobs]
     message = reply.message
     try:
         json.dumps(message, ensure_ascii=False, allow_nan=False).encode()

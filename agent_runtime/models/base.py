@@ -1,5 +1,6 @@
 """What an agent asks of a model."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -58,11 +59,19 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call as the model wrote it; `arguments` may be malformed JSON."""
+    """A tool call as the model wrote it; `arguments` may be malformed JSON. An agent may give them as a dict."""
 
     id: str
     name: str
     arguments: str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.arguments, Mapping):
+            object.__setattr__(self, "arguments", json.dumps(dict(self.arguments)))
+        elif not isinstance(self.arguments, str):
+            raise TypeError(
+                f"ToolCall {self.name}: arguments are {type(self.arguments).__name__}, expected a dict or its JSON text"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,14 @@ class Game:
         return seen, 1.0, action == "end", False, {"variables": sorted(os.environ)}
 
 
+class OldGame(Game):
+    """Steps as Gym did before version 0.26."""
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:  # type: ignore[override]
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
 async def wander(messages: list[dict[str, Any]], task: str, member: int, **_: Any) -> str:
     """Walks at random, the same way whenever it sees the same; every fifth answer has no action."""
     await asyncio.sleep(0.2)

@@ -52,6 +52,10 @@ class Episode:
         """Take these actions, one after another: a Move each. After the end nothing moves any more."""
         return [asdict(self._step(action)) for action in actions]
 
+    def try_step(self) -> None:
+        """Take any action that is known, so that a step that does not work shows before the first rollout."""
+        self._step(getattr(self._game, "any_action", None))
+
     def _step(self, action: str | None) -> Move:
         if self._over:
             return Move("The episode is over.", 0.0, terminated=True, valid=False)

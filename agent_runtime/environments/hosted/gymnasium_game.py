@@ -41,12 +41,26 @@ class GymnasiumGame:
             return None
         return Start(self._text(observation), str(info.get("instruction", self._instruction())))
 
+    @property
+    def any_action(self) -> str:
+        """An action of the space; an empty one where it takes any text."""
+        if self._space is None:
+            return ""
+        return next(iter(self._actions.values())) if self._actions else json.dumps(_plain(self._space.sample()))
+
     def step(self, action: str | None) -> Move:
         """Take an action; one that the space does not have is not taken."""
         taken = self._taken(action)
         if taken is None:
             return Move(self._seen, 0.0, valid=False)
-        observation, reward, terminated, truncated, info = self._environment.step(taken)
+        result = self._environment.step(taken)
+        if not isinstance(result, tuple) or len(result) != 5:
+            given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            raise GameError(
+                f"environment {self._name!r}: step returned {given}, expected Gymnasium's five: observation, reward, "
+                "terminated, truncated, info"
+            )
+        observation, reward, terminated, truncated, info = result
         success = info.get("success", info.get("is_success"))
         return Move(
             self._text(observation),

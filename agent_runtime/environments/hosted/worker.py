@@ -1,6 +1,7 @@
 """Episodes over standard input and output: `python -m agent_runtime.environments.hosted.worker`. One JSON line each way.
 
     {"episode": 7, "start": {id, seed, maxSteps, formatPenalty, config}, "actions": [...]}   → {"start": ..., "moves": [...]}
+    {"episode": 7, "start": ..., "actions": [], "try": true}   → the same, after a step that shows whether it works
     {"episode": 7, "actions": ["Right"]}                                                     → {"moves": [...]}
     {"episode": 7}                                                                           forget it; no answer
 
@@ -41,6 +42,8 @@ def answer(episodes: dict[int, Episode], number: int, request: dict[str, Any]) -
         if "start" in request:
             episodes[number] = Episode(request["start"])
             reply["start"] = episodes[number].start()
+        if request.get("try") and reply["start"]["observation"] is not None:
+            episodes[number].try_step()
         reply["moves"] = episodes[number].steps(request["actions"])
         return reply
     except GameError as error:

@@ -25,6 +25,7 @@ class FinishedReason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
     OOM_KILLED = "OOMKilled"
+    STORAGE_EXCEEDED = "StorageExceeded"
     EVICTED = "Evicted"
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
@@ -68,6 +69,12 @@ _POD_REASONS = {
     "Terminated": FinishedReason.NODE_LOST,
     "Shutdown": FinishedReason.NODE_LOST,
 }
+# The kubelet's words for a pod that exceeded limits of its own; of a node that runs low it says "The node was low on".
+_OWN_STORAGE = (
+    "ephemeral local storage usage exceeds the total limit",
+    "exceeded its local ephemeral storage limit",
+    "Usage of EmptyDir volume",
+)
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
 _IMAGE_REASONS = _PULL_REASONS | {"InvalidImageName", "ErrImageNeverPull", "SignatureValidationFailed"}
 _ON_ITS_WAY = frozenset({"", "ContainerCreating", "PodInitializing"})
@@ -117,6 +124,8 @@ def ending_of(pod: Manifest) -> Ending | None:
             return Ending(reason, _words(disruption, disruption["reason"]))
     if status.get("reason") == "DeadlineExceeded":
         return Ending(FinishedReason.DEADLINE_EXCEEDED, "its lifetime is over (spec.lifetimeSeconds)")
+    if status.get("reason") == "Evicted" and any(words in _words(status) for words in _OWN_STORAGE):
+        return Ending(FinishedReason.STORAGE_EXCEEDED, _words(status))
     if reason := _POD_REASONS.get(status.get("reason", "")):
         return Ending(reason, _words(status, status["reason"]))
     if ended and ended.get("reason") == "OOMKilled":

@@ -20,6 +20,7 @@ from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models.function import FunctionModel
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
+from agent_runtime.tasks import TaskSourceError
 from rollout_api.environments import TaskEnvironment
 from rollout_api.records import Outcome, Result, StopReason
 from rollout_api.rollout_job import RolloutJob
@@ -131,6 +132,11 @@ async def test_a_slow_environment_does_not_use_up_the_agents_time_and_no_agent_c
     slow = game("slow", run_in, max_steps=2, agentSeconds=1, commandSeconds=60)
     [result] = await results(tmp_path, {"slow": "<answer>slow</answer>"}, tasks={"inline": [slow]})
     assert (result.outcome, result.stop_reason, result.reward) == (Outcome.COMPLETED, StopReason.FINISHED, 2.0)
+
+
+async def test_an_environment_whose_step_does_not_work_is_found_before_the_first_rollout(tmp_path: Path) -> None:
+    with pytest.raises(TaskSourceError, match="step returned 4 values, expected Gymnasium's five"):
+        await results(tmp_path, {}, {"id": "tests.support.games:OldGame", "tag": "old"})
 
 
 async def test_an_environment_that_raises_is_never_a_reward(tmp_path: Path) -> None:

@@ -499,3 +499,19 @@ def test_no_color_is_honoured(finished: Shell) -> None:
     plain = on_a_terminal(finished, "results", "starter", environ={"NO_COLOR": "1"})
     assert "starter" in plain
     assert not any(f"\x1b[{code}m" in plain for code in range(30, 50))
+
+
+def test_run_shows_a_traceback_once_and_fails_when_the_agents_own_code_raised(shell: Shell) -> None:
+    """A typo in one's own agent is no reward 0 with exit code 0."""
+    (shell.folder / "typo.py").write_text(
+        "class Typo:\n    async def run(self, context):\n        return context.task.prompt.uper()\n"
+    )
+    job = slow_job(shell.folder, 0)
+    document = yaml.safe_load(job.read_text())
+    document["spec"]["agent"] = {"type": "typo:Typo"}
+    job.write_text(yaml.safe_dump(document))
+    ran = shell("run", str(job), environ={"PYTHONPATH": str(shell.folder)})
+    assert ran.returncode == 1, ran.stderr
+    said = ran.stdout + ran.stderr
+    assert said.count("context.task.prompt.uper()") == 1
+    assert "'str' object has no attribute 'uper'" in said

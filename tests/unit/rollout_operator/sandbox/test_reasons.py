@@ -15,6 +15,12 @@ from rollout_operator.sandbox.reasons import (
 )
 from tests.unit.rollout_operator.sandbox.objects import NOW, RUNNING, Json, disrupted, ended, node, pod, waiting
 
+OWN_STORAGE = [
+    "Pod ephemeral local storage usage exceeds the total limit of containers 2Gi. ",
+    'Container sandbox exceeded its local ephemeral storage limit "2Gi". ',
+    'Usage of EmptyDir volume "state" exceeds the limit "1Gi". ',
+]
+
 
 @pytest.mark.parametrize(
     ("state", "status", "reason"),
@@ -24,6 +30,19 @@ from tests.unit.rollout_operator.sandbox.objects import NOW, RUNNING, Json, disr
         (ended(2), {}, "Crashed"),
         (ended(0, "Completed"), {"reason": "DeadlineExceeded", "phase": "Failed"}, "DeadlineExceeded"),
         (None, {"reason": "Evicted", "phase": "Failed", "message": "low on memory"}, "Evicted"),
+        *(
+            (None, {"reason": "Evicted", "phase": "Failed", "message": words}, "StorageExceeded")
+            for words in OWN_STORAGE
+        ),
+        (
+            None,
+            {
+                "reason": "Evicted",
+                "phase": "Failed",
+                "message": "The node was low on resource: ephemeral-storage. Container sandbox was using 3Gi, request is 0.",
+            },
+            "Evicted",
+        ),
         (ended(143), {"conditions": disrupted("EvictionByEvictionAPI")}, "Evicted"),
         (None, {"conditions": disrupted("DeletionByPodGC"), "phase": "Failed"}, "NodeLost"),
         (ended(137), {"conditions": disrupted("TerminationByKubelet"), "reason": "Preempting"}, "Preempted"),

@@ -1,0 +1,30 @@
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_runtime.models.answered import LEAST_LOGPROB, storable
+from agent_runtime.models.base import ModelReply, ToolCall
+
+TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
+
+
+@given(TEXT, TEXT, st.lists(st.floats(max_value=0, allow_nan=False), max_size=4))
+def test_reply_can_be_stored_whatever_the_server_sent(text: str, arguments: str, logprobs: list[float]) -> None:
+    call = {"id": "1", "function": {"name": "bash", "arguments": arguments}}
+    message = {"role": "assistant", "content": text, "tool_calls": [call]}
+    stored = storable(ModelReply(message, "stop", logprobs=logprobs))
+    json.dumps(stored.message, ensure_ascii=False).encode()
+    assert stored.logprobs == [LEAST_LOGPROB if value == -math.inf else value for value in logprobs]
+    whole = text.encode(errors="ignore").decode()
+    if whole == text and arguments.encode(errors="ignore").decode() == arguments:
+        assert stored.message == message
+
+
+def test_arguments_of_a_tool_call_may_be_a_dict_and_nothing_else_but_text() -> None:
+    given_as_dict: object = {"command": "ls"}
+    assert ToolCall("1", "bash", given_as_dict).arguments == '{"command": "ls"}'  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ToolCall bash: arguments are list, expected a dict or its JSON text"):
+        ToolCall("1", "bash", [])  # type: ignore[arg-type]
