@@ -1,7 +1,8 @@
 # Two commands do all the set-up: `make quickstart` and `make test`. The rest is for people who work on this.
 SHELL := /bin/bash
-PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
-	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# The oldest first, Debian 12's own 3.11.2 where it is there: the tests run on the oldest version that is promised.
+PYTHON ?= $(shell for p in /usr/bin/python3.11 python3.11 python3.12 python3.13 python3.14 python3; do \
+	command -v $$p >/dev/null && $$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -20,7 +21,7 @@ quickstart: install
 	$(BIN)/rolloutctl run examples/quickstart/job.yaml
 
 .venv/bin/python:
-	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed, and none was found; install it, or name it: make PYTHON=/path/to/python3.12 ...'; exit 1; }
+	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer with venv is needed, and none was found; install it (Debian: apt-get install python3-venv), or name it: make PYTHON=/path/to/python3.12 ...'; exit 1; }
 	$(PYTHON) -m venv .venv
 
 # What is compiled, or read, when the package is installed.

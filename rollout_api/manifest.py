@@ -8,7 +8,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -85,6 +85,12 @@ def load_manifest(path_or_text: str | Path) -> RolloutJob:
                 if path_of(location) not in known
             ]
     raise ManifestError(problems, source)
+
+
+def located(path: Path, found: Iterable[tuple[Location, str]]) -> list[Problem]:
+    """What is wrong with fields of a manifest that can be read, with their lines in its file."""
+    document = _parse(*_read(path))
+    return [Problem(path_of(location), message, document.line(location)) for location, message in found]
 
 
 def validate(model: type[Model], value: Any) -> Model:

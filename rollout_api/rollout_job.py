@@ -227,6 +227,14 @@ class Output(ApiModel):
     secret_ref: ObjectName | None = None
     """Secret whose keys are the store's own environment variables, such as AWS_ACCESS_KEY_ID."""
 
+    @field_validator("uri")
+    @classmethod
+    def _known_scheme(cls, uri: str) -> str:
+        scheme, separator, _ = uri.partition("://")
+        if separator and scheme.lower() not in ("s3", "gs", "az", "file"):
+            raise ValueError(f"scheme {scheme!r} is unknown; use s3://, gs://, az://, file:// or a local folder")
+        return uri
+
 
 MUTABLE_FIELDS = ("suspend", "ttlSecondsAfterFinished")
 """Fields of a job's spec that may change while it runs: they say nothing about its results."""

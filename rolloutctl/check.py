@@ -14,13 +14,14 @@ from agent_runtime.engine.branching import find_origins
 from agent_runtime.engine.check import check_job
 from agent_runtime.engine.opening import Surroundings
 from agent_runtime.engine.preflight import missing_programs
+from agent_runtime.engine.validation import wrong_fields
 from agent_runtime.plugins.registry import load_plugins, unheard
 from agent_runtime.tasks import LoadedTasks, TaskProblem, TaskSourceError, load_tasks
-from rollout_api.manifest import ManifestError, load_manifest
+from rollout_api.manifest import ManifestError, load_manifest, located
 from rollout_api.sandbox import Provider
 from rolloutctl.console import Form, FormOption, answer_json, answer_table, err, number, out, say
-from rolloutctl.errors import Exit
-from rolloutctl.manifest import read_manifest
+from rolloutctl.errors import CommandError, Exit
+from rolloutctl.manifest import describe, read_manifest
 from rolloutctl.transcript import harmless
 
 ManifestArgument = Annotated[Path, typer.Argument(help="A RolloutJob, YAML or JSON.")]
@@ -37,20 +38,28 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
 
     Prints every problem as `file:line: field: message`.
     """
+    base_dir = manifest.resolve().parent
     try:
         job = load_manifest(manifest) if form is Form.JSON and manifest.is_file() else read_manifest(manifest)
-        stream = job.spec.tasks.stream is not None
-        base_dir = manifest.resolve().parent
+    except ManifestError as error:
+        answer_json({"valid": False, "problems": [asdict(problem) for problem in error.problems]})
+        raise typer.Exit(Exit.BAD_INPUT) from None
+    fields = located(manifest, asyncio.run(wrong_fields(job, base_dir, os.environ)))
+    stream, loaded, in_tasks = job.spec.tasks.stream is not None, LoadedTasks([]), TaskSourceError([])
+    try:
         if job.spec.tasks.branch is not None:
             origins = asyncio.run(find_origins(job, base_dir, os.environ))
             loaded = LoadedTasks([origin.task for origin in origins])
-        else:
-            loaded = LoadedTasks([]) if stream else load_tasks(job.spec.tasks, base_dir, os.environ)
-    except (ManifestError, TaskSourceError) as error:
+        elif not stream:
+            loaded = load_tasks(job.spec.tasks, base_dir, os.environ)
+    except TaskSourceError as error:
+        in_tasks = error
+    if fields or in_tasks.problems:
         if form is Form.TEXT:
-            raise
-        answer_json({"valid": False, "problems": [asdict(problem) for problem in error.problems]})
-        raise typer.Exit(Exit.BAD_INPUT) from None
+            told = [describe(manifest, ManifestError(fields)), str(in_tasks)]
+            raise CommandError("\n".join(filter(None, told)), hint="docs/manifest.md lists every field.")
+        answer_json({"valid": False, "problems": [*map(asdict, fields), *map(asdict, in_tasks.problems)]})
+        raise typer.Exit(Exit.BAD_INPUT)
     plugins = load_plugins(job.spec.plugins)
     deaf = [TaskProblem(str(manifest), None, text) for text in unheard(plugins)] if job.spec.agent.is_command else []
     warnings = [*loaded.warnings, *deaf]

@@ -9,7 +9,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from agent_runtime.engine.events import AttemptFailed, Event, JobStarted, PluginFailed, RolloutSealed, RolloutStarted
+from agent_runtime.engine.events import (
+    AttemptFailed,
+    Event,
+    JobStarted,
+    ModelCallFailing,
+    PluginFailed,
+    RolloutSealed,
+    RolloutStarted,
+)
 from rollout_api.records import Outcome
 from rolloutctl.console import duration, number
 from rolloutctl.transcript import harmless
@@ -27,6 +35,8 @@ class Tally:
         self.total: int | None = None
         self.sealed = 0
         self.running: set[int] = set()
+        self.waiting: set[int] = set()
+        """Rollouts whose model call is retried."""
         self.outcomes: Counter[str] = Counter()
         self._here = 0
         """Sealed by this process: what an earlier one did says nothing of this one's rate."""
@@ -38,6 +48,8 @@ class Tally:
             self.total, self.sealed, self._since = event.total, event.sealed, self._clock()
         elif isinstance(event, RolloutStarted):
             self.running.add(event.index)
+        elif isinstance(event, ModelCallFailing):
+            (self.waiting.discard if event.message is None else self.waiting.add)(event.index)
         elif isinstance(event, RolloutSealed):
             self.running.discard(event.result.index)
             self.sealed += 1
@@ -69,6 +81,8 @@ class Tally:
         """All of it in one line."""
         total = "?" if self.total is None else str(self.total)
         parts = [f"{self.sealed}/{total} rollouts", f"{len(self.running)} running"]
+        if self.waiting:
+            parts.append(f"{len(self.waiting)} waiting for the model")
         order = [outcome.value for outcome in Outcome]
         parts += [f"{self.outcomes[name]} {name}" for name in order if self.outcomes[name]]
         parts.append(f"mean reward {number(self.mean_reward)}")
@@ -106,6 +120,8 @@ def _lines(event: Event) -> list[tuple[str, str]]:
     if isinstance(event, AttemptFailed):
         then = "trying again" if event.retry else "no attempts are left: the rollout is masked"
         return [(f"Rollout {event.index}, attempt {event.attempt}: {event.reason}: {event.message} ({then})", "yellow")]
+    if isinstance(event, ModelCallFailing) and event.message is not None:
+        return [(f"The model does not answer rollout {event.index}, the call is retried: {event.message}", "yellow")]
     if isinstance(event, PluginFailed):
         return [(f"Plugin {event.plugin} failed, {event.hook} of {event.key}: {event.message}", "yellow")]
     return []
@@ -121,17 +137,18 @@ class _Say:
         self._failures: Counter[str] = Counter()
 
     def event(self, event: Event) -> None:
+        many, further = "", ""
         if isinstance(event, AttemptFailed) and event.retry:
-            self._failures[event.reason] += 1
-            if self._failures[event.reason] == self.SAME_FAILURE + 1:
-                self._console.print(Text(f"Further attempts lost to {event.reason} are not shown.", "yellow"))
-            if self._failures[event.reason] > self.SAME_FAILURE:
-                return
-        if isinstance(event, PluginFailed):
-            self._failures[event.plugin] += 1
-            if self._failures[event.plugin] == self.SAME_FAILURE + 1:
-                self._console.print(Text(f"Further failures of plugin {event.plugin} are not shown.", "yellow"))
-            if self._failures[event.plugin] > self.SAME_FAILURE:
+            many, further = event.reason, f"attempts lost to {event.reason}"
+        elif isinstance(event, PluginFailed):
+            many, further = event.plugin, f"failures of plugin {event.plugin}"
+        elif isinstance(event, ModelCallFailing) and event.message is not None:
+            many, further = "model calls", "failures of model calls"
+        if further:
+            self._failures[many] += 1
+            if self._failures[many] == self.SAME_FAILURE + 1:
+                self._console.print(Text(f"Further {further} are not shown.", "yellow"))
+            if self._failures[many] > self.SAME_FAILURE:
                 return
         for line, style in _lines(event):
             self._console.print(Text(harmless(line), style), soft_wrap=True)

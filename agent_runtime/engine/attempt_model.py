@@ -27,7 +27,15 @@ from rollout_api.records import StopReason
 class AttemptModel:
     """Implements Model and PromptModel. `group` is that of all calls of the rollout's group (`ModelRequest.group`)."""
 
-    def __init__(self, current: Callable[[], Model], group: str, clock: AgentClock, drain: Drain) -> None:
+    def __init__(
+        self,
+        current: Callable[[], Model],
+        group: str,
+        clock: AgentClock,
+        drain: Drain,
+        on_failing: Callable[[str | None], None] = lambda why: None,
+    ) -> None:
+        self._on_failing = on_failing
         self._current, self._group, self._clock, self._drain = current, group, clock, drain
         self.name, self.token_capture = current().name, current().token_capture
         self.failure: ModelError | None = None
@@ -78,7 +86,7 @@ class AttemptModel:
         def hold(held: bool) -> None:
             (self._clock.wait if held else self._clock.go_on)(call, now())
 
-        health.on_hold = hold
+        health.on_hold, health.on_failing = hold, self._on_failing
         self._under_way[call] = health
         began = now()
         try:
@@ -103,6 +111,8 @@ class AttemptModel:
         finally:
             del self._under_way[call]
             hold(False)
+            if health.failing is not None:
+                self._on_failing(None)
         self.failure, self.refusal, self._failing_since = None, None, None
         self._clock.excuse(began, began + health.lost_seconds + health.held_seconds)
         return reply

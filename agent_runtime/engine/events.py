@@ -44,6 +44,14 @@ class TurnEnded:
 
 
 @dataclass(frozen=True)
+class ModelCallFailing:
+    """A rollout's model call is retried because the server fails; `message` says how. None: that call is over."""
+
+    index: int
+    message: str | None
+
+
+@dataclass(frozen=True)
 class AttemptFailed:
     """An attempt was lost to infrastructure; `retry` tells whether another one follows."""
 
@@ -140,6 +148,7 @@ Event = (
     | WorkspaceAcquired
     | RolloutStarted
     | TurnEnded
+    | ModelCallFailing
     | ToolEnded
     | AttemptFailed
     | PluginFailed

@@ -18,8 +18,14 @@ from rollout_api.records import Message
 class ModelCalls:
     """One at a time. A call takes the model of its moment, which may be replaced while the run goes on."""
 
-    def __init__(self, assignment: Assignment, model: Callable[[], Model | None], deadline: AgentDeadline) -> None:
-        self._assignment, self._model, self._deadline = assignment, model, deadline
+    def __init__(
+        self,
+        assignment: Assignment,
+        model: Callable[[], Model | None],
+        deadline: AgentDeadline,
+        on_failing: Callable[[str | None], None],
+    ) -> None:
+        self._assignment, self._model, self._deadline, self._on_failing = assignment, model, deadline, on_failing
         self._health = CallHealth()
 
     @property
@@ -45,7 +51,8 @@ class ModelCalls:
             raise NotReplayable(f"agent {agent} calls a model, and spec.model is not given; give one")
         call = object()
         self._health = health = CallHealth(
-            on_hold=lambda held: (self._deadline.wait if held else self._deadline.go_on)(call)
+            on_hold=lambda held: (self._deadline.wait if held else self._deadline.go_on)(call),
+            on_failing=self._on_failing,
         )
         rollout, sampling = self._assignment.rollout, self._assignment.sampling
         most, left = sampling.max_tokens, budget.tokens
@@ -68,5 +75,7 @@ class ModelCalls:
             reply = await answered(model.complete(request))
         finally:
             self._deadline.go_on(call)
+            if health.failing is not None:
+                self._on_failing(None)
         self._deadline.shift(health.lost_seconds)
         return reply, time.perf_counter() - started - health.lost_seconds - health.held_seconds

@@ -16,7 +16,7 @@ from agent_runtime.engine.context import Earlier, RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
 from agent_runtime.engine.mcp import server_keys
-from agent_runtime.engine.run_folder import remove_run_folder, run_folder, run_lock
+from agent_runtime.engine.run_folder import run_folder, run_lock
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.steps import NOT_FOR_PROGRAMS
 from agent_runtime.environments.open import check_environments
@@ -118,11 +118,6 @@ async def open_run(
         async def close_provider() -> None:
             await provider.close(keep=context is None or not context.finished)
 
-        def remove_folder() -> None:
-            if context is None or context.finished:
-                remove_run_folder(record.uid)
-
-        stack.callback(remove_folder)
         stack.enter_context(run_lock(record.uid, surroundings.shard.index, record.folder))
         provider = await _open_provider(job, tasks, surroundings, uri, record)
         stack.push_async_callback(close_provider)

@@ -14,7 +14,7 @@ from agent_runtime.engine.agent_clock import AgentClock
 from agent_runtime.engine.assignment import Assignment, Oversight
 from agent_runtime.engine.attempt_model import AttemptModel
 from agent_runtime.engine.attribution import Action, OutOfTime, Phase, Situation, attribute
-from agent_runtime.engine.events import TurnEnded
+from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.engine.program_policy import CALLS_A_TURN, PROMPT_FILE, Ended, doubtful_turn, filled, stop_of
 from agent_runtime.engine.staleness_policy import StalePolicy
 from agent_runtime.engine.workspace_model import WorkspaceModel, serve_model
@@ -69,7 +69,13 @@ class Program:
         self._doubtful_turn = doubtful_turn(recorded)
         used = (r.agent_seconds for r in reversed(recorded) if isinstance(r, IntentRecord) and r.agent_seconds)
         self._clock = AgentClock(asyncio.get_running_loop().time(), next(used, 0.0))
-        self._model = AttemptModel(model, assignment.model_group, self._clock, self._drain)
+        self._model = AttemptModel(
+            model,
+            assignment.model_group,
+            self._clock,
+            self._drain,
+            lambda why: self._observer(ModelCallFailing(self._rollout.index, why)),
+        )
         self._cut_short: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with what ends the attempt while the program still runs: a limit, or a failure of its surroundings."""
 

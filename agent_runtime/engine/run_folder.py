@@ -35,21 +35,14 @@ def run_folder(uid: str) -> Path:
     return folder
 
 
-def remove_run_folder(uid: str) -> None:
-    """After the run's end. The logs of its sandboxes stay, for whoever wants to read them."""
-    for folder, _, _ in os.walk(_path(uid), topdown=False):
-        with contextlib.suppress(OSError):  # not empty
-            os.rmdir(folder)
-
-
 @contextlib.contextmanager
 def run_lock(uid: str, shard: int, name: str) -> Iterator[None]:
     """Hold a shard of a run against other processes of this user on this machine. Raises RunInProgress.
 
     The kernel releases the lock when its holder dies, so a killed run is resumed at once.
     """
-    path = run_folder(uid) / f"shard-{shard}.lock"
-    with _locked(path, name) as file:
+    path, file = _locked(uid, shard, name)
+    with file:
         file.truncate(0)
         file.write(f"{os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
         file.flush()
@@ -57,21 +50,26 @@ def run_lock(uid: str, shard: int, name: str) -> Iterator[None]:
             yield
         finally:
             path.unlink()
+            if not list(path.parent.glob("*.lock")):
+                for folder, _, _ in os.walk(path.parent, topdown=False):
+                    with contextlib.suppress(OSError):  # not empty: live sandboxes, or the logs of those that failed
+                        os.rmdir(folder)
 
 
-def _locked(path: Path, name: str) -> TextIO:
+def _locked(uid: str, shard: int, name: str) -> tuple[Path, TextIO]:
     while True:
-        file = path.open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its holder may end at any moment, and remove file and folder: then once more.
+        with contextlib.suppress(FileNotFoundError, FileExistsError), contextlib.ExitStack() as opened:
+            path = run_folder(uid) / f"shard-{shard}.lock"
+            file = opened.enter_context(path.open("a+"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise RunInProgress(name, file.read()) from None
             if os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                return file
-        except BlockingIOError:
-            file.seek(0)
-            raise RunInProgress(name, file.read()) from None
-        except FileNotFoundError:
-            pass
-        file.close()  # its holder ended between two of these calls, and removed it
+                opened.pop_all()
+                return path, file
 
 
 def _path(uid: str) -> Path:

@@ -25,7 +25,7 @@ from agent_runtime.engine.attribution import (
 )
 from agent_runtime.engine.budgets import Budget
 from agent_runtime.engine.conversation import Branches, Conversation
-from agent_runtime.engine.events import TurnEnded
+from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.engine.model_calls import ModelCalls
 from agent_runtime.engine.sub_agent import SubAgent
 from agent_runtime.engine.tool_calls import CallsOfTurn, ToolRunner, agents_seconds
@@ -87,7 +87,9 @@ class Turns:
         self._deadline = AgentDeadline(task.timeouts.agent_seconds)
         self._states = WorkspaceStates(workspace, log, self._deadline, keeping)
         self._tool_runner = ToolRunner(self._index, self._states, log, self._deadline, oversight)
-        self._models = ModelCalls(assignment, model, self._deadline)
+        self._models = ModelCalls(
+            assignment, model, self._deadline, lambda why: self._observer(ModelCallFailing(self._index, why))
+        )
         self._definitions = [openai_definition(tool) for tool in tools.values()]
         self._branches = Branches()
         self._talking = [Conversation(self._branches)]

@@ -16,11 +16,19 @@ class CallHealth:
     lost_seconds: float = 0.0
     """Spent on failed tries and the pauses after them, before the try that was answered."""
     failing: str | None = None
-    """Why the latest try failed, while another one is waited for or under way; None when nothing has failed."""
+    """Why the latest try failed, while another one is waited for or under way; None while nothing fails. Set by `note`."""
     held_seconds: float = 0.0
     """Spent where nobody could answer: behind the shut gate of a policy update, or waiting for a place at a server."""
     on_hold: Callable[[bool], None] = lambda held: None
     """Told when such a time begins and when it ends, so that deadlines can stand still meanwhile."""
+    on_failing: Callable[[str | None], None] = lambda why: None
+    """Called when `failing` changes, so that a person sees within seconds what the call waits for."""
+
+    def note(self, why: str | None) -> None:
+        """The latest try failed for that reason, or (None) brought something."""
+        if why != self.failing:
+            self.failing = why
+            self.on_failing(why)
 
 
 @dataclass(frozen=True, slots=True)

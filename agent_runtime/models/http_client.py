@@ -154,7 +154,7 @@ class JsonClient:
                         reason, failure = "Unreachable", f"{type(error).__name__}: {error}"
                     else:
                         if not isinstance(received, _Refused):
-                            health.failing = None
+                            health.note(None)
                             return received
                         answer = received.answer
                         self._raise_for(answer, received.headers)
@@ -164,7 +164,7 @@ class JsonClient:
                         failure = f"status {answer.status}: {answer.error}"
                         retry_after = received.headers.get("Retry-After")
                     failures += 1
-                    health.failing = f"{reason}: {failure}"
+                    health.note(f"{reason}: {failure}")
                     delay = retry_delay(failures, retry_after, now=time.time(), jitter=random.random())
                     if failures == tries or time.monotonic() + delay >= deadline:
                         raise ModelError(reason, f"{self.base_url} failed {failures} times, last with {failure}")

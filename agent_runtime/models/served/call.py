@@ -75,7 +75,7 @@ class Call:
     def heard(self, now: float) -> None:
         """A token has come."""
         self._heard_at = self._token_at = self.clock(now)
-        self.request.health.failing = None
+        self.request.health.note(None)
         self.failures = 0
 
     def silent_seconds(self, now: float) -> float:
@@ -86,7 +86,7 @@ class Call:
         """It has to be sent again."""
         self.avoided.add(server)
         self.failures += 1
-        self.request.health.failing = why
+        self.request.health.note(why)
 
     def asked(self) -> ModelRequest:
         """The request of one try: its troubles are this call's own, and its text begins where the last try's ended."""

@@ -148,7 +148,7 @@ class TokenTurn:
                 if not own:
                     raise
                 failures = 1 if len(progress.ids) > before else failures + 1
-                health.failing = str(error)
+                health.note(str(error))
                 delay = retry_delay(failures, None, now=time.time(), jitter=random.random())
                 await asyncio.sleep(delay)
                 health.lost_seconds += delay

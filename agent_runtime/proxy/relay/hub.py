@@ -203,7 +203,7 @@ class Hub:
                     raise ModelError(
                         "WorkerLost", f"{lost} workers were lost while they had this request, the last was {name}"
                     ) from None
-                request.health.failing = f"WorkerLost: {name}"
+                request.health.note(f"WorkerLost: {name}")
                 request.health.lost_seconds += asyncio.get_running_loop().time() - began
                 _LOG.warning("Worker %s is lost; what it had goes to another one.", name)
             finally:

@@ -6,9 +6,11 @@ import pty
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -345,6 +347,45 @@ def test_every_problem_of_a_manifest_is_named_with_its_line(shell: Shell) -> Non
     assert {problem["path"] for problem in problems} == {"spec.groupSize", "spec.agent.maxTurnz"}
 
 
+BAD_PLUGIN = """
+class Curious:
+    def after_rollout(self, rollout, result, reward): ...
+"""
+
+
+def test_every_name_key_and_place_that_cannot_be_used_is_found_at_once(shell: Shell) -> None:
+    path = slow_job(shell.folder, 0, tasks={"from": {"uri": "tasks.jsonl"}}, output={"uri": "s3://bucket/runs"})
+    job = yaml.safe_load(path.read_text())
+    endpoint = {"baseURL": "http://127.0.0.1:9", "name": "m", "apiKeyFrom": {"env": "NO_SUCH_KEY"}}
+    job["spec"] |= {
+        "agent": {"type": "no_such_module:Agent", "tools": ["bash", "bsh", "finish"]},
+        "plugins": [{"name": "curious:Curious"}],
+        "model": {"endpoint": endpoint},
+    }
+    path.write_text(yaml.safe_dump(job))
+    (shell.folder / "curious.py").write_text(BAD_PLUGIN)
+    (shell.folder / "tasks.jsonl").write_text('{"name": "b"}\n')
+    # Credentials and a region, but nothing answers there.
+    s3 = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
+    wrong = shell("validate", path.name, environ={"PYTHONPATH": str(shell.folder)} | s3)
+    assert wrong.returncode == 2
+    for told in (
+        "spec.agent.type: agent 'no_such_module:Agent'",
+        "spec.agent.tools[1]: no tool is named 'bsh'",
+        "spec.plugins[0]: plugin 'curious:Curious'",
+        "reward",
+        "NO_SUCH_KEY",
+        "spec.output.uri: s3://bucket/runs",
+        "tasks.jsonl:1",
+    ):
+        assert told in wrong.stderr, wrong.stderr
+    assert "bug" not in wrong.stderr
+    path.write_text(path.read_text().replace("s3://bucket", "ftp://host"))
+    assert "spec.output.uri: scheme 'ftp' is unknown" in shell("validate", path.name).stderr.replace(
+        "Value error, ", ""
+    )
+
+
 def test_every_broken_line_of_a_task_file_is_named(shell: Shell) -> None:
     path = slow_job(shell.folder, 0, tasks={"from": {"uri": "tasks.jsonl"}})
     (shell.folder / "tasks.jsonl").write_text('{"name": "a", "prompt": "p"}\n{"name": "b"}\n{"nam\n')
@@ -387,6 +428,45 @@ def test_a_model_that_cannot_be_reached_is_told_before_anything_runs(shell: Shel
     assert "127.0.0.1:9" in answer.stderr
     assert "Traceback" not in answer.stderr
     assert not list(shell.folder.glob("out/slow-*"))
+
+
+class DyingModel(BaseHTTPRequestHandler):
+    """Answers the check, and fails from then on."""
+
+    answered = 0
+
+    def do_POST(self) -> None:
+        if self.path != "/v1/chat/completions":
+            self.send_error(404)
+            return
+        DyingModel.answered += 1
+        if DyingModel.answered > 1:
+            self.send_error(503, "weights are gone")
+            return
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}
+        body = json.dumps({"choices": [choice], "model": "m"}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+def test_model_server_that_dies_is_shown_while_the_calls_are_retried(shell: Shell) -> None:
+    slow_job(shell.folder, 0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), DyingModel) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        process = shell.start("run", "slow.yaml", "--model-url", url, "--model-name", "m")
+        assert process.stderr is not None
+        shown = next((line for line in process.stderr if "does not answer" in line), "")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        server.shutdown()
+    assert "503" in shown
 
 
 def test_debug_shows_where_an_error_came_from(finished: Shell) -> None:

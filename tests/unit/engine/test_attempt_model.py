@@ -111,7 +111,7 @@ async def test_time_behind_a_shut_gate_and_on_failed_tries_does_not_count() -> N
     await call
 
     async def failing(request: ModelRequest) -> ModelReply:
-        request.health.failing = "Unreachable: refused"
+        request.health.note("Unreachable: refused")
         assert str(bench.model.trouble()) == "Unreachable: Unreachable: refused"
         request.health.failing, request.health.lost_seconds = None, 50.0
         return REPLY
@@ -143,7 +143,7 @@ async def test_a_program_whose_patience_ends_before_that_with_a_failing_server_w
     before = bench.clock.used(loop.time())
 
     async def failing(request: ModelRequest) -> ModelReply:
-        request.health.failing = "Unreachable: refused"
+        request.health.note("Unreachable: refused")
         await asyncio.Event().wait()
         return REPLY
 

@@ -272,7 +272,7 @@ async def test_an_agent_over_its_time_is_completed_with_agent_timeout() -> None:
 async def test_a_server_that_fails_until_the_time_is_over_is_not_the_policys_timeout() -> None:
     class Failing(CountingModel):
         async def complete(self, request: ModelRequest) -> ModelReply:
-            request.health.failing = "ServerError: status 503"
+            request.health.note("ServerError: status 503")
             await asyncio.sleep(60)
             raise AssertionError("unreachable")
 

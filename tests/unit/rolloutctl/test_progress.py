@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agent_runtime.engine.events import AttemptFailed, Event, JobStarted, RolloutSealed, RolloutStarted
+from agent_runtime.engine.events import (
+    AttemptFailed,
+    Event,
+    JobStarted,
+    ModelCallFailing,
+    RolloutSealed,
+    RolloutStarted,
+)
 from rollout_api.records import Outcome, Result
 from rolloutctl.progress import PLAIN_SECONDS, Plain, Tally
 
@@ -50,6 +57,17 @@ def test_a_stream_without_an_end_promises_none() -> None:
     tally.add(sealed(0))
     assert "left" not in tally.line()
     assert tally.line().startswith("1/? rollouts")
+
+
+def test_tally_shows_rollouts_that_wait_for_the_model() -> None:
+    tally = Tally(Clock())
+    tally.add(started(4))
+    for index in (0, 1, 1):
+        tally.add(ModelCallFailing(index, "Unreachable: connection refused"))
+    assert "2 waiting for the model" in tally.line()
+    for index in (0, 1):
+        tally.add(ModelCallFailing(index, None))
+    assert "waiting" not in tally.line()
 
 
 outcomes = st.lists(st.tuples(st.sampled_from(list(Outcome)), st.none() | st.floats(0, 1)), max_size=30)

@@ -1,0 +1,54 @@
+"""A live run is not disturbed by a second start of it, and a run that ended leaves nothing behind."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent_runtime.engine.run_folder import RunInProgress, run_folder, run_lock
+
+UID = "0d5c1c36-87a2-4f0e-9a53-1f3f6f2c7d11"
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def test_refused_start_leaves_the_folder_of_the_live_run_alone(tmp_path: Path) -> None:
+    with run_lock(UID, 0, "fix-0d5c1c36"):
+        (run_folder(UID) / "sandboxes").mkdir()
+        with (
+            pytest.raises(RunInProgress, match="fix-0d5c1c36 is in progress: process"),
+            run_lock(UID, 0, "fix-0d5c1c36"),
+        ):
+            pass
+        with run_lock(UID, 1, "fix-0d5c1c36"):
+            """Another shard is another runner's."""
+        (run_folder(UID) / "sandboxes" / "record").write_text("live")
+    assert (run_folder(UID) / "sandboxes" / "record").exists(), "live sandboxes stay for the next process"
+
+
+def test_lock_has_one_holder_while_others_end_and_start() -> None:
+    holders, most = 0, 0
+    counting = threading.Lock()
+
+    def start_and_end() -> None:
+        nonlocal holders, most
+        for _ in range(50):
+            try:
+                with run_lock(UID, 0, "run"):
+                    with counting:
+                        holders += 1
+                        most = max(most, holders)
+                    with counting:
+                        holders -= 1
+            except RunInProgress:
+                continue
+
+    threads = [threading.Thread(target=start_and_end) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
