@@ -20,7 +20,6 @@ from agent_runtime.engine.events import (
 )
 from agent_runtime.models.served.model import ServedModel
 from agent_runtime.runner.report import ShardTally
-from agent_runtime.sandboxes.base import OUTSIDE_REASONS
 from rollout_api.records import Outcome
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -29,8 +28,13 @@ REWARDS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 MOST_REASONS = 32
 """Reasons of failures come from clusters and plugins; those beyond are counted as Other."""
 OTHER = "Other"
-MODEL_REASONS = frozenset({"Timeout", "Unreachable", "RateLimited", "ServerError", "BadResponse", "BadRequest"})
-"""Of lost attempts that alert RolloutModelErrors watches."""
+USUAL_REASONS = frozenset(
+    (
+        *("Timeout", "Unreachable", "RateLimited", "ServerError", "BadResponse", "BadRequest"),
+        *("Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "DeadlineExceeded", "OOMKilled"),
+    )
+)
+"""Of lost attempts: those of the model, which alert RolloutModelErrors watches, and those of nodes and pods."""
 SANDBOX_STATES = ("Starting", "Ready")
 
 
@@ -38,7 +42,7 @@ class RunnerMetrics:
     """What `/metrics` shows."""
 
     def __init__(self, tally: ShardTally, tools: Collection[str], restarts: int = 0) -> None:
-        self._tools, self._reasons = frozenset(tools), {*OUTSIDE_REASONS, *MODEL_REASONS}
+        self._tools, self._reasons = frozenset(tools), set(USUAL_REASONS)
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
 

@@ -18,9 +18,8 @@ from agent_runtime.engine.events import (
 )
 from agent_runtime.engine.shard import Shard
 from agent_runtime.models.served.model import ServedModel
-from agent_runtime.runner.metrics import MODEL_REASONS, MOST_REASONS, RunnerMetrics
+from agent_runtime.runner.metrics import MOST_REASONS, USUAL_REASONS, RunnerMetrics
 from agent_runtime.runner.report import ShardTally
-from agent_runtime.sandboxes.base import OUTSIDE_REASONS
 from rollout_api.records import Outcome, Result, Usage
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
@@ -109,7 +108,7 @@ def test_a_model_that_invents_tools_and_reasons_cannot_fill_prometheus() -> None
     assert shown.value("rollout_tool_call_errors_total", tool="Other") == 1000
     reasons = [labels for name, labels in shown.samples() if name == "rollout_attempts_failed_total"]
     assert len(reasons) == MOST_REASONS + 1
-    invented = MOST_REASONS - len(OUTSIDE_REASONS | MODEL_REASONS)
+    invented = MOST_REASONS - len(USUAL_REASONS)
     assert shown.value("rollout_attempts_failed_total", reason="Other") == 1000 - invented
 
 
