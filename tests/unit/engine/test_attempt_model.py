@@ -54,7 +54,7 @@ class Bench:
 
     async def answers(self) -> None:
         self.told.answer = self.told.well
-        assert await self.model.complete(REQUEST) is REPLY
+        assert await self.model.complete(REQUEST) == REPLY
 
 
 async def test_calls_of_a_rollout_go_where_those_of_its_group_go() -> None:
