@@ -20,7 +20,6 @@ from agent_runtime.recording.layers import LayerTooLarge
 from agent_runtime.recording.store import StorageError
 from agent_runtime.sandboxes.base import Evidence, Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
 from agent_runtime.verification.grade import VerifierUnavailable
-from agent_runtime.verification.tar_filter import BrokenTar
 from rollout_api.records import StopReason
 
 LOSSES_ALONE = 2
@@ -127,7 +126,7 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
             return _used_up(f"{error.cause}: {error.message}", situation, is_gone=False)
         case ArtifactsTooLarge() if situation.phase is Phase.COLLECTING:
             return _used_up(str(error), situation, is_gone=False)
-        case FileError() | BrokenTar() | LayerTooLarge() if situation.exposed:
+        case FileError() | LayerTooLarge() if situation.exposed:
             return _of_files(error, situation)
         case VerifierUnavailable() if situation.phase is Phase.GRADING_IN_PLACE:
             return _fail(str(error), situation)

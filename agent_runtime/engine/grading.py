@@ -1,6 +1,5 @@
 """Grading an attempt: in a new workspace into which only its artifacts go, or, forgeable, in the agent's own."""
 
-import posixpath
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -8,10 +7,8 @@ from dataclasses import replace
 from agent_runtime.engine.attribution import Action, Phase, Situation, attribute
 from agent_runtime.recording.journal import Journal
 from agent_runtime.sandboxes.base import Fence, SandboxProvider, Workspace, WorkspaceSpec
-from agent_runtime.verification.artifacts import carry_rule, dropped_names, listing
-from agent_runtime.verification.deletions import deleted_paths
+from agent_runtime.verification.artifacts import carry_rules
 from agent_runtime.verification.grade import CommandWatch, grade, require_startable
-from agent_runtime.verification.tar_filter import Dropped, Member, filter_tar
 from rollout_api.base import quantity_value
 from rollout_api.records import ArtifactsRecord, StopRecord, Verdict
 from rollout_api.rollout_job import Verifier
@@ -107,7 +104,8 @@ async def grade_artifacts(
             # From here on, what cannot start or is lost may be so because of what the policy made.
             await require_startable(task, workspace, key_turn=turn)
             exposed = True
-            dropped = await _carry_over(task, verifier, workspace, artifacts, turn)
+            folder, rules = carry_rules(task, verifier, workspace.working_dir)
+            dropped = await workspace.carry(folder, rules, artifacts(), key=f"{turn}:artifacts")
             if spec.network["verifier"] != "None":
                 await workspace.enter("verifier", key=f"{turn}:enter")
             return await grade(task, verifier, workspace, key_turn=turn, dropped=dropped, watch=watch)
@@ -149,29 +147,3 @@ async def grade_in_place(
         if ruling.action is not Action.FAIL:
             raise
         return failed_verdict(ruling.message).model_copy(update={"forgeable": True})
-
-
-async def _carry_over(
-    task: Task, verifier: Verifier, workspace: Workspace, artifacts: Callable[[], AsyncIterator[bytes]], turn: int
-) -> list[str]:
-    """Bring the artifacts into the prepared state: what is declared and may be carried, and its deletions too.
-
-    Returns what was left out and why, for the verdict.
-    """
-    hidden = task.verifier.files if task.verifier else []
-    folder = task.verifier.artifacts_folder if task.verifier else None
-    root, declared = (".", verifier.artifacts) if folder is None else (folder, ["."])
-    is_there = folder is None or await workspace.stat(folder) is not None
-    prepared = await listing(workspace.tar(root)) if is_there else {}
-    rule = carry_rule(prepared, declared, hidden, posixpath.normpath(posixpath.join(workspace.working_dir, root)))
-    seen: set[str] = set()
-    dropped: list[Dropped] = []
-
-    def drop(member: Member) -> str | None:
-        seen.add(member.name)
-        return rule(member)
-
-    await workspace.untar(root, filter_tar(artifacts(), drop, dropped.append), key=f"{turn}:artifacts")
-    for number, name in enumerate(deleted_paths(prepared, seen, rule)):
-        await workspace.remove(posixpath.normpath(posixpath.join(root, name)), key=f"{turn}:deleted-{number}")
-    return dropped_names(dropped, prepared)

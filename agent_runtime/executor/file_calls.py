@@ -43,7 +43,8 @@ async def write(call: Call) -> Result:
         "replace": query.choice("replace", ("true", "false"), "false") == "true",
     }
     query.done()
-    return await _upload(call, "write", arguments)
+    await _upload(call, "write", arguments)
+    return call.sandbox.stored(json_reply({}))
 
 
 async def remove(call: Call) -> Result:
@@ -79,9 +80,22 @@ async def pack(call: Call) -> Reply | StreamedReply:
 async def unpack(call: Call) -> Result:
     """PUT /workspaces/{w}/tar"""
     query = call.query()
+    arguments = {
+        "path": query.text("path"),
+        "ancestors": query.choice("ancestors", ("refuse", "replace", "follow"), "refuse"),
+    }
+    query.done()
+    await _upload(call, "untar", arguments)
+    return call.sandbox.stored(json_reply({}))
+
+
+async def carry(call: Call) -> Result:
+    """PUT /workspaces/{w}/carry"""
+    query = call.query()
     arguments = {"path": query.text("path")}
     query.done()
-    return await _upload(call, "untar", arguments)
+    carried = await _upload(call, "carry", arguments)
+    return call.sandbox.stored(json_reply({name: carried[name] for name in ("dropped", "more")}))
 
 
 async def snapshot(call: Call) -> Reply | StreamedReply:
@@ -95,7 +109,8 @@ async def snapshot(call: Call) -> Reply | StreamedReply:
 async def restore(call: Call) -> Result:
     """PUT /workspaces/{w}/restore"""
     call.no_query()
-    return await _upload(call, "restore", {})
+    await _upload(call, "restore", {})
+    return call.sandbox.stored(json_reply({}))
 
 
 async def _look(call: Call, operation: str) -> Reply:
@@ -180,7 +195,7 @@ class _Download:
         await _ended(self._task)
 
 
-async def _upload(call: Call, operation: str, arguments: Mapping[str, Any]) -> Result:
+async def _upload(call: Call, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     hosted = call.owned()
     hosted.require_live()
     loop = asyncio.get_running_loop()
@@ -198,8 +213,7 @@ async def _upload(call: Call, operation: str, arguments: Mapping[str, Any]) -> R
         raise
     finally:
         os.close(write_end)
-    await work
-    return call.sandbox.stored(json_reply({}))
+    return await work
 
 
 async def _pour(request: Request, descriptor: int) -> None:

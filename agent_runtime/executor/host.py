@@ -110,7 +110,7 @@ class Workspace(Protocol):
 
     async def file(self, operation: str, arguments: Mapping[str, Any], stream: int | None = None) -> dict[str, Any]:
         """Run a file operation inside the workspace with the default user's rights: `read`, `write`, `remove`, `stat`,
-        `list`, `tar`, `untar`, `snapshot`, `restore`. `stream` is the pipe end the operation reads its body from or
+        `list`, `tar`, `untar`, `carry`, `snapshot`, `restore`. `stream` is the pipe end the operation reads its body from or
         writes it to; it is closed by this call when the operation is over. Raises FileFailure.
         """
 

@@ -105,6 +105,7 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("GET", "workspaces/*/list"): Read(file_calls.show_list),
     ("GET", "workspaces/*/tar"): Read(file_calls.pack),
     ("PUT", "workspaces/*/tar"): Change(file_calls.unpack, Kind.UPLOAD),
+    ("PUT", "workspaces/*/carry"): Change(file_calls.carry, Kind.UPLOAD),
 }
 
 # By method, number of segments, and those that are no names.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 Phase = Literal["setup", "agent", "verifier"]
+Ancestors = Literal["refuse", "replace", "follow"]
 
 INTERRUPTED = "Interrupted"
 """Reason of an attempt that was lost because no runner held it for a while."""
@@ -219,8 +220,20 @@ class Workspace(Protocol):
     def tar(self, path: str, *, exclude: Sequence[str] = ()) -> AsyncIterator[bytes]:
         """A tar of a file or folder, names relative to it, as a stream."""
 
-    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str) -> None:
-        """Unpack a tar below a path; names that leave it are refused with FileError."""
+    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str, ancestors: Ancestors = "refuse") -> None:
+        """Unpack a tar below a path; names that leave it are refused with FileError.
+
+        `ancestors` says what happens to a link or file where a folder belongs: `replace` puts a folder in its place,
+        `follow` follows links and refuses files. With both, files get the current time and not that of the tar.
+        """
+
+    async def carry(
+        self, path: str, rules: Mapping[str, Any], data: AsyncIterator[bytes], *, key: str
+    ) -> Sequence[str]:
+        """Bring the tar of an agent's tree into a folder of the prepared state, by the executor's rules for that.
+
+        Returns what was left out and why, one line each. Raises FileError. See docs/executor.md.
+        """
 
     async def layers(self) -> Sequence[str]:
         """Names of the frozen states that it stands on, nearest first; they never change. None in `Plain`."""

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from aiohttp import web
 
 from agent_runtime.sandboxes.base import (
+    Ancestors,
     CommandResult,
     Fence,
     Fenced,
@@ -327,8 +328,16 @@ class DummyWorkspace:
                 archive.addfile(entry, io.BytesIO(data))
         yield buffer.getvalue()
 
-    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str) -> None:
-        """See Workspace."""
+    async def carry(
+        self, path: str, rules: Mapping[str, Any], data: AsyncIterator[bytes], *, key: str
+    ) -> Sequence[str]:
+        """See Workspace: here the tar takes the place of all that is in the folder."""
+        await self.remove(path, key=f"{key}-before")
+        await self.untar(path, data, key=key)
+        return []
+
+    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str, ancestors: Ancestors = "refuse") -> None:
+        """See Workspace: there are no links here."""
         archive = b"".join([chunk async for chunk in data])
 
         async def work() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import posixpath
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from agent_runtime.sandboxes.base import (
+    Ancestors,
     CommandResult,
     Fence,
     Fenced,
@@ -305,9 +307,23 @@ class ExecutorWorkspace:
         async for chunk in self._client.stream(f"{self._path}/tar", query):
             yield chunk
 
-    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str) -> None:
+    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str, ancestors: Ancestors = "refuse") -> None:
         """See Workspace. A connection that breaks ends it with SandboxFailure: the stream cannot be read again."""
-        await self._file("PUT", "tar", path, key, body=data)
+        await self._file("PUT", "tar", path, key, [("ancestors", ancestors)], data)
+
+    async def carry(
+        self, path: str, rules: Mapping[str, Any], data: AsyncIterator[bytes], *, key: str
+    ) -> Sequence[str]:
+        """See Workspace. A connection that breaks ends it as it ends `untar`."""
+
+        async def body() -> AsyncIterator[bytes]:
+            yield json.dumps(rules).encode() + b"\n"
+            async for chunk in data:
+                yield chunk
+
+        reply = (await self._file("PUT", "carry", path, key, body=body())).json()
+        dropped: list[str] = reply["dropped"]
+        return [*dropped, f"… and {reply['more']} more"] if reply["more"] else dropped
 
     async def layers(self) -> Sequence[str]:
         """See Workspace."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from agent_runtime.sandboxes.base import CommandResult, Fence, FileStat, Phase, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.base import Ancestors, CommandResult, Fence, FileStat, Phase, SandboxFailure, WorkspaceSpec
 
 
 def _none() -> SandboxFailure:
@@ -61,7 +61,13 @@ class Nowhere:
         """Refused."""
         raise _none()
 
-    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str) -> None:
+    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str, ancestors: Ancestors = "refuse") -> None:
+        """Refused."""
+        raise _none()
+
+    async def carry(
+        self, path: str, rules: Mapping[str, Any], data: AsyncIterator[bytes], *, key: str
+    ) -> Sequence[str]:
         """Refused."""
         raise _none()
 

@@ -1,12 +1,13 @@
 """Grading: a task's verifier, run in a workspace that holds the artifacts, and its verdict."""
 
 import posixpath
-from collections.abc import Sequence
-from pathlib import PurePosixPath
+import tarfile
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from agent_runtime.sandboxes.base import CommandResult, FileError, Workspace, WorkspaceLimit
+from agent_runtime.sandboxes.base import Ancestors, CommandResult, FileError, Workspace, WorkspaceLimit
 from agent_runtime.verification import reward_file
+from agent_runtime.verification.artifacts import is_below
 from agent_runtime.verification.junit import (
     REPORT_BYTES,
     ReportedTest,
@@ -124,8 +125,7 @@ class _Grading:
 
     async def prepare(self) -> None:
         """Put the hidden files in, and remove what could be taken for a verdict."""
-        for number, file in enumerate(self.spec.files):
-            await self.put(file, number)
+        await self.put_files()
         if self.spec.kind is VerifierKind.PYTEST:
             await self.remove(REPORT_FOLDER, "reports")
         elif self.spec.report is not None:
@@ -139,16 +139,20 @@ class _Grading:
         is_policys = by_artifacts or self.rules.mode is VerifierMode.SHARED
         return _Failed(message) if is_policys else VerifierUnavailable(message)
 
-    async def put(self, file: TaskFile, number: int) -> None:
-        """Write a hidden file over whatever stands there, and over links or files that stand where its folders belong."""
-        path = posixpath.normpath(posixpath.join(self.workspace.working_dir, file.path))
-        inside = self.is_carried(path)
+    async def put_files(self) -> None:
+        """Put all hidden files over whatever stands there, in two calls however many they are."""
+        root = self.workspace.working_dir
+        files = {posixpath.normpath(posixpath.join(root, file.path)): file for file in self.spec.files}
+        inside = {path: file for path, file in files.items() if is_below(path, root)}
         try:
-            if inside:
-                await self.clear_way(path, number)
-            await self.workspace.write(path, file.data(), key=self.key(f"file-{number}"), mode=file.mode, replace=True)
+            await self.untar_files(root, inside, "replace")
         except FileError as error:
-            raise self.unavailable(f"hidden file {file.path} cannot be written: {error}", inside) from error
+            raise self.unavailable(f"the hidden files cannot be written: {error}", True) from error
+        try:
+            await self.untar_files("/", {path: file for path, file in files.items() if path not in inside}, "follow")
+        except FileError as error:
+            message = f"the hidden files outside of {root} cannot be written: {error}"
+            raise self.unavailable(message, False) from error
 
     def is_carried(self, path: str) -> bool:
         """It lies in a folder into which the artifacts come, so the agent may have put something in its way."""
@@ -157,16 +161,10 @@ class _Grading:
         roots = (posixpath.normpath(posixpath.join(self.workspace.working_dir, folder)) for folder in folders)
         return any(posixpath.commonpath([root, posixpath.normpath(here)]) == root for root in roots)
 
-    async def clear_way(self, path: str, number: int) -> None:
-        root = PurePosixPath(self.workspace.working_dir)
-        folders = [folder for folder in PurePosixPath(path).parents if folder != root and root in folder.parents]
-        for depth, folder in enumerate(reversed(folders)):
-            found = await self.workspace.stat(str(folder), key=self.key(f"stat-{number}-{depth}"))
-            if found is None:
-                return
-            if found.type != "folder":
-                await self.workspace.remove(str(folder), key=self.key(f"clear-{number}-{depth}"))
-                return
+    async def untar_files(self, folder: str, files: Mapping[str, TaskFile], ancestors: Ancestors) -> None:
+        if files:
+            archive = _tar(folder, files)
+            await self.workspace.untar(folder, archive, key=self.key(f"files-{ancestors}"), ancestors=ancestors)
 
     async def remove(self, path: str, name: str) -> None:
         try:
@@ -291,6 +289,15 @@ class _Grading:
             return await self.workspace.read(path, limit=limit)
         except FileError as error:
             raise _Failed(f"{path} cannot be read: {error}") from error
+
+
+async def _tar(folder: str, files: Mapping[str, TaskFile]) -> AsyncIterator[bytes]:
+    """Files by absolute path, as a tar below a folder."""
+    for path, file in files.items():
+        member, data = tarfile.TarInfo(posixpath.relpath(path, folder)), file.data()
+        member.size, member.mode = len(data), int(file.mode, 8)
+        yield member.tobuf(tarfile.PAX_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)
 
 
 def _report_path(number: int) -> str:

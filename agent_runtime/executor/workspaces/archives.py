@@ -14,7 +14,7 @@ import fnmatch
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from agent_runtime.executor.workspaces.channel import Message
 from agent_runtime.executor.workspaces.identity import Refused
@@ -123,9 +123,12 @@ class _Writer:
         self.entries += 1
 
 
-def _walk(folder: int, prefix: str) -> Iterator[tuple[int, str, str, os.stat_result]]:
+def walk(
+    folder: int, prefix: str, *, enters: Callable[[str], bool] | None = None
+) -> Iterator[tuple[int, str, str, os.stat_result]]:
     """(parent descriptor, name, name below `prefix`, lstat) of all below `folder`, parents first, names sorted.
 
+    `enters` is asked for each folder after it was given; with it, folders that this process may not read are passed over.
     Raises Refused when folders are nested deeper than descriptors reach.
     """
     levels = [(folder, prefix, iter(sorted(os.listdir(folder))))]
@@ -142,12 +145,14 @@ def _walk(folder: int, prefix: str) -> Iterator[tuple[int, str, str, os.stat_res
             try:
                 info = os.stat(name, dir_fd=parent, follow_symlinks=False)
                 yield parent, name, stored, info
-                if stat.S_ISDIR(info.st_mode):
+                if stat.S_ISDIR(info.st_mode) and (enters is None or enters(stored)):
                     inner = open_folder(parent, name)
                     levels.append((inner, f"{stored}/", iter(sorted(os.listdir(inner)))))
             except FileNotFoundError:
                 continue
             except OSError as error:
+                if enters is not None and error.errno == errno.EACCES:
+                    continue
                 if error.errno != errno.EMFILE:
                     raise
                 raise Refused(
@@ -172,7 +177,7 @@ def pack(location: str, stream: int, exclude: tuple[str, ...]) -> Message:
         writer.add(parent, os.path.basename(location), os.path.basename(location), os.lstat(location))
         return writer.close()
     skipped: str | None = None
-    for parent, name, stored, entry in _walk(os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), ""):
+    for parent, name, stored, entry in walk(os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), ""):
         if skipped is not None and stored.startswith(skipped):
             continue
         if any(fnmatch.fnmatchcase(stored, glob) or fnmatch.fnmatchcase(name, glob) for glob in exclude):
@@ -216,7 +221,7 @@ def snapshot_folders(root: str, paths: tuple[str, ...], stream: int) -> Message:
 
 def _add_below(writer: _Writer, folder: int, prefix: str, *, of_layer: bool) -> None:
     """Add all below a folder; of a layer's own folder its marks too."""
-    for parent, name, stored, info in _walk(folder, prefix):
+    for parent, name, stored, info in walk(folder, prefix):
         if of_layer and stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
             writer.mark(f"{stored[: len(stored) - len(name)]}{DELETED}{name}")
             continue

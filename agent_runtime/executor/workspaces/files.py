@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from agent_runtime.executor.workspaces import archives, unpacking
+from agent_runtime.executor.workspaces import archives, carrying, unpacking
 from agent_runtime.executor.workspaces.channel import Channel, Message
 from agent_runtime.executor.workspaces.commands import Surroundings
 from agent_runtime.executor.workspaces.identity import Accounts, Refused, become
@@ -173,7 +173,13 @@ def _tar(where: Surroundings, arguments: Message, stream: int) -> Message:
 def _untar(where: Surroundings, arguments: Message, stream: int) -> Message:
     location = where.locate(arguments["path"])
     os.makedirs(location, exist_ok=True)
-    return unpacking.unpack(location, stream)
+    return unpacking.unpack(location, stream, arguments.get("ancestors") or "refuse")
+
+
+def _carry(where: Surroundings, arguments: Message, stream: int) -> Message:
+    location = where.locate(arguments["path"])
+    os.makedirs(location, exist_ok=True)
+    return carrying.carry(os.path.realpath(location), stream)
 
 
 def _snapshot(where: Surroundings, arguments: Message, stream: int) -> Message:
@@ -197,6 +203,7 @@ _OPERATIONS: dict[str, Callable[[Surroundings, Message, int], Message]] = {
     "list": _list,
     "tar": _tar,
     "untar": _untar,
+    "carry": _carry,
     "snapshot": _snapshot,
     "restore": _restore,
 }

@@ -89,7 +89,7 @@ def _lift(source: int, name: str, destination: int, new_name: str) -> Generator[
             os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=destination)
         except PermissionError:
             # Its `..` changes with the move, so whoever is not root must be able to write to the folder itself.
-            _make_writable(source, name)
+            make_writable(source, name)
             os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=destination)
     except OSError as error:
         # An overlay cannot rename folders that come from a lower layer.
@@ -102,11 +102,12 @@ def _open_for_removal(parent: int, name: str) -> int:
     """The folder, made writable for its owner first where it is not."""
     info = os.stat(name, dir_fd=parent, follow_symlinks=False)
     if info.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        _make_writable(parent, name)
+        make_writable(parent, name)
     return open_folder(parent, name)
 
 
-def _make_writable(parent: int, name: str) -> None:
+def make_writable(parent: int, name: str) -> None:
+    """Give the owner of a folder all rights to it, where this process may; links are not followed."""
     place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         with contextlib.suppress(PermissionError):

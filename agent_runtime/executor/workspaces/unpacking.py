@@ -1,7 +1,7 @@
 """Tars into a workspace: plain ones, and layers with their deletions and owners.
 
-Names in a tar are untrusted and so is the tree it meets. Unpacking walks from the target folder one name at a time and
-never through a link, so nothing leaves the target.
+Names in a tar are untrusted and so is the tree it meets. Unpacking walks from the target folder one name at a time, and
+never through a link unless the caller asks for it, so nothing leaves the target.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import re
 import stat
 import tarfile
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Literal
 
 from agent_runtime.executor.workspaces.archives import COPY_BYTES, DELETED, OPAQUE, OWN_NAME, SECOND
 from agent_runtime.executor.workspaces.channel import Message
 from agent_runtime.executor.workspaces.identity import Refused
-from agent_runtime.executor.workspaces.trees import open_folder, remove_entry
+from agent_runtime.executor.workspaces.trees import make_writable, open_folder, remove_entry
+
+Ancestors = Literal["refuse", "replace", "follow"]
+"""What happens to a link or file that stands where a member's folder belongs. `follow` follows links and refuses files."""
 
 
 def _time_of(member: tarfile.TarInfo) -> int:
@@ -33,23 +36,22 @@ def _time_of(member: tarfile.TarInfo) -> int:
     return -nanoseconds if found[1] else nanoseconds
 
 
-def _members(stream: int) -> Iterator[tuple[tarfile.TarInfo, list[str], IO[bytes] | None]]:
+def members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, list[str], IO[bytes] | None]]:
     """(member, the parts of its name, its content) of a tar. Raises Refused for names that leave the target."""
     try:
-        with open(stream, "rb", buffering=0, closefd=False) as file:
-            with tarfile.open(fileobj=file, mode="r|", encoding="utf-8", errors="surrogateescape") as tar:
-                while (member := tar.next()) is not None:
-                    tar.members = []  # type: ignore[attr-defined]
-                    yield member, _parts(member.name), tar.extractfile(member) if member.isreg() else None
-            while os.read(stream, COPY_BYTES):
-                pass  # padding after the end mark; a writer must not meet a closed pipe
-    except tarfile.TarError as error:
+        with tarfile.open(fileobj=file, mode="r|", encoding="utf-8", errors="surrogateescape") as tar:
+            while (member := tar.next()) is not None:
+                tar.members = []  # type: ignore[attr-defined]
+                yield member, parts_of(member.name), tar.extractfile(member) if member.isreg() else None
+        while file.read(COPY_BYTES):
+            pass  # padding after the end mark; a writer must not meet a closed pipe
+    except (tarfile.TarError, EOFError, OverflowError, LookupError) as error:
         raise Refused(
             errno.EINVAL, "tar", f"the body is not a tar that can be read: {error}; send an uncompressed tar"
         ) from None
 
 
-def _parts(name: str) -> list[str]:
+def parts_of(name: str) -> list[str]:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\0" in name:
         raise Refused(
@@ -58,23 +60,20 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
-class _Target:
+class Target:
     """The folder that a tar is unpacked into."""
 
-    def __init__(self, root: int, *, owners: bool) -> None:
-        self.root, self._owners = root, owners
+    def __init__(self, location: str, *, owners: bool = False, ancestors: Ancestors = "refuse") -> None:
+        self.root = os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._owners, self._ancestors = owners, ancestors
         self._folders: list[tuple[list[str], int, int]] = []
 
-    def parent(self, parts: list[str]) -> int:
-        """A descriptor of the folder that `parts` lie in; missing folders are made, links are refused."""
+    def parent(self, parts: list[str], *, is_made: bool = True) -> int:
+        """A descriptor of the folder that `parts` lie in; with `is_made`, missing folders are made."""
         here = os.dup(self.root)
         for part in parts[:-1]:
             try:
-                try:
-                    below = open_folder(here, part)
-                except FileNotFoundError:
-                    os.mkdir(part, 0o755, dir_fd=here)
-                    below = open_folder(here, part)
+                below = self._below(here, part) if is_made else open_folder(here, part)
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                     raise
@@ -87,7 +86,27 @@ class _Target:
             here = below
         return here
 
+    def _below(self, here: int, part: str) -> int:
+        try:
+            if self._ancestors == "follow":
+                # Not opened for reading: a folder that may only be passed through is no obstacle.
+                return os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
+            if self._ancestors == "replace":
+                standing = os.stat(part, dir_fd=here, follow_symlinks=False).st_mode
+                if stat.S_ISDIR(standing) and standing & stat.S_IRWXU != stat.S_IRWXU:
+                    make_writable(here, part)
+            return open_folder(here, part)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR) or self._ancestors != "replace":
+                raise
+            remove_entry(here, part, missing_ok=True)
+        os.mkdir(part, 0o755, dir_fd=here)
+        return open_folder(here, part)
+
     def put(self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None) -> None:
+        """Put one member in its place; whatever stands there is removed first, but for a folder where a folder comes."""
         if not parts:
             if self._owners and member.isdir():
                 self._folders.append((parts, member.mode & 0o7777, _time_of(member)))
@@ -105,10 +124,14 @@ class _Target:
         mode = member.mode & 0o7777
         if member.isdir():
             try:
-                os.close(open_folder(parent, name))
-            except OSError:
+                standing = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+            except FileNotFoundError:
+                standing = 0
+            if not stat.S_ISDIR(standing):
                 remove_entry(parent, name, missing_ok=True)
                 os.mkdir(name, dir_fd=parent)
+            elif standing & stat.S_IRWXU != stat.S_IRWXU:
+                make_writable(parent, name)
             # Modes and times of folders last: both would stand in the way of what comes into them.
             self._folders.append((parts, mode, _time_of(member)))
             self._own(parent, name, member)
@@ -146,12 +169,13 @@ class _Target:
                     view = view[os.write(target, view) :]
             self._own(parent, name, member)
             os.fchmod(target, member.mode & 0o7777)
-            os.utime(target, ns=(_time_of(member),) * 2)
+            if self._ancestors == "refuse":
+                os.utime(target, ns=(_time_of(member),) * 2)
         finally:
             os.close(target)
 
     def _link(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
-        source_parts = _parts(member.linkname)
+        source_parts = parts_of(member.linkname)
         if not source_parts:
             raise Refused(
                 errno.EINVAL, member.name, f"tar member {member.name!r} is a hard link to the target folder itself"
@@ -185,7 +209,7 @@ class _Target:
         """Give folders their modes and times, deepest first."""
         for parts, mode, modified in reversed(self._folders):
             try:
-                parent = self.parent(parts) if parts else os.dup(self.root)
+                parent = self.parent(parts, is_made=False) if parts else os.dup(self.root)
                 try:
                     folder = open_folder(parent, parts[-1] if parts else ".")
                 finally:
@@ -204,35 +228,37 @@ class _Target:
                 os.close(folder)
 
 
-def unpack(location: str, stream: int) -> Message:
+def unpack(location: str, stream: int, ancestors: Ancestors) -> Message:
     """Unpack a tar below `location`, owned by this process's user. What stands at a name is replaced."""
-    target = _Target(os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), owners=False)
+    target = Target(location, ancestors=ancestors)
     entries = 0
-    for member, parts, content in _members(stream):
-        target.put(member, parts, content)
-        entries += 1
+    with open(stream, "rb", closefd=False) as file:
+        for member, parts, content in members(file):
+            target.put(member, parts, content)
+            entries += 1
     target.finish()
     return {"entries": entries}
 
 
 def restore(location: str, stream: int) -> Message:
     """Apply a layer's tar below `location`, deletions and owners included."""
-    target = _Target(os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), owners=True)
+    target = Target(location, owners=True)
     entries = 0
-    for member, parts, content in _members(stream):
-        entries += 1
-        is_mark = bool(parts) and parts[-1].startswith(DELETED) and OWN_NAME not in member.pax_headers
-        if is_mark and parts[-1] == OPAQUE:
-            # Our own snapshots put this mark before anything of the folder, so all that is there is the parent's.
-            folder = target.parent(parts)
-            for name in os.listdir(folder):
-                remove_entry(folder, name, missing_ok=True)
-            os.close(folder)
-        elif is_mark:
-            folder = target.parent(parts)
-            remove_entry(folder, parts[-1].removeprefix(DELETED), missing_ok=True)
-            os.close(folder)
-        else:
-            target.put(member, parts, content)
+    with open(stream, "rb", closefd=False) as file:
+        for member, parts, content in members(file):
+            entries += 1
+            is_mark = bool(parts) and parts[-1].startswith(DELETED) and OWN_NAME not in member.pax_headers
+            if is_mark and parts[-1] == OPAQUE:
+                # Our own snapshots put this mark before anything of the folder, so all that is there is the parent's.
+                folder = target.parent(parts)
+                for name in os.listdir(folder):
+                    remove_entry(folder, name, missing_ok=True)
+                os.close(folder)
+            elif is_mark:
+                folder = target.parent(parts)
+                remove_entry(folder, parts[-1].removeprefix(DELETED), missing_ok=True)
+                os.close(folder)
+            else:
+                target.put(member, parts, content)
     target.finish()
     return {"entries": entries}

@@ -1,19 +1,18 @@
 """A workspace over a plain folder: real files and real processes, with nothing that isolates them."""
 
-import io
+import asyncio
 import os
 import shutil
 import stat
 import sys
-import tarfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
-from agent_runtime.recording.extraction import extract_all
-from agent_runtime.sandboxes.base import CommandResult, FileError, FileStat
+from agent_runtime.sandboxes.base import Ancestors, CommandResult, FileError, FileStat
+from tests.support.carrying import carry, packed, unpack
 from tests.support.commands import run_here
 
 WORKING_DIR = "/workspace"
@@ -93,15 +92,17 @@ class FolderWorkspace:
         return [entry for entry in found if entry is not None]
 
     async def tar(self, path: str, *, exclude: Sequence[str] = ()) -> AsyncIterator[bytes]:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            archive.add(self._at(path), arcname=".")
-        yield buffer.getvalue()
+        yield await asyncio.to_thread(packed, self._at(path))
 
-    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str) -> None:
+    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str, ancestors: Ancestors = "refuse") -> None:
         whole = b"".join([chunk async for chunk in data])
-        with tarfile.open(fileobj=io.BytesIO(whole)) as archive:
-            assert not extract_all(archive, Path(self._at(path)))
+        await asyncio.to_thread(unpack, self._at(path), whole, ancestors)
+
+    async def carry(
+        self, path: str, rules: Mapping[str, Any], data: AsyncIterator[bytes], *, key: str
+    ) -> Sequence[str]:
+        whole = b"".join([chunk async for chunk in data])
+        return await asyncio.to_thread(carry, self._at(path), whole, dict(rules))
 
 
 @pytest.fixture

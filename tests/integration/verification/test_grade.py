@@ -1,12 +1,12 @@
 """Grading with real commands: what a verdict says, and what a policy cannot make it say."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from agent_runtime.sandboxes.base import FileError, WorkspaceLimit
-from agent_runtime.verification import VerifierUnavailable, carry_rule, filter_tar, grade
+from agent_runtime.verification import VerifierUnavailable, carry_rules, grade
 from agent_runtime.verification.grade import require_startable
 from rollout_api.records import Verdict
 from rollout_api.rollout_job import Verifier
@@ -85,10 +85,8 @@ async def test_a_cheat_is_not_a_pass(files: dict[str, Any], workspace: Any) -> N
 
 
 async def carried(agent: Any, grading: Any, spec: dict[str, Any]) -> None:
-    files = task(**spec).verifier
-    assert files is not None
-    rule = carry_rule({}, ["."], files.files, grading.working_dir)
-    await grading.untar(".", filter_tar(agent.tar("."), rule, lambda _: None), key="0:carry")
+    folder, rules = carry_rules(task(**spec), SEPARATE, grading.working_dir)
+    await grading.carry(folder, rules, agent.tar("."), key="0:carry")
 
 
 PLANTED = {
@@ -180,6 +178,10 @@ async def test_a_reward_file_counts_only_when_the_verifier_wrote_it(workspace: A
     assert crashed.reward == 0
 
 
+async def pieces(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
 async def test_the_same_call_makes_the_same_requests(new_workspace: Callable[[], Any]) -> None:
     class Recorded:
         """Tells what was asked; a replaced runner must ask the same, or the executor refuses its keys."""
@@ -191,6 +193,10 @@ async def test_the_same_call_makes_the_same_requests(new_workspace: Callable[[],
 
         def __getattr__(self, name: str) -> Any:
             async def call(*arguments: Any, **options: Any) -> Any:
+                if name == "untar":
+                    body = b"".join([piece async for piece in arguments[1]])
+                    self.calls.append((name, (arguments[0], body), options))
+                    return await self.workspace.untar(arguments[0], pieces(body), **options)
                 if "key" in options:
                     self.calls.append((name, arguments, options))
                 return await getattr(self.workspace, name)(*arguments, **options)
@@ -230,11 +236,11 @@ async def test_memory_used_up_while_grading_is_a_failed_verdict(workspace: Any) 
 
 
 async def test_who_is_to_blame_for_a_hidden_file_that_cannot_be_written(workspace: Any) -> None:
-    broken = Broken(workspace, "write", FileError("x", "no space"))
+    broken = Broken(workspace, "untar", FileError("x", "no space"))
     inside = task(commands=["true"], files=[{"path": "a/test.py", "content": ""}])
     outside = task(commands=["true"], files=[{"path": "/opt/test.py", "content": ""}])
     assert (await grade(inside, Verifier(), broken, key_turn=1)).reward == 0
-    with pytest.raises(VerifierUnavailable, match=r"/opt/test\.py cannot be written: no space"):
+    with pytest.raises(VerifierUnavailable, match="outside of /workspace cannot be written: no space"):
         await grade(outside, Verifier(), broken, key_turn=1)
     assert (await grade(outside, SHARED, broken, key_turn=1)).reward == 0
 

@@ -12,8 +12,7 @@ from agent_runtime.tasks import load_tasks
 from agent_runtime.tools.base import ToolContext
 from agent_runtime.tools.dispatch import dispatch
 from agent_runtime.tools.registry import open_tools
-from agent_runtime.verification import carry_rule, dropped_names, filter_tar, grade, listing
-from agent_runtime.verification.deletions import deleted_paths
+from agent_runtime.verification import carry_rules, grade
 from rollout_api.manifest import load_manifest
 from rollout_api.model import ScriptedMember
 from rollout_api.records import Verdict
@@ -38,16 +37,9 @@ async def prepare(workspace: Any, task: Task) -> None:
 async def graded(task: Task, agent: Any, grading: Any) -> Verdict:
     """Separate grading, as the engine does it: the prepared state, what may be carried, the hidden tests."""
     await prepare(grading, task)
-    prepared = await listing(grading.tar("."))
-    assert task.verifier is not None
-    rule = carry_rule(prepared, JOB.spec.verifier.artifacts, task.verifier.files, grading.working_dir)
-    dropped: list[Any] = []
-    await grading.untar(".", filter_tar(agent.tar("."), rule, dropped.append), key="0:carry")
-    left = set(await listing(agent.tar(".")))
-    for name in deleted_paths(prepared, left, rule):
-        await grading.remove(name, key="0:delete")
-    names = dropped_names(dropped, prepared)
-    return await grade(task, JOB.spec.verifier, grading, key_turn=1, dropped=names)
+    folder, rules = carry_rules(task, JOB.spec.verifier, grading.working_dir)
+    dropped = await grading.carry(folder, rules, agent.tar("."), key="0:carry")
+    return await grade(task, JOB.spec.verifier, grading, key_turn=1, dropped=dropped)
 
 
 async def play(workspace: Any, task: Task, member: ScriptedMember) -> None:

@@ -31,7 +31,6 @@ from agent_runtime.recording.layers import LayerTooLarge
 from agent_runtime.recording.store import StorageError, StorageUnavailable
 from agent_runtime.sandboxes.base import Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
 from agent_runtime.verification.grade import VerifierUnavailable
-from agent_runtime.verification.tar_filter import BrokenTar
 from rollout_api.records import StopReason
 
 PAGE = Path(__file__).parents[3] / "docs/attribution.md"
@@ -114,7 +113,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The verifier's program is missing in the prepared state", VerifierUnavailable("m"), PREPARING, AGAIN_GRADING, None),
     ("The grading sandbox could not be acquired", lost("NoPlace"), PREPARING, AGAIN_GRADING, None),
     ("It was lost from outside", lost("NodeLost"), GRADING_AGAIN, AGAIN_GRADING, None),
-    ("The artifacts cannot be unpacked", BrokenTar("m"), GRADING, FAIL, None),
+    ("The artifacts cannot be unpacked", FileError("p", "m"), GRADING, FAIL, None),
     ("The code under test used up the workspace", WorkspaceLimit("Disk", "m"), GRADING, FAIL, None),
     ("Lost, unexplained, with other attempts in it", lost("SandboxLost"), GRADING, AGAIN_GRADING, ISOLATED),
     ("Lost, unexplained, alone in it, once", lost("SandboxLost"), GRADING_ALONE, AGAIN_GRADING, ISOLATED),
@@ -172,7 +171,6 @@ TEXT = st.text(max_size=8)
 policys = st.one_of(
     st.builds(WorkspaceLimit, TEXT, TEXT),
     st.builds(FileError, TEXT, TEXT),
-    st.builds(BrokenTar, TEXT),
     st.builds(LayerTooLarge, TEXT),
     st.builds(SetupFailed, TEXT),
     st.builds(lambda reason: SandboxFailure(reason, ""), st.sampled_from(REASONS)),

@@ -147,6 +147,18 @@ def test_a_root_folder_above_or_below_the_working_directory_is_recognised() -> N
     assert all(verdicts(case("app.tests.test_a.TestB", "test_m"), case("app.tests.test_a", "test_one")).values())
 
 
+@pytest.mark.parametrize("root", ["", "workspace/"], ids=["in the working directory", "above it"])
+def test_planted_tests_do_not_stand_in_for_a_hidden_file_that_was_skipped_as_a_whole(root: str) -> None:
+    dots = root.replace("/", ".")
+    skipped = case("", f"{dots}test_h", "<skipped/>", f"{root}test_h.py")
+    planted = case(f"{dots}sub.test_h", "test_a", file=f"{root}sub/test_h.py")
+    verdicts = judge_all(
+        parse_report(report(skipped, planted)), [TaskFile(path="test_h.py", content="def test_a(): 1")]
+    )
+    assert verdicts
+    assert not any(verdict.passed for verdict in verdicts)
+
+
 def test_without_hidden_test_files_every_reported_test_counts() -> None:
     data = parse_report(report(case("test_a", "test_x"), case("test_a", "test_y", "<skipped/>")))
     assert [verdict.passed for verdict in judge_all(data, [])] == [True, False]

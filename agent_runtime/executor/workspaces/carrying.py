@@ -1,0 +1,443 @@
+"""Brings the tar of an agent's tree into a prepared folder, without what would let the agent decide its own verdict.
+
+1. Walk the prepared folder, and note what of it stays: what is loaded unasked, and virtual environments.
+2. Unpack the tar over it. Nothing that stays is touched, and the folders that lead to it stay folders.
+3. Walk the result. Remove what the agent deleted, and what it planted.
+
+None of the three follows a link, so a name in the tar is the place where its file will be. The same rules find what stays in
+the prepared folder and what was planted in the result. No process of the agent runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from typing import IO, Literal
+
+from agent_runtime.executor.workspaces.archives import COPY_BYTES, walk
+from agent_runtime.executor.workspaces.channel import Message
+from agent_runtime.executor.workspaces.identity import Refused
+from agent_runtime.executor.workspaces.trees import make_writable, open_folder, remove_entry
+from agent_runtime.executor.workspaces.unpacking import Target, members
+
+Kind = Literal["file", "folder", "link", "other"]
+
+# Most bytes of the line of rules: 10,000 hidden files under the longest paths.
+_RULES_BYTES = 64 * 1024 * 1024
+# Most dropped paths that are told, and most characters of one: an agent can leave millions, each 4,096 long.
+_TOLD = 100
+_TOLD_CHARACTERS = 300
+# As many links as the kernel follows, and the bytes of a path that it takes.
+_MOST_LINKS = 40
+_PATH_BYTES = 4096
+_EXTENSIONS = (".so", ".pyd")
+_COMPILED = (".pyc", ".pyo")
+_CACHE = "__pycache__"
+# Either makes a folder a Python environment; so does a Python in `bin` with its library in `lib`.
+_OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
+# What belongs to an environment that shares the carried folder itself with the agent's work.
+_OF_ROOT_ENVIRONMENT = ("bin", "conda-meta", "include", "lib", "lib64", "pyvenv.cfg")
+
+COMPILED = "is compiled code, which Python prefers to its source"
+ENVIRONMENT = "belongs to the prepared Python environment"
+LOADED = "is loaded by Python, pytest or their tools by itself"
+METADATA = "is package metadata, which can register pytest plugins"
+SHADOWS_HIDDEN = "would be imported in place of a hidden file"
+LINKED = "is what a protected link of the prepared state leads to"
+
+
+def kind_of(mode: int) -> Kind:
+    """The kind of an entry by its `st_mode`."""
+    kinds: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
+    return kinds.get(stat.S_IFMT(mode), "other")
+
+
+def _parents(path: str) -> Iterator[str]:
+    """The folders that a relative path lies in, nearest first, without the first folder itself."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _joined(folder: str, name: str) -> str:
+    return name if folder in ("", ".") else f"{folder}/{name}"
+
+
+class Rules:
+    """What may be carried. Pure; paths are relative to the carried folder and normal, `.` is the folder itself."""
+
+    def __init__(self, form: Message) -> None:
+        self._declared = [os.path.normpath(path) for path in form["artifacts"]]
+        self._names, self._modules = frozenset(form["names"]), frozenset(form["modules"])
+        self._metadata = tuple(form["metadata"])
+        hidden = [os.path.normpath(path) for path in form["hidden"]]
+        self._hidden_modules = {path.removesuffix(".py") for path in hidden if path.endswith(".py")}
+        self.hidden_folders = {os.path.dirname(path) or "." for path in hidden}
+        """Folders of hidden files. Python imports what stands beside a test."""
+        self.above_hidden = {folder for path in hidden for folder in _parents(path)} - self.hidden_folders
+
+    def is_declared(self, path: str) -> bool:
+        """It may be carried, as an artifact or in one."""
+        return any(folder in (".", path) or path.startswith(f"{folder}/") for folder in self._declared)
+
+    def leads_to_declared(self, path: str) -> bool:
+        """It is a folder on the way to an artifact."""
+        return any(folder.startswith(f"{path}/") for folder in self._declared)
+
+    def is_named(self, path: str) -> bool:
+        """It is declared by its own name, and so carried whatever it is."""
+        return path in self._declared
+
+    def loaded(self, path: str, kind: Kind) -> str | None:
+        """Why an entry is loaded without being asked for, wherever it stands; None when it is not."""
+        if self.is_named(path):
+            return None
+        name, parts = os.path.basename(path), path.split("/")
+        if kind != "folder" and (name in self._names or name.endswith(".pth")):
+            return LOADED
+        if _CACHE in parts or (kind != "folder" and name.endswith(_COMPILED)):
+            return COMPILED
+        if any(part.endswith(self._metadata) for part in parts):
+            return METADATA
+        is_before_source = name == "__init__.py" or name.endswith(_EXTENSIONS) or kind == "link"
+        return SHADOWS_HIDDEN if is_before_source and self.imported_as(path, kind) in self._hidden_modules else None
+
+    def imported_as(self, path: str, kind: Kind) -> str | None:
+        """The path of the module that an entry is imported as; None for what is not imported.
+
+        A folder is imported for its `__init__.py`; a link may lead to such a folder.
+        """
+        folder, _, name = path.rpartition("/")
+        stem, dot, _ = name.partition(".")
+        if kind == "folder" or not (name.endswith((".py", *_EXTENSIONS)) or (kind == "link" and not dot)):
+            return None
+        return folder or "." if stem == "__init__" else _joined(folder, stem)
+
+    def is_shadowed(self, module: str) -> bool:
+        """A module of this path has the name of one that the test process imports beside the code under test."""
+        name = os.path.basename(module)
+        return name in self._modules or name.startswith("pytest_")
+
+
+def leads_out(folder: str, path: str, target: str) -> bool:
+    """Whether a link at `path` may lead out of `folder`, which is absolute.
+
+    `..` is allowed at the beginning alone, where no other link can have come before it.
+    """
+    if target.startswith("/"):
+        inside = os.path.commonpath([folder, target]) == folder
+        return not inside or ".." in target.split("/")
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    ups = next((place for place, part in enumerate(parts) if part != ".."), len(parts))
+    return ".." in parts[ups:] or ups > path.count("/")
+
+
+class _Prepared:
+    """What the prepared folder has, before anything of the agent is in it."""
+
+    def __init__(self, location: str, rules: Rules) -> None:
+        self.kept: dict[str, str] = {}
+        """Paths whose prepared version stays, with all below them, and why."""
+        self.ways: set[str] = set()
+        """The folders that lead to them, which stay folders."""
+        self.modules: set[str] = set()
+        """Files that would not be carried if the agent had added them."""
+        self.import_roots = {"."}
+        """Folders that are no packages."""
+        self._location, self._rules = location, rules
+        self._walk()
+        self.ways = {folder for path in self.kept for folder in _parents(path)}
+
+    def reason(self, path: str) -> str | None:
+        """Why the prepared version of a path stays; None when it does not."""
+        if self._rules.is_named(path):
+            return None
+        return next((self.kept[place] for place in (path, *_parents(path)) if place in self.kept), None)
+
+    def _walk(self) -> None:
+        rules, links = self._rules, []
+        if self._has(".", *_OF_ENVIRONMENTS):
+            self.kept.update({name: ENVIRONMENT for name in _OF_ROOT_ENVIRONMENT if not rules.is_named(name)})
+
+        def enters(path: str) -> bool:
+            return path not in self.kept and (rules.is_declared(path) or rules.leads_to_declared(path))
+
+        for parent, name, path, info in walk(_opened(self._location), "", enters=enters):
+            kind = kind_of(info.st_mode)
+            if not rules.is_declared(path):
+                continue
+            reason = rules.loaded(path, kind)
+            if kind == "folder":
+                make_readable(parent, name, info)
+            if kind == "link":
+                links.append(path)
+            if kind in ("folder", "link") and not rules.is_named(path) and self._is_environment(path):
+                reason = ENVIRONMENT
+            elif kind == "folder" and not self._has(path, "__init__.py"):
+                self.import_roots.add(path)
+            if reason not in (None, COMPILED):
+                self.kept[path] = reason or ""
+            module = rules.imported_as(path, kind)
+            if module is not None and (rules.is_shadowed(module) or module in rules.hidden_folders):
+                self.modules.add(path)
+        for link in links:
+            way = steps(self._location, link)
+            # A protected link protects nothing if the agent may change what it leads to, nor does an environment that is
+            # reached through a link of the agent.
+            if link in self.kept or (way and self.reason(way[-1]) == ENVIRONMENT):
+                for place in way:
+                    self.kept.setdefault(place, LINKED)
+
+    def _is_environment(self, folder: str) -> bool:
+        if self._has(folder, *_OF_ENVIRONMENTS):
+            return True
+        if not self._has(folder, "bin/python", "bin/python3"):
+            return False
+        try:
+            return any(name.startswith("python3") for name in os.listdir(os.path.join(self._location, folder, "lib")))
+        except OSError:
+            return False
+
+    def _has(self, folder: str, *names: str) -> bool:
+        return any(os.path.lexists(os.path.join(self._location, folder, name)) for name in names)
+
+
+def steps(location: str, path: str) -> list[str]:
+    """The links on the way from `path`, below the absolute `location`, and where it leads; what of them lies below it.
+
+    Raises Refused where the way is longer than can be looked at.
+    """
+    found: list[str] = []
+    here, left = location, list(reversed(path.split("/")))
+    while left and len(found) <= _MOST_LINKS:
+        part = left.pop()
+        if part in ("", "."):
+            continue
+        here = os.path.dirname(here) if part == ".." else os.path.join(here, part)
+        if len(os.fsencode(here)) >= _PATH_BYTES:
+            raise Refused(
+                errno.ENAMETOOLONG, path, f"{_shown(path)} leads through links to a path of {_PATH_BYTES} bytes"
+            )
+        if part != ".." and os.path.islink(here):
+            found.append(here)
+            target = os.readlink(here)
+            here = "/" if target.startswith("/") else os.path.dirname(here)
+            left += reversed(target.split("/"))
+    inside = location.rstrip("/") + "/"
+    return [place.removeprefix(inside) for place in [*found, here] if place.startswith(inside)]
+
+
+def _opened(location: str) -> int:
+    return os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def make_readable(parent: int, name: str, info: os.stat_result) -> None:
+    """Let this process, where it owns a folder, walk it and change what is in it."""
+    if info.st_mode & stat.S_IRWXU != stat.S_IRWXU and info.st_uid == os.geteuid():
+        make_writable(parent, name)
+
+
+class _Carrying:
+    """One tree on its way in."""
+
+    def __init__(self, location: str, rules: Rules) -> None:
+        self._location, self._rules = location, rules
+        self._prepared = _Prepared(location, rules)
+        self._target = Target(location)
+        self._placed: dict[str, Kind] = {}
+        self._told: dict[str, str] = {}
+        self._more = 0
+
+    def carry(self, file: IO[bytes]) -> Message:
+        for member, parts, content in members(file):
+            if not parts:
+                continue
+            path = "/".join(parts)
+            reason = self._refusal(member, path, content)
+            if reason is None:
+                self._place(member, parts, path, content)
+            else:
+                self._drop(path, reason)
+        self._sweep()
+        self._remove_planted_modules()
+        self._target.finish()
+        return {"dropped": [f"{_shown(path)} {reason}" for path, reason in self._told.items()], "more": self._more}
+
+    def _place(self, member: tarfile.TarInfo, parts: list[str], path: str, content: IO[bytes] | None) -> None:
+        try:
+            self._target.put(member, parts, content)
+        except PermissionError:
+            # The agent had the same rights, so it did not change what stands here either; it may have moved it.
+            self._drop(path, "cannot be written by the user of the workspace" if not self._stands(path, member) else "")
+        kind: Kind = "folder" if member.isdir() else "link" if member.issym() else "file"
+        self._placed[path] = kind
+        self._placed.update((folder, "folder") for folder in _parents(path))
+
+    def _stands(self, path: str, member: tarfile.TarInfo) -> bool:
+        try:
+            return os.lstat(os.path.join(self._location, path)).st_size == member.size or not member.isreg()
+        except OSError:
+            return False
+
+    def _drop(self, path: str, reason: str) -> None:
+        """Note a reason for the verdict, if there is one to tell."""
+        # Every agent that runs Python leaves compiled code behind; to tell of it would hide what was planted.
+        if reason in ("", COMPILED):
+            return
+        if len(self._told) < _TOLD:
+            self._told[path] = reason
+        else:
+            self._more += 1
+
+    def _refusal(self, member: tarfile.TarInfo, path: str, content: IO[bytes] | None) -> str | None:
+        """Why a member is not put in its place; empty when there is nothing to tell, None when it is."""
+        rules, prepared = self._rules, self._prepared
+        if not rules.is_declared(path):
+            return None if member.isdir() and rules.leads_to_declared(path) else ""
+        if (reason := prepared.reason(path)) is not None:
+            return "" if _is_same(os.path.join(self._location, path), member, content) else reason
+        if path in prepared.ways and not member.isdir():
+            return "stands in place of a folder with protected files of the prepared state"
+        if member.isdir():
+            return COMPILED if rules.loaded(path, "folder") == COMPILED else None
+        if member.issym():
+            if leads_out(self._location, path, member.linkname):
+                if _is_same(os.path.join(self._location, path), member, content):
+                    return None
+                return f"links to {_shown(member.linkname)}, outside of the working directory"
+            return COMPILED if rules.loaded(path, "link") == COMPILED else None
+        # A hard link to a link would be a link in another place, where it may lead out.
+        if member.islnk() and self._placed.get(os.path.normpath(member.linkname)) != "file":
+            return f"is a hard link to {_shown(member.linkname)}, which is not carried"
+        if not (member.isreg() or member.islnk()):
+            return "is no file, folder or link"
+        return COMPILED if rules.loaded(path, "file") == COMPILED else None
+
+    def _sweep(self) -> None:
+        """Remove what the agent deleted, and what is loaded unasked wherever it stands."""
+        rules, prepared = self._rules, self._prepared
+
+        def enters(path: str) -> bool:
+            return path not in prepared.kept and (rules.is_declared(path) or rules.leads_to_declared(path))
+
+        for parent, name, path, info in walk(_opened(self._location), "", enters=enters):
+            kind = kind_of(info.st_mode)
+            if kind == "folder":
+                make_readable(parent, name, info)
+            # Sockets and devices are in no tar; the agent's cannot be here.
+            if path in prepared.kept or path in prepared.ways or not rules.is_declared(path) or kind == "other":
+                continue
+            reason = rules.loaded(path, kind)
+            if reason == COMPILED or (path in self._placed and reason is None):
+                continue
+            if kind == "folder" and path in self._placed and rules.leads_to_declared(path):
+                continue
+            if path in self._placed:
+                self._drop(path, reason or "")
+            _remove(parent, name)
+
+    def _remove_planted_modules(self) -> None:
+        """Remove modules that would be imported in place of others, from the folders where Python looks for modules."""
+        rules, prepared = self._rules, self._prepared
+        for folder in rules.hidden_folders - {"."}:
+            for entry, kind in self._entries(folder):
+                if rules.imported_as(entry, kind) == folder:
+                    self._plant_found(entry, entry, "would be run before the hidden tests beside it")
+        above = {folder for folder in rules.above_hidden if not self._is_package(folder)}
+        for root in prepared.import_roots | rules.hidden_folders | above:
+            # A link may stand for the folder now: what counts is what Python finds under the folder's name.
+            real = steps(self._location, root)[-1:] if root != "." else ["."]
+            for folder in real:
+                for entry, kind in self._entries(folder):
+                    self._judge_module(entry, kind, _joined(root, os.path.basename(entry)))
+                    if kind == "folder" and rules.is_shadowed(entry):
+                        for inner, inner_kind in self._entries(entry):
+                            known = _joined(root, os.path.relpath(inner, folder))
+                            if rules.imported_as(inner, inner_kind) == entry:
+                                self._judge_module(inner, inner_kind, known)
+
+    def _judge_module(self, path: str, kind: Kind, known_as: str) -> None:
+        module = self._rules.imported_as(path, kind)
+        if module is not None and os.path.basename(module) and self._rules.is_shadowed(module):
+            self._plant_found(path, known_as, f"would be imported in place of {os.path.basename(module)}")
+
+    def _plant_found(self, path: str, known_as: str, reason: str) -> None:
+        if known_as in self._prepared.modules or self._prepared.reason(path) is not None or self._rules.is_named(path):
+            return
+        folder = _opened(os.path.join(self._location, os.path.dirname(path)))
+        try:
+            _remove(folder, os.path.basename(path))
+        finally:
+            os.close(folder)
+        self._drop(path, reason)
+
+    def _is_package(self, folder: str) -> bool:
+        return os.path.exists(os.path.join(self._location, folder, "__init__.py"))
+
+    def _entries(self, folder: str) -> list[tuple[str, Kind]]:
+        """(path, kind) of what is in a folder; nothing where a link is on the way, or no folder."""
+        here = os.dup(self._target.root)
+        try:
+            for part in folder.split("/"):
+                above, here = here, open_folder(here, part)
+                os.close(above)
+            return [
+                (_joined(folder, entry.name), kind_of(entry.stat(follow_symlinks=False).st_mode))
+                for entry in os.scandir(here)
+            ]
+        except OSError:
+            return []
+        finally:
+            os.close(here)
+
+
+def _shown(path: str) -> str:
+    """A path as a verdict shows it: of bounded length, and plain text whatever bytes it has."""
+    path = path[:_TOLD_CHARACTERS]
+    return path if path.isprintable() else ascii(path)
+
+
+def _remove(parent: int, name: str) -> None:
+    """Remove an entry, where this process may: what it may not remove, the agent, the same user, did not make."""
+    try:
+        remove_entry(parent, name, missing_ok=True)
+    except PermissionError:
+        return
+
+
+def _is_same(standing: str, member: tarfile.TarInfo, content: IO[bytes] | None) -> bool:
+    """Whether a member is what stands there already."""
+    try:
+        info = os.lstat(standing)
+        if member.issym():
+            return stat.S_ISLNK(info.st_mode) and os.readlink(standing) == member.linkname
+        if content is None or not stat.S_ISREG(info.st_mode):
+            # What a hard link has in it was told of its first name.
+            return stat.S_ISDIR(info.st_mode) if member.isdir() else member.islnk() and stat.S_ISREG(info.st_mode)
+        with open(standing, "rb") as file:
+            while block := content.read(COPY_BYTES):
+                if file.read(len(block)) != block:
+                    return False
+            return not file.read(1)
+    except OSError:
+        return False
+
+
+def carry(location: str, stream: int) -> Message:
+    """Bring a line of rules and the tar that follows it into the folder at `location`, an absolute real path.
+
+    Returns `dropped`, what of the agent's was left out and why, and `more`, how many are not listed. Raises Refused.
+    """
+    with open(stream, "rb", closefd=False) as file:
+        line = file.readline(_RULES_BYTES)
+        try:
+            rules = Rules(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise Refused(
+                errno.EINVAL, "carry", "the body does not begin with a line of rules; see docs/executor.md"
+            ) from None
+        return _Carrying(location, rules).carry(file)

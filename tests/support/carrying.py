@@ -1,0 +1,74 @@
+"""Carrying one real folder into another, as a grading does it."""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_runtime.executor.workspaces import archives, carrying, unpacking
+from agent_runtime.verification import carry_rules
+from rollout_api.rollout_job import Verifier
+from rollout_api.tasks import Task
+
+
+def piped(write: Callable[[int], Any], read: Callable[[int], Any]) -> Any:
+    """Give `read` what `write` writes to a descriptor."""
+    ours, theirs = os.pipe()
+
+    def run() -> None:
+        try:
+            write(theirs)
+        except BrokenPipeError:
+            pass
+        finally:
+            os.close(theirs)
+
+    writer = threading.Thread(target=run)
+    writer.start()
+    try:
+        return read(ours)
+    finally:
+        os.close(ours)
+        writer.join()
+
+
+def packed(folder: Path) -> bytes:
+    """The tar that a workspace makes of a folder."""
+
+    def read(stream: int) -> bytes:
+        with open(stream, "rb", closefd=False) as file:
+            return file.read()
+
+    data: bytes = piped(lambda stream: archives.pack(str(folder), stream, ()), read)
+    return data
+
+
+def write_all(data: bytes) -> Callable[[int], None]:
+    """Writes bytes to a descriptor."""
+
+    def write(stream: int) -> None:
+        with open(stream, "wb", closefd=False) as file:
+            file.write(data)
+
+    return write
+
+
+def unpack(folder: Path, data: bytes, ancestors: unpacking.Ancestors = "refuse") -> None:
+    """Unpack a tar as a workspace does it."""
+    piped(write_all(data), lambda stream: unpacking.unpack(str(folder), stream, ancestors))
+
+
+def rules(*, artifacts: Sequence[str] = (".",), hidden: Sequence[str] = ()) -> dict[str, Any]:
+    """The rules of a task with those hidden files."""
+    files = [{"path": path, "content": ""} for path in hidden]
+    task = Task.model_validate({"name": "t", "prompt": "p", "verifier": {"commands": ["true"], "files": files}})
+    return carry_rules(task, Verifier(artifacts=list(artifacts)), "/workspace")[1]
+
+
+def carry(folder: Path, data: bytes, form: dict[str, Any]) -> list[str]:
+    """Carry a tar into a prepared folder; what was dropped."""
+    body = json.dumps(form).encode() + b"\n" + data
+    reply = piped(write_all(body), lambda stream: carrying.carry(os.path.realpath(folder), stream))
+    return [*reply["dropped"], *(["more"] if reply["more"] else [])]

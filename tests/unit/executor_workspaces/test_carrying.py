@@ -1,0 +1,499 @@
+"""What a grading carries: the agent's work, and nothing by which the agent would decide its own verdict."""
+
+import contextlib
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent_runtime.executor.workspaces.carrying import Rules, kind_of
+from agent_runtime.executor.workspaces.identity import Refused
+from tests.support.carrying import carry, packed, rules, unpack
+
+PREPARED = {
+    "calc.py": "prepared",
+    "data/x": "old",
+    "other/x": "good",
+    "tests/conftest.py": "prepared conftest",
+    "tests/__init__.py": "",
+    "tests/helper.py": "h",
+    "src/pkg/__init__.py": "",
+    "src/pkg/a.py": "a",
+    "src/queue.py": "prepared queue",
+    "backend/app.py": "app",
+    "backend/.venv/pyvenv.cfg": "home = /usr/bin",
+    "backend/.venv/bin/python": "real python",
+    "backend/.venv/lib/x.py": "x",
+    "lib/__pycache__/m.cpython-311.pyc": "compiled",
+    "lib/m.py": "m",
+    "old-1.0.dist-info/METADATA": "m",
+}
+HIDDEN = ["hidden/test_calc.py", "hidden/reference.py"]
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, content in files.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(content)
+
+
+class Grading:
+    """A prepared folder twice: the agent works in one, the other is graded."""
+
+    def __init__(self, root: Path, prepared: dict[str, str] | None = None) -> None:
+        self.agent, self.graded = root / "agent", root / "graded"
+        for folder in (self.agent, self.graded):
+            folder.mkdir()
+            write(folder, PREPARED if prepared is None else prepared)
+        self.dropped: list[str] = []
+
+    def carry(self, *, artifacts: Sequence[str] = (".",), hidden: Sequence[str] = HIDDEN) -> None:
+        self.dropped = carry(self.graded, packed(self.agent), rules(artifacts=artifacts, hidden=hidden))
+
+    def has(self, name: str) -> bool:
+        return os.path.lexists(self.graded / name)
+
+    def text(self, name: str) -> str:
+        """The content of a real file that no link leads to."""
+        place = self.graded / name
+        assert place.resolve() == self.graded.resolve() / name, f"{name} is reached through a link"
+        return place.read_text()
+
+
+@pytest.fixture
+def grading(tmp_path: Path) -> Grading:
+    return Grading(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("conftest.py", "a/b/conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", "tox.ini", "setup.cfg"),
+        *("pyproject.toml", "sitecustomize.py", "usercustomize.py", "x.pth", ".python-version", ".coveragerc"),
+        *("__pycache__/calc.cpython-311.pyc", "calc.pyc", "evil.egg-info/entry_points.txt", "new/pyvenv.cfg"),
+        *("evil-1.0.dist-info/entry_points.txt", "evil.egg", "evil.egg-link", "lib/EGG-INFO/entry_points.txt"),
+        *("json.py", "pytest.py", "_pytest/__init__.py", "random.cpython-311-x86_64-linux-gnu.so"),
+        *("hidden/json.py", "src/subprocess.py", "pytest_evil.py", "pytest_evil/__init__.py", "json/__init__.so"),
+        *("hidden/__init__.py", "hidden/reference/__init__.py", "hidden/reference.so", "hidden/reference.abi3.so"),
+        *("backend/.venv/bin/new", "backend/.venv/lib/y.py"),
+    ],
+)
+def test_files_that_python_and_pytest_load_unasked_are_not_carried(grading: Grading, name: str) -> None:
+    write(grading.agent, {name: "evil"})
+    grading.carry()
+    assert not grading.has(name)
+    assert grading.dropped or "pyc" in name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "calc.py",
+            "new.py",
+            "src/pkg/json.py",
+            "src/pkg/types.py",
+            "new/__init__.py",
+            "new/random.py",
+            "src/queue.py",
+        ),
+        *("Makefile", "test/data.txt", "hidden/data.json", "json", "string/notes.txt", "random.txt", "conftest.py/x"),
+        *("tests/__init__.py", "backend/app.py", ".wh.calc.py", ".wh..wh..opq", "new\nline", "line/\nevil.txt"),
+        os.fsdecode(b"not-utf-8-\xff/\xfe"),
+    ],
+)
+def test_ordinary_work_is_carried(grading: Grading, name: str) -> None:
+    write(grading.agent, {name: "work"})
+    grading.carry()
+    assert grading.text(name) == "work"
+    assert grading.dropped == []
+
+
+def test_nothing_is_told_of_an_agent_that_changed_nothing(grading: Grading) -> None:
+    before = tree(grading.graded)
+    grading.carry()
+    assert grading.dropped == []
+    assert tree(grading.graded) == before
+
+
+def replaced_by_link(folder: Path, name: str, moved: str) -> None:
+    (folder / name).rename(folder / moved)
+    (folder / name).symlink_to(moved)
+
+
+def fake_python(folder: Path) -> None:
+    (folder / ".venv/bin/python").write_text("fake")
+
+
+def venv_link(agent: Path) -> None:
+    replaced_by_link(agent, "backend", "b2")
+    fake_python(agent / "b2")
+
+
+def venv_moved(agent: Path) -> None:
+    (agent / "backend/.venv").rename(agent / "v")
+    (agent / "v/bin/python").write_text("fake")
+    (agent / "backend/.venv").symlink_to("../v")
+
+
+def venv_file(agent: Path) -> None:
+    shutil.rmtree(agent / "backend")
+    (agent / "backend").write_text("a file")
+
+
+def venv_hard_link(agent: Path) -> None:
+    python = agent / "backend/.venv/bin/python"
+    python.unlink()
+    (agent / "fake").write_text("fake")
+    os.link(agent / "fake", python)
+
+
+def conftest_outside(agent: Path) -> None:
+    shutil.rmtree(agent / "tests")
+    (agent / "tests").symlink_to("/tmp")
+
+
+def conftest_as_folder(agent: Path) -> None:
+    (agent / "tests/conftest.py").unlink()
+    write(agent, {"tests/conftest.py/__init__.py": "evil"})
+
+
+def conftest_as_link(agent: Path) -> None:
+    (agent / "tests/conftest.py").unlink()
+    (agent / "tests/evil.py").write_text("evil")
+    (agent / "tests/conftest.py").symlink_to("evil.py")
+
+
+def link_to_the_place(agent: Path) -> None:
+    shutil.rmtree(agent / "tests")
+    (agent / "elsewhere").mkdir()
+    (agent / "tests").symlink_to("elsewhere")
+    (agent / "elsewhere/conftest.py").write_text("evil")
+
+
+def everything_removed(agent: Path) -> None:
+    shutil.rmtree(agent)
+    agent.mkdir()
+
+
+ATTACKS: dict[str, Callable[[Path], None]] = {
+    "the folder of the environment is a link": venv_link,
+    "the environment is a link": venv_moved,
+    "the folder of the environment is a file": venv_file,
+    "the interpreter is a hard link": venv_hard_link,
+    "the interpreter is replaced": lambda agent: fake_python(agent / "backend"),
+    "the folder of a conftest is a link": lambda agent: replaced_by_link(agent, "tests", "t2"),
+    "the folder of a conftest leads out": conftest_outside,
+    "the folder of a conftest is removed": lambda agent: shutil.rmtree(agent / "tests"),
+    "the conftest is a folder": conftest_as_folder,
+    "the conftest is a link": conftest_as_link,
+    "the folder of a conftest is a link to another conftest": link_to_the_place,
+    "everything is removed": everything_removed,
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_protected_files_stay_as_prepared(grading: Grading, attack: Callable[[Path], None]) -> None:
+    attack(grading.agent)
+    grading.carry()
+    for name in ("tests/conftest.py", "backend/.venv/bin/python", "backend/.venv/pyvenv.cfg", "backend/.venv/lib/x.py"):
+        assert grading.text(name) == PREPARED[name]
+
+
+def test_a_protected_link_protects_what_it_leads_to(tmp_path: Path) -> None:
+    grading = Grading(
+        tmp_path, {"shared/common.py": "prepared", "envs/main/pyvenv.cfg": "", "envs/main/bin/python": "real"}
+    )
+    for folder in (grading.agent, grading.graded):
+        (folder / "conftest.py").symlink_to("step.py")
+        (folder / "step.py").symlink_to("shared/common.py")
+        (folder / ".venv").symlink_to("envs/main")
+    (grading.agent / "shared/common.py").write_text("evil")
+    for name in (".venv", "step.py"):
+        (grading.agent / name).unlink()
+    write(grading.agent, {".venv/bin/python": "fake", "step.py": "evil"})
+    grading.carry()
+    assert (grading.graded / "conftest.py").read_text() == "prepared"
+    assert (grading.graded / ".venv/bin/python").read_text() == "real"
+    assert "step.py is what a protected link of the prepared state leads to" in grading.dropped
+
+
+def test_an_environment_in_the_working_directory_itself_is_protected(tmp_path: Path) -> None:
+    grading = Grading(tmp_path, {"pyvenv.cfg": "", "bin/python": "real", "app.py": "0"})
+    write(grading.agent, {"bin/python": "fake", "app.py": "1"})
+    grading.carry()
+    assert (grading.text("bin/python"), grading.text("app.py")) == ("real", "1")
+
+
+def test_a_folder_replaced_by_a_link_is_a_link_and_what_it_leads_to_stays(grading: Grading) -> None:
+    shutil.rmtree(grading.agent / "data")
+    (grading.agent / "data").symlink_to("other")
+    grading.carry()
+    assert os.readlink(grading.graded / "data") == "other"
+    assert grading.text("other/x") == "good"
+
+
+def test_a_folder_that_has_only_compiled_code_left_goes_with_its_source(grading: Grading) -> None:
+    shutil.rmtree(grading.agent / "lib")
+    grading.carry()
+    assert not grading.has("lib")
+
+
+def test_compiled_code_of_the_prepared_state_stays(grading: Grading) -> None:
+    write(grading.agent, {"lib/__pycache__/m.cpython-311.pyc": "evil", "lib/m.py": "new"})
+    grading.carry()
+    assert grading.text("lib/__pycache__/m.cpython-311.pyc") == "compiled"
+    assert grading.text("lib/m.py") == "new"
+
+
+def test_files_and_folders_take_each_others_places(grading: Grading) -> None:
+    (grading.agent / "calc.py").unlink()
+    shutil.rmtree(grading.agent / "data")
+    write(grading.agent, {"calc.py/inner": "1", "data": "2"})
+    grading.carry()
+    assert (grading.text("calc.py/inner"), grading.text("data")) == ("1", "2")
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        *(("a", "/etc/passwd"), ("a", ".."), ("new/b", "../../x"), ("a", "./../x"), ("a", "b/../../x"), ("a", "b/..")),
+        *(("conftest.py", "x.py"), ("json.py", "x.py"), ("json", "x"), ("hidden/reference", "x"), ("x.pth", "calc.py")),
+        *(("__pycache__", "cache"), ("evil.dist-info", "data"), ("new/pyvenv.cfg", "../calc.py")),
+    ],
+)
+def test_links_that_lead_out_or_are_loaded_unasked_are_not_carried(grading: Grading, name: str, target: str) -> None:
+    (grading.agent / name).parent.mkdir(exist_ok=True)
+    (grading.agent / name).symlink_to(target)
+    grading.carry()
+    assert not grading.has(name)
+
+
+def test_links_within_the_working_directory_are_carried(tmp_path: Path) -> None:
+    grading = Grading(tmp_path)
+    (grading.agent / "current").symlink_to("src/pkg")
+    (grading.agent / "src/pkg/up").symlink_to("../../data/x")
+    (grading.agent / "absolute").symlink_to(grading.graded.resolve() / "other")
+    os.link(grading.agent / "calc.py", grading.agent / "same.py")
+    grading.carry()
+    assert grading.dropped == []
+    assert (grading.graded / "current/a.py").read_text() == "a"
+    assert (grading.graded / "src/pkg/up").read_text() == "old"
+    assert (grading.graded / "absolute/x").read_text() == "good"
+    assert grading.text("same.py") == "prepared"
+
+
+def test_a_prepared_link_that_leads_out_stays_when_the_agent_left_it(grading: Grading) -> None:
+    for folder in (grading.agent, grading.graded):
+        (folder / "system").symlink_to("/usr/share")
+    grading.carry()
+    assert os.readlink(grading.graded / "system") == "/usr/share"
+    assert grading.dropped == []
+
+
+def test_a_hard_link_to_a_link_is_not_carried_where_it_would_lead_out(grading: Grading) -> None:
+    write(grading.agent, {"deep/er/x": "1"})
+    (grading.agent / "deep/er/link").symlink_to("../../calc.py")
+    os.link(grading.agent / "deep/er/link", grading.agent / "z", follow_symlinks=False)
+    grading.carry()
+    assert not grading.has("z")
+
+
+def test_a_module_under_a_standard_name_is_not_reached_through_a_link(grading: Grading) -> None:
+    replaced_by_link(grading.agent, "src", "s2")
+    write(grading.agent, {"s2/json.py": "evil", "s2/subprocess/__init__.py": "evil", "s2/queue.py": "work"})
+    grading.carry()
+    assert not grading.has("s2/json.py")
+    assert not grading.has("s2/subprocess/__init__.py")
+    assert grading.text("s2/queue.py") == "work"  # the prepared state has it under this name
+
+
+def test_a_module_is_not_planted_in_a_folder_that_pytest_adds_for_hidden_tests(grading: Grading) -> None:
+    write(grading.agent, {"checks/json.py": "evil", "checks/unit/types.py": "evil"})
+    grading.carry(hidden=["checks/unit/__init__.py", "checks/unit/test_a.py"])
+    assert not grading.has("checks/json.py")
+    assert not grading.has("checks/unit/types.py")
+
+
+def test_a_file_that_the_job_names_is_carried_whatever_it_is(grading: Grading) -> None:
+    write(
+        grading.agent,
+        {"pyproject.toml": "work", "sub/pyproject.toml": "evil", "e.egg-info/a": "work", "e.egg-info/b": "x"},
+    )
+    grading.carry(artifacts=[".", "./pyproject.toml", "e.egg-info/a"])
+    assert (grading.text("pyproject.toml"), grading.text("e.egg-info/a")) == ("work", "work")
+    assert not grading.has("sub/pyproject.toml")
+    assert not grading.has("e.egg-info/b")
+
+
+def test_only_declared_artifacts_are_carried(grading: Grading) -> None:
+    write(grading.agent, {"src/pkg/new.py": "work", "src/pkgs/a": "no", "calc.py": "no"})
+    (grading.agent / "src/pkg/a.py").unlink()
+    shutil.rmtree(grading.agent / "data")
+    grading.carry(artifacts=["src/pkg"])
+    assert (grading.text("src/pkg/new.py"), grading.text("calc.py")) == ("work", "prepared")
+    assert not grading.has("src/pkg/a.py")
+    assert not grading.has("src/pkgs")
+    assert grading.text("data/x") == "old"
+    assert grading.dropped == []
+
+
+def test_the_verdict_tells_at_most_a_hundred_names_in_plain_text(grading: Grading) -> None:
+    write(grading.agent, {f"{number}.pth": "" for number in range(150)} | {os.fsdecode(b"\xff\n/conftest.py"): ""})
+    grading.carry()
+    assert len(grading.dropped) == 101
+    assert "\n".join(grading.dropped).isprintable() or all(line.isprintable() for line in grading.dropped)
+    "".join(grading.dropped).encode()
+
+
+def test_read_only_folders_are_carried_with_their_modes(grading: Grading) -> None:
+    write(grading.agent, {"ro/a": "1"})
+    (grading.agent / "ro").chmod(0o555)
+    (grading.graded / "data").chmod(0o555)
+    (grading.agent / "data/x").write_text("new")
+    grading.carry()
+    assert (grading.graded / "ro").stat().st_mode & 0o777 == 0o555
+    assert grading.text("data/x") == "new"
+
+
+def test_a_name_that_leads_out_of_the_folder_is_refused(grading: Grading) -> None:
+    for name in ("../evil", "/evil", "a/../../evil"):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            archive.addfile(tarfile.TarInfo(name))
+        with pytest.raises(Refused):
+            carry(grading.graded, buffer.getvalue(), rules())
+
+
+@given(st.binary(max_size=2000))
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_bytes_that_are_no_tar_are_refused_or_empty(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Refused):
+        carry(Path(folder), data, rules())
+
+
+def test_hidden_files_replace_links_and_files_where_their_folders_belong(grading: Grading, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (grading.graded / "hidden").symlink_to(outside)
+    (grading.graded / "checks").write_text("a file")
+    source = tmp_path / "source"
+    write(source, {"hidden/test_calc.py": "1", "checks/deep/b": "2", "data": "3"})
+    unpack(grading.graded, packed(source), "replace")
+    assert [grading.text(name) for name in ("hidden/test_calc.py", "checks/deep/b", "data")] == ["1", "2", "3"]
+    assert list(outside.iterdir()) == []
+
+
+# Random trees, and an agent that does anything with them
+
+NAMES = st.sampled_from(
+    ["a", "b", "tests", "src", "conftest.py", "x.py", "json.py", "v.pth", "e.egg-info", "pyvenv.cfg", "lib"]
+)
+PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), PATHS, st.sampled_from(["1", "2"])),
+        st.tuples(st.just("remove"), PATHS, st.just("")),
+        st.tuples(st.just("move"), PATHS, PATHS),
+        st.tuples(st.just("hard link"), PATHS, PATHS),
+        st.tuples(st.just("link"), PATHS, st.one_of(PATHS, st.sampled_from(["..", "../a", "/tmp", ".", "../../x"]))),
+    ),
+    max_size=12,
+)
+
+
+def act(folder: Path, step: tuple[str, str, str]) -> None:
+    """One thing that an agent does; what cannot be done is not done."""
+    what, name, other = step
+    place = folder / name
+    with contextlib.suppress(OSError, shutil.Error, RuntimeError):
+        if not place.parent.resolve().is_relative_to(folder.resolve()):
+            return
+        if what == "write":
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if not place.is_symlink():
+                place.write_text(other)
+        elif what == "remove":
+            shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
+        elif what == "move":
+            place.rename(folder / other)
+        elif what == "hard link":
+            os.link(place, folder / other, follow_symlinks=False)
+        else:
+            place.symlink_to(other)
+
+
+def tree(folder: Path) -> dict[str, tuple[str, str]]:
+    """Kind and content of all in a folder, links not followed."""
+    found: dict[str, tuple[str, str]] = {}
+    for parent, folders, files in os.walk(folder):
+        for name in [*folders, *files]:
+            place = Path(parent) / name
+            kind = kind_of(place.lstat().st_mode)
+            content = os.readlink(place) if kind == "link" else place.read_text() if kind == "file" else ""
+            found[str(place.relative_to(folder))] = (kind, content)
+    return found
+
+
+def within(path: str, folders: Sequence[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
+@given(STEPS, STEPS)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_after_carrying_protected_files_are_prepared_and_ordinary_ones_are_the_agents(
+    preparation: list[tuple[str, str, str]], work: list[tuple[str, str, str]]
+) -> None:
+    decides = Rules(rules())
+    with tempfile.TemporaryDirectory() as root:
+        agent, graded = Path(root) / "agent", Path(root) / "graded"
+        graded.mkdir()
+        for step in preparation:
+            act(graded, step)
+        shutil.copytree(graded, agent, symlinks=True)
+        for step in work:
+            act(agent, step)
+        prepared, made = tree(graded), tree(agent)
+        carry(graded, packed(agent), rules())
+        after = tree(graded)
+
+    environments = [os.path.dirname(path) for path in prepared if path.endswith("/pyvenv.cfg")]
+    protected = [
+        path
+        for path, (kind, _) in prepared.items()
+        if decides.loaded(path, kind) is not None or within(path, environments)  # type: ignore[arg-type]
+    ]
+    if "pyvenv.cfg" in prepared:
+        protected += [path for path in prepared if within(path, ["lib", "pyvenv.cfg"])]
+    for path in protected:
+        assert after.get(path) == prepared[path], "a protected path is not as it was prepared"
+    for path, (kind, _) in after.items():
+        if decides.loaded(path, kind) is not None:  # type: ignore[arg-type]
+            assert prepared.get(path) == after[path], "something is loaded unasked that was not prepared"
+    links = [path for path, (kind, _) in prepared.items() if kind == "link"]
+    if links:
+        return  # what protected links lead to is protected as well
+    ways = {os.path.dirname(path) for path in protected}
+    for path, (kind, content) in made.items():
+        module = decides.imported_as(path, kind)  # type: ignore[arg-type]
+        is_ordinary = decides.loaded(path, kind) is None and not within(path, protected)  # type: ignore[arg-type]
+        if (
+            kind == "file"
+            and is_ordinary
+            and not within(path, environments)
+            and not (module and decides.is_shadowed(module))
+        ):
+            if "pyvenv.cfg" in prepared and within(path, ["lib"]):
+                continue
+            is_hard_linked = list(made.values()).count((kind, content)) > 1
+            assert after.get(path) == (kind, content) or path in ways or is_hard_linked, "work of the agent is lost"
+    for path in after:
+        assert path in made or within(path, protected) or any(within(kept, [path]) for kept in protected), "not deleted"
