@@ -40,10 +40,10 @@ Path = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 Seconds = Annotated[int, Field(ge=1, le=604_800)]
 """Whole seconds, at most a week."""
 
-Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kKMGTP]i?)?$", max_length=32)]
+Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[MGTP]|[KMGTP]i)?$", max_length=32)]
 """A Kubernetes resource quantity, such as `500m`, `2`, `512Mi`."""
 
-_UNITS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
     f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("KMGTP", start=1)
 }
 

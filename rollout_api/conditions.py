@@ -1,10 +1,24 @@
 """Kubernetes object metadata and conditions, as far as this project reads and writes them."""
 
+from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
 from rollout_api.base import ApiModel, ObjectName
+
+
+def _is_a_time(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
+
+
+Timestamp = Annotated[
+    str,
+    StringConstraints(pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,6})?Z$", max_length=32),
+    AfterValidator(_is_a_time),
+]
+"""RFC 3339 in UTC, as Kubernetes writes it."""
 
 
 class Metadata(ApiModel):
@@ -37,5 +51,5 @@ class Condition(ApiModel):
     """Why, for people."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """Generation of the spec that was looked at."""
-    last_transition_time: Annotated[str, StringConstraints(max_length=32)] | None = None
+    last_transition_time: Timestamp | None = None
     """When the status last changed, RFC 3339."""

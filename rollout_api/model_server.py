@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, ShortText
-from rollout_api.conditions import Condition, Metadata
+from rollout_api.conditions import Condition, Metadata, Timestamp
 from rollout_api.sandbox import EnvVar
 
 OLDEST: Final = (0, 14)
@@ -385,7 +385,7 @@ class PolicyStatus(ApiModel):
     """Runners (`<job uid>/<index>`) that were not waited for any longer: where their calls change version is unknown."""
     step: PolicyStep | None = None
     """What is being done; None when no update is under way."""
-    since: Annotated[str, StringConstraints(max_length=32)] | None = None
+    since: Timestamp | None = None
     """When this step began, RFC 3339."""
     needed: Annotated[int, Field(ge=0)] = 0
     """Servers that must have `target` before the gate opens."""

@@ -85,10 +85,10 @@ class Delete:
 
 @dataclass(frozen=True)
 class Patch:
-    """Merge-patch an object's spec."""
+    """Merge-patch an object."""
 
     ref: Ref
-    spec: Manifest
+    change: Manifest
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,8 @@ class Plan:
     """What to do about one object now. A plan that is carried out and made again is empty."""
 
     actions: tuple[Action, ...] = ()
-    """In this order; the first that fails ends the round, which is tried again with back-off."""
+    """In this order, deletes last. After one that fails nothing more is made, for it may need what is missing; all else is
+    done, and the round is tried again with back-off."""
     status: Manifest | None = None
     """The operator's part of the object's status, whole; written when it differs from what was observed."""
     events: tuple[Event, ...] = ()

@@ -30,8 +30,9 @@ WATCH_SECONDS = 1800
 """The API server ends a watch then; it is resumed at once."""
 PAGE = 250
 """Objects of one list response: bounds the memory that parsing takes."""
-_MAY_PASS = ("exceeded quota", "being terminated", "cannot create resource")
-"""Words of a 403 that say nothing about the object: a full quota, a namespace that goes away, our own missing rights."""
+_ADMISSION_SAYS = ("violates PodSecurity", "denied the request", "denied request", "unable to validate against any")
+"""Words of a 403 about the object itself: Pod Security, webhooks, ValidatingAdmissionPolicies, OpenShift's constraints. Any
+other 403 may pass: a full quota, a ServiceAccount that is not there yet, rights that are being granted."""
 
 
 class ApiError(Exception):
@@ -48,7 +49,13 @@ class ApiError(Exception):
     @property
     def refused(self) -> bool:
         """The object itself is not wanted (Pod Security, a policy, a field): the same again would be refused again."""
-        return self.status in (400, 403, 422) and not any(words in self.message for words in _MAY_PASS)
+        forbids = self.status == 403 and any(words in self.message for words in _ADMISSION_SAYS)
+        return forbids or self.status in (400, 422)
+
+    @property
+    def lacks_kind(self) -> bool:
+        """Of a create: the cluster has no such kind. A missing namespace has the same status."""
+        return self.status == 404 and "namespaces " not in self.message
 
 
 class KubeApi:

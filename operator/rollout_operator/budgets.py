@@ -49,6 +49,10 @@ class Budget(Generic[K]):
         self._promised[key] = due
         return due - now
 
+    def spare(self, now: float) -> bool:
+        """Take a further write if there is one that nobody waits for."""
+        return self._bucket.spare(now)
+
     def forget(self, key: K) -> None:
         """The key does not want to write any more."""
         self._promised.pop(key, None)

@@ -1,11 +1,16 @@
-"""Carry out a plan: actions in order, then one status write. What was written is expected to be seen before the next."""
+"""Carry out a plan: its actions, then one status write whatever became of them, which names what failed.
+
+What was written is expected to be seen before the next plan is made.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
+from rollout_api.conditions import Condition
 from rollout_operator.actions import (
     Action,
     Ask,
@@ -30,13 +35,18 @@ from rollout_operator.keys import CONFLICT, KeyRing, check_owner
 from rollout_operator.kinds import WATCHED
 from rollout_operator.memory import Memory
 from rollout_operator.model_server.control_errands import Errands
+from rollout_operator.wake import PRIMARY
 
-UNKNOWN = 404
-"""Of a create: the cluster has no such kind."""
 MANAGER = "operator"
 """Field manager of the operator's part of a status."""
 OF_OTHERS = ("runners",)
 """Fields of a status that others write."""
+RECONCILED = "Reconciled"
+"""The condition that is there, and False, while an action fails. Plans neither read nor write it."""
+MESSAGE_CHARACTERS = 1024
+BROKEN = -1
+"""Status of a failure of the operator itself."""
+_MAKES = Create | EnsureKey | ReadKey
 
 
 class NotLeader(Exception):
@@ -49,6 +59,18 @@ class Throttled(Exception):
     def __init__(self, seconds: float) -> None:
         super().__init__(f"creates are limited; in {seconds:.1f} s")
         self.seconds = seconds
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a plan."""
+
+    again: bool = False
+    """Plan again at once: something was learned."""
+    failures: tuple[ApiError, ...] = ()
+    """Why actions failed; those after them that make nothing were done."""
+    wait: float | None = None
+    """Seconds after which deletes that had to wait their turn may be done."""
 
 
 class Execution:
@@ -68,32 +90,56 @@ class Execution:
         self._errands, self._may_write = errands, may_write
         self._creates: Budget[Ref] = Budget(limits.creates_per_second, limits.writes_in_flight)
         self._deletes: Budget[Ref] = Budget(limits.deletes_per_second, limits.writes_in_flight)
+        self._most_deletes = limits.writes_in_flight
         self.expectations: Expectations[Ref] = Expectations()
+        self.on_progress: Callable[[Ref], None] = lambda ref: None
+        """Called with the planned object after each action that went well."""
 
-    async def carry_out(self, ref: Ref, obj: Manifest, plan: Plan) -> bool:
-        """Do what the plan for one object says. Returns whether to plan again at once, having learned something.
+    async def carry_out(self, ref: Ref, obj: Manifest, plan: Plan, now: datetime) -> Done:
+        """Do what the plan for one object says.
 
         Raises:
-            ApiError: an action failed; those before it are done.
-            Throttled: nothing was created yet; come back later.
+            Throttled: nothing was done yet; come back later.
             NotLeader: this replica may not write.
         """
         # One token a round, not an object: half a round done and begun anew would cost more writes than it saves.
         creates = any(isinstance(action, Create | EnsureKey) for action in plan.actions)
         if creates and (wait := self._creates.admit(ref, time.monotonic())):
             raise Throttled(wait)
-        learned = False
+        learned, failures = False, list[ApiError]()
+        may_make = True
         for action in plan.actions:
-            learned |= await self._act(ref, action)
-            if learned and not isinstance(action, Remember):
-                return True
-        if plan.status is not None and differs(plan.status, obj.get("status", {})):
-            await self._write_status(ref, obj, plan.status)
-        return learned
+            if isinstance(action, Delete) or (isinstance(action, _MAKES) and not may_make):
+                continue
+            try:
+                learned |= await self._act(ref, action)
+            except ApiError as error:
+                failures.append(error)
+                may_make &= not isinstance(action, _MAKES | Replace)
+            else:
+                self.on_progress(ref)
+                if learned and not failures and not isinstance(action, Remember):
+                    return Done(again=True)
+        wait = await self._delete_some(ref, [a for a in plan.actions if isinstance(a, Delete)], failures)
+        try:
+            await self._report(ref, obj, plan.status, failures, now)
+        except ApiError as error:
+            failures.append(error)
+        return Done(learned, tuple(failures), wait)
+
+    async def report_failure(self, ref: Ref, obj: Manifest, failure: ApiError, now: datetime) -> None:
+        """Write into the object's status why no plan could be made for it.
+
+        Raises:
+            ApiError: the status could not be written.
+            NotLeader: this replica may not write.
+        """
+        await self._report(ref, obj, None, [failure], now)
 
     def forget(self, ref: Ref) -> None:
         """The object is gone."""
         self._creates.forget(ref)
+        self._deletes.forget(ref)
         self.expectations.forget(ref)
 
     async def _act(self, key: Ref, action: Action) -> bool:
@@ -113,22 +159,18 @@ class Execution:
                 return await self._create(key, action)
             case Delete():
                 await self._delete(key, action)
-                return False
-            case Patch(ref, spec):
+            case Patch(ref, change):
                 self._check()
-                self._expect(key, ref, await self._api.merge(ref.kind, ref.namespace, ref.name, {"spec": spec}))
-                return False
+                self._expect(key, ref, await self._api.merge(ref.kind, ref.namespace, ref.name, change))
             case Replace(body):
                 self._check()
                 self._expect(key, action.ref, await self._api.replace(body))
-                return False
             case SetPodCondition():
                 await self._set_pod_condition(key, action)
-                return False
             case Ask(errand, targets, how):
                 self._check()
                 self._errands.start(key, errand, targets, how)
-                return False
+        return False
 
     async def _set_pod_condition(self, key: Ref, action: SetPodCondition) -> None:
         self._check()
@@ -142,10 +184,20 @@ class Execution:
             raise ApiError(error.status, f"condition of {action.ref}: {error.message}", error.retry_after) from error
         self._expect(key, action.ref, written)
 
-    async def _write_status(self, ref: Ref, obj: Manifest, status: Manifest) -> None:
+    async def _report(
+        self, ref: Ref, obj: Manifest, status: Manifest | None, failures: Sequence[ApiError], now: datetime
+    ) -> None:
+        """Write the status that was planned, or the one that is there, with what failed in it."""
+        if ref.kind not in PRIMARY:
+            return
+        found = obj.get("status") or {}
+        own = {field: value for field, value in found.items() if field not in OF_OTHERS}
+        wanted = with_failures(own if status is None else status, own, failures, obj["metadata"].get("generation"), now)
+        if not differs(wanted, found):
+            return
         self._check()
         try:
-            written = await self._api.apply_status(obj, ref.kind, status, MANAGER)
+            written = await self._api.apply_status(obj, ref.kind, wanted, MANAGER)
         except ApiError as error:
             if error.status in (404, CONFLICT):  # Deleted, and maybe made anew: the watch is about to say so.
                 return
@@ -162,7 +214,7 @@ class Execution:
             if error.status == CONFLICT:
                 await self._accept_existing(ref, action.body)
                 return False
-            if (error.refused or error.status == UNKNOWN) and action.if_refused:
+            if (error.refused or error.lacks_kind) and action.if_refused:
                 self._memory.learn(replace(action.if_refused, message=error.message), time.time())
                 return True
             raise ApiError(error.status, f"creating {ref}: {error.message}", error.retry_after) from error
@@ -177,16 +229,33 @@ class Execution:
         if owner and found:
             check_owner(found, ref.kind, owner["uid"])
 
+    async def _delete_some(self, key: Ref, deletes: Sequence[Delete], failures: list[ApiError]) -> float | None:
+        """Do as many deletes at once as the budget allows now. Returns when to come back for the rest.
+
+        A suspended job may have thousands of Sandboxes: its worker must not wait for them, and others want a share.
+        """
+        if not deletes:
+            return None
+        if wait := self._deletes.admit(key, time.monotonic()):
+            return wait
+        batch = [deletes[0]]
+        while len(batch) < min(self._most_deletes, len(deletes)) and self._deletes.spare(time.monotonic()):
+            batch.append(deletes[len(batch)])
+        done = await asyncio.gather(*(self._delete(key, action) for action in batch), return_exceptions=True)
+        for error in done:
+            if isinstance(error, ApiError):
+                failures.append(error)
+            elif error is not None:
+                raise error
+        return 0.0 if len(batch) < len(deletes) else None
+
     async def _delete(self, key: Ref, action: Delete) -> None:
         ref = action.ref
-        now = time.monotonic()
-        while wait := self._deletes.admit(ref, now):
-            await asyncio.sleep(wait)
-            now = time.monotonic()
         self._check()
         try:
             async with self._deletes.in_flight:
                 deleted = await self._api.delete(ref.kind, ref.namespace, ref.name, action.uid, action.grace_seconds)
+            self.on_progress(key)
         except ApiError as error:
             if error.status in (404, CONFLICT):  # Gone, or another of the same name: this one is deleted.
                 return
@@ -212,6 +281,54 @@ class Execution:
 def version_of(obj: Manifest) -> int:
     """The resourceVersion, which Kubernetes defines to be a number that grows."""
     return int(obj["metadata"]["resourceVersion"])
+
+
+def without_failures(obj: Manifest) -> Manifest:
+    """The object as plans see it: without the condition that tells of failed actions."""
+    status = obj.get("status") or {}
+    conditions = [found for found in status.get("conditions", ()) if found["type"] != RECONCILED]
+    if len(conditions) == len(status.get("conditions", ())):
+        return obj
+    return {**obj, "status": {**status, "conditions": conditions}}
+
+
+def with_failures(
+    status: Manifest, found: Manifest, failures: Sequence[ApiError], generation: int | None, now: datetime
+) -> Manifest:
+    """A status with the condition Reconciled for failures that a person can act on; without it when nothing failed.
+
+    An outage is no news of the object: it leaves the condition as it was found.
+    """
+    before = next((entry for entry in found.get("conditions", ()) if entry["type"] == RECONCILED), None)
+    others = [entry for entry in status.get("conditions", ()) if entry["type"] != RECONCILED]
+    told = [failure for failure in failures if worth_telling(failure)]
+    if not told:
+        kept = [before] if before and failures else []
+        return {**status, "conditions": [*others, *kept]} if kept or "conditions" in status else status
+    message = "; ".join(dict.fromkeys(failure.message for failure in told))
+    reason = _REASONS.get(told[0].status, "ActionFailed")
+    if before and (before["reason"], before.get("message")) == (reason, message[:MESSAGE_CHARACTERS]):
+        return {**status, "conditions": [*others, before]}
+    since = before.get("lastTransitionTime") if before else None
+    failed = Condition(
+        type=RECONCILED,
+        status="False",
+        reason=reason,
+        message=message[:MESSAGE_CHARACTERS],
+        observed_generation=generation,
+        last_transition_time=since or now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+    return {**status, "conditions": [*others, failed.wire()]}
+
+
+_REASONS: Mapping[int, str] = {
+    BROKEN: "OperatorError",
+    400: "Refused",
+    403: "Forbidden",
+    404: "NotFound",
+    CONFLICT: "Conflict",
+    422: "Refused",
+}
 
 
 def differs(wanted: Manifest, found: Manifest) -> bool:

@@ -9,16 +9,18 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from rollout_operator.actions import Manifest
-from rollout_operator.api import ApiError, KubeApi
+from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
 from rollout_operator.kinds import OPTIONAL
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS, RETRY_LIMIT_SECONDS = 0.2, 5.0
-"""The API server is asked again this soon; all informers of all replicas come back within seconds of an outage's end."""
+"""The API server is asked again this soon; all informers of all replicas come back within seconds of an outage's end. A
+watch that lasted for the longer of the two was a good one: the next pause is a first one."""
 ABSENT, GONE = (403, 404), 410
 
 
@@ -49,21 +51,26 @@ class Informer:
         self._failures = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. However a watch ends, there is a pause before the next: a proxy may end each at once."""
+        began = time.monotonic()
         while True:
             try:
                 if not self._version:
                     await self._list()
+                began = time.monotonic()
                 await self._watch()
+                ended = ApiError(UNREACHABLE, "the watch ended")
             except ApiError as error:
-                self.alive = time.monotonic()
-                if error.status == GONE and self._version:
-                    self._version = ""  # Too old to resume from: list again.
-                    continue
-                if error.status in ABSENT and self.kind in OPTIONAL and not self.synced.is_set():
-                    log.warning("%s: doing without", error.message)
-                    self.synced.set()
-                await self._pause(error)
+                ended = error
+            self.alive = time.monotonic()
+            if self._version and self.alive - began >= RETRY_LIMIT_SECONDS:
+                self._failures = 0
+            if ended.status == GONE:
+                self._version = ""  # Too old to resume from: list again.
+            if ended.status in ABSENT and self.kind in OPTIONAL and not self.synced.is_set():
+                log.warning("%s: doing without", ended.message)
+                self.synced.set()
+            await self._pause(ended)
 
     async def _list(self) -> None:
         present = set()
@@ -73,28 +80,33 @@ class Informer:
             self.alive = time.monotonic()
             for obj in page:
                 present.add((obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
-                self._sink.seen(self.kind, obj, listed=True)
+                self._tell(self._sink.seen, obj, listed=True)
             del page
             await asyncio.sleep(0)
         self._sink.relisted(self.kind, self._namespace, present)
         self._version = newest
-        self._failures = 0
         self.synced.set()
 
     async def _watch(self) -> None:
         async for change, obj in self._api.watch(self.kind, self._namespace, self._selector, self._version):
             self.alive = time.monotonic()
-            self._failures = 0
             self._version = obj["metadata"]["resourceVersion"]
             if change == "DELETED":
-                self._sink.gone(self.kind, obj)
+                self._tell(self._sink.gone, obj)
             elif change != "BOOKMARK":
-                self._sink.seen(self.kind, obj, listed=False)
-        self.alive = time.monotonic()
+                self._tell(self._sink.seen, obj, listed=False)
+
+    def _tell(self, callback: Callable[..., None], obj: Manifest, **how: bool) -> None:
+        try:
+            callback(self.kind, obj, **how)
+        except Exception:
+            # One object must not stop the operator for all others.
+            name = f"{obj['metadata'].get('namespace', '')}/{obj['metadata'].get('name', '')}"
+            log.exception("%s %s cannot be read and is ignored in this version", self.kind, name)
 
     async def _pause(self, error: ApiError) -> None:
-        self._failures += 1
         pause = min(RETRY_LIMIT_SECONDS, RETRY_SECONDS * 2 ** min(self._failures, 8))
-        level = logging.WARNING if self._failures in (1, 10) or self._failures % 100 == 0 else logging.DEBUG
+        self._failures += 1
+        level = logging.WARNING if self._failures in (2, 10) or self._failures % 100 == 0 else logging.DEBUG
         log.log(level, "watching %s: %s (try %d)", self.kind, error.message, self._failures)
         await asyncio.sleep(max(error.retry_after, pause * (0.5 + random.random() / 2)))

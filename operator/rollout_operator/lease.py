@@ -29,7 +29,7 @@ class SeenLease:
     version: str
     """resourceVersion."""
     since: float
-    """When this version was first seen, by our own clock: other machines' clocks are not trusted."""
+    """When an answer first showed this version, by our own clock: other machines' clocks are not trusted."""
     transitions: int = 0
     acquired: str = ""
     """When its holder took it, by the holder's clock; only for people."""
@@ -104,11 +104,13 @@ class Leadership:
             await asyncio.sleep(self._settings.retry_seconds * (0.8 + 0.4 * random.random()))
 
     async def _try(self) -> None:
-        asked = self._clock()
         if self._stale:
             lease = await self._api.find("Lease", self._settings.namespace, self._settings.name)
-            self._seen = note(self._seen, lease, asked) if lease else None
+            # Counted from when the answer is here: its holder may have renewed after the request was sent.
+            self._seen = note(self._seen, lease, self._clock()) if lease else None
         self._stale = True
+        # Counted from before a renewal is sent: others may see it from then on.
+        asked = self._clock()
         match decide(self._seen, self._identity, asked):
             case "wait":
                 self._held_until = 0.0
@@ -120,7 +122,6 @@ class Leadership:
     def _won(self, lease: Mapping[str, Any], asked: float) -> None:
         self._seen = note(self._seen, lease, asked)
         self._stale = False
-        # Counted from before the request was sent: the API server cannot have noted an earlier time.
         newly = not self.held()
         self._held_until = asked + self._settings.renew_deadline_seconds
         if newly:

@@ -4,10 +4,11 @@ Level-triggered: nothing is concluded from a change itself, only from what is th
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from rollout_operator.actions import Event, Manifest, Ref
@@ -16,7 +17,15 @@ from rollout_operator.budgets import TokenBucket
 from rollout_operator.cache import Cache, uid_of
 from rollout_operator.config import OperatorConfig
 from rollout_operator.events import EventRecorder
-from rollout_operator.execute import Execution, NotLeader, Throttled, version_of, worth_telling
+from rollout_operator.execute import (
+    BROKEN,
+    Execution,
+    NotLeader,
+    Throttled,
+    version_of,
+    without_failures,
+    worth_telling,
+)
 from rollout_operator.keys import KeyRing
 from rollout_operator.memory import Memory
 from rollout_operator.metrics import Metrics
@@ -29,7 +38,7 @@ from rollout_operator.world import Controller, World
 log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 300.0
-"""Far beyond what one look may take, all of its requests timing out: a worker that has hung."""
+"""Far beyond what one request may take: a worker that has not got any further for so long has hung."""
 
 LOG_LINES_PER_SECOND = 5.0
 """About objects that fail: what fails for one of them often fails for thousands."""
@@ -54,6 +63,7 @@ class Loop:
         self._config, self._cache, self._memory, self._keys = config, cache, memory, keys
         self._errands, self._execution, self._events, self._metrics = errands, execution, events, metrics
         errands.on_done = lambda ref: self._wake([ref])
+        execution.on_progress = lambda ref: self._queues[ref.kind].advance(ref)
         self._queues: dict[str, WorkQueue[Ref]] = {kind: WorkQueue(time.monotonic) for kind in self._controllers}
         for kind, queue in self._queues.items():
             metrics.watch_queue(kind, queue)
@@ -136,8 +146,8 @@ class Loop:
                     group.create_task(self._work(kind))
 
     def stuck(self) -> float:
-        """Seconds of the longest look that is still under way, if it is far too long; else 0."""
-        longest = max((seconds for queue in self._queues.values() for seconds in queue.unfinished()), default=0.0)
+        """Seconds for which a worker has not got any further, if that is far too long; else 0."""
+        longest = max((queue.stalled() for queue in self._queues.values()), default=0.0)
         return longest if longest > STUCK_SECONDS else 0.0
 
     async def _resync(self, kind: str) -> None:
@@ -157,8 +167,13 @@ class Loop:
             result = "error"
             try:
                 result = await self._reconcile(ref, queue)
-            except Exception as error:  # noqa: BLE001 - one object's trouble must not stop the others
-                self._failed(ref, error, queue)
+            except NotLeader:
+                # Whoever leads next looks at everything.
+                self._leading = False
+                result = "requeue_after"
+            except Exception:  # one object's trouble must not stop the others
+                log.exception("%s: reporting its failure failed", ref)
+                queue.retry(ref)
             finally:
                 queue.done(ref)
                 self._metrics.reconciled(kind, result, time.monotonic() - started)
@@ -173,49 +188,59 @@ class Loop:
             queue.add_after(ref, wait)
             return "requeue_after"
         controller = self._controllers[ref.kind]
+        now = datetime.now(UTC)
         world = World(
             self._cache,
             self._config,
-            datetime.now(UTC),
+            now,
             self._memory,
             self._keys.known,
             self._errors.get(ref),
             self._errands.known,
         )
-        plan = controller.plan(controller.observe(world, obj))
         try:
-            again = await self._execution.carry_out(ref, obj, plan)
+            plan = controller.plan(controller.observe(world, without_failures(obj)))
+            done = await self._execution.carry_out(ref, obj, plan, now)
         except Throttled as throttled:
             queue.add_after(ref, throttled.seconds)
             return "requeue_after"
         except NotLeader:
-            # Whoever leads next looks at everything.
-            self._leading = False
-            return "requeue_after"
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a manifest holds, its author reads what became of it
+            failure = self._broken(ref, error)
+            with contextlib.suppress(ApiError):
+                await self._execution.report_failure(ref, obj, failure, now)
+            self._failed(ref, obj, [failure], queue)
+            return "error"
         for event in plan.events:
             self._events.record(obj, ref.kind, event)
+        deadlines = [seconds for seconds in (plan.requeue_seconds, done.wait) if seconds is not None]
+        if deadlines:
+            queue.add_after(ref, min(deadlines))
+        if done.failures:
+            self._failed(ref, obj, done.failures, queue)
+            return "error"
         self._errors.pop(ref, None)
         queue.forgive(ref)
-        if again:
+        if done.again:
             queue.add(ref)
-        if plan.requeue_seconds is not None:
-            queue.add_after(ref, plan.requeue_seconds)
-        return "success" if plan.requeue_seconds is None else "requeue_after"
+        return "requeue_after" if deadlines else "success"
 
-    def _failed(self, ref: Ref, error: Exception, queue: WorkQueue[Ref]) -> None:
-        obj = self._cache.get(ref.kind, ref.namespace, ref.name)
-        if isinstance(error, ApiError):
-            pause = queue.retry(ref, error.retry_after)
-            now = time.monotonic()
-            level = logging.WARNING if self._log_lines.spare(now) else logging.DEBUG
-            log.log(level, "%s: %s (again in %.1f s)", ref, error.message, pause)
-            self._errors[ref] = error.message
-            if obj and worth_telling(error):
-                self._events.record(obj, ref.kind, Event("Warning", "ReconcileFailed", error.message))
-        else:
-            pause = queue.retry(ref)
-            log.error("%s: looking at it failed (again in %.1f s)", ref, pause, exc_info=error)
-            self._errors[ref] = f"the operator failed: {error!r}; its log has the details"
+    def _broken(self, ref: Ref, error: Exception) -> ApiError:
+        """The failure that stands for an exception nobody expected. Its traceback is logged once."""
+        failure = ApiError(BROKEN, f"the operator failed: {error!r}; its log has the details")
+        if self._errors.get(ref) != failure.message:
+            log.error("%s: looking at it failed", ref, exc_info=error)
+        return failure
+
+    def _failed(self, ref: Ref, obj: Manifest, failures: Sequence[ApiError], queue: WorkQueue[Ref]) -> None:
+        pause = queue.retry(ref, max(failure.retry_after for failure in failures))
+        message = "; ".join(dict.fromkeys(failure.message for failure in failures))
+        level = logging.WARNING if self._log_lines.spare(time.monotonic()) else logging.DEBUG
+        log.log(level, "%s: %s (again in %.1f s)", ref, message, pause)
+        self._errors[ref] = message
+        if any(map(worth_telling, failures)):
+            self._events.record(obj, ref.kind, Event("Warning", "ReconcileFailed", message))
 
     def _forget(self, ref: Ref, queue: WorkQueue[Ref]) -> None:
         queue.forgive(ref)

@@ -1,9 +1,18 @@
-"""Keep of each object what somebody reads: 5,000 pods as the API server sends them would take a hundred megabytes."""
+"""Keep of each object what somebody reads: 5,000 pods as the API server sends them would take a hundred megabytes.
+
+Tenants and their runners write parts of these objects. Whatever does not have the form of the contract is left out here, so
+that everything behind the cache may rely on it: one tenant's malformed status must not stop the operator for all.
+"""
 
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
+from rollout_api.model_server import ModelServerStatus
+from rollout_api.rollout_job import RolloutJobStatus
+from rollout_api.sandbox import SandboxStatus
 from rollout_operator.actions import Manifest
 
 _METADATA = (
@@ -13,6 +22,11 @@ _METADATA = (
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _CONTAINER_STATUS = ("name", "ready", "started", "restartCount", "state", "lastState")
 _POD_STATUS = ("phase", "reason", "message", "podIP", "startTime", "conditions", "qosClass")
+_STATUS: Mapping[str, type[BaseModel]] = {
+    "Sandbox": SandboxStatus,
+    "RolloutJob": RolloutJobStatus,
+    "ModelServer": ModelServerStatus,
+}
 _LONGEST_SHARED = 64
 """Strings up to this length repeat (names, reasons, nodes, times) and are kept once."""
 
@@ -35,10 +49,32 @@ def prune(kind: str, obj: Manifest) -> Manifest:
             kept |= {"spec": _pick(obj["spec"], "replicas"), "status": obj.get("status", {})}
         case "NetworkPolicy" | "Service" | "PersistentVolumeClaim" | "PodDisruptionBudget":
             pass
-        case _:
-            kept |= {key: obj[key] for key in ("apiVersion", "kind", "spec", "status") if key in obj}
+        case "Sandbox" | "RolloutJob" | "ModelServer":
+            kept |= _pick(obj, "apiVersion", "kind")
+            kept |= {"spec": _readable_spec(obj.get("spec")), "status": readable_status(kind, obj.get("status"))}
     shared: Manifest = _share(kept)
     return shared
+
+
+def readable_status(kind: str, status: Any) -> dict[str, Any]:
+    """The fields and list entries of a status that the contract accepts; empty for anything but a mapping."""
+    kept: dict[str, Any] = _without_nulls(status) if isinstance(status, Mapping) else {}
+    while kept:
+        try:
+            _STATUS[kind].model_validate(kept)
+        except ValidationError as error:
+            wrong = [detail["loc"] for detail in error.errors(include_url=False, include_context=False)]
+            fields = {path[0] for path in wrong if path}
+            before, kept = (
+                kept,
+                {field: _without(wrong, field, value) for field, value in kept.items() if (field,) not in wrong},
+            )
+            kept = {field: value for field, value in kept.items() if field not in fields or value}
+            if kept == before:
+                return {}
+        else:
+            break
+    return kept
 
 
 def _pick(source: Mapping[str, Any], *keys: str) -> dict[str, Any]:
@@ -68,6 +104,26 @@ def _node_status(status: Mapping[str, Any]) -> dict[str, Any]:
     ]
     info = _pick(status.get("nodeInfo", {}), "containerRuntimeVersion")
     return {"conditions": ready, "nodeInfo": info, **_pick(status, "runtimeHandlers", "features")}
+
+
+def _without(wrong: list[tuple[int | str, ...]], field: str, value: Any) -> Any:
+    """The value of a field without the list entries that are wrong; nothing when it is no list and is wrong."""
+    positions = {path[1] for path in wrong if len(path) > 1 and path[0] == field}
+    if isinstance(value, list):
+        return [entry for number, entry in enumerate(value) if number not in positions]
+    return None if positions else value
+
+
+def _readable_spec(spec: Any) -> dict[str, Any]:
+    return {field: value for field, value in spec.items() if value is not None} if isinstance(spec, Mapping) else {}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value if inner is not None]
+    return value
 
 
 def _share(value: Any) -> Any:

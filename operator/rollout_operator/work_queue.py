@@ -24,6 +24,7 @@ class WorkQueue(Generic[K]):
         self._jitter = jitter
         self._ready: dict[K, float] = {}  # in order of arrival -> when it was added
         self._working: dict[K, float] = {}  # -> since when
+        self._advanced: dict[K, float] = {}  # -> when its work last got further
         self._again: dict[K, float] = {}
         self._due: dict[K, float] = {}
         self._delayed: list[tuple[float, int, K]] = []  # a heap; entries that `_due` disowns are skipped
@@ -43,6 +44,18 @@ class WorkQueue(Generic[K]):
         """For each key that is worked on, the seconds since its worker took it."""
         now = self._clock()
         return [now - since for since in self._working.values()]
+
+    def advance(self, key: K) -> None:
+        """The work on a key has got further."""
+        if key in self._working:
+            self._advanced[key] = self._clock()
+
+    def stalled(self) -> float:
+        """The longest time for which the work on a key has not got further; 0 when none is worked on."""
+        now = self._clock()
+        return max(
+            (now - max(since, self._advanced.get(key, since)) for key, since in self._working.items()), default=0.0
+        )
 
     def add(self, key: K) -> None:
         """Have the key worked on as soon as possible."""
@@ -94,6 +107,7 @@ class WorkQueue(Generic[K]):
     def done(self, key: K) -> None:
         """The work on a key is over."""
         del self._working[key]
+        self._advanced.pop(key, None)
         if (added := self._again.pop(key, None)) is not None:
             self._ready[key] = added
             self._changed.set()

@@ -104,7 +104,7 @@ def _workload(seen: Observed, server: ModelServer) -> Iterator[Action]:
     elif noted_digest(found) != noted_digest(body):
         yield _replace(body, found)
     elif found["spec"].get("replicas") != server.spec.replicas:
-        yield Patch(Ref(body["kind"], seen.ref.namespace, seen.ref.name), {"replicas": server.spec.replicas})
+        yield Patch(Ref(body["kind"], seen.ref.namespace, seen.ref.name), {"spec": {"replicas": server.spec.replicas}})
 
 
 def _servers(seen: Observed, decision: Decision) -> Iterator[Action]:

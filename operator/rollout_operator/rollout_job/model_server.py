@@ -64,4 +64,4 @@ def _replicas(spec: Manifest) -> int:
 
 
 def _scale(ref: Ref, replicas: int) -> Patch:
-    return Patch(ref, {"replicas": replicas})
+    return Patch(ref, {"spec": {"replicas": replicas}})

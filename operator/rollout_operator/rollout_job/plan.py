@@ -93,7 +93,7 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
         ended = not seen.alive and not seen.runners_at_work
         suspend = suspend or job.suspend or ended or found.failures >= progress.limit(seen.runners_at_work)
     if suspend != job.suspend and found.waits_for_model is None:
-        yield Patch(ref, {"suspend": suspend})
+        yield Patch(ref, {"spec": {"suspend": suspend}})
 
 
 def _told(seen: Observed, found: Findings, actions: list[Action], ttl_left: float | None) -> Plan:

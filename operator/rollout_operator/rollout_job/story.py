@@ -39,7 +39,7 @@ def _started(seen: Observed, found: Findings) -> Iterator[Event]:
     else:
         runners = "1 runner" if seen.replicas == 1 else f"{seen.replicas} runners"
         rollouts = f" for {found.totals.total} rollouts" if found.totals.total is not None else ""
-        yield Event("Normal", "Started", f"made {runners}{rollouts}; results go to {found.result_uri}")
+        yield Event("Normal", "Started", f"starting {runners}{rollouts}; results go to {found.result_uri}")
 
 
 def _restarted(seen: Observed, found: Findings, progressing: Mapping[str, Any]) -> bool:

@@ -191,7 +191,7 @@ def test_kubectl_tells_how_a_job_is_doing_and_what_each_field_means(cluster: Clu
         return described[2] if "Succeeded" in described[2] else None
 
     story = eventually(events, 30, job.describe)
-    assert "made 1 runner for 4 rollouts" in story
+    assert "starting 1 runner for 4 rollouts" in story
     assert job.status["resultURI"] in story
     found = [
         (event["involvedObject"]["uid"], event["reason"], event["message"])

@@ -35,6 +35,14 @@ def test_a_status_is_written_when_the_operators_part_differs_and_only_then(
     [
         (403, 'pods "s" is forbidden: violates PodSecurity "baseline:latest": hostUsers', True),
         (400, "admission webhook denied the request", True),
+        (403, 'admission webhook "w" denied the request: no', True),
+        (
+            403,
+            'pods "s" is forbidden: error looking up service account n/default: serviceaccount "default" not found',
+            False,
+        ),
+        (403, 'pods "s" is forbidden: status unknown for quota: q, resources: pods', False),
+        (403, 'pods "s" is forbidden: pod rejected: RuntimeClass "r" not found', False),
         (422, "Pod is invalid: spec.volumes[0]: Required value: must specify a volume type", True),
         (403, 'pods "s" is forbidden: exceeded quota: q, requested: pods=1, used: pods=5, limited: pods=5', False),
         (403, 'pods is forbidden: User "x" cannot create resource "pods" in API group "" in the namespace "n"', False),

@@ -1,84 +1,172 @@
 """The lease: two replicas never write at once, and one always takes over."""
 
-from typing import Any
+from collections.abc import Coroutine, Generator, Mapping
+from typing import Any, cast
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rollout_operator.lease import SeenLease, decide, note
+from rollout_operator.api import ApiError, KubeApi
+from rollout_operator.config import WRITE_SECONDS, LeaseSettings
+from rollout_operator.lease import Leadership, SeenLease, decide, note
 
-DURATION, RENEW_DEADLINE, WRITE = 15.0, 10.0, 5.0
-"""Seconds; WRITE: for how long a write that was begun may still reach the API server."""
+SETTINGS = LeaseSettings(namespace="n")
 REPLICAS = ("a", "b", "c")
 
 
-class Replica:
-    """What one replica knows: its own clock, what it has read, until when it may write."""
+class Request:
+    """A request on its way: sent, handled by the API server, answered, each at a time of its own."""
 
-    def __init__(self, clock_offset: float) -> None:
-        self.offset = clock_offset
-        self.seen: SeenLease | None = None
-        self.held_until = float("-inf")
+    def __init__(self, body: Mapping[str, Any] | None) -> None:
+        self.body = body
+        self.is_handled = False
+        self.answer: dict[str, Any] | None = None
+        self.error: ApiError | None = None
+
+    def __await__(self) -> Generator["Request", None, dict[str, Any] | None]:
+        yield self
+        if self.error:
+            raise self.error
+        return self.answer
+
+
+class Api:
+    """What a replica sends its requests with."""
+
+    async def find(self, kind: str, namespace: str, name: str) -> Any:
+        return await Request(None)
+
+    async def create(self, body: Mapping[str, Any]) -> Any:
+        return await Request(body)
+
+    replace = create
+
+
+class Replica:
+    """One process, with a clock of its own."""
+
+    def __init__(self, name: str, election: "Election", offset: float) -> None:
+        self.offset = offset
+        self.leadership = Leadership(
+            cast("KubeApi", Api()), SETTINGS, name, lambda: election.now + offset, on_won=lambda: None
+        )
+        self.round: Coroutine[Request, None, None] | None = None
+        self.request: Request | None = None
+
+    def go_on(self) -> None:
+        """Run until the next request is sent, or the round is over."""
+        assert self.round is not None
+        try:
+            self.request = self.round.send(None)
+        except (StopIteration, ApiError):
+            self.round = self.request = None
+
+    def give_up(self) -> None:
+        """The answer is lost, or too late."""
+        assert self.round is not None
+        self.round.close()
+        self.round = self.request = None
 
 
 class Election(RuleBasedStateMachine):
-    """Replicas that look, write, stall and lose replies, with clocks that disagree, before an API server that keeps one
-    lease with optimistic locking."""
+    """Replicas whose requests are sent, handled and answered in any order, before an API server with optimistic locking."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
         self.version = 0
         self.lease: dict[str, Any] | None = None
-        self.replicas = {name: Replica(offset) for name, offset in zip(REPLICAS, (0.0, 5000.0, 123.0), strict=True)}
+        offsets = zip(REPLICAS, (0.0, 5000.0, 123.0), strict=True)
+        self.replicas = {name: Replica(name, self, offset) for name, offset in offsets}
 
-    @rule(name=st.sampled_from(REPLICAS), reply_is_lost=st.booleans(), stale=st.booleans(), latency=st.floats(0, 4))
-    def look(self, name: str, reply_is_lost: bool, stale: bool, latency: float) -> None:
-        """One round of a replica. `stale`: it acts on what it read before, and meets the optimistic lock."""
+    @rule(name=st.sampled_from(REPLICAS))
+    def send(self, name: str) -> None:
         replica = self.replicas[name]
-        asked = self.now + replica.offset
-        if not stale:
-            replica.seen = note(replica.seen, self.lease, asked) if self.lease else None
-        choice = decide(replica.seen, name, asked)
-        self.now += latency
-        if choice == "wait":
-            return
-        expected = replica.seen.version if replica.seen else None
-        current = self.lease["metadata"]["resourceVersion"] if self.lease else None
-        if expected != current:
-            return  # 409
-        self.version += 1
-        self.lease = {
-            "metadata": {"resourceVersion": str(self.version)},
-            "spec": {"holderIdentity": name, "leaseDurationSeconds": int(DURATION)},
-        }
-        if not reply_is_lost:
-            replica.seen = note(replica.seen, self.lease, asked)
-            replica.held_until = asked - replica.offset + RENEW_DEADLINE
+        if replica.round is None:
+            replica.round = replica.leadership._try()
+            replica.go_on()
 
-    @rule(seconds=st.floats(0, 20))
+    @rule(name=st.sampled_from(REPLICAS))
+    def handle(self, name: str) -> None:
+        request = self.replicas[name].request
+        if request is None or request.is_handled:
+            return
+        request.is_handled = True
+        current = self.lease["metadata"]["resourceVersion"] if self.lease else None
+        if request.body is not None:
+            if request.body["metadata"].get("resourceVersion") != current:
+                request.error = ApiError(409, "it was changed")
+                return
+            self.version += 1
+            self.lease = {"metadata": {"resourceVersion": str(self.version)}, "spec": dict(request.body["spec"])}
+        request.answer = self.lease
+
+    @rule(name=st.sampled_from(REPLICAS))
+    def answer(self, name: str) -> None:
+        replica = self.replicas[name]
+        if replica.request is not None and replica.request.is_handled:
+            replica.go_on()
+
+    @precondition(lambda self: any(replica.round for replica in self.replicas.values()))
+    @rule(name=st.sampled_from(REPLICAS))
+    def lose(self, name: str) -> None:
+        if self.replicas[name].round is not None:
+            self.replicas[name].give_up()
+
+    @rule(seconds=st.floats(0, 6))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
     @invariant()
     def one_writes_at_most(self) -> None:
         # A holder's last write has ended before anybody else may begin one.
-        writing = [name for name, replica in self.replicas.items() if self.now < replica.held_until + WRITE]
-        leading = [name for name, replica in self.replicas.items() if self.now < replica.held_until]
+        until = {name: replica.leadership._held_until - replica.offset for name, replica in self.replicas.items()}
+        leading = [name for name in REPLICAS if self.replicas[name].leadership.held()]
         assert len(leading) <= 1
-        assert not leading or set(writing) <= set(leading), (leading, writing)
+        others = [name for name in REPLICAS if name not in leading and until[name] > 0]
+        assert not leading or all(self.now >= until[name] + WRITE_SECONDS for name in others), (self.now, until)
 
     def teardown(self) -> None:
         """When all others have died, whoever is left gets the lease within two durations."""
         survivor = self.replicas["c"]
-        for _ in range(2):
-            self.look("c", reply_is_lost=False, stale=False, latency=0.0)
-            self.now += DURATION
-        self.look("c", reply_is_lost=False, stale=False, latency=0.0)
-        assert self.now < survivor.held_until
+        if survivor.round is not None:
+            survivor.give_up()
+        for _ in range(4):
+            self.send("c")
+            while survivor.round is not None:
+                self.handle("c")
+                self.answer("c")
+            if survivor.leadership.held():
+                return
+            self.now += SETTINGS.duration_seconds / 2
+        raise AssertionError("nobody leads")
 
 
 TestElection = Election.TestCase
+
+
+def test_a_lease_renewed_while_it_was_read_is_given_its_whole_duration() -> None:
+    election = Election()
+    for name in ("a", "b"):
+        election.send(name)
+        election.handle(name)
+        election.answer(name)  # Nobody holds it: `a` asks for it, and `b` meets the lock.
+        election.handle(name)
+        election.answer(name)
+    election.time_passes(1.0)
+    election.send("b")
+    election.time_passes(4.0)
+    for step in (election.send, election.handle, election.answer):
+        step("a")
+    election.handle("b")
+    election.answer("b")
+    for _ in range(30):
+        election.time_passes(0.5)
+        election.send("b")
+        for _ in range(2):
+            election.handle("b")
+            election.answer("b")
+        election.one_writes_at_most()
 
 
 def test_a_released_lease_is_taken_at_once() -> None:

@@ -1,6 +1,45 @@
 """Pruning: what planners read is kept, what costs memory is not."""
 
-from rollout_operator.prune import prune
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from rollout_api.model_server import ModelServerStatus
+from rollout_api.rollout_job import RolloutJobStatus
+from rollout_api.sandbox import SandboxStatus
+from rollout_operator.prune import prune, readable_status
+
+MODELS: dict[str, type[BaseModel]] = {
+    "RolloutJob": RolloutJobStatus,
+    "Sandbox": SandboxStatus,
+    "ModelServer": ModelServerStatus,
+}
+FIELDS = ("conditions", "runners", "outcomes", "restarts", "sealed", "policy", "servers", "places", "podIP", "unknown")
+CONDITION = {"type": "Ready", "status": "True", "reason": "Up", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just(CONDITION) | st.just({"index": 1}),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from((*FIELDS, *CONDITION, "index", "version")), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(status=JSON | st.dictionaries(st.sampled_from(FIELDS), JSON), kind=st.sampled_from(sorted(MODELS)))
+def test_a_status_is_always_read_and_has_the_form_of_the_contract(status: Any, kind: str) -> None:
+    MODELS[kind].model_validate(readable_status(kind, status))
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
+def test_one_malformed_entry_of_a_status_hides_no_other(kind: str) -> None:
+    late = CONDITION | {"type": "Failed", "lastTransitionTime": "tomorrow"}
+    found = readable_status(kind, {"conditions": [None, CONDITION, late], "observedGeneration": 3, "unknown": 1})
+    assert found == {"conditions": [CONDITION], "observedGeneration": 3}
+
 
 METADATA = {
     "name": "p",
@@ -56,7 +95,7 @@ def test_what_people_and_runners_wrote_is_kept_whole() -> None:
             "kind": kind,
             "metadata": METADATA,
             "spec": {"podTemplate": {"spec": {"nodeSelector": {"a": "b"}}}},
-            "status": {"runners": [{"index": 0}]},
+            "status": {"observedGeneration": 4},
         }
         kept = prune(kind, obj)
         assert (kept["spec"], kept["status"], kept["kind"]) == (obj["spec"], obj["status"], kind)

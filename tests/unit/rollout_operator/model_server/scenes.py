@@ -109,8 +109,8 @@ class Cluster:
                     self.objects[body["kind"], body["metadata"]["name"]] = self.stored(body) | {
                         "status": old.get("status", {})
                     }
-                case Patch(ref, spec):
-                    self.objects[ref.kind, ref.name]["spec"] |= spec
+                case Patch(ref, change):
+                    self.objects[ref.kind, ref.name]["spec"] |= change["spec"]
                 case Delete(ref, uid):
                     if self.objects.get((ref.kind, ref.name), {}).get("metadata", {}).get("uid") == uid:
                         del self.objects[ref.kind, ref.name]

@@ -96,7 +96,7 @@ def test_another_number_of_servers_changes_nothing_else() -> None:
     cluster.spec(replicas=5)
     [action] = [action for action in cluster.look().actions if not isinstance(action, Ask)]
     assert isinstance(action, Patch)
-    assert action.spec == {"replicas": 5}
+    assert action.change == {"spec": {"replicas": 5}}
 
 
 def test_another_image_makes_new_pods() -> None:

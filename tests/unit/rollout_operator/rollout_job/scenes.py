@@ -124,13 +124,13 @@ class Scene:
                     assert self.model_server is None, "two ModelServers for one RolloutJob"
                     metadata = {**copy.deepcopy(body["metadata"]), "uid": "server-uid"}
                     self.cache.put("ModelServer", {**copy.deepcopy(dict(body)), "metadata": metadata})
-            case Patch(ref, spec) if ref.kind == "ModelServer":
+            case Patch(ref, change) if ref.kind == "ModelServer":
                 assert self.model_server is not None
-                self.model_server["spec"] |= spec
-            case Patch(ref, spec):
+                self.model_server["spec"] |= change["spec"]
+            case Patch(ref, change):
                 assert ref.kind == "Job"
                 assert self.batch_job is not None
-                self.batch_job["spec"] |= spec
+                self.batch_job["spec"] |= change["spec"]
                 self.kubernetes_follows()
             case Delete(ref, uid):
                 if ref.kind == "RolloutJob":

@@ -1,0 +1,152 @@
+"""An API server in memory behind the interface of `KubeApi`, and the operator's loop on it, with real queues and caches."""
+
+import asyncio
+import contextlib
+import copy
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from rollout_operator import model_server, rollout_job, sandbox
+from rollout_operator.api import ApiError, KubeApi
+from rollout_operator.cache import Cache
+from rollout_operator.config import Budgets, Images, LeaseSettings, OperatorConfig
+from rollout_operator.events import EventRecorder
+from rollout_operator.execute import Execution
+from rollout_operator.keys import KeyRing
+from rollout_operator.loop import Loop
+from rollout_operator.memory import Memory
+from rollout_operator.metrics import Metrics
+from rollout_operator.model_server.control_errands import Errands
+
+Json = dict[str, Any]
+Refuse = Callable[[str, str, Mapping[str, Any]], tuple[int, str] | None]
+"""(verb, kind, body) -> status and message of a refusal."""
+CONFIG = OperatorConfig(images=Images(runtime="r", executor="e"), lease=LeaseSettings(namespace="x"))
+
+
+class MemoryApi:
+    """Objects by kind, namespace and name. Every change is shown to `sink` at once, as a watch would."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str, str], Json] = {}
+        self.writes: list[str] = []
+        self.refuse: Refuse = lambda verb, kind, body: None
+        self.seconds = 0.0
+        """Time of one write."""
+        self.most_at_once = self._at_once = 0
+        """Writes under way at the same time."""
+        self.sink: Any = None
+        self._version = 0
+
+    def put(self, kind: str, obj: Json) -> Json:
+        """Store an object as it is given, and show it."""
+        self._version += 1
+        metadata = obj["metadata"]
+        metadata.setdefault("uid", str(uuid.uuid4()))
+        metadata.setdefault("generation", 1)
+        metadata.setdefault("creationTimestamp", datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+        metadata["resourceVersion"] = str(self._version)
+        self.objects[kind, metadata.get("namespace", ""), metadata["name"]] = obj
+        if self.sink:
+            self.sink.seen(kind, copy.deepcopy(obj), listed=False)
+        return copy.deepcopy(obj)
+
+    def of(self, kind: str) -> list[Json]:
+        """All objects of a kind."""
+        return [obj for (found, _, _), obj in self.objects.items() if found == kind]
+
+    async def find(self, kind: str, namespace: str, name: str) -> Json | None:
+        return copy.deepcopy(self.objects.get((kind, namespace, name)))
+
+    async def create(self, body: Mapping[str, Any]) -> Json:
+        await self._write("create", body["kind"], body)
+        if (body["kind"], body["metadata"].get("namespace", ""), body["metadata"]["name"]) in self.objects:
+            raise ApiError(409, "exists")
+        return self.put(body["kind"], copy.deepcopy(dict(body)))
+
+    async def replace(self, body: Mapping[str, Any]) -> Json:
+        await self._write("replace", body["kind"], body)
+        return self.put(body["kind"], copy.deepcopy(dict(body)))
+
+    async def merge(self, kind: str, namespace: str, name: str, change: Mapping[str, Any]) -> Json:
+        await self._write("merge", kind, change)
+        return self.put(kind, _merged(self._get(kind, namespace, name), change))
+
+    async def set_pod_condition(self, namespace: str, name: str, uid: str, condition: Mapping[str, Any]) -> Json:
+        await self._write("condition", "Pod", condition)
+        pod = self._get("Pod", namespace, name)
+        return self.put("Pod", {**pod, "status": {**pod.get("status", {}), "conditions": [dict(condition)]}})
+
+    async def apply_status(self, obj: Mapping[str, Any], kind: str, status: Mapping[str, Any], manager: str) -> Json:
+        await self._write("status", kind, status)
+        found = self._get(kind, obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
+        return self.put(kind, {**found, "status": copy.deepcopy(dict(status))})
+
+    async def delete(
+        self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+    ) -> Mapping[str, Any]:
+        await self._write("delete", kind, {})
+        obj = self._get(kind, namespace, name)
+        del self.objects[kind, namespace, name]
+        self.sink.gone(kind, obj)
+        return {"kind": "Status", "metadata": {}}
+
+    async def _write(self, verb: str, kind: str, body: Mapping[str, Any]) -> None:
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        await asyncio.sleep(self.seconds)
+        self._at_once -= 1
+        self.writes.append(f"{verb} {kind}")
+        if no := self.refuse(verb, kind, body):
+            raise ApiError(*no)
+
+    def _get(self, kind: str, namespace: str, name: str) -> Json:
+        if (kind, namespace, name) not in self.objects:
+            raise ApiError(404, f"{kind} {name} not found")
+        return copy.deepcopy(self.objects[kind, namespace, name])
+
+
+@contextlib.asynccontextmanager
+async def operator_on(api: MemoryApi, config: OperatorConfig = CONFIG) -> AsyncIterator[Loop]:
+    """The operator's loop, at work on what is stored and on every change."""
+    kube = cast("KubeApi", api)
+    cache, memory, keys = Cache(), Memory(), KeyRing(kube)
+    errands = Errands(cast("Any", None), may_ask=lambda: False)
+    limits = Budgets(creates_per_second=10_000, deletes_per_second=10_000)
+    execution = Execution(kube, cache, memory, keys, errands, limits, may_write=lambda: True)
+    metrics = Metrics(cache, lambda: True)
+    controllers = [rollout_job.CONTROLLER, sandbox.CONTROLLER, model_server.CONTROLLER]
+    events = EventRecorder(kube)
+    loop = Loop(controllers, config, cache, memory, keys, errands, execution, events, metrics)
+    for (kind, _, _), obj in api.objects.items():
+        loop.seen(kind, copy.deepcopy(obj), listed=True)
+    api.sink = loop
+    work = asyncio.create_task(loop.run())
+    loop.lead()
+    try:
+        yield loop
+    finally:
+        work.cancel()
+        await asyncio.wait([work])
+
+
+async def until(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+    """What the condition gives when it is true for the first time."""
+    async with asyncio.timeout(seconds):
+        while not (found := condition()):  # noqa: ASYNC110 - objects change without telling anybody
+            await asyncio.sleep(0.01)
+    assert found, what
+    return found
+
+
+def _merged(obj: Json, change: Mapping[str, Any]) -> Json:
+    for key, value in change.items():
+        if value is None:
+            obj.pop(key, None)
+        elif isinstance(value, Mapping):
+            obj[key] = _merged(dict(obj.get(key) or {}), value)
+        else:
+            obj[key] = value
+    return obj

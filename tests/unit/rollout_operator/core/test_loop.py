@@ -1,0 +1,176 @@
+"""The operator's loop on an API server in memory: every author reads what became of a manifest, whatever it holds."""
+
+import asyncio
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from rollout_operator import loop as loop_module
+from rollout_operator.model_server import policy
+from tests.support.memory_api import MemoryApi, operator_on, until
+
+Json = dict[str, Any]
+JOB_SPEC: Json = {
+    "tasks": {"inline": [{"name": "a", "prompt": "p", "verifier": {"commands": ["true"]}}]},
+    "sandbox": {"image": "i"},
+    "model": {"endpoint": {"baseURL": "http://m.example/v1", "name": "m"}},
+    "output": {"uri": "s3://b/x"},
+}
+SERVER_SPEC: Json = {"model": {"name": "m"}, "engine": {"image": "v", "version": "0.26.0"}, "accelerator": {"count": 0}}
+QUOTA = "exceeded quota: q, requested: count/jobs.batch=1, used: count/jobs.batch=5, limited: count/jobs.batch=5"
+
+
+def manifest(kind: str, name: str, spec: Mapping[str, Any]) -> Json:
+    """An object as `kubectl apply` sends it."""
+    return {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": "t"},
+        "spec": copy.deepcopy(dict(spec)),
+    }
+
+
+def condition(obj: Json, kind: str) -> Json:
+    """A condition of an object; empty when it is not there."""
+    found = (obj.get("status") or {}).get("conditions", ())
+    return next((entry for entry in found if entry["type"] == kind), {})
+
+
+def test_a_rollout_job_names_the_quota_that_refuses_its_job() -> None:
+    api = MemoryApi()
+    api.refuse = lambda verb, kind, body: (403, f"jobs.batch is forbidden: {QUOTA}") if kind == "Job" else None
+    api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
+
+    async def run() -> None:
+        async with operator_on(api):
+            job = lambda: api.objects["RolloutJob", "t", "j"]  # noqa: E731
+            failed = await until(lambda: condition(job(), "Reconciled"), "a condition")
+            assert (failed["status"], failed["reason"]) == ("False", "Forbidden")
+            assert "creating Job t/j-runner" in failed["message"]
+            assert QUOTA in failed["message"]
+            assert condition(job(), "Progressing")["status"] == "True"
+            api.refuse = lambda verb, kind, body: None
+            await until(lambda: api.of("Job") and not condition(job(), "Reconciled"), "the quota is raised")
+
+    asyncio.run(run())
+
+
+def test_a_failed_network_policy_leaves_no_pod_without_its_rules() -> None:
+    api = MemoryApi()
+    api.refuse = lambda verb, kind, body: (403, "networkpolicies is forbidden") if kind == "NetworkPolicy" else None
+    api.put("Sandbox", manifest("Sandbox", "s", {"image": "i"}))
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: condition(api.objects["Sandbox", "t", "s"], "Reconciled"), "a condition")
+            assert not api.of("Pod")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"image": "i", "podTemplate": {"spec": {"affinity": {"nodeAffinity": "x"}}}},
+        {"image": "i", "podTemplate": {"spec": {"affinity": {"nodeAffinity": {"requiredDuring": 1}}}}},
+        {"image": "i", "resources": {"cpu": "1ki"}},
+        {"image": "i", "clients": {"matchLabels": 5}},
+        {"image": "i", "network": {"agent": {"a": 1}}},
+        {"image": 5},
+        None,
+    ],
+)
+def test_a_malformed_sandbox_gets_a_condition(spec: Json | None) -> None:
+    api = MemoryApi()
+    api.refuse = lambda verb, kind, body: (400, "json: cannot unmarshal") if kind == "NetworkPolicy" else None
+    made = manifest("Sandbox", "s", {})
+    made["spec"] = spec
+    api.put("Sandbox", made)
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: (api.objects["Sandbox", "t", "s"].get("status") or {}).get("conditions"), "a condition")
+
+    asyncio.run(run())
+
+
+def test_an_exception_in_a_plan_becomes_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("spread")
+
+    monkeypatch.setattr(policy, "decide", fails)
+    api = MemoryApi()
+    api.put("ModelServer", manifest("ModelServer", "q", SERVER_SPEC))
+
+    async def run() -> None:
+        async with operator_on(api):
+            failed = await until(lambda: condition(api.objects["ModelServer", "t", "q"], "Reconciled"), "a condition")
+            assert (failed["reason"], "KeyError" in failed["message"]) == ("OperatorError", True)
+
+    asyncio.run(run())
+
+
+def test_a_null_status_of_one_tenant_stops_neither_the_others_nor_the_metrics() -> None:
+    api = MemoryApi()
+
+    async def run() -> None:
+        async with operator_on(api) as loop:
+            for number, status in enumerate((None, [], {"conditions": [None]}, {"runners": None, "conditions": None})):
+                for kind, spec in (("RolloutJob", JOB_SPEC), ("Sandbox", {"image": "i"}), ("ModelServer", SERVER_SPEC)):
+                    api.put(kind, manifest(kind, f"evil-{number}", spec) | {"status": status})
+            api.put("Sandbox", manifest("Sandbox", "other", {"image": "i"}))
+            await until(lambda: ("Pod", "t", "other") in api.objects, "the other tenant's pod")
+            assert b"rollout_jobs" in generate_latest(loop._metrics.registry)
+
+    asyncio.run(run())
+
+
+def test_a_sandbox_waits_for_the_service_account_of_a_new_namespace() -> None:
+    api = MemoryApi()
+    words = 'pods "s" is forbidden: error looking up service account t/default: serviceaccount "default" not found'
+    api.refuse = lambda verb, kind, body: (403, words) if kind == "Pod" else None
+    api.put("Sandbox", manifest("Sandbox", "s", {"image": "i"}))
+
+    async def run() -> None:
+        async with operator_on(api):
+            found = lambda: api.objects["Sandbox", "t", "s"]  # noqa: E731
+            failed = await until(lambda: condition(found(), "Reconciled"), "a condition")
+            assert "serviceaccount" in failed["message"]
+            await until(lambda: api.writes.count("create Pod") > 3, "it is tried again")
+            assert not condition(found(), "Finished")
+            api.refuse = lambda verb, kind, body: None
+            await until(lambda: api.of("Pod"), "its pod")
+            (pod,) = api.of("Pod")
+            assert pod["spec"]["hostUsers"] is False, "a refusal that passed says nothing about Overlay"
+
+    asyncio.run(run())
+
+
+def test_suspending_a_job_of_many_sandboxes_leaves_the_operator_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "STUCK_SECONDS", 3.0)
+    api = MemoryApi()
+    job = api.put("RolloutJob", manifest("RolloutJob", "j", {**JOB_SPEC, "suspend": True}))
+    owner = {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "name": "j", "controller": True}
+    owner["uid"] = job["metadata"]["uid"]
+    suspended = {"type": "Suspended", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    runners = {"name": "j-runner", "namespace": "t", "ownerReferences": [owner]}
+    spec, status = {"suspend": True}, {"conditions": [suspended]}
+    api.put("Job", {"kind": "Job", "metadata": runners, "spec": spec, "status": status})
+    finished = {"type": "Finished", "status": "True", "reason": "Idle", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    for number in range(200):
+        sandbox = manifest("Sandbox", f"s{number}", {"image": "i", "whenFinished": "Retain"})
+        sandbox["metadata"]["ownerReferences"] = [owner]
+        api.put("Sandbox", sandbox | {"status": {"conditions": [finished]}})
+    api.seconds = 0.05  # One after the other they would take 10 s.
+
+    async def run() -> None:
+        async with operator_on(api) as loop:
+            stuck = []
+            await until(lambda: stuck.append(loop.stuck()) or not api.of("Sandbox"), "all are deleted")
+            assert max(stuck) == 0, "the work gets further all the time"
+            assert api.most_at_once > 1, "several are deleted at once"
+
+    asyncio.run(run())
