@@ -36,7 +36,8 @@ def storable(reply: ModelReply) -> ModelReply:
         json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         message = _whole(message)
-    return replace(reply, message=message, logprobs=logprobs)
+    is_same = message is reply.message and logprobs is reply.logprobs
+    return reply if is_same else replace(reply, message=message, logprobs=logprobs)
 
 
 def _whole(value: Any) -> Any:
