@@ -42,8 +42,6 @@ _EVIDENCE = {
     Evidence.OWN_LIMIT: ("OOMKilled", "StorageExceeded"),
     Evidence.UNEXPLAINED: ("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed"),
 }
-OUTSIDE_REASONS = frozenset(_EVIDENCE[Evidence.OUTSIDE])
-"""Reasons of a sandbox's end that lie outside of it."""
 
 
 class SandboxFailure(Exception):
