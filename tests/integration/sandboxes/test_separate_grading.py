@@ -1,0 +1,112 @@
+"""What an agent did in its workspace is graded in a new one: real executors, both modes."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime.engine.grading import grade_artifacts
+from agent_runtime.sandboxes.local import LocalProvider
+from rollout_api.records import Verdict
+from rollout_api.rollout_job import Verifier
+from rollout_api.tasks import Task
+from tests.integration.sandboxes.conftest import FIRST, spec, template
+
+SETUP = [
+    "mkdir data other && echo good > other/x && echo old > data/x",
+    "mkdir -p backend/.venv/bin && touch backend/.venv/pyvenv.cfg",
+    "printf '#!/bin/sh\\necho real\\n' > backend/.venv/bin/python && chmod +x backend/.venv/bin/python",
+]
+FAKE = "printf '#!/bin/sh\\necho fake\\n' >"
+WORK: dict[str, tuple[list[str], str]] = {
+    "a folder that became a link": (
+        ["rm -r data && ln -s other data"],
+        "grep good other/x && grep good data/x && test -L data",
+    ),
+    "an environment behind a link": (
+        ["mv backend b2 && ln -s b2 backend", f"{FAKE} b2/.venv/bin/python"],
+        "backend/.venv/bin/python | grep real",
+    ),
+    "an environment behind a file": (["rm -r backend && touch backend"], "backend/.venv/bin/python | grep real"),
+    "folders without permissions": (
+        ["mkdir shut && echo 1 > shut/a && chmod 555 shut other", "rm data/x"],
+        "grep 1 shut/a && test ! -e data/x",
+    ),
+    "names that are no text": (
+        ["touch \"$(printf 'a\\nb')\" \"$(printf '\\377')\""],
+        "test $(ls | wc -c) -gt 4 && test -e $'\\xff'",
+    ),
+}
+
+
+@pytest.fixture
+def provider_of(tmp_path: Path) -> Callable[..., LocalProvider]:
+    def make(mode: str, user: str | None = None) -> LocalProvider:
+        return LocalProvider(tmp_path / "run", template(mode, **({"user": user} if user else {})), places=4)
+
+    return make
+
+
+async def graded(
+    provider: LocalProvider,
+    work: Sequence[str],
+    *,
+    setup: Sequence[str] = SETUP,
+    user: str | None = None,
+    **verifier: Any,
+) -> Verdict:
+    """The verdict of a rollout whose agent ran those commands."""
+    task = Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier})
+    prepared = spec(setup=setup, user=user, network={"verifier": "None"})
+    agent = await provider.acquire(prepared, attempt="0-1", fence=FIRST, name="agent")
+    for number, command in enumerate(work):
+        done = await agent.run(command, key=f"1:{number}", deadline_seconds=60)
+        assert done.ok, done
+    archive = b"".join([piece async for piece in agent.tar(".")])
+    await agent.release()
+
+    async def artifacts() -> AsyncIterator[bytes]:
+        for start in range(0, len(archive), 1 << 20):
+            yield archive[start : start + (1 << 20)]
+
+    return await grade_artifacts(
+        task, Verifier(), provider, prepared, attempt="0-1", fence=FIRST, artifacts=artifacts, tries=1
+    )
+
+
+@pytest.mark.parametrize(("mode", "user"), [("Overlay", None), ("Overlay", "1000:1000"), ("Plain", None)])
+@pytest.mark.parametrize("work", WORK)
+async def test_what_an_agent_left_is_graded_as_it_is(
+    provider_of: Callable[..., LocalProvider], mode: str, user: str | None, work: str
+) -> None:
+    commands, check = WORK[work]
+    provider = provider_of(mode, user)
+    await provider.open()
+    try:
+        verdict = await graded(provider, commands, user=user, commands=[f"bash -c {quoted(check)}"])
+    finally:
+        await provider.close()
+    assert verdict.passed, verdict
+
+
+def quoted(command: str) -> str:
+    return "'" + command.replace("'", "'\\''") + "'"
+
+
+async def test_thousands_of_deletions_and_hidden_files_are_graded(provider_of: Callable[..., LocalProvider]) -> None:
+    hidden = [{"path": f"tests/a/b/c/f{number}", "content": "x"} for number in range(500)]
+    outside = [{"path": f"/opt/hidden/{number}/f", "content": "x"} for number in range(500)]
+    provider = provider_of("Overlay")
+    await provider.open()
+    try:
+        verdict = await graded(
+            provider,
+            ["rm many/*"],
+            setup=["mkdir many && cd many && touch keep && seq 5000 | xargs touch"],
+            files=[*hidden, *outside],
+            commands=["test -d many && test ! -e many/keep && grep x tests/a/b/c/f499 && grep x /opt/hidden/499/f"],
+        )
+    finally:
+        await provider.close()
+    assert verdict.passed, verdict
