@@ -1,11 +1,10 @@
 """What the results of a run add up to, by group and over all: pure. Masked rollouts count for no mean."""
 
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agent_runtime.recording.results import pass_at_k
+from agent_runtime.rewards.statistics import mean, pass_at_k, sample_std, standard_error
 from rollout_api.records import Outcome, Result
 
 
@@ -29,12 +28,12 @@ class GroupFigures:
 
 @dataclass(frozen=True)
 class Figures:
-    """All rollouts. pass@k is the mean over the groups that have one."""
+    """All rollouts. pass@k is the mean over the groups that have one; the standard error is that of `mean`, by group."""
 
     graded: int
     masked: int
     mean: float | None
-    std: float | None
+    standard_error: float | None
     pass_at_1: float | None
     pass_at_k: float | None
     outcomes: dict[str, int]
@@ -75,8 +74,8 @@ def _group(members: Sequence[Result], k: int) -> GroupFigures:
         tags=tuple(members[0].tags),
         members=tuple(result.index for result in members),
         graded=len(graded),
-        mean=_mean(rewards),
-        std=_std(rewards),
+        mean=mean(rewards),
+        std=sample_std(rewards),
         pass_at_1=passed / len(graded) if graded else None,
         pass_at_k=pass_at_k(len(graded), passed, k) if len(graded) >= k else None,
         outcomes=_outcomes(members),
@@ -86,14 +85,16 @@ def _group(members: Sequence[Result], k: int) -> GroupFigures:
 def overall_figures(results: Sequence[Result], groups: Sequence[GroupFigures]) -> Figures:
     """Figures of the whole run."""
     graded = _graded(results)
-    rewards = [result.reward or 0.0 for result in graded]
+    by_group: dict[int, list[float]] = {}
+    for result in graded:
+        by_group.setdefault(result.group, []).append(result.reward or 0.0)
     return Figures(
         graded=len(graded),
         masked=sum(result.outcome is not Outcome.COMPLETED for result in results),
-        mean=_mean(rewards),
-        std=_std(rewards),
-        pass_at_1=_mean([group.pass_at_1 for group in groups if group.pass_at_1 is not None]),
-        pass_at_k=_mean([group.pass_at_k for group in groups if group.pass_at_k is not None]),
+        mean=mean([result.reward or 0.0 for result in graded]),
+        standard_error=standard_error(list(by_group.values())),
+        pass_at_1=mean([group.pass_at_1 for group in groups if group.pass_at_1 is not None]),
+        pass_at_k=mean([group.pass_at_k for group in groups if group.pass_at_k is not None]),
         outcomes=_outcomes(results),
     )
 
@@ -105,20 +106,11 @@ def batch_figures(results: Iterable[Result]) -> list[BatchFigures]:
         if result.batch is not None:
             batches.setdefault(result.batch, []).append(result)
     rewards = {label: [result.reward or 0.0 for result in _graded(members)] for label, members in batches.items()}
-    return [BatchFigures(label, len(found), _mean(found)) for label, found in rewards.items()]
+    return [BatchFigures(label, len(found), mean(found)) for label, found in rewards.items()]
 
 
 def _graded(results: Sequence[Result]) -> list[Result]:
     return [result for result in results if result.outcome is Outcome.COMPLETED and result.reward is not None]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _std(values: Sequence[float]) -> float | None:
-    """Of the population: the rollouts are all there are, as GRPO takes it."""
-    return statistics.pstdev(values) if values else None
 
 
 def _outcomes(results: Sequence[Result]) -> dict[str, int]:

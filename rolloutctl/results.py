@@ -38,7 +38,8 @@ def print_results(name: str, ended: Sequence[Result], total: int | None, group_s
     if len(groups) > GROUPS:
         out.print(f"… and {len(groups) - GROUPS} more groups; `-o json` and `rolloutctl report` have them all.")
     done = f"{len(ended)} of {total}" if total is not None else str(len(ended))
-    line = f"{done} rollouts, mean reward {number(overall.mean, 3)} ± {number(overall.std, 3)}"
+    error = "" if overall.standard_error is None else f" ± {number(overall.standard_error, 3)}"
+    line = f"{done} rollouts, mean reward {number(overall.mean, 3)}{error}"
     line += f", pass@1 {_percent(overall.pass_at_1)}"
     line += f", pass@{k} {_percent(overall.pass_at_k)}" if k > 1 else ""
     out.print(line + (f", {overall.masked} masked" if overall.masked else ""), soft_wrap=True)

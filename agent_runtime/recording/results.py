@@ -10,6 +10,7 @@ from typing import Any, Final
 from pydantic_core import PydanticSerializationError
 
 from agent_runtime.recording.segments import json_bytes
+from agent_runtime.rewards.statistics import mean, pass_at_k, sample_std, standard_error
 from rollout_api.records import Outcome, PluginReport, Result
 
 _COUNTED: Final[Mapping[str, Callable[[Result], int]]] = {
@@ -22,14 +23,6 @@ _COUNTED: Final[Mapping[str, Callable[[Result], int]]] = {
     "tokenForks": lambda result: result.token_forks,
 }
 """Counts that `stats.json` sums up."""
-
-
-def pass_at_k(graded: int, passed: int, k: int) -> float:
-    """Chance that at least one of k rollouts, drawn without replacement from the graded ones, passed.
-
-    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374). Needs 1 ≤ k ≤ graded.
-    """
-    return 1.0 - math.comb(graded - passed, k) / math.comb(graded, k)
 
 
 def in_order(versions: Iterable[str]) -> list[str]:
@@ -56,7 +49,7 @@ def statistics_of(results: Iterable[Result]) -> dict[str, Any]:
     sums: Counter[str] = Counter()
     groups: set[int] = set()
     versions: set[str] = set()
-    rewards: list[float] = []
+    rewards: dict[int, list[float]] = defaultdict(list)
     passed: dict[int, list[bool]] = defaultdict(list)
     seconds: dict[str, list[float]] = defaultdict(list)
     plugins: dict[str, _PluginSums] = defaultdict(_PluginSums)
@@ -67,7 +60,7 @@ def statistics_of(results: Iterable[Result]) -> dict[str, Any]:
         groups.add(result.group)
         versions.update(result.policy_versions)
         if result.outcome is Outcome.COMPLETED and result.reward is not None:
-            rewards.append(result.reward)
+            rewards[result.group].append(result.reward)
             passed[result.group].append(result.passed is True)
         for field, count in _COUNTED.items():
             sums[field] += count(result)
@@ -81,7 +74,10 @@ def statistics_of(results: Iterable[Result]) -> dict[str, Any]:
         "outcomes": dict(sorted(outcomes.items())),
         "stopReasons": dict(sorted(stop_reasons.items())),
         "failureReasons": dict(sorted(failure_reasons.items())),
-        "reward": _spread(rewards),
+        "reward": {
+            **_spread([reward for group in rewards.values() for reward in group]),
+            "standardError": standard_error(list(rewards.values())),
+        },
         "passAtK": _pass_at_k(passed),
         **{field: sums[field] for field in _COUNTED},
         "policyVersions": in_order(versions),
@@ -107,9 +103,8 @@ def stats_json(stats: Mapping[str, Any]) -> bytes:
 def _spread(values: Sequence[float]) -> dict[str, float | int | None]:
     return {
         "count": len(values),
-        "mean": statistics.fmean(values) if values else None,
-        # Of the population: these rollouts are all there are, as GRPO takes it.
-        "std": statistics.pstdev(values) if values else None,
+        "mean": mean(values),
+        "std": sample_std(values),
         "min": min(values, default=None),
         "max": max(values, default=None),
     }

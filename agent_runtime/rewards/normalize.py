@@ -4,10 +4,10 @@ A rollout without a reward (lost to infrastructure, not gradable, cancelled) tak
 advantage; so a failure of a node cannot make its neighbours look better or worse.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from agent_runtime.rewards.statistics import mean, sample_std
 from rollout_api.records import Outcome, Result
 from rollout_api.rewards import GroupBy, NormalizationMethod, RewardNormalization
 
@@ -22,10 +22,10 @@ def normalized(rewards: Sequence[float], method: NormalizationMethod, clip: floa
     if method is NormalizationMethod.IDENTITY or not rewards:
         values = list(rewards)
     else:
-        mean = math.fsum(rewards) / len(rewards)
-        values = [reward - mean for reward in rewards]
+        centre = mean(rewards) or 0.0
+        values = [reward - centre for reward in rewards]
     if method in (NormalizationMethod.MEAN_STD, NormalizationMethod.ASYM_CLIP):
-        std = _sample_std(values)
+        std = sample_std(rewards) or 0.0
         values = [value / (std + EPSILON) if std > EPSILON else 0.0 for value in values]
     if method is NormalizationMethod.ASYM_CLIP:
         values = [min(max(value, LOWEST), HIGHEST) for value in values]
@@ -66,8 +66,3 @@ def _key(result: Result, group_by: GroupBy) -> object:
     # Tags are compared within a batch: what was sampled with other weights is another batch.
     tag = result.tags[0] if result.tags and group_by is GroupBy.TAG else None
     return result.batch, tag
-
-
-def _sample_std(centred: Sequence[float]) -> float:
-    """Of a sample (n - 1), as torch's `std`; 0 for a single one."""
-    return math.sqrt(math.fsum(value * value for value in centred) / (len(centred) - 1)) if len(centred) > 1 else 0.0

@@ -1,9 +1,9 @@
 """Results as scalars for a training curve: pure. Masked rollouts count for nothing but their own share."""
 
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from agent_runtime.rewards.statistics import mean, sample_std
 from rollout_api.records import Outcome, Result
 
 
@@ -36,8 +36,10 @@ def _means(prefix: str, results: Sequence[Result]) -> dict[str, float]:
         for name, value in result.rewards.items():
             named[name].append(value)
     means = {
-        f"{prefix}/{name}": statistics.fmean(listed) for name, listed in (*values.items(), *named.items()) if listed
+        f"{prefix}/{name}": found
+        for name, listed in (*values.items(), *named.items())
+        if (found := mean(listed)) is not None
     }
-    if len(values["reward"]) > 1:
-        means[f"{prefix}/reward_std"] = statistics.stdev(values["reward"])
+    if (std := sample_std(values["reward"])) is not None:
+        means[f"{prefix}/reward_std"] = std
     return means

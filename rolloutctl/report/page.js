@@ -78,7 +78,7 @@ function drawHead() {
 
   const figures = data.figures;
   const tiles = [
-    ["Mean reward", number(figures.meanReward, 3), figures.std === null ? "" : `± ${number(figures.std, 3)} over ${count(figures.graded)} graded`],
+    ["Mean reward", number(figures.meanReward, 3), figures.standardError === null ? "" : `± ${number(figures.standardError, 3)} (standard error) over ${count(figures.graded)} graded`],
     ["pass@1", percent(figures.passAt1), "share that passed everything"],
     figures.k > 1 ? [`pass@${figures.k}`, percent(figures.passAtK), `at least one of ${figures.k} passes`] : null,
     ["Rollouts", count(job.sealed), `${count(data.groups.length)} tasks × ${count(job.groupSize)}`],

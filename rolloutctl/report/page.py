@@ -120,7 +120,7 @@ def summary(job: JobFacts, results: Sequence[Result]) -> dict[str, Any]:
         "figures": {
             "k": job.group_size,
             "meanReward": overall.mean,
-            "std": overall.std,
+            "standardError": overall.standard_error,
             "graded": overall.graded,
             "masked": overall.masked,
             "passAt1": overall.pass_at_1,

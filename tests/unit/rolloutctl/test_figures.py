@@ -29,7 +29,7 @@ def test_masked_rollouts_count_for_no_mean() -> None:
     (group,) = group_figures(
         [result(0, 1.0), result(1, 0.0), result(2, None, Outcome.INFRA_FAILED), result(3, None, Outcome.CANCELLED)], k=4
     )
-    assert (group.graded, group.mean, group.std, group.pass_at_1) == (2, 0.5, 0.5, 0.5)
+    assert (group.graded, group.mean, group.std, group.pass_at_1) == (2, 0.5, 0.5**0.5, 0.5)
     assert group.pass_at_k is None, "pass@4 of two graded rollouts is not known"
     assert group.outcomes == {"Finished": 2, "InfraFailed": 1, "Cancelled": 1}
 
