@@ -82,6 +82,8 @@ class AttemptRecord(ApiModel):
     """The task as plugins changed it, used to the end of the rollout; None where none did."""
     mcp: list[McpRecord] = []
     """The servers of `agent.mcpServers`."""
+    boot_seconds: float = 0
+    """From asking for the workspace until it was there, before `time`."""
 
 
 class PolicySpan(ApiModel):
@@ -98,23 +100,26 @@ class IntentRecord(ApiModel):
     type: Literal["intent"] = "intent"
     turn: int
     time: float
+    conversation: int = 0
+    """The conversation that this call belongs to, named by the turn of its first call."""
+    parent: int | None = None
+    """The turn of that conversation whose messages and answer this call goes on from; None for the first one. `keep`,
+    `tools` and the response's `promptKeep` are relative to it."""
     keep: int
-    """Messages of the previous turn, its answer included, that stand unchanged at the head of this call's."""
+    """Messages of the parent turn, its answer included, that stand unchanged at the head of this call's."""
     messages: list[Message]
     """The messages after those."""
     tools: list[dict[str, Any]] | None = None
-    """Tool definitions; None when they are the previous turn's."""
+    """Tool definitions; None when they are the parent turn's."""
     branch: int = 0
-    """Counts up each time the messages do not extend the previous turn's."""
-    follows: int | None = None
-    """Of calls that ran side by side: the turn that this one goes on from, for which `keep`, `tools` and the response's
-    `promptKeep` then stand in place of the previous turn."""
+    """Set by `message_tree.linear`, not in the journal: counts up each time the messages do not extend the turn before."""
     request_digest: str | None = None
     """SHA-256 of the client's request, by which a proxy knows its retry."""
     idempotency_key: str | None = None
     """The client's own name for the request."""
     agent_seconds: float | None = None
-    """What an agent that is not replayed has used up of its time: the next runner goes on counting from here."""
+    """How much of its time (`timeouts.agentSeconds`) the agent had used; the next runner continues from here. The answer and
+    the tools' results have it too."""
 
 
 class ResponseRecord(ApiModel):
@@ -139,6 +144,8 @@ class ResponseRecord(ApiModel):
     """Which version made which completion token, in order; empty where the server does not say."""
     stop_sequence: str | None = None
     """The stop string that ended the answer, where it is known."""
+    agent_seconds: float | None = None
+    """See `IntentRecord`."""
 
 
 class DeliveryRecord(ApiModel):
@@ -173,7 +180,11 @@ class ObservationsRecord(ApiModel):
     type: Literal["observations"] = "observations"
     turn: int
     time: float
+    seconds: float = 0
+    """Wall time of all of them together."""
     results: list[Observation]
+    agent_seconds: float | None = None
+    """See `IntentRecord`."""
 
 
 class PluginCall(ApiModel):
@@ -463,8 +474,9 @@ class Result(ApiModel):
     sandbox: dict[str, Any] = {}
     """Provider, mode and the real root of the sandbox."""
     seconds: dict[str, float] = {}
-    """Wall time by part: boot, agent, model, tools, verifier, total."""
+    """Seconds of the sealed attempt by part (`engine/attempt_seconds.py`): boot, agent, model, tools, verifier, total."""
     started: float | None = None
+    """Unix seconds at which its workspace was asked for."""
     ended: float | None = None
     trajectory: str | None = None
     """Key of the ATIF trajectory, relative to the job's folder."""

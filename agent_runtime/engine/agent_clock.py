@@ -1,45 +1,97 @@
-"""How much of its time an agent has used that runs on by itself. Pure.
+"""The clock of an agent: how much of its time it has used, over all runners of the attempt.
 
-Time in which it was kept waiting by what is not its own counts for nobody: a server that failed, a shut gate, a slow store.
-Its calls may run side by side, so what several of them lost at once is lost once.
+Time in which it was kept waiting by what is not its own does not count: storage, plugins, an environment, a failing model
+server, the replay of what an earlier runner recorded. Calls may run side by side; what several of them lost at once is lost
+once.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from rollout_api.records import IntentRecord, ObservationsRecord, Record, ResponseRecord
 
 Span = tuple[float, float]
 """Beginning and end, by one clock."""
+T = TypeVar("T")
 
 
-@dataclass
 class AgentClock:
-    """All times are of the event loop; `used_before` was counted by the runners before this one."""
+    """Counts from `start` on. All times are seconds; `used_before` was used under earlier runners (`agent_seconds_of`)."""
 
-    started: float
-    used_before: float = 0.0
-    _lost: list[Span] = field(default_factory=list)
-    """Apart from each other, in order."""
-    _waits: dict[object, float] = field(default_factory=dict)
-    """What keeps the agent waiting now, and since when."""
+    def __init__(self, seconds: float, used_before: float = 0.0, now: Callable[[], float] | None = None) -> None:
+        self.seconds = seconds
+        """What the agent has in all."""
+        self.expired = False
+        """Whether `running` ended the agent because its time was over."""
+        self.now = now or asyncio.get_running_loop().time
+        self._used_before = used_before
+        self._started: float | None = None
+        self._lost: list[Span] = []
+        """Apart from each other, in order."""
+        self._waits: dict[object, float] = {}
+        """What keeps the agent waiting now, and since when."""
+        self._timeout: asyncio.Timeout | None = None
 
-    def used(self, now: float) -> float:
-        """Seconds that count."""
-        waiting = [(since, now) for since in self._waits.values()]
-        lost = sum(end - begin for begin, end in union([*self._lost, *waiting]))
-        return self.used_before + (now - self.started) - lost
+    def start(self) -> None:
+        """Count from now on."""
+        self._started = self.now()
 
-    def wait(self, reason: object, now: float) -> None:
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Count to the end of the block. Raises TimeoutError when the time is over, and `expired` is set then."""
+        self.start()
+        timeout = asyncio.timeout(None)
+        try:
+            async with timeout:
+                self._timeout = timeout
+                self._reschedule()
+                yield
+        finally:
+            self.expired, self._timeout = timeout.expired(), None
+            self.wait(self)
+
+    def used(self) -> float:
+        """Seconds that count so far."""
+        if self._started is None:
+            return self._used_before
+        now = self.now()
+        lost = self._lost if not self._waits else union([*self._lost, *((at, now) for at in self._waits.values())])
+        return self._used_before + now - self._started - sum(end - begin for begin, end in lost)
+
+    def left(self) -> float:
+        """What the agent has left; more than 0 always, for those who want a deadline of it."""
+        return max(0.001, self.seconds - self.used())
+
+    async def untimed(self, waiting: Awaitable[T]) -> T:
+        """Wait for something without using up the agent's time."""
+        reason = object()
+        self.wait(reason)
+        try:
+            return await waiting
+        finally:
+            self.go_on(reason)
+
+    def wait(self, reason: object) -> None:
         """From now on this keeps the agent waiting."""
-        self._waits.setdefault(reason, now)
+        self._waits.setdefault(reason, self.now())
+        self._reschedule()
 
-    def go_on(self, reason: object, now: float) -> None:
-        """It does so no longer."""
+    def go_on(self, reason: object) -> None:
+        """End that wait, if it has begun."""
         if (since := self._waits.pop(reason, None)) is not None:
-            self.excuse(since, now)
+            self.excuse(since, self.now())
 
     def excuse(self, begin: float, end: float) -> None:
-        """That time was lost, as turns out now."""
-        self._lost = union([*self._lost, (begin, end)])
+        """Do not count that time."""
+        if self._started is not None and end > (begin := max(begin, self._started)):
+            self._lost = union([*self._lost, (begin, end)])
+        self._reschedule()
+
+    def _reschedule(self) -> None:
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(None if self._waits else self.now() + self.seconds - self.used())
 
 
 def union(spans: Sequence[Span]) -> list[Span]:
@@ -51,3 +103,11 @@ def union(spans: Sequence[Span]) -> list[Span]:
         elif end > begin:
             joined.append((begin, end))
     return joined
+
+
+def agent_seconds_of(records: Sequence[Record]) -> float:
+    """Seconds that the agent had used when the last of these records was written."""
+    timed = (
+        record for record in reversed(records) if isinstance(record, IntentRecord | ResponseRecord | ObservationsRecord)
+    )
+    return next((record.agent_seconds for record in timed if record.agent_seconds is not None), 0.0)

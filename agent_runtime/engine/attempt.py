@@ -85,7 +85,7 @@ class Attempt:
         self._work: Turns | Program | None = None
         self._tools = AttemptTools(context.job.spec.agent, context.tools, context.server_keys)
         self._records: list[Record] = []
-        self._seconds: dict[str, float] = {}
+        self._boot_seconds = self._verifier_seconds = 0.0
 
     @classmethod
     async def claim(cls, context: RunContext, rollout: Rollout, number: int, failures: Failures) -> "Attempt":
@@ -212,7 +212,6 @@ class Attempt:
         self._context.observer(
             RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
         )
-        started = time.perf_counter()
         reason, message = await running
         self._work.refuse_if_stale()
         self._phase = Phase.COLLECTING
@@ -221,7 +220,7 @@ class Attempt:
             stop_reason=reason,
             message=message,
             traceback=self._work.traceback,
-            agent_seconds=time.perf_counter() - started,
+            agent_seconds=self._work.agent_seconds,
         )
         return await self._end_work(self._work, self._workspace or workspace, stop)
 
@@ -288,6 +287,7 @@ class Attempt:
             sandbox=dict(workspace.description),
             task=self._changed_task,
             mcp=self._tools.introduced,
+            boot_seconds=round(self._boot_seconds, 6),
         )
 
     def _first_records(self, workspace: Workspace) -> list[Record]:
@@ -361,8 +361,8 @@ class Attempt:
         self._workspace = workspace = await self._context.drain.unless_requested(acquiring)
         if self._spec.network["agent"] != "None":
             await workspace.enter("agent", key="0:enter-agent")
-        self._seconds["boot"] = seconds = time.perf_counter() - started
-        self._context.observer(WorkspaceAcquired(self._rollout.index, seconds))
+        self._boot_seconds = time.perf_counter() - started
+        self._context.observer(WorkspaceAcquired(self._rollout.index, self._boot_seconds))
         return workspace
 
     async def _grade_and_seal(self, stop: StopRecord, artifacts: ArtifactsRecord) -> Result:
@@ -376,7 +376,7 @@ class Attempt:
                 self._records, Outcome.VERIFIER_FAILED, None, reason=lost.reason, message=lost.message
             )
         self._phase = Phase.SEALING
-        self._seconds["verifier"] = time.perf_counter() - started
+        self._verifier_seconds = time.perf_counter() - started
         return await self._seal(self._records, Outcome.COMPLETED, verdict, message=stop.message)
 
     async def _grade(self, stop: StopRecord, artifacts: ArtifactsRecord) -> Verdict | None:
@@ -432,7 +432,7 @@ class Attempt:
             reason=reason,
             message=message,
             stale=self._is_stale(records),
-            seconds=self._seconds,
+            verifier_seconds=self._verifier_seconds,
         )
         result = await self._plugins.finished(result, verdict, linear(records))
         sealed = await self._journal.seal(result, verdict, records)

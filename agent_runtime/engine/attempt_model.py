@@ -81,10 +81,10 @@ class AttemptModel:
     ) -> ModelReply:
         if self._drain.requested:
             await self._park()
-        now, health, call = asyncio.get_running_loop().time, request.health, object()
+        now, health, call = self._clock.now, request.health, object()
 
         def hold(held: bool) -> None:
-            (self._clock.wait if held else self._clock.go_on)(call, now())
+            (self._clock.wait if held else self._clock.go_on)(call)
 
         health.on_hold, health.on_failing = hold, self._on_failing
         self._under_way[call] = health

@@ -252,7 +252,7 @@ def copied(records: Sequence[Record], turn: int, *, keeps_ids: bool) -> list[Rec
     found: list[Record] = []
     for record in records:
         if isinstance(record, IntentRecord | ObservationsRecord) and record.turn <= turn:
-            found.append(record)
+            found.append(record.model_copy(update={"agent_seconds": None}))
         elif isinstance(record, ResponseRecord) and record.turn <= turn:
             ids = record.completion_token_ids
             changes: dict[str, object] = {"policy_spans": [PolicySpan(tokens=len(ids), version=None)] if ids else []}
@@ -263,7 +263,7 @@ def copied(records: Sequence[Record], turn: int, *, keeps_ids: bool) -> list[Rec
                     "prompt_keep": 0,
                     "policy_spans": [],
                 }
-            found.append(record.model_copy(update=changes | {"logprobs": None}))
+            found.append(record.model_copy(update=changes | {"logprobs": None, "agent_seconds": None}))
     return found
 
 

@@ -9,24 +9,12 @@ from agent_runtime.recording.token_history import TokenHistory, common_length
 from rollout_api.records import IntentRecord, Message
 
 
-class Branches:
-    """Numbers the branches of an attempt, from 0."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def next(self) -> int:
-        """The next one."""
-        self._count += 1
-        return self._count - 1
-
-
 class Conversation:
     """Its messages up to the latest answer, and the ids that the engine has seen of them."""
 
-    def __init__(self, branches: Branches) -> None:
+    def __init__(self) -> None:
         self.tokens = TokenHistory()
-        self._branches, self._branch = branches, branches.next()
+        self._id: int | None = None
         self._messages: list[Message] = []
         self._tools: Sequence[Mapping[str, Any]] | None = None
         self.turn: int | None = None
@@ -35,20 +23,18 @@ class Conversation:
     def intent(self, turn: int, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> IntentRecord:
         """The record of its next call, which is turn `turn` of the attempt."""
         keep = common_length(self._messages, messages)
-        if keep < len(self._messages):
-            self._branch = self._branches.next()
         same_tools = tools is self._tools or tools == self._tools
         self.tokens.keep_messages(keep if same_tools else 0)
-        # Others have talked meanwhile, so that the turn before is not this conversation's.
-        interrupted = self.turn is not None and self.turn != turn - 1
+        if self._id is None:
+            self._id = turn
         record = IntentRecord(
             turn=turn,
             time=time.time(),
+            conversation=self._id,
+            parent=self.turn,
             keep=keep,
             messages=list(messages[keep:]),
             tools=None if same_tools else [dict(tool) for tool in tools],
-            branch=self._branch,
-            follows=self.turn if interrupted else None,
         )
         self._messages, self._tools, self.turn = list(messages), tools, turn
         return record

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_runtime.engine.agent_deadline import AgentDeadline
+from agent_runtime.engine.agent_clock import AgentClock
 from agent_runtime.engine.assignment import Assignment
 from agent_runtime.engine.attempt_log import NotReplayable
 from agent_runtime.engine.budgets import Budget
@@ -22,10 +22,10 @@ class ModelCalls:
         self,
         assignment: Assignment,
         model: Callable[[], Model | None],
-        deadline: AgentDeadline,
+        clock: AgentClock,
         on_failing: Callable[[str | None], None],
     ) -> None:
-        self._assignment, self._model, self._deadline, self._on_failing = assignment, model, deadline, on_failing
+        self._assignment, self._model, self._clock, self._on_failing = assignment, model, clock, on_failing
         self._health = CallHealth()
 
     @property
@@ -51,7 +51,7 @@ class ModelCalls:
             raise NotReplayable(f"agent {agent} calls a model, and spec.model is not given; give one")
         call = object()
         self._health = health = CallHealth(
-            on_hold=lambda held: (self._deadline.wait if held else self._deadline.go_on)(call),
+            on_hold=lambda held: (self._clock.wait if held else self._clock.go_on)(call),
             on_failing=self._on_failing,
         )
         rollout, sampling = self._assignment.rollout, self._assignment.sampling
@@ -70,12 +70,12 @@ class ModelCalls:
             prefix=TokenPrefix(tokens.messages, tokens.ids) if tokens.messages else None,
             health=health,
         )
-        started = time.perf_counter()
+        started, began = time.perf_counter(), self._clock.now()
         try:
             reply = await answered(model.complete(request))
         finally:
-            self._deadline.go_on(call)
+            self._clock.go_on(call)
             if health.failing is not None:
                 self._on_failing(None)
-        self._deadline.shift(health.lost_seconds)
+        self._clock.excuse(began, began + health.lost_seconds)
         return reply, time.perf_counter() - started - health.lost_seconds - health.held_seconds

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from agent_runtime.agents.base import Stop
-from agent_runtime.engine.agent_clock import AgentClock
+from agent_runtime.engine.agent_clock import AgentClock, agent_seconds_of
 from agent_runtime.engine.assignment import Assignment, Oversight
 from agent_runtime.engine.attempt_model import AttemptModel
 from agent_runtime.engine.attribution import Action, OutOfTime, Phase, Situation, attribute
@@ -67,8 +67,8 @@ class Program:
             if isinstance(record, ResponseRecord):
                 self._policy_lag.see(record.policy_spans)
         self._doubtful_turn = doubtful_turn(recorded)
-        used = (r.agent_seconds for r in reversed(recorded) if isinstance(r, IntentRecord) and r.agent_seconds)
-        self._clock = AgentClock(asyncio.get_running_loop().time(), next(used, 0.0))
+        self._clock = AgentClock(self._task.timeouts.agent_seconds, agent_seconds_of(recorded))
+        self._clock.start()
         self._model = AttemptModel(
             model,
             assignment.model_group,
@@ -79,6 +79,11 @@ class Program:
         self._cut_short: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with what ends the attempt while the program still runs: a limit, or a failure of its surroundings."""
 
+    @property
+    def agent_seconds(self) -> float:
+        """How much of its time the program has used, under earlier runners too."""
+        return round(self._clock.used(), 6)
+
     def take_unwritten(self) -> list[Record]:
         """Records that still have to be written, with whatever comes next."""
         unwritten, self._unwritten = self._unwritten, []
@@ -86,16 +91,15 @@ class Program:
 
     async def append(self, records: Sequence[Record]) -> None:
         """See SessionJournal. What the store needs for it counts for nobody; what it raises ends the attempt."""
-        now = asyncio.get_running_loop().time
-        used = round(self._clock.used(now()), 3)
+        used = {"agent_seconds": self.agent_seconds}
         timed = [
-            record.model_copy(update={"agent_seconds": used}) if isinstance(record, IntentRecord) else record
+            record.model_copy(update=used) if isinstance(record, IntentRecord | ResponseRecord) else record
             for record in records
         ]
         self.records += timed
         self.turn = max((self.turn, *(record.turn for record in timed if isinstance(record, IntentRecord))))
         wait = object()
-        self._clock.wait(wait, now())
+        self._clock.wait(wait)
         try:
             await self._journal.append(timed)
             await self._tell_plugins(timed)
@@ -103,7 +107,7 @@ class Program:
             self._fail(error)
             raise
         finally:
-            self._clock.go_on(wait, now())
+            self._clock.go_on(wait)
         for record in timed:
             if isinstance(record, ResponseRecord):
                 self._answered(record)
@@ -200,9 +204,9 @@ class Program:
         return (here.removesuffix(known_as) if here.endswith(known_as) else "") + _PROMPT_PATH
 
     async def _run_out_of_time(self) -> None:
-        seconds, now = self._task.timeouts.agent_seconds, asyncio.get_running_loop().time
+        seconds, now = self._clock.seconds, self._clock.now
         # Time that it was given meanwhile shows only when the time is up.
-        while (left := seconds - self._clock.used(now())) > 0 and self._model.failing_seconds(now()) < seconds:  # noqa: ASYNC110
+        while (left := seconds - self._clock.used()) > 0 and self._model.failing_seconds(now()) < seconds:  # noqa: ASYNC110
             await asyncio.sleep(max(left, _TICK_SECONDS))
         if (trouble := self._model.trouble()) is not None:
             # The time ran out on a server that failed, not on the policy.

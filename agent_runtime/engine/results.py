@@ -1,10 +1,11 @@
 """What a rollout's records add up to: pure."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agent_runtime.engine.assignment import Rollout
+from agent_runtime.engine.attempt_seconds import attempt_seconds
 from agent_runtime.recording.branches import branch_of, token_forks
 from agent_runtime.recording.results import in_order
 from rollout_api.records import (
@@ -49,13 +50,8 @@ def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
         "policy_versions": in_order(span.version for r in responses for span in r.policy_spans if span.version),
         "token_capture": token_capture if all(r.completion_token_ids is not None for r in responses) else "TextOnly",
         "sandbox": attempts[-1].sandbox if attempts else {},
-        "started": attempts[0].time if attempts else None,
+        "started": attempts[0].time - attempts[0].boot_seconds if attempts else None,
         "branched_from": branch,
-        "seconds": {
-            "agent": stop.agent_seconds if stop else 0.0,
-            "model": sum(r.seconds for r in responses),
-            "tools": sum(max((o.seconds for o in r.results), default=0.0) for r in observations),
-        },
     }
 
 
@@ -72,7 +68,7 @@ def build_result(
     reason: str | None = None,
     message: str = "",
     stale: bool = False,
-    seconds: Mapping[str, float] | None = None,
+    verifier_seconds: float = 0.0,
 ) -> Result:
     """The result of one rollout. Only a Completed one has a stop reason and, once graded, a reward."""
     fields = summarise(records, token_capture)
@@ -80,9 +76,6 @@ def build_result(
     if not completed:
         fields["stop_reason"] = None
     now = time.time()
-    timing = {**fields.pop("seconds"), **(seconds or {})}
-    if fields["started"] is not None:
-        timing["total"] = now - fields["started"]
     graded = verdict if completed else None
     return Result(
         index=rollout.index,
@@ -105,7 +98,7 @@ def build_result(
             AttemptSummary(attempt=number, reason=failure.reason, message=failure.message)
             for number, failure in failures
         ],
-        seconds={name: round(value, 6) for name, value in timing.items()},
+        seconds=attempt_seconds(records, ended=now, verifier=verifier_seconds),
         ended=now,
         batch=rollout.batch,
         **fields,

@@ -1,6 +1,6 @@
 """Tasks in steps: each with a prompt and a verdict of its own, one after another in the same workspace.
 
-The agent starts anew for each step; to the journal, its conversations are branches of one rollout. A step's begin and its
+The agent starts anew for each step, with a conversation of its own in the journal. A step's begin and its
 verdict are records, so a runner that takes over neither prepares nor grades a step again.
 """
 
@@ -46,6 +46,7 @@ class InSteps:
         for number, step in enumerate(task.steps):
             step_task = context.task = task_of_step(task, step)
             await self._begin(context, number, step, step_task)
+            context.begin_conversation()
             self._at_work = number, step, step_task
             try:
                 await self._make().run(context)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent_runtime.engine.agent_deadline import AgentDeadline
+from agent_runtime.engine.agent_clock import AgentClock
 from agent_runtime.engine.assignment import Oversight
 from agent_runtime.engine.attempt_log import AttemptLog
 from agent_runtime.engine.events import ToolEnded
@@ -35,9 +35,9 @@ class ToolRunner:
     """Runs tool calls in the workspace that the agent is in, with what the plugins make of them."""
 
     def __init__(
-        self, index: int, states: WorkspaceStates, log: AttemptLog, deadline: AgentDeadline, oversight: Oversight
+        self, index: int, states: WorkspaceStates, log: AttemptLog, clock: AgentClock, oversight: Oversight
     ) -> None:
-        self._index, self._states, self._log, self._deadline = index, states, log, deadline
+        self._index, self._states, self._log, self._clock = index, states, log, clock
         self._observer, self._plugins = oversight.observer, oversight.plugins
         self._one_at_a_time = asyncio.Lock()
 
@@ -45,9 +45,9 @@ class ToolRunner:
         """The results, in the order of the calls. Raises what takes the attempt down. Plugins' time is not the agent's."""
         if (plugins := self._plugins) is None:
             return await self._run_all(turn, turn.calls)
-        admitted = await self._deadline.untimed(plugins.admit(turn.turn, turn.calls))
+        admitted = await self._clock.untimed(plugins.admit(turn.turn, turn.calls))
         results = await self._run_all(turn, admitted)
-        observations = await self._deadline.untimed(plugins.ran(turn.turn, turn.calls, admitted, results))
+        observations = await self._clock.untimed(plugins.ran(turn.turn, turn.calls, admitted, results))
         self._log.add(*plugins.take_record())
         return observations
 
@@ -80,27 +80,15 @@ class ToolRunner:
                 error=True,
             )
         is_agents_time = takes_agents_time(tool)
-        seconds_left, limit = self._deadline.left(), float(turn.task.timeouts.command_seconds)
+        seconds_left, limit = self._clock.left(), float(turn.task.timeouts.command_seconds)
         # One that hangs must not look like an agent that ran out of time, nor the other way round.
         seconds = min(limit, seconds_left) if is_agents_time else limit
         workspace = KeyedWorkspace(self._states.workspace, key, seconds)
         context = ToolContext(workspace=workspace, task=turn.task, call_id=call.id, seconds_left=seconds_left)
         running = dispatch(turn.tools, call, context)
         if not is_agents_time:
-            return await self._deadline.untimed(running)
+            return await self._clock.untimed(running)
         if tool is None or tool.runs_in == "Runner":
             return await running
         async with self._one_at_a_time:
             return await running
-
-
-def agents_seconds(results: Sequence[Observation], tools: Mapping[str, Tool]) -> float:
-    """How much of the agent's time a turn's tool calls took: those in the workspace ran one after another. Pure."""
-    one_by_one, side_by_side = 0.0, 0.0
-    for result in results:
-        tool = tools.get(result.tool)
-        if tool is not None and tool.runs_in == "Sandbox" and takes_agents_time(tool):
-            one_by_one += result.seconds
-        elif takes_agents_time(tool):
-            side_by_side = max(side_by_side, result.seconds)
-    return max(one_by_one, side_by_side)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from agent_runtime.agents.base import Agent, AgentReport, Stop, SubTask
-from agent_runtime.engine.agent_deadline import AgentDeadline
+from agent_runtime.engine.agent_clock import AgentClock, agent_seconds_of
 from agent_runtime.engine.assignment import Assignment, Oversight
 from agent_runtime.engine.attempt_log import AttemptLog, NotReplayable
 from agent_runtime.engine.attribution import (
@@ -24,11 +24,11 @@ from agent_runtime.engine.attribution import (
     attribute,
 )
 from agent_runtime.engine.budgets import Budget
-from agent_runtime.engine.conversation import Branches, Conversation
+from agent_runtime.engine.conversation import Conversation
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.engine.model_calls import ModelCalls
 from agent_runtime.engine.sub_agent import SubAgent
-from agent_runtime.engine.tool_calls import CallsOfTurn, ToolRunner, agents_seconds
+from agent_runtime.engine.tool_calls import CallsOfTurn, ToolRunner
 from agent_runtime.engine.workspace_states import Keeping, WorkspaceStates
 from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
 from agent_runtime.recording.answers import answer_record, recorded_answer
@@ -50,6 +50,8 @@ from rollout_api.tasks import TaskFile
 ACKNOWLEDGE_EVERY = 8
 """Turns between two watermarks: each is a request, and the executor remembers a few keys cheaply."""
 
+_REPLAY = object()
+"""Why the agent's clock stands still while its calls are answered from the journal."""
 T = TypeVar("T")
 Rerun = Callable[[ObservationsRecord, Sequence[ToolCall]], Awaitable[None]]
 
@@ -84,15 +86,14 @@ class Turns:
         """Where the agent's own code raised, after `run_agent`."""
         self._index, self._log, self._rerun = assignment.rollout.index, log, rerun
         self._drain, self._policy_lag, self._observer = oversight.drain, oversight.policy_lag, oversight.observer
-        self._deadline = AgentDeadline(task.timeouts.agent_seconds)
-        self._states = WorkspaceStates(workspace, log, self._deadline, keeping)
-        self._tool_runner = ToolRunner(self._index, self._states, log, self._deadline, oversight)
+        self._clock = AgentClock(task.timeouts.agent_seconds, agent_seconds_of(log.recorded))
+        self._states = WorkspaceStates(workspace, log, self._clock, keeping)
+        self._tool_runner = ToolRunner(self._index, self._states, log, self._clock, oversight)
         self._models = ModelCalls(
-            assignment, model, self._deadline, lambda why: self._observer(ModelCallFailing(self._index, why))
+            assignment, model, self._clock, lambda why: self._observer(ModelCallFailing(self._index, why))
         )
         self._definitions = [openai_definition(tool) for tool in tools.values()]
-        self._branches = Branches()
-        self._talking = [Conversation(self._branches)]
+        self._talking = [Conversation()]
         """The agent's own conversation, and those of the sub-agents that run now, each started by the one before it."""
         self._tools_may_have_run = False
         self._has_answered = False
@@ -108,6 +109,11 @@ class Turns:
         return self._log.records
 
     @property
+    def agent_seconds(self) -> float:
+        """How much of its time the agent has used, under earlier runners too."""
+        return round(self._clock.used(), 6)
+
+    @property
     def workspace(self) -> Workspace:
         """Where the agent works now: it moves when the agent keeps a checkpoint, or goes back to one."""
         return self._states.workspace
@@ -119,7 +125,9 @@ class Turns:
         """
         raised: Exception | None = None
         try:
-            async with self._deadline.running():
+            async with self._clock.running():
+                if self._log.replaying:
+                    self._clock.wait(_REPLAY)
                 message = await agent.run(self)
         except Exception as error:  # noqa: BLE001 see ruling_of
             raised = error
@@ -136,7 +144,7 @@ class Turns:
         cause: Exception
         if self.fault is not None:
             cause = self.fault
-        elif isinstance(raised, TimeoutError) and self._deadline.expired:
+        elif isinstance(raised, TimeoutError) and self._clock.expired:
             cause = OutOfTime(f"timeouts.agentSeconds {self.task.timeouts.agent_seconds} ran out")
             if self._models.failing is not None:
                 # The time ran out on a server that failed, not on the policy.
@@ -175,7 +183,7 @@ class Turns:
     async def delegate_from(self, conversation: Conversation, agent: Agent, part: SubTask) -> AgentReport:
         """Run a sub-agent of the agent that holds that conversation."""
         self._require_latest(conversation)
-        started = Conversation(self._branches)
+        started = Conversation()
         sub_agent = SubAgent(self, started, part)
         self._talking.append(started)
         try:
@@ -201,7 +209,7 @@ class Turns:
             )
             raise self.fault
         self.exposed = True
-        key, seconds = self._next_key("command"), self._deadline.seconds
+        key, seconds = self._next_key("command"), self._clock.seconds
         return await self._guarded(self._states.workspace.run(command, key=key, deadline_seconds=seconds))
 
     async def put_files(self, files: Sequence[TaskFile]) -> None:
@@ -231,15 +239,19 @@ class Turns:
 
     async def beside_turns(self, work: Coroutine[Any, Any, T]) -> T:
         """Something of the engine's own between two turns: it counts for nobody, and its failures end the attempt."""
-        return await self._guarded(self._deadline.untimed(work))
+        return await self._guarded(self._clock.untimed(work))
 
     async def recorded_once(self, make: Callable[[], Awaitable[StepRecord]]) -> StepRecord:
         """The step's record that the journal has next; else the one that `make` gives, durable when this returns."""
         record = self._log.next(StepRecord, self.turn)
         if record is None:
             record = await make()
-            await self._deadline.untimed(self._log.write(record))
+            await self._clock.untimed(self._log.write(record))
         return record
+
+    def begin_conversation(self) -> None:
+        """Let the agent begin anew: its next model call extends no earlier one."""
+        self._talking[0] = Conversation()
 
     def next_step(self) -> None:
         """Let the agent of the next step work, although this one has ended."""
@@ -266,6 +278,8 @@ class Turns:
         if self.fault is not None:
             call.close()
             raise self.fault
+        if not self._log.replaying:
+            self._clock.go_on(_REPLAY)
         try:
             return await call
         except AGENTS_TO_HANDLE:
@@ -282,20 +296,18 @@ class Turns:
         if not self._log.replaying:
             self.refuse_if_stale()
             if self._drain.requested:
-                await self._deadline.untimed(self._come_to_a_stop())
+                await self._clock.untimed(self._come_to_a_stop())
             await self._states.snapshot_if_due(self.turn)
         self.turn += 1
         intent = conversation.intent(self.turn, messages, tools)
         replayed = self._log.next(IntentRecord, self.turn)
         if replayed is None:
-            self._log.add(intent)
+            self._log.add(intent.model_copy(update={"agent_seconds": self.agent_seconds}))
         else:
             _check_replay(replayed, intent)
         answer = None if replayed is None else self._log.next(ResponseRecord, self.turn)
         self._tools_may_have_run = answer is not None
-        if answer is not None:
-            self._deadline.shift(-answer.seconds)
-        else:
+        if answer is None:
             answer = await self._ask(conversation, messages, tools)
         return self._answered(conversation, answer, replayed=self._tools_may_have_run)
 
@@ -303,14 +315,17 @@ class Turns:
         self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> ResponseRecord:
         """Call the model while what is unwritten is written; the answer, durable."""
+        self._clock.go_on(_REPLAY)
         writing = self._log.begin_write()
         try:
             reply, seconds = await self._models.ask(self.turn, conversation.tokens, messages, tools, self._budget)
         finally:
             if writing is not None:
-                await self._deadline.untimed(writing)
-        response = answer_record(reply, turn=self.turn, seconds=seconds, known=conversation.tokens.ids)
-        await self._deadline.untimed(self._log.write(response))
+                await self._clock.untimed(writing)
+        response = answer_record(
+            reply, turn=self.turn, seconds=seconds, known=conversation.tokens.ids, agent_seconds=self.agent_seconds
+        )
+        await self._clock.untimed(self._log.write(response))
         if self.turn and self.turn % ACKNOWLEDGE_EVERY == 0:
             await self._states.workspace.acknowledge(self.turn)
         return response
@@ -337,15 +352,21 @@ class Turns:
             turn = self.turn if conversation.turn is None else conversation.turn
             # Of an earlier turn's calls, which waited for a sub-agent: its keys may be forgotten by now.
             key = f"{self.turn + 1}:" if turn == self.turn else f"{self.turn + 1}:turn-{turn}."
+            self._clock.go_on(_REPLAY)
+            started = time.perf_counter()
             observations = await self._tool_runner.run(
                 CallsOfTurn(turn, calls, tools, self.task, key, interrupted=self._tools_may_have_run)
             )
-            record = ObservationsRecord(turn=turn, time=time.time(), results=observations)
+            record = ObservationsRecord(
+                turn=turn,
+                time=time.time(),
+                seconds=round(time.perf_counter() - started, 6),
+                results=observations,
+                agent_seconds=self.agent_seconds,
+            )
             self._log.add(record)
-        else:
-            self._deadline.shift(-agents_seconds(record.results, tools))
-            if self._rerun is not None:
-                await self._rerun(record, calls)
+        elif self._rerun is not None:
+            await self._rerun(record, calls)
         self._observed_turn = record.turn
         for observation in record.results:
             if observation.stop and may_stop:
@@ -354,7 +375,8 @@ class Turns:
 
 
 def _check_replay(recorded: IntentRecord, now: IntentRecord) -> None:
-    if (recorded.keep, recorded.messages, recorded.tools) != (now.keep, now.messages, now.tools):
+    fields = ("conversation", "parent", "keep", "messages", "tools")
+    if any(getattr(recorded, field) != getattr(now, field) for field in fields):
         raise NotReplayable(
             f"turn {now.turn}: the agent's messages differ from the recorded ones; "
             "an agent must be a function of what its context returned (no clock, no random numbers, no state of its own)"

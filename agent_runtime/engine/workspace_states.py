@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent_runtime.engine.agent_deadline import AgentDeadline
+from agent_runtime.engine.agent_clock import AgentClock
 from agent_runtime.engine.attempt_log import AttemptLog
 from agent_runtime.engine.branching_checkpoints import Checkpoints
 from agent_runtime.engine.branching_snapshots import Snapshots
@@ -25,10 +25,10 @@ class Keeping:
 class WorkspaceStates:
     """`keeping` is None where an agent's calls are only run again: no snapshot is taken then."""
 
-    def __init__(self, workspace: Workspace, log: AttemptLog, deadline: AgentDeadline, keeping: Keeping | None) -> None:
+    def __init__(self, workspace: Workspace, log: AttemptLog, clock: AgentClock, keeping: Keeping | None) -> None:
         self.workspace = workspace
         """Where the agent works now; going to a checkpoint changes it."""
-        self._log, self._deadline, self._keeping = log, deadline, keeping
+        self._log, self._clock, self._keeping = log, clock, keeping
 
     @property
     def can_checkpoint(self) -> bool:
@@ -58,7 +58,7 @@ class WorkspaceStates:
     async def snapshot(self, turn: int) -> None:
         """Keep the state after that turn, unless an earlier call has."""
         if self._keeping is not None and not self._log.replaying and self._keeping.snapshots.lacks(turn):
-            await self._deadline.untimed(self._take_snapshot(self._keeping.snapshots, turn))
+            await self._clock.untimed(self._take_snapshot(self._keeping.snapshots, turn))
 
     async def snapshot_if_due(self, turn: int) -> None:
         """Keep the state after that turn where the manifest says so."""
@@ -76,5 +76,5 @@ class WorkspaceStates:
     async def _move(self, following: Workspace, why: CheckpointRecord | ReturnRecord) -> None:
         """Go on in another workspace once it is recorded: whoever takes over must know where."""
         before, self.workspace = self.workspace, following
-        await self._deadline.untimed(self._log.write(why, self._given.moved(following)))
+        await self._clock.untimed(self._log.write(why, self._given.moved(following)))
         await self._given.checkpoints.left(before, following)

@@ -29,7 +29,7 @@ class Place:
     """Where a request stands among the turns."""
 
     known: Known
-    follows: Turn | None
+    parent: Turn | None
     keep: int
     """See `IntentRecord.keep`."""
     same_tools: bool
@@ -60,7 +60,7 @@ class History:
 
     def add(self, intent: IntentRecord, response: ResponseRecord) -> None:
         """A call is answered."""
-        before = None if intent.follows is None else self.turns.get(intent.follows)
+        before = None if intent.parent is None else self.turns.get(intent.parent)
         tools = intent.tools if intent.tools is not None else before.tools if before is not None else []
         if before is not None:
             before.delivered = True  # who goes on from an answer has it
@@ -81,7 +81,7 @@ class History:
 
     def prefix(self, place: Place) -> TokenPrefix | None:
         """The ids that the engine has seen of that conversation; None where it gave none, or other tools stood in it."""
-        turn = place.follows
+        turn = place.parent
         if turn is None or not place.same_tools or turn.response.completion_token_ids is None:
             return None
         return TokenPrefix(place.known.length, self.ids(turn))
@@ -112,10 +112,10 @@ class History:
         return [*self._messages(turn.intent), turn.response.message]
 
     def _messages(self, intent: IntentRecord) -> list[Message]:
-        if intent.follows is None:
+        if intent.parent is None:
             return list(intent.messages)
         messages: list[Message] = []
-        for step in self._path(self.turns[intent.follows]):
+        for step in self._path(self.turns[intent.parent]):
             del messages[step.intent.keep :]
             messages += step.intent.messages
             messages.append(step.response.message)
@@ -124,7 +124,7 @@ class History:
     def _path(self, turn: Turn) -> list[Turn]:
         """From the first turn of the conversation to this one."""
         path = [turn]
-        while path[-1].intent.follows is not None:
-            path.append(self.turns[path[-1].intent.follows])
+        while path[-1].intent.parent is not None:
+            path.append(self.turns[path[-1].intent.parent])
         path.reverse()
         return path

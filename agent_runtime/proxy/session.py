@@ -188,8 +188,8 @@ class Session:
             keep=place.keep,
             messages=place.known.messages[place.keep :],
             tools=None if place.same_tools else request.tools,
-            branch=turn if place.follows is None else place.follows.intent.branch,
-            follows=None if place.follows is None else place.follows.intent.turn,
+            conversation=turn if place.parent is None else place.parent.intent.conversation,
+            parent=None if place.parent is None else place.parent.intent.turn,
             request_digest=identity.digest,
             idempotency_key=identity.key,
         )
@@ -197,8 +197,8 @@ class Session:
         self._live.add(call)
         self._answers.begun(identity, call)
         call.run(self._work(call, intent, place, request))
-        if intent.follows is not None:
-            self._went_on(intent.follows)
+        if intent.parent is not None:
+            self._went_on(intent.parent)
         return call
 
     async def _work(self, call: Call, intent: IntentRecord, place: Place, request: ChatRequest) -> ModelReply:
@@ -214,7 +214,7 @@ class Session:
                 model_seconds = time.perf_counter() - started
                 call.answered = True
                 own_seconds = model_seconds - health.lost_seconds - health.held_seconds
-                known = [] if place.follows is None else self._history.ids(place.follows)
+                known = [] if place.parent is None else self._history.ids(place.parent)
                 response = answer_record(reply, turn=intent.turn, seconds=own_seconds, known=known)
                 await self._journal.append([response])
         except asyncio.CancelledError:

@@ -36,7 +36,7 @@ def traces_view(settings: SessionSettings, records: Sequence[Record]) -> list[di
 
 
 def _counted(history: History, records: Sequence[Record]) -> Iterator[Turn]:
-    extended = {turn.intent.follows for turn in history.turns.values()}
+    extended = {turn.intent.parent for turn in history.turns.values()}
     undelivered = undelivered_turns(records) - extended
     return (turn for number, turn in sorted(history.turns.items()) if number not in undelivered)
 
@@ -45,7 +45,7 @@ def _turn(history: History, turn: Turn) -> dict[str, Any]:
     reply = history.reply(turn)
     return {
         "turn": turn.intent.turn,
-        "follows": turn.intent.follows,
+        "parent": turn.intent.parent,
         "request_messages": history.conversation(turn)[:-1],
         "tools": turn.tools,
         "completion_text": reply.text,

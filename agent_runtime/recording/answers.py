@@ -8,7 +8,9 @@ from agent_runtime.recording.token_history import split_prompt
 from rollout_api.records import ResponseRecord
 
 
-def answer_record(reply: ModelReply, *, turn: int, seconds: float, known: Sequence[int]) -> ResponseRecord:
+def answer_record(
+    reply: ModelReply, *, turn: int, seconds: float, known: Sequence[int], agent_seconds: float | None = None
+) -> ResponseRecord:
     """The record of an answer that came now. `known` are the ids that the engine had seen before this prompt."""
     # Ids of half a turn would be of no use to anybody.
     whole = reply.completion_token_ids is not None
@@ -27,6 +29,7 @@ def answer_record(reply: ModelReply, *, turn: int, seconds: float, known: Sequen
         logprobs=reply.logprobs,
         policy_spans=reply.policy_spans,
         stop_sequence=reply.stop_sequence,
+        agent_seconds=agent_seconds,
     )
 
 

@@ -27,17 +27,19 @@ def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict
     steps: list[dict[str, Any]] = []
     seen: set[str] = set()
     answered: set[str] = set()
+    branch_before = 0
     for turn in turns:
         for message in turn.messages[turn.kept :]:
             if message.get("role") != "tool" or message.get("tool_call_id") not in answered:
-                steps.append(
-                    _message_step(message, turn, copied=_canonical(message) in seen or turn.number <= copied_turn)
-                )
+                # A new branch repeats messages of an earlier one; within a branch, a repeated message was sent again.
+                repeated = turn.branch != branch_before and _canonical(message) in seen
+                steps.append(_message_step(message, turn, copied=repeated or turn.number <= copied_turn))
             seen.add(_canonical(message))
         if turn.response is not None:
             steps.append(_agent_step(turn, turn.response, copied=turn.number <= copied_turn))
             seen.add(_canonical(turn.response.message))
         answered.update(result.call_id for result in turn.observations)
+        branch_before = turn.branch
     if not steps:
         return None
     responses = [turn.response for turn in turns if turn.response is not None and turn.number > copied_turn]

@@ -1,13 +1,15 @@
-"""The turns of an agent that held several conversations, put one after another, as those who read a journal expect.
+"""The turns of an attempt, put one after another, as those who read a journal expect.
 
-Behind the session proxy they may be held side by side, and an agent may start sub-agents; their calls then interleave. Each
-says which turn it goes on from (`IntentRecord.follows`), so that together they are a tree. Here the tree is walked from its
-roots to its leaves; what does not extend the turn before it becomes a branch of its own. Answers that reached nobody and
-calls that were never answered are left out. Pure.
+An agent may start sub-agents, and behind the session proxy conversations are held side by side; their calls interleave.
+Each call records its parent turn (`IntentRecord.parent`), so that together they are trees. Here the trees are walked from
+their roots to their leaves. Answers that reached nobody and calls that were never answered are left out, except a call that
+the attempt ends with. Pure.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 from agent_runtime.recording.token_history import TokenHistory, common_length
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
@@ -16,7 +18,8 @@ from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, R
 @dataclass(slots=True)
 class _Node:
     intent: IntentRecord
-    response: ResponseRecord
+    response: ResponseRecord | None
+    """None for the call that the attempt ends with."""
     conversation: list[Message]
     """All messages, the answer included."""
     tools: list[dict[str, object]]
@@ -24,29 +27,20 @@ class _Node:
     """The whole prompt; None where the server gave no ids."""
     ids: list[int]
     """What the engine has seen up to here: of this turn, or of the nearest before it that had ids."""
-    children: "list[_Node]" = field(default_factory=list)
 
 
 def linear(records: Sequence[Record]) -> list[Record]:
-    """The records with the turns in the order of their branches; as they are where the turns are in line already."""
-    if not is_tree(records):
-        return list(records)
-    roots = _tree(records)
-    undelivered = undelivered_turns(records)
-    turns = [node for root in roots for node in _walk(root) if node.children or node.intent.turn not in undelivered]
+    """The records with the turns of each conversation one after another, each relative to the turn before; `branch` is set.
+
+    Applied to its own result, it changes nothing.
+    """
+    order = _order(records)
+    if [record for record in records if isinstance(record, IntentRecord)] == order and _is_in_line(order):
+        return _with_branches(records)
     is_turn = [isinstance(record, IntentRecord | ResponseRecord | DeliveryRecord) for record in records]
     first = is_turn.index(True)
     rest = [record for record, of_turn in zip(records[first:], is_turn[first:], strict=True) if not of_turn]
-    return [*records[:first], *_in_line(turns), *rest]
-
-
-def is_tree(records: Sequence[Record]) -> bool:
-    """Whether several conversations are in them, or may be."""
-    return any(
-        isinstance(record, DeliveryRecord)
-        or (isinstance(record, IntentRecord) and (record.follows is not None or record.request_digest is not None))
-        for record in records
-    )
+    return _with_branches([*records[:first], *_in_line(_nodes(records, order)), *rest])
 
 
 def undelivered_turns(records: Sequence[Record]) -> set[int]:
@@ -55,68 +49,92 @@ def undelivered_turns(records: Sequence[Record]) -> set[int]:
     return {turn for turn, reached in delivered.items() if not reached}
 
 
-def _tree(records: Sequence[Record]) -> list[_Node]:
-    """The answered turns; returns those that follow no other."""
+def _order(records: Sequence[Record]) -> list[IntentRecord]:
+    """The calls that count, a conversation's one after another: depth first, the earlier child first."""
+    answered = {record.turn for record in records if isinstance(record, ResponseRecord)}
+    intents = {record.turn: record for record in records if isinstance(record, IntentRecord)}
+    last = max(intents, default=None)
+    children: dict[int | None, list[IntentRecord]] = defaultdict(list)
+    for intent in intents.values():
+        if intent.turn in answered or (intent.turn == last and (intent.parent is not None or not answered)):
+            children[intent.parent].append(intent)
+    undelivered = undelivered_turns(records)
+    found, waiting = [], list(reversed(children[None]))
+    while waiting:
+        intent = waiting.pop()
+        following = children.get(intent.turn, [])
+        if following or intent.turn not in undelivered:
+            found.append(intent)
+        waiting += reversed(following)
+    return found
+
+
+def _is_in_line(order: Sequence[IntentRecord]) -> bool:
+    return all(intent.parent in (None, before.turn) for before, intent in pairwise(order))
+
+
+def _nodes(records: Sequence[Record], order: Sequence[IntentRecord]) -> Iterator[_Node]:
     responses = {record.turn: record for record in records if isinstance(record, ResponseRecord)}
     nodes: dict[int, _Node] = {}
-    roots: list[_Node] = []
-    latest: _Node | None = None
-    for intent in (record for record in records if isinstance(record, IntentRecord)):
-        if (response := responses.get(intent.turn)) is None:
-            continue
-        before = latest if _goes_on(intent, response) else nodes.get(-1 if intent.follows is None else intent.follows)
-        kept, tools, seen = (before.conversation, before.tools, before.ids) if before else ([], [], [])
-        prompt = None
-        if response.prompt_token_ids is not None and response.completion_token_ids is not None:
-            prompt = [*seen[: response.prompt_keep], *response.prompt_token_ids]
+    for intent in order:
+        response = responses.get(intent.turn)
+        parent = None if intent.parent is None else nodes[intent.parent]
+        kept, tools, seen = (parent.conversation, parent.tools, parent.ids) if parent else ([], [], [])
+        answer, prompt, completion = [], None, []
+        if response is not None:
+            answer = [response.message]
+            if response.prompt_token_ids is not None and response.completion_token_ids is not None:
+                prompt, completion = (
+                    [*seen[: response.prompt_keep], *response.prompt_token_ids],
+                    response.completion_token_ids,
+                )
         nodes[intent.turn] = node = _Node(
             intent=intent,
             response=response,
-            conversation=[*kept[: intent.keep], *intent.messages, response.message],
+            conversation=[*kept[: intent.keep], *intent.messages, *answer],
             tools=tools if intent.tools is None else intent.tools,
             prompt=prompt,
-            ids=seen if prompt is None else [*prompt, *(response.completion_token_ids or [])],
+            ids=seen if prompt is None else [*prompt, *completion],
         )
-        (before.children if before else roots).append(node)
-        latest = node
-    return roots
-
-
-def _goes_on(intent: IntentRecord, response: ResponseRecord) -> bool:
-    """Whether a turn goes on from the one before it without saying so, as only the engine's own records do."""
-    begins_anew = intent.keep == 0 and response.prompt_keep == 0 and intent.tools is not None
-    return intent.follows is None and intent.request_digest is None and not begins_anew
-
-
-def _walk(root: _Node) -> Iterator[_Node]:
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
         yield node
-        waiting += reversed(node.children)
 
 
-def _in_line(turns: Sequence[_Node]) -> Iterator[Record]:
+def _in_line(turns: Iterable[_Node]) -> Iterator[Record]:
     conversation: list[Message] = []
     tools: list[dict[str, object]] | None = None
-    tokens, branch = TokenHistory(), 0
+    tokens = TokenHistory()
+    before: int | None = None
     for node in turns:
-        messages = node.conversation[:-1]
+        messages = node.conversation if node.response is None else node.conversation[:-1]
         keep = common_length(conversation, messages)
-        branch += keep < len(conversation)
         yield node.intent.model_copy(
             update={
+                "parent": before,
                 "keep": keep,
                 "messages": messages[keep:],
                 "tools": None if node.tools == tools else node.tools,
-                "branch": branch,
-                "follows": None,
                 "request_digest": None,
                 "idempotency_key": None,
             }
         )
-        prompt_keep, prompt = tokens.split(node.prompt)
-        response = node.response.model_copy(update={"prompt_keep": prompt_keep, "prompt_token_ids": prompt})
-        tokens.add(response, len(node.conversation))
-        yield response
-        conversation, tools = node.conversation, node.tools
+        if node.response is not None:
+            prompt_keep, prompt = tokens.split(node.prompt)
+            response = node.response.model_copy(update={"prompt_keep": prompt_keep, "prompt_token_ids": prompt})
+            tokens.add(response, len(node.conversation))
+            yield response
+        conversation, tools, before = node.conversation, node.tools, node.intent.turn
+
+
+def _with_branches(records: Sequence[Record]) -> list[Record]:
+    """The records, in line already, with `branch` set."""
+    found: list[Record] = []
+    branch = messages = 0
+    for record in records:
+        if isinstance(record, IntentRecord):
+            branch += record.keep < messages
+            messages = record.keep + len(record.messages)
+            record = record if record.branch == branch else record.model_copy(update={"branch": branch})
+        elif isinstance(record, ResponseRecord):
+            messages += 1
+        found.append(record)
+    return found

@@ -1,7 +1,9 @@
-"""An agent's time is charged with what it used itself, and each lost second is given back once."""
+"""An agent's time is charged with what it used itself, over all runners, and each lost second is given back once."""
 
+import asyncio
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,34 +13,88 @@ MOMENTS = st.integers(0, 60)
 SPANS = st.lists(st.tuples(MOMENTS, MOMENTS).map(lambda span: (min(span), max(span))), max_size=12)
 
 
+class Time:
+    """A clock that the test sets."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def started(time: Time, used_before: float = 0.0) -> AgentClock:
+    clock = AgentClock(60, used_before, time)
+    clock.start()
+    return clock
+
+
 @given(SPANS)
 def test_time_that_several_calls_lost_at_once_is_given_back_once(spans: list[tuple[int, int]]) -> None:
     lost = {second for begin, end in spans for second in range(begin, end)}
-    clock = AgentClock(started=0, used_before=7)
+    time = Time()
+    clock = started(time, used_before=7)
     for begin, end in spans:
         clock.excuse(begin, end)
-    assert clock.used(60) == 7 + 60 - len(lost)
+    time.now = 60
+    assert clock.used() == 7 + 60 - len(lost)
     joined = union(spans)
     assert all(end < later for (_, end), (later, _) in pairwise(joined))
 
 
 @given(SPANS)
 def test_what_still_keeps_it_waiting_counts_as_little_as_what_did(spans: list[tuple[int, int]]) -> None:
-    over, under_way = AgentClock(started=0), AgentClock(started=0)
+    time = Time()
+    over, under_way = started(time), started(time)
     for number, (begin, _) in enumerate(spans):
         over.excuse(begin, 60)
-        under_way.wait(number, begin)
-    assert over.used(60) == under_way.used(60)
+        time.now = begin
+        under_way.wait(number)
+    time.now = 60
+    assert over.used() == under_way.used()
     for number in range(len(spans)):
-        under_way.go_on(number, 60)
-    assert over.used(75) == under_way.used(75)
+        under_way.go_on(number)
+    time.now = 75
+    assert over.used() == under_way.used()
 
 
 def test_a_wait_that_ends_twice_or_never_began_changes_nothing() -> None:
-    clock = AgentClock(started=10)
-    clock.go_on("call", 12)
-    clock.wait("call", 12)
-    clock.wait("call", 13)
-    clock.go_on("call", 14)
-    clock.go_on("call", 20)
-    assert clock.used(20) == 8
+    time = Time(10)
+    clock = started(time)
+    for now, call in ((12, clock.go_on), (12, clock.wait), (13, clock.wait), (14, clock.go_on), (20, clock.go_on)):
+        time.now = now
+        call("call")
+    assert clock.used() == 8
+
+
+async def test_an_agent_over_its_time_is_told_from_one_that_raises_timeout_error_itself() -> None:
+    over, own = AgentClock(0.01), AgentClock(60)
+    with pytest.raises(TimeoutError):
+        async with over.running():
+            await asyncio.sleep(60)
+    with pytest.raises(TimeoutError):
+        async with own.running():
+            raise TimeoutError
+    assert (over.expired, own.expired) == (True, False)
+
+
+async def test_the_clock_stands_still_until_the_last_of_several_waits_is_over() -> None:
+    clock = AgentClock(0.2)
+    async with clock.running():
+        await asyncio.gather(*(clock.untimed(asyncio.sleep(seconds)) for seconds in (0.01, 0.4, 0.1)))
+    assert not clock.expired
+    used = clock.used()
+    await asyncio.sleep(0.01)
+    assert clock.used() == used, "the agent has ended"
+
+
+async def test_time_that_was_used_up_under_an_earlier_runner_ends_the_agent_at_once() -> None:
+    clock = AgentClock(60, used_before=61)
+
+    async def resumed() -> None:
+        async with clock.running():
+            await asyncio.sleep(60)
+
+    with pytest.raises(TimeoutError):
+        await resumed()
+    assert clock.expired

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from agent_runtime.agents.context_policy import SUMMARISE
 from agent_runtime.agents.tool_calling import ToolCalling
 from agent_runtime.models.base import ModelReply, ModelRequest
+from agent_runtime.recording.message_tree import linear
 from rollout_api.records import IntentRecord
 from rollout_api.rollout_job import ContextLimit, ContextMethod
 from tests.unit.engine.test_turns import CountingModel, Crash, MemoryJournal, _content, turns_of
@@ -37,7 +38,7 @@ def test_a_cut_conversation_is_cut_the_same_way_after_a_crash_at_any_write(
         log: list[str] = []
         whole = turns_of(MemoryJournal(), Summarising(11, log), log, context=limit)
         ended = await whole.run_agent(ToolCalling())
-        branches = [record.branch for record in whole.records if isinstance(record, IntentRecord)]
+        branches = [record.branch for record in linear(whole.records) if isinstance(record, IntentRecord)]
         assert branches[-1] >= 2, "it was cut, more than once"
         journal = MemoryJournal(crash_after=crash)
         with contextlib.suppress(Crash):

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from agent_runtime.agents.base import AgentContext
-from agent_runtime.engine.tool_calls import agents_seconds
 from agent_runtime.models.base import ToolCall
 from agent_runtime.tools.base import ToolContext, ToolResult
-from rollout_api.records import Observation, StopReason
+from rollout_api.records import StopReason
 from tests.unit.engine.test_turns import Count, CountingModel, MemoryJournal, turns_of
 
 
@@ -34,19 +33,3 @@ async def test_a_slow_world_takes_none_of_the_agents_time_however_often_it_is_as
 
     turns = turns_of(MemoryJournal(), CountingModel(1, []), [], tool=Excused([]), agent_seconds=1)
     assert await turns.run_agent(Acting()) == (StopReason.FINISHED, "done")
-
-
-def test_a_resumed_agent_is_charged_what_its_calls_took_one_after_another_or_side_by_side() -> None:
-    tools = {"bash": Count([]), "search": Beside([]), "act": Excused([])}
-    seconds = {"bash": (3.0, 4.0), "search": (5.0, 6.0), "act": (90.0,), "unknown": (0.5,)}
-
-    def of(*names: str) -> float:
-        results = [
-            Observation(call_id="c", tool=name, content="", seconds=each) for name in names for each in seconds[name]
-        ]
-        return agents_seconds(results, tools)
-
-    assert of("bash") == 7, "in the workspace, one waits for the other"
-    assert of("search") == 6
-    assert of("bash", "search", "unknown") == 7
-    assert of("act") == 0

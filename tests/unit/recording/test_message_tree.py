@@ -11,15 +11,15 @@ def said(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
-def intent(turn: int, keep: int, *messages: Message, follows: int | None = None) -> IntentRecord:
+def intent(turn: int, keep: int, *messages: Message, parent: int | None = None) -> IntentRecord:
     """As the proxy records it."""
     return IntentRecord(
         turn=turn,
         time=turn,
         keep=keep,
         messages=list(messages),
-        tools=[] if follows is None else None,
-        follows=follows,
+        tools=[] if parent is None else None,
+        parent=parent,
         request_digest="d",
     )
 
@@ -44,8 +44,8 @@ def test_two_conversations_that_interleave_are_two_branches_without_a_fork() -> 
         intent(1, 0, said("user", "b")),
         response(1, 0, [2], [21]),
         response(0, 0, [1], [11]),
-        intent(2, 2, said("user", "a2"), follows=0),
-        intent(3, 2, said("user", "b2"), follows=1),
+        intent(2, 2, said("user", "a2"), parent=0),
+        intent(3, 2, said("user", "b2"), parent=1),
         response(2, 2, [3], [31]),
         response(3, 2, [4], [41]),
         StopRecord(time=9, stop_reason=StopReason.FINISHED),
@@ -62,8 +62,8 @@ def test_two_answers_to_one_conversation_share_its_tokens_and_train_them_once() 
     records: list[Record] = [
         intent(0, 0, said("user", "a")),
         response(0, 0, [1], [11]),
-        intent(1, 2, said("user", "x"), follows=0),
-        intent(2, 2, said("user", "y"), follows=0),
+        intent(1, 2, said("user", "x"), parent=0),
+        intent(2, 2, said("user", "y"), parent=0),
         response(1, 2, [3], [31]),
         response(2, 2, [4], [41]),
     ]
@@ -89,6 +89,6 @@ def test_what_the_engine_itself_recorded_stays_as_it_is() -> None:
     records: list[Record] = [
         IntentRecord(turn=0, time=0, keep=0, messages=[said("user", "a")]),
         response(0, 0, [1], [11]),
-        IntentRecord(turn=1, time=1, keep=2, messages=[said("user", "b")]),
+        IntentRecord(turn=1, time=1, parent=0, keep=2, messages=[said("user", "b")]),
     ]
     assert linear(records) == records
