@@ -311,12 +311,10 @@ async def test_time_that_an_interrupted_attempt_has_used_is_not_given_again() ->
     log: list[str] = []
     journal = MemoryJournal()
     await turns_of(journal, CountingModel(3, log), log).run_agent(Loop())
-    slow = [
-        r.model_copy(update={"agent_seconds": 59.9}) if isinstance(r, ResponseRecord) else r for r in journal.records
-    ]
+    used = [r.model_copy(update={"agent_seconds": 59.9}) if hasattr(r, "agent_seconds") else r for r in journal.records]
     model = CountingModel(5, log)
     model.seconds = 0.2
-    turns = turns_of(MemoryJournal(), model, log, replay=slow[:-1], agent_seconds=60)
+    turns = turns_of(MemoryJournal(), model, log, replay=used[:-1], agent_seconds=60)
     assert (await turns.run_agent(Loop()))[0] is StopReason.AGENT_TIMEOUT
 
 
