@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -422,6 +423,7 @@ class _Overtaken(DummyProvider):
 
 async def _take_over(
     folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
     *,
     hold_at: int,
     done: Callable[[World], bool],
@@ -453,19 +455,23 @@ async def _take_over(
     )
     while ("first", hold_at) not in asked:  # noqa: ASYNC110 as above
         await asyncio.sleep(0.01)
+    (folder / "other-machine").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "other-machine"))  # where that machine locks the run
     summary = await run_job(job, provider=second, model=OneCall(count), **common)
     earlier.cancel()
     await asyncio.gather(earlier, return_exceptions=True)
     return Ran(folder, summary, []), asked
 
 
-async def test_takeover_keeps_an_attempt_that_its_older_runner_finishes_meanwhile(tmp_path: Path) -> None:
+async def test_takeover_keeps_an_attempt_that_its_older_runner_finishes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def never_grades(operation: str, attempt: str, key: str | None) -> None:
         if operation == "acquire" and list(tmp_path.glob("*/attempts/0/0/1-artifacts.tar.zst")):
             await asyncio.sleep(3600)
 
     ran, asked = await _take_over(
-        tmp_path, hold_at=1, done=lambda world: "0-0.agent" not in world.workspaces, first=never_grades
+        tmp_path, monkeypatch, hold_at=1, done=lambda world: "0-0.agent" not in world.workspaces, first=never_grades
     )
     assert ran.outcomes == [("Completed", "Finished", 1.0)]
     assert ran.results[0]["attempt"] == 0, "the finished work was graded"
@@ -485,7 +491,9 @@ class _Checkpointing:
         return "done"
 
 
-async def test_takeover_goes_on_in_the_workspace_of_a_checkpoint_that_is_kept_meanwhile(tmp_path: Path) -> None:
+async def test_takeover_goes_on_in_the_workspace_of_a_checkpoint_that_is_kept_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     used: list[tuple[str, str]] = []
 
     async def first(operation: str, attempt: str, key: str | None) -> None:
@@ -498,7 +506,7 @@ async def test_takeover_goes_on_in_the_workspace_of_a_checkpoint_that_is_kept_me
             used.append(("second", attempt))
 
     ran, asked = await _take_over(
-        tmp_path, hold_at=1, done=lambda world: bool(used), agent=_Checkpointing, first=first, then=then
+        tmp_path, monkeypatch, hold_at=1, done=lambda world: bool(used), agent=_Checkpointing, first=first, then=then
     )
     assert ran.outcomes == [("Completed", "Finished", 1.0)]
     assert used == [("first", "0-0.agent.1"), ("second", "0-0.agent.1")]
