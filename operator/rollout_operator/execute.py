@@ -120,12 +120,12 @@ class Execution:
                 self.on_progress(ref)
                 if learned and not failures and not isinstance(action, Remember):
                     return Done(again=True)
-        wait = await self._delete_some(ref, [a for a in plan.actions if isinstance(a, Delete)], failures)
+        pause = await self._delete_some(ref, [a for a in plan.actions if isinstance(a, Delete)], failures)
         try:
             await self._report(ref, obj, plan.status, failures, now)
         except ApiError as error:
             failures.append(error)
-        return Done(learned, tuple(failures), wait)
+        return Done(learned, tuple(failures), pause)
 
     async def report_failure(self, ref: Ref, obj: Manifest, failure: ApiError, now: datetime) -> None:
         """Write into the object's status why no plan could be made for it.

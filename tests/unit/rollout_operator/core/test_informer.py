@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from rollout_operator import informer as informer_module
 from rollout_operator.api import ApiError, KubeApi
 from rollout_operator.informer import RETRY_LIMIT_SECONDS, Informer
 
@@ -59,7 +58,7 @@ def pauses(api: Api, monkeypatch: pytest.MonkeyPatch, rounds: int = 10) -> list[
         if len(found) == rounds:
             raise Stop
 
-    monkeypatch.setattr(informer_module.asyncio, "sleep", sleep)
+    monkeypatch.setattr("rollout_operator.informer.asyncio.sleep", sleep)
     with pytest.raises(Stop):
         asyncio.run(Informer(cast("KubeApi", api), "Pod", "", "", Sink()).run())
     return found

@@ -44,9 +44,11 @@ def test_a_rollout_job_names_the_quota_that_refuses_its_job() -> None:
     api.refuse = lambda verb, kind, body: (403, f"jobs.batch is forbidden: {QUOTA}") if kind == "Job" else None
     api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
 
+    def job() -> Json:
+        return api.objects["RolloutJob", "t", "j"]
+
     async def run() -> None:
         async with operator_on(api):
-            job = lambda: api.objects["RolloutJob", "t", "j"]  # noqa: E731
             failed = await until(lambda: condition(job(), "Reconciled"), "a condition")
             assert (failed["status"], failed["reason"]) == ("False", "Forbidden")
             assert "creating Job t/j-runner" in failed["message"]
@@ -115,10 +117,11 @@ def test_an_exception_in_a_plan_becomes_a_condition(monkeypatch: pytest.MonkeyPa
 
 def test_a_null_status_of_one_tenant_stops_neither_the_others_nor_the_metrics() -> None:
     api = MemoryApi()
+    statuses: list[Any] = [None, [], {"conditions": [None]}, {"runners": None, "conditions": None}]
 
     async def run() -> None:
         async with operator_on(api) as loop:
-            for number, status in enumerate((None, [], {"conditions": [None]}, {"runners": None, "conditions": None})):
+            for number, status in enumerate(statuses):
                 for kind, spec in (("RolloutJob", JOB_SPEC), ("Sandbox", {"image": "i"}), ("ModelServer", SERVER_SPEC)):
                     api.put(kind, manifest(kind, f"evil-{number}", spec) | {"status": status})
             api.put("Sandbox", manifest("Sandbox", "other", {"image": "i"}))
@@ -134,9 +137,11 @@ def test_a_sandbox_waits_for_the_service_account_of_a_new_namespace() -> None:
     api.refuse = lambda verb, kind, body: (403, words) if kind == "Pod" else None
     api.put("Sandbox", manifest("Sandbox", "s", {"image": "i"}))
 
+    def found() -> Json:
+        return api.objects["Sandbox", "t", "s"]
+
     async def run() -> None:
         async with operator_on(api):
-            found = lambda: api.objects["Sandbox", "t", "s"]  # noqa: E731
             failed = await until(lambda: condition(found(), "Reconciled"), "a condition")
             assert "serviceaccount" in failed["message"]
             await until(lambda: api.writes.count("create Pod") > 3, "it is tried again")
@@ -168,8 +173,13 @@ def test_suspending_a_job_of_many_sandboxes_leaves_the_operator_healthy(monkeypa
 
     async def run() -> None:
         async with operator_on(api) as loop:
-            stuck = []
-            await until(lambda: stuck.append(loop.stuck()) or not api.of("Sandbox"), "all are deleted")
+            stuck: list[float] = []
+
+            def are_deleted() -> bool:
+                stuck.append(loop.stuck())
+                return not api.of("Sandbox")
+
+            await until(are_deleted, "all are deleted")
             assert max(stuck) == 0, "the work gets further all the time"
             assert api.most_at_once > 1, "several are deleted at once"
 
