@@ -10,13 +10,13 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from agent_runtime.agents.base import Agent, Stop
+from agent_runtime.agents.base import Agent
 from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt_log import AttemptLog
 from agent_runtime.engine.branching import Origin
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
 from agent_runtime.engine.turns import Turns
-from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
+from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, ToolCall
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.sandboxes.base import (
@@ -36,7 +36,6 @@ from rollout_api.records import (
     ObservationsRecord,
     Record,
     SnapshotRecord,
-    StopReason,
 )
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
@@ -138,11 +137,11 @@ class Branching:
         return rerun.differences
 
 
-class _Reached(Stop):
-    """The agent asks for what comes after the copied turns."""
+class _Reached(ModelError):
+    """The agent asks for what comes after the copied turns. Of a model's own errors only a ModelError arrives unchanged."""
 
     def __init__(self) -> None:
-        super().__init__(StopReason.FINISHED, "the turn to branch from is reached")
+        super().__init__("Reached", "the turn to branch from is reached")
 
 
 class _End:
