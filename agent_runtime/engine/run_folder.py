@@ -49,7 +49,7 @@ def run_lock(uid: str, shard: int, name: str) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink()
+            path.unlink(missing_ok=True)
             if not list(path.parent.glob("*.lock")):
                 for folder, _, _ in os.walk(path.parent, topdown=False):
                     with contextlib.suppress(OSError):  # not empty: live sandboxes, or the logs of those that failed
