@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from rollout_api.cluster import SUSPEND_ANNOTATION
 from rollout_api.rollout_job import Restarts, RunnerReport, RunnerState
 from rollout_operator.actions import Manifest, Ref
 from rollout_operator.cache import controller_of, uid_of
@@ -45,6 +46,8 @@ class BatchJob:
     uid: str
     suspend: bool
     """As its spec asks."""
+    suspend_set: bool
+    """The value of `suspend` that the operator last set."""
     suspended: bool
     """As its status says, with no pod left."""
     failed_pods: int
@@ -95,6 +98,17 @@ class Observed:
     def status(self) -> Mapping[str, Any]:
         """Its status, with the entries of the runners."""
         return self.manifest.get("status") or {}
+
+    @property
+    def suspend(self) -> bool:
+        """The value of the RolloutJob's own `spec.suspend`."""
+        return bool(self.spec.get("suspend"))
+
+    @property
+    def held(self) -> bool:
+        """Whether another manager, such as Kueue, suspends the runners' Job."""
+        job = self.batch_job
+        return job is not None and job.suspend and not job.suspend_set and not self.suspend
 
     @property
     def replicas(self) -> int:
@@ -198,6 +212,7 @@ def _batch_job(job: Manifest) -> BatchJob:
     return BatchJob(
         uid=uid_of(job),
         suspend=bool(job["spec"].get("suspend")),
+        suspend_set=(job["metadata"].get("annotations") or {}).get(SUSPEND_ANNOTATION) == "true",
         suspended=_true_condition(status, "Suspended") is not None and not status.get("active"),
         failed_pods=int(status.get("failed", 0)),
         completed=None if completed is None else parse_time(completed["lastTransitionTime"]),

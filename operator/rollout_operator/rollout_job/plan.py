@@ -41,19 +41,19 @@ def plan(seen: Observed) -> Plan:
     ended = found.verdict is not None and not seen.alive
     if found.drained or ended:
         actions += [Delete(ref, uid) for ref, uid in seen.sandboxes]
-    actions += model_server.give_back(seen, ended=ended, drained=found.drained)
+    actions += model_server.give_back(seen, ended=ended, drained=found.drained and seen.suspend)
     return _told(seen, found, actions, left)
 
 
 def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> Findings:
     totals = add_up(seen.reports, seen.replicas, seen.listed_rollouts)
-    suspend = bool(seen.spec.get("suspend"))
+    suspend = seen.suspend or seen.held
     job, restarts, failures = seen.batch_job, seen.restarts, 0
     if job is not None:
         restarts = progress.mark(restarts, job.failed_pods, totals.sealed, suspended=suspend)
         failures = progress.failures(restarts, job.failed_pods)
     verdict = standing or judge(seen, failures)
-    to_resume = job is not None and job.suspend and not suspend and verdict is None
+    to_resume = job is not None and job.suspend_set and not suspend and verdict is None
     return Findings(
         totals=totals,
         restarts=restarts,
@@ -76,11 +76,12 @@ def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
     for body in access.access(job):
         yield Create(body)
     yield Create(network.runner_policy(job))
-    yield Create(runner_job.runner_job(job, seen.config, suspend=bool(seen.spec.get("suspend"))))
+    yield Create(runner_job.runner_job(job, seen.config, suspend=seen.suspend))
 
 
 def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
-    job, suspend = seen.batch_job, bool(seen.spec.get("suspend"))
+    """Set the Job's `suspend` when the RolloutJob's own changes; between two changes, what other managers set is kept."""
+    job, suspend = seen.batch_job, seen.suspend
     if job is None or job.completed is not None or job.given_up is not None:
         return
     ref = Ref("Job", seen.ref.namespace, runner_name(seen.ref.name))
@@ -88,12 +89,14 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
         # Kubernetes would make its next pod wait for up to 10 min, as after its last failure. A new Job has no past.
         yield Delete(ref, job.uid)
         return
+    changed = suspend != job.suspend_set
     if found.verdict is not None:
         # A job that has ended starts no pod again, whatever its spec says. Runners without a verdict may end by themselves.
         ended = not seen.alive and not seen.runners_at_work
         suspend = suspend or job.suspend or ended or found.failures >= progress.limit(seen.runners_at_work)
-    if suspend != job.suspend and found.waits_for_model is None:
-        yield Patch(ref, {"spec": {"suspend": suspend}})
+        changed = suspend != job.suspend
+    if changed and found.waits_for_model is None:
+        yield Patch(ref, runner_job.suspension(suspend=suspend))
 
 
 def _told(seen: Observed, found: Findings, actions: list[Action], ttl_left: float | None) -> Plan:
@@ -110,7 +113,7 @@ def _told(seen: Observed, found: Findings, actions: list[Action], ttl_left: floa
 
 def _look_again(seen: Observed, found: Findings) -> float | None:
     """When something is due that no watch will tell."""
-    if seen.alive and (found.verdict is not None or seen.spec.get("suspend")):
+    if seen.alive and (found.verdict is not None or seen.suspend or seen.held):
         return GONE_AFTER.total_seconds()
     if found.verdict is None and seen.batch_job is not None and seen.batch_job.completed is not None:
         return REPORT_GRACE.total_seconds()

@@ -4,7 +4,7 @@ import math
 from typing import Any, Final
 
 from rollout_api.base import quantity_value
-from rollout_api.cluster import RUNNER_FOLDER, RUNNER_METRICS_PORT, runner_name
+from rollout_api.cluster import RUNNER_FOLDER, RUNNER_METRICS_PORT, SUSPEND_ANNOTATION, runner_name
 from rollout_api.keys import named_keys
 from rollout_api.rollout_job import RolloutJob
 from rollout_operator.config import OperatorConfig, RunnerRequests
@@ -38,7 +38,7 @@ def runner_job(job: RolloutJob, config: OperatorConfig, *, suspend: bool) -> dic
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": owned_metadata(job),
+        "metadata": {**owned_metadata(job), **suspension(suspend=suspend)["metadata"]},
         "spec": {
             "completionMode": "Indexed",
             "completions": replicas,
@@ -53,6 +53,11 @@ def runner_job(job: RolloutJob, config: OperatorConfig, *, suspend: bool) -> dic
             ),
         },
     }
+
+
+def suspension(*, suspend: bool) -> dict[str, Any]:
+    """The fields of a Job that suspend or resume it: the value, and a note that the operator set it."""
+    return {"metadata": {"annotations": {SUSPEND_ANNOTATION: str(suspend).lower()}}, "spec": {"suspend": suspend}}
 
 
 def _pod(job: RolloutJob, config: OperatorConfig) -> dict[str, Any]:

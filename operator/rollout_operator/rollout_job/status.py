@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rollout_api.cluster import runner_name
 from rollout_api.conditions import Condition
 from rollout_api.manifest import Problem
 from rollout_api.rollout_job import Restarts, RolloutJobStatus
@@ -16,6 +17,7 @@ MESSAGE_CHARACTERS: Final = 4096
 """Bound of a condition's message in the contract."""
 
 INVALID, DRAINING, SUSPENDED, RESTARTED = "InvalidSpec", "Draining", "Suspended", "RunnerRestarted"
+HELD, RESUMED = "SuspendedByAnotherManager", "ResumedByAnotherManager"
 WAITING_FOR_MODEL = "WaitingForModel"
 
 
@@ -136,7 +138,7 @@ def _progressing(seen: Observed, found: Findings) -> tuple[bool, str, str]:
         if failed and seen.alive:
             return True, "Ending", f"the job has failed; {seen.alive} runners are still ending"
         return False, found.verdict.condition, str(found.totals)
-    if seen.spec.get("suspend"):
+    if seen.suspend or seen.held:
         if found.drained:
             return False, SUSPENDED, str(found.totals)
         return True, DRAINING, f"{seen.alive} runners finish their running turns"
@@ -153,8 +155,13 @@ def _progressing(seen: Observed, found: Findings) -> tuple[bool, str, str]:
 
 
 def _suspended(seen: Observed, found: Findings) -> tuple[bool, str, str]:
-    if not seen.spec.get("suspend") or found.verdict is not None or found.problems:
+    if not (seen.suspend or seen.held) or found.verdict is not None or found.problems:
         return False, "NotSuspended", ""
+    if seen.held:
+        message = f"another manager suspended Job {runner_name(seen.ref.name)}; runners resume when it resumes the Job"
+        return found.drained, HELD, message
     if found.drained:
         return True, SUSPENDED, "spec.suspend is set; set it to false to go on"
+    if seen.batch_job is not None and seen.batch_job.suspend_set and not seen.batch_job.suspend:
+        return False, RESUMED, f"spec.suspend is set, but another manager resumed Job {runner_name(seen.ref.name)}"
     return False, DRAINING, "spec.suspend is set; running turns are finished first"

@@ -20,7 +20,7 @@ def _events(seen: Observed, found: Findings, now: Mapping[str, Mapping[str, Any]
 
     if (invalid := now.get("Invalid")) and invalid["message"] != seen.condition("Invalid").get("message"):
         yield Event("Warning", "InvalidSpec", invalid["message"])
-    if begins("Progressing") and found.verdict is None and not seen.spec.get("suspend"):
+    if begins("Progressing") and found.verdict is None and not seen.suspend:
         yield from _started(seen, found)
     if _restarted(seen, found, now["Progressing"]):
         yield Event("Warning", "RunnerRestarted", f"a runner failed and is started again: {last_failure(seen)}")
@@ -43,7 +43,7 @@ def _started(seen: Observed, found: Findings) -> Iterator[Event]:
 
 
 def _restarted(seen: Observed, found: Findings, progressing: Mapping[str, Any]) -> bool:
-    if found.verdict is not None or seen.spec.get("suspend"):
+    if found.verdict is not None or seen.suspend or seen.held:
         return False
     said = seen.condition("Progressing")
     if found.failures:

@@ -131,6 +131,7 @@ class Scene:
                 assert ref.kind == "Job"
                 assert self.batch_job is not None
                 self.batch_job["spec"] |= change["spec"]
+                self.batch_job["metadata"]["annotations"] = dict(change["metadata"]["annotations"])
                 self.kubernetes_follows()
             case Delete(ref, uid):
                 if ref.kind == "RolloutJob":
@@ -208,6 +209,13 @@ class Scene:
                     self.cache.put("Pod", runner_pod(index, f"sums-runner-{index}-{status['failed']}", job))
             status["active"] = len(self.runners)
         self.cache.put("Job", job)
+
+    def another_manager_suspends(self, suspend: bool) -> None:
+        """Kueue, for one, suspends the runners' Job, or resumes it."""
+        job = self.batch_job
+        assert job is not None
+        self.cache.put("Job", {**job, "spec": {**job["spec"], "suspend": suspend}})
+        self.kubernetes_follows()
 
     def runner_fails(self, index: int = 0, message: str = "storage is away") -> None:
         """A runner pod ends with an error; Kubernetes starts another one."""

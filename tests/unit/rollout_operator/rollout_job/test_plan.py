@@ -124,6 +124,40 @@ def test_a_job_created_suspended_starts_no_pod_until_it_is_released() -> None:
     assert scene.told() == ["Suspended", "Resumed"]
 
 
+def test_suspension_by_another_manager_is_respected_and_shown() -> None:
+    scene = running()
+    scene.has_sandbox("sums-0-1")
+    scene.another_manager_suspends(True)
+    scene.settle()
+    assert scene.runners == [], "the operator resumed a Job that Kueue had suspended"
+    assert scene.sandboxes == []
+    suspended = scene.condition("Suspended")
+    assert (suspended["status"], suspended["reason"]) == ("True", "SuspendedByAnotherManager")
+    assert "Job sums-runner" in suspended["message"]
+    scene.another_manager_suspends(False)
+    scene.settle()
+    assert len(scene.runners) == 1
+    assert scene.condition("Suspended")["status"] == "False"
+    assert scene.told() == ["Started", "Suspended", "Resumed"]
+
+
+def test_a_job_resumed_by_another_manager_is_not_suspended_again() -> None:
+    scene = running(suspend=True)
+    scene.another_manager_suspends(False)
+    scene.settle()
+    assert len(scene.runners) == 1
+    assert "another manager" in scene.condition("Suspended")["message"]
+
+
+def test_a_change_of_the_rollout_job_wins_over_another_manager() -> None:
+    scene = running()
+    scene.another_manager_suspends(True)
+    for suspend in (True, False):
+        scene.job["spec"]["suspend"] = suspend
+        scene.settle()
+    assert len(scene.runners) == 1
+
+
 def test_a_runner_on_a_dead_node_does_not_hold_a_suspension_up_for_ever() -> None:
     scene = running()
     pod = scene.runners[0]
@@ -264,7 +298,19 @@ def test_a_job_that_has_ended_is_not_started_again_when_somebody_deletes_its_run
     assert scene.made.count("Job") == 1
 
 
-STEPS = ("fails", "seals", "completes", "aborts", "suspends", "resumes", "time", "sandbox", "operator restarts")
+STEPS = (
+    "fails",
+    "seals",
+    "completes",
+    "aborts",
+    "suspends",
+    "resumes",
+    "other suspends",
+    "other resumes",
+    "time",
+    "sandbox",
+    "operator restarts",
+)
 happenings = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2)), max_size=40)
 
 
@@ -284,6 +330,8 @@ def let_happen(scene: Scene, what: str, index: int) -> None:
         case "suspends" | "resumes":
             scene.job["spec"]["suspend"] = what == "suspends"
             scene.job["metadata"]["generation"] += 1
+        case "other suspends" | "other resumes" if scene.batch_job is not None:
+            scene.another_manager_suspends(what == "other suspends")
         case "time":
             scene.passes(30)
         case "sandbox" if scene.runners:
