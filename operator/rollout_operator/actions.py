@@ -57,7 +57,8 @@ class Create:
 
 @dataclass(frozen=True)
 class EnsureKey:
-    """Create a Secret with a new random key in it, unless it exists, and read the key; planned again at once."""
+    """Create a Secret with the owner's key in it (a new random one, unless it is known), unless it exists, and read the key;
+    planned again at once when the key was not known."""
 
     body: Manifest
     """The Secret, without its key."""
@@ -67,7 +68,7 @@ class EnsureKey:
 
 @dataclass(frozen=True)
 class ReadKey:
-    """Read the key of a Secret that exists; planned again at once."""
+    """Read the key of a Secret that exists; planned again at once when the key was not known."""
 
     ref: Ref
     owner_uid: str

@@ -109,7 +109,7 @@ class Execution:
         learned, failures = False, list[ApiError]()
         may_make = True
         for action in plan.actions:
-            if isinstance(action, Delete) or (isinstance(action, _MAKES) and not may_make):
+            if isinstance(action, Delete) or (isinstance(action, _MAKES | Remember) and not may_make):
                 continue
             try:
                 learned |= await self._act(ref, action)
@@ -148,13 +148,11 @@ class Execution:
                 self._memory.learn(action, time.time())
                 return True
             case ReadKey(ref, owner_uid):
-                await self._keys.read(ref.namespace, ref.name, owner_uid)
-                return True
+                return await self._keys.read(ref.namespace, ref.name, owner_uid)
             case EnsureKey(body, field):
                 self._check()
                 async with self._creates.in_flight:
-                    await self._keys.ensure(body, field)
-                return True
+                    return await self._keys.ensure(body, field)
             case Create():
                 return await self._create(key, action)
             case Delete():

@@ -20,33 +20,43 @@ class KeyRing:
         self._new_key = new_key
         self.known: dict[str, str] = {}
 
-    async def ensure(self, body: Manifest, field: str = KEY_FILE) -> None:
-        """Create the Secret with a new key in a field of it, or read the key of the one that its owner has already."""
+    async def ensure(self, body: Manifest, field: str = KEY_FILE) -> bool:
+        """Create the Secret with its owner's key (a new one, unless it is known), or read the key of one that exists.
+
+        Returns whether the key was learned or changed.
+        """
         owner = controller_of(body)
         if owner is None:
             raise ValueError(f"Secret {body['metadata']['name']}: has no controller; a key must go when its owner goes")
-        key = self._new_key()
+        before = self.known.get(owner["uid"])
+        key = before or self._new_key()
         try:
             await self._api.create({**body, "stringData": {**body.get("stringData", {}), field: key}})
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
-            await self.read(body["metadata"]["namespace"], body["metadata"]["name"], owner["uid"], field)
-        else:
-            self.known[owner["uid"]] = key
+            return await self.read(body["metadata"]["namespace"], body["metadata"]["name"], owner["uid"], field)
+        self.known[owner["uid"]] = key
+        return before is None
 
-    async def read(self, namespace: str, name: str, owner_uid: str, field: str = KEY_FILE) -> None:
-        """Read the key of a Secret that this owner controls."""
+    async def read(self, namespace: str, name: str, owner_uid: str, field: str = KEY_FILE) -> bool:
+        """Read the key of a Secret that this owner controls. Returns whether it was learned or changed."""
         secret = await self._api.find("Secret", namespace, name)
         if secret is None:
-            raise ApiError(404, f"Secret {namespace}/{name} is not there: it holds the key of what its owner runs")
+            raise ApiError(
+                404,
+                f"Secret {namespace}/{name} is missing; it holds the job and the key of its running sandboxes. Suspend the "
+                "RolloutJob and resume it: the operator then creates the Secret with a new key. If it does not, the chart's "
+                "defaults have changed: create the RolloutJob anew",
+            )
         check_owner(secret, "Secret", owner_uid)
         encoded = (secret.get("data") or {}).get(field, "")
         if not encoded:
             raise ApiError(
                 404, f"Secret {namespace}/{name} has no field {field}; delete it with its owner and begin anew"
             )
-        self.known[owner_uid] = base64.b64decode(encoded).decode()
+        before, self.known[owner_uid] = self.known.get(owner_uid), base64.b64decode(encoded).decode()
+        return self.known[owner_uid] != before
 
     def forget(self, owner_uid: str) -> None:
         """The owner is gone."""

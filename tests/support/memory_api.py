@@ -1,6 +1,7 @@
 """An API server in memory behind the interface of `KubeApi`, and the operator's loop on it, with real queues and caches."""
 
 import asyncio
+import base64
 import contextlib
 import copy
 import uuid
@@ -48,6 +49,8 @@ class MemoryApi:
         metadata.setdefault("generation", 1)
         metadata.setdefault("creationTimestamp", datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         metadata["resourceVersion"] = str(self._version)
+        if strings := obj.pop("stringData", None):
+            obj["data"] = {field: base64.b64encode(text.encode()).decode() for field, text in strings.items()}
         self.objects[kind, metadata.get("namespace", ""), metadata["name"]] = obj
         if self.sink:
             self.sink.seen(kind, copy.deepcopy(obj), listed=False)

@@ -33,6 +33,8 @@ class RunnerPod:
     ready: bool
     trouble: tuple[str, str] | None = None
     """Why it does not start: a reason and words."""
+    silent: float | None = None
+    """Seconds for which it has been on a node, neither started nor with a reason: a volume may be missing."""
     failure: str | None = None
     """Why it failed."""
     ended: str = ""
@@ -72,6 +74,8 @@ class Observed:
     """Names and uids."""
     told_lately: bool
     """Its counts were written a moment ago."""
+    secret_checked: bool = False
+    """Its Secret was there a moment ago."""
     server_ref: Ref | None = None
     """The ModelServer that it uses."""
     model_server: Manifest | None = None
@@ -167,6 +171,11 @@ def counts_fact(uid: str) -> tuple[str, str]:
     return ("counts-written", uid)
 
 
+def secret_fact(uid: str) -> tuple[str, str]:
+    """Name of the fact that a job's Secret exists."""
+    return ("secret-exists", uid)
+
+
 def observe(world: World, obj: Manifest) -> Observed:
     """Look at a RolloutJob."""
     uid = uid_of(obj)
@@ -185,6 +194,7 @@ def observe(world: World, obj: Manifest) -> Observed:
             if "deletionTimestamp" not in sandbox["metadata"]
         ),
         told_lately=world.recall(counts_fact(uid)) is not None,
+        secret_checked=world.recall(secret_fact(uid)) is not None,
         server_ref=model_server_of(obj),
         model_server=_model_server(world, obj),
     )
@@ -230,12 +240,15 @@ def _runner_pod(pod: Manifest, now: datetime) -> RunnerPod:
     phase = status.get("phase", "Pending")
     leaving = metadata.get("deletionTimestamp")
     gone = leaving is not None and parse_time(leaving) + GONE_AFTER < now
+    waits = trouble(status) if phase == "Pending" and leaving is None else None
+    started = status.get("startTime") if phase == "Pending" and leaving is None and waits is None else None
     failure, ended = _failure(status) if phase == "Failed" else (None, "")
     return RunnerPod(
         index=metadata.get("labels", {}).get("batch.kubernetes.io/job-completion-index", "?"),
         alive=phase not in _ENDED and not gone,
         ready=leaving is None and _true_condition(status, "Ready") is not None,
-        trouble=trouble(status) if phase == "Pending" and leaving is None else None,
+        trouble=waits,
+        silent=(now - parse_time(started)).total_seconds() if started else None,
         failure=failure,
         ended=ended,
     )

@@ -5,10 +5,10 @@ from typing import Final
 
 from rollout_api.cluster import runner_name
 from rollout_api.rollout_job import RolloutJob
-from rollout_operator.actions import Action, Create, Delete, EnsureKey, Patch, Plan, Ref, Remember
+from rollout_operator.actions import Action, Create, Delete, EnsureKey, Patch, Plan, ReadKey, Ref, Remember
 from rollout_operator.rollout_job import access, model_server, network, progress, runner_job
 from rollout_operator.rollout_job.expiry import seconds_left
-from rollout_operator.rollout_job.observe import GONE_AFTER, Observed, counts_fact
+from rollout_operator.rollout_job.observe import GONE_AFTER, Observed, counts_fact, secret_fact
 from rollout_operator.rollout_job.resolve import Resolved, resolve
 from rollout_operator.rollout_job.status import Findings, differs_in_counts_only, status_of
 from rollout_operator.rollout_job.story import story
@@ -17,6 +17,11 @@ from rollout_operator.rollout_job.verdict import REPORT_GRACE, Verdict, is_taken
 
 COUNTS_SECONDS: Final = 10
 """Between two writes of counts alone. Runners report every second; writing each one on would double a job's API writes."""
+
+SILENT_SECONDS: Final = 30
+"""Time for a runner pod to start, before its Secret is looked for."""
+SECRET_SECONDS: Final = 60
+"""Between two looks for the Secret while a runner pod does not start."""
 
 
 def plan(seen: Observed) -> Plan:
@@ -38,6 +43,7 @@ def plan(seen: Observed) -> Plan:
     if resolved.job is not None:
         actions += _start(resolved.job, seen)
     actions += _suspend_or_resume(seen, found)
+    actions += _restore_secret(seen, found)
     ended = found.verdict is not None and not seen.alive
     if found.drained or ended:
         actions += [Delete(ref, uid) for ref, uid in seen.sandboxes]
@@ -99,6 +105,24 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
         yield Patch(ref, runner_job.suspension(suspend=suspend))
 
 
+def _restore_secret(seen: Observed, found: Findings) -> Iterator[Action]:
+    """Make a deleted Secret again, because a runner that starts waits for it silently.
+
+    While sandboxes or runners use the key, a new one would invalidate their tokens, and changed defaults of the chart would
+    move results. Then the Secret is only read; if it is missing, that fails, and the condition Reconciled says what to do.
+    """
+    silent = [pod for pod in seen.pods if pod.silent is not None and pod.silent >= SILENT_SECONDS]
+    if not silent or seen.batch_job is None or found.verdict is not None or seen.secret_checked:
+        return
+    resolved = resolve(seen.manifest, seen.config, seen.model_server)
+    in_use = bool(seen.sandboxes) or len(silent) < seen.alive
+    if resolved.job is None or resolved.result_uri != found.result_uri or (in_use and not seen.has_key):
+        yield ReadKey(Ref("Secret", seen.ref.namespace, runner_name(seen.ref.name)), seen.uid)
+    else:
+        yield EnsureKey(access.secret(resolved.job))
+    yield Remember(secret_fact(seen.uid), "", SECRET_SECONDS)
+
+
 def _told(seen: Observed, found: Findings, actions: list[Action], ttl_left: float | None) -> Plan:
     status = status_of(seen, found)
     before = {field: value for field, value in seen.status.items() if field != "runners"}
@@ -117,6 +141,9 @@ def _look_again(seen: Observed, found: Findings) -> float | None:
         return GONE_AFTER.total_seconds()
     if found.verdict is None and seen.batch_job is not None and seen.batch_job.completed is not None:
         return REPORT_GRACE.total_seconds()
+    waits = [pod.silent for pod in seen.pods if pod.silent is not None]
+    if found.verdict is None and waits:
+        return SILENT_SECONDS - max(waits) if max(waits) < SILENT_SECONDS else SECRET_SECONDS
     return None
 
 

@@ -184,3 +184,57 @@ def test_suspending_a_job_of_many_sandboxes_leaves_the_operator_healthy(monkeypa
             assert api.most_at_once > 1, "several are deleted at once"
 
     asyncio.run(run())
+
+
+def starting_runner(api: MemoryApi) -> Json:
+    """A runner pod that has been on its node for long, and says nothing."""
+    (job,) = api.of("Job")
+    labels = {"app.kubernetes.io/managed-by": "agent-rollouts", "rollout.dev/role": "runner", "rollout.dev/job": "j"}
+    owner = {"kind": "Job", "name": "j-runner", "uid": job["metadata"]["uid"], "controller": True}
+    return {
+        "metadata": {"name": "j-runner-0", "namespace": "t", "labels": labels, "ownerReferences": [owner]},
+        "spec": {},
+        "status": {"phase": "Pending", "startTime": "2026-01-01T00:00:00Z"},
+    }
+
+
+def test_a_deleted_runner_secret_is_restored_with_the_same_key() -> None:
+    api = MemoryApi()
+    api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: api.of("Job"), "a Job")
+            secret = api.objects.pop(("Secret", "t", "j-runner"))
+            api.put("Pod", starting_runner(api))
+            await until(lambda: api.of("Secret"), "the Secret")
+            assert api.of("Secret")[0]["data"] == secret["data"]
+
+    asyncio.run(run())
+
+
+def test_a_lost_key_is_replaced_only_when_no_sandbox_uses_it() -> None:
+    api = MemoryApi()
+    api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
+
+    def job() -> Json:
+        return api.objects["RolloutJob", "t", "j"]
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: api.of("Job") and condition(job(), "Progressing"), "a Job")
+        del api.objects["Secret", "t", "j-runner"]
+        owner = {"kind": "RolloutJob", "name": "j", "uid": job()["metadata"]["uid"], "controller": True}
+        sandbox = manifest("Sandbox", "s", {"image": "i"})
+        api.sink = None
+        api.put("Sandbox", sandbox | {"metadata": {**sandbox["metadata"], "ownerReferences": [owner]}})
+        api.put("Pod", starting_runner(api))
+        async with operator_on(api) as loop:  # It does not know the key.
+            failed = await until(lambda: condition(job(), "Reconciled"), "a condition")
+            assert (failed["status"], failed["reason"]) == ("False", "NotFound")
+            assert "Suspend the RolloutJob and resume it" in failed["message"]
+            assert not api.of("Secret"), "a new key would invalidate the token of the sandbox"
+            loop.gone("Sandbox", api.objects.pop(("Sandbox", "t", "s")))
+            await until(lambda: api.of("Secret") and not condition(job(), "Reconciled"), "a new key")
+
+    asyncio.run(run())
