@@ -139,6 +139,8 @@ def _progressing(seen: Observed, found: Findings) -> tuple[bool, str, str]:
             return True, "Ending", f"the job has failed; {seen.alive} runners are still ending"
         return False, found.verdict.condition, str(found.totals)
     if seen.suspend or seen.held:
+        if found.drained and seen.sandboxes:
+            return True, DRAINING, f"{len(seen.sandboxes)} sandboxes are being deleted"
         if found.drained:
             return False, SUSPENDED, str(found.totals)
         return True, DRAINING, f"{seen.alive} runners finish their running turns"
@@ -159,9 +161,9 @@ def _suspended(seen: Observed, found: Findings) -> tuple[bool, str, str]:
         return False, "NotSuspended", ""
     if seen.held:
         message = f"another manager suspended Job {runner_name(seen.ref.name)}; runners resume when it resumes the Job"
-        return found.drained, HELD, message
-    if found.drained:
+        return found.drained and not seen.sandboxes, HELD, message
+    if found.drained and not seen.sandboxes:
         return True, SUSPENDED, "spec.suspend is set; set it to false to go on"
     if seen.batch_job is not None and seen.batch_job.suspend_set and not seen.batch_job.suspend:
         return False, RESUMED, f"spec.suspend is set, but another manager resumed Job {runner_name(seen.ref.name)}"
-    return False, DRAINING, "spec.suspend is set; running turns are finished first"
+    return False, DRAINING, "spec.suspend is set; running turns are finished first, then sandboxes are deleted"

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_api.rollout_job import RolloutJobStatus
-from rollout_operator.actions import Create, EnsureKey
+from rollout_operator.actions import Create, Delete, EnsureKey
 from tests.unit.rollout_operator.rollout_job.scenes import Scene, config, manifest, report
 
 DONE = {"total": 8, "sealed": 8, "outcomes": {"Completed": 8}, "rewardSum": 6.0, "rewarded": 8}
@@ -122,6 +122,21 @@ def test_a_job_created_suspended_starts_no_pod_until_it_is_released() -> None:
     scene.settle()
     assert len(scene.runners) == 1
     assert scene.told() == ["Suspended", "Resumed"]
+
+
+def test_suspended_is_reported_only_when_all_sandboxes_are_deleted() -> None:
+    scene = running()
+    scene.has_sandbox("sums-0-1")
+    scene.job["spec"]["suspend"] = True
+    scene.carry_out(scene.plan())
+    scene.carry_out(deletes := scene.plan())
+    assert [type(action) for action in deletes.actions][:1] == [Delete]
+    assert (scene.told(), scene.condition("Suspended")["status"]) == (["Started"], "False"), (
+        "the budget may delay deletes"
+    )
+    assert "sandboxes are being deleted" in scene.condition("Progressing")["message"]
+    scene.settle()
+    assert (scene.told(), scene.condition("Suspended")["status"]) == (["Started", "Suspended"], "True")
 
 
 def test_suspension_by_another_manager_is_respected_and_shown() -> None:
