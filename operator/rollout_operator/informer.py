@@ -22,6 +22,8 @@ RETRY_SECONDS, RETRY_LIMIT_SECONDS = 0.2, 5.0
 """The API server is asked again this soon; all informers of all replicas come back within seconds of an outage's end. A
 watch that lasted for the longer of the two was a good one: the next pause is a first one."""
 ABSENT, GONE = (403, 404), 410
+ABSENT_LIMIT_SECONDS = 300.0
+"""A kind that a cluster may lack is asked for this often at last: it may be installed later."""
 
 
 class Sink(Protocol):
@@ -105,7 +107,9 @@ class Informer:
             log.exception("%s %s cannot be read and is ignored in this version", self.kind, name)
 
     async def _pause(self, error: ApiError) -> None:
-        pause = min(RETRY_LIMIT_SECONDS, RETRY_SECONDS * 2 ** min(self._failures, 8))
+        absent = error.status in ABSENT and self.kind in OPTIONAL
+        limit = ABSENT_LIMIT_SECONDS if absent else RETRY_LIMIT_SECONDS
+        pause = min(limit, RETRY_SECONDS * 2 ** min(self._failures, 12))
         self._failures += 1
         level = logging.WARNING if self._failures in (2, 10) or self._failures % 100 == 0 else logging.DEBUG
         log.log(level, "watching %s: %s (try %d)", self.kind, error.message, self._failures)

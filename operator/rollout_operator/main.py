@@ -37,7 +37,7 @@ from rollout_operator.world import Controller
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 600.0
-"""Informers hear something, if only an error, every two minutes: one that heard nothing for so long has hung."""
+"""Informers hear something, if only an error, every five minutes: one that heard nothing for so long has hung."""
 RELEASE_SECONDS = 3.0
 """At the end, for giving the lease back; the pod has 30."""
 

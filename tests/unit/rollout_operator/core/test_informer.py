@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from rollout_operator.api import ApiError, KubeApi
-from rollout_operator.informer import RETRY_LIMIT_SECONDS, Informer
+from rollout_operator.informer import ABSENT_LIMIT_SECONDS, RETRY_LIMIT_SECONDS, Informer
 
 
 class Api:
@@ -48,7 +48,7 @@ class Stop(Exception):
     """Enough was seen."""
 
 
-def pauses(api: Api, monkeypatch: pytest.MonkeyPatch, rounds: int = 10) -> list[float]:
+def pauses(api: Api, monkeypatch: pytest.MonkeyPatch, rounds: int = 10, kind: str = "Pod") -> list[float]:
     """How long an informer waits between its watches."""
     found: list[float] = []
 
@@ -60,7 +60,7 @@ def pauses(api: Api, monkeypatch: pytest.MonkeyPatch, rounds: int = 10) -> list[
 
     monkeypatch.setattr("rollout_operator.informer.asyncio.sleep", sleep)
     with pytest.raises(Stop):
-        asyncio.run(Informer(cast("KubeApi", api), "Pod", "", "", Sink()).run())
+        asyncio.run(Informer(cast("KubeApi", api), kind, "", "", Sink()).run())
     return found
 
 
@@ -72,6 +72,18 @@ def test_an_informer_backs_off_however_its_watches_end(
     found = pauses(Api(error, events), monkeypatch)
     assert found[-1] >= RETRY_LIMIT_SECONDS / 2
     assert all(later > earlier / 2 for earlier, later in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize(("kind", "at_least"), [("LeaderWorkerSet", ABSENT_LIMIT_SECONDS / 2), ("Pod", 0.0)])
+def test_an_informer_lists_an_absent_optional_kind_every_five_minutes(
+    kind: str, at_least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Absent(Api):
+        def pages(self, *_: str) -> AsyncIterator[tuple[list[Any], str]]:
+            raise ApiError(404, "the server could not find the requested resource")
+
+    last = pauses(Absent(None, 0), monkeypatch, rounds=20, kind=kind)[-1]
+    assert at_least <= last <= (ABSENT_LIMIT_SECONDS if at_least else RETRY_LIMIT_SECONDS)
 
 
 def test_an_informer_lists_again_when_its_version_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
