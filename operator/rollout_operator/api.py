@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -66,8 +67,8 @@ class KubeApi:
         self._session: aiohttp.ClientSession | None = None
         self._server = ""
         self._logins = asyncio.Lock()
-        self.on_write: Callable[[str, str], None] = lambda kind, verb: None
-        """Called with kind and verb of every write that is sent."""
+        self.on_write: Callable[[str, str, str, float], None] = lambda kind, verb, code, seconds: None
+        """Called after every write with kind, verb, HTTP status (`2xx` for success, `none` without an answer), seconds."""
 
     async def close(self) -> None:
         """End all connections."""
@@ -87,26 +88,26 @@ class KubeApi:
     async def create(self, body: Manifest) -> Manifest:
         """Create an object. Status 409: there is one of that name."""
         kind = body["kind"]
-        self.on_write(kind, "create")
-        return await self._call("POST", KINDS[kind].path(body["metadata"].get("namespace", "")), body=body)
+        return await self._write(
+            kind, "create", "POST", KINDS[kind].path(body["metadata"].get("namespace", "")), body=body
+        )
 
     async def replace(self, body: Manifest) -> Manifest:
         """Replace an object. Status 409: it is not at the body's resourceVersion any more."""
         kind, metadata = body["kind"], body["metadata"]
-        self.on_write(kind, "update")
         path = KINDS[kind].path(metadata.get("namespace", ""), metadata["name"])
-        return await self._call("PUT", path, body=body)
+        return await self._write(kind, "update", "PUT", path, body=body)
 
     async def merge(self, kind: str, namespace: str, name: str, change: Manifest) -> Manifest:
         """Merge-patch an object."""
-        self.on_write(kind, "patch")
         path = KINDS[kind].path(namespace, name)
-        return await self._call("PATCH", path, body=change, content_type="application/merge-patch+json")
+        return await self._write(kind, "patch", "PATCH", path, body=change, content_type="application/merge-patch+json")
 
     async def set_pod_condition(self, namespace: str, name: str, uid: str, condition: Manifest) -> Manifest:
         """Set one condition of a pod. Status 409: the pod has another uid now."""
-        self.on_write("Pod", "patch-status")
-        return await self._call(
+        return await self._write(
+            "Pod",
+            "patch-status",
             "PATCH",
             KINDS["Pod"].path(namespace, name, "status"),
             # Conditions are merged by their type.
@@ -118,10 +119,11 @@ class KubeApi:
         """Server-side apply of `manager`'s part of a status. Status 409: the object has another uid now."""
         metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "uid")}
         body = {"apiVersion": KINDS[kind].api_version, "kind": kind, "metadata": metadata, "status": status}
-        self.on_write(kind, "apply-status")
         path = KINDS[kind].path(metadata["namespace"], metadata["name"], "status")
         query = {"fieldManager": manager, "force": "true"}
-        return await self._call("PATCH", path, query, body, content_type="application/apply-patch+yaml")
+        return await self._write(
+            kind, "apply-status", "PATCH", path, query, body, content_type="application/apply-patch+yaml"
+        )
 
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None = None
@@ -130,8 +132,7 @@ class KubeApi:
         body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        self.on_write(kind, "delete")
-        return await self._call("DELETE", KINDS[kind].path(namespace, name), body=body)
+        return await self._write(kind, "delete", "DELETE", KINDS[kind].path(namespace, name), body=body)
 
     async def pages(self, kind: str, namespace: str, selector: str) -> AsyncIterator[tuple[list[Manifest], str]]:
         """All objects of a kind, a page at a time, with the resourceVersion to watch from."""
@@ -166,6 +167,18 @@ class KubeApi:
                             event["object"].get("code") or 500, event["object"].get("message") or "watch error"
                         )
                     yield event["type"], event["object"]
+
+    async def _write(self, kind: str, verb: str, *request: Any, **options: Any) -> dict[str, Any]:
+        began, code = time.monotonic(), "none"
+        try:
+            answer = await self._call(*request, **options)
+            code = "2xx"
+            return answer
+        except ApiError as error:
+            code = str(error.status or code)
+            raise
+        finally:
+            self.on_write(kind, verb, code, time.monotonic() - began)
 
     async def _call(
         self,

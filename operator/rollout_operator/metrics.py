@@ -20,6 +20,8 @@ from rollout_operator.work_queue import WorkQueue
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 """From a look at an unchanged object to a pod that waits for a node."""
+WRITE_BUCKETS = (0.01, 0.05, 0.2, 1, 5)
+"""Few, because there is a series for each kind, verb and code. A write is given up after 5 s."""
 SANDBOX_STATES = ("Starting", "Ready", "Finished")
 MODEL_SERVER_STATES = ("Ready", "NotReady", "Invalid")
 JOB_STATES = ("Progressing", "Succeeded", "Failed", "Suspended", "Invalid")
@@ -61,9 +63,10 @@ class Metrics:
             f"{controller}_reconcile_time_seconds", "Time of one look at an object", ["controller"], buckets=SECONDS,
             registry=registry,
         )  # fmt: skip
-        self._writes = Counter(
-            "rollout_api_writes_total", "Writes that were sent to the API server", ["kind", "verb"], registry=registry
-        )
+        self._writes = Histogram(
+            "rollout_api_write_seconds", "Time of one write to the API server", ["kind", "verb", "code"],
+            buckets=WRITE_BUCKETS, registry=registry,
+        )  # fmt: skip
         self._starts = Histogram(
             "rollout_sandbox_start_seconds", "From a Sandbox's appearance to its being Ready", buckets=SECONDS,
             registry=registry,
@@ -93,9 +96,9 @@ class Metrics:
         if result == "error":
             self._errors.labels(kind).inc()
 
-    def wrote(self, kind: str, verb: str) -> None:
-        """A write is sent."""
-        self._writes.labels(kind, verb).inc()
+    def wrote(self, kind: str, verb: str, code: str, seconds: float) -> None:
+        """A write was answered, or given up."""
+        self._writes.labels(kind, verb, code).observe(seconds)
 
     def sandbox_seen(self, sandbox: Manifest, is_new: bool, now: float | None = None) -> None:
         """A Sandbox appeared or changed. Its start is timed by this process's clock: the API's times are whole seconds."""

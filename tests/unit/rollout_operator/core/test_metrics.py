@@ -1,10 +1,16 @@
 """Metrics: what dashboards and alerts count on, under their names, and never a series for each object."""
 
+import asyncio
+import contextlib
 from typing import Any
 
+import kopf
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from prometheus_client import generate_latest
 
 from rollout_operator.actions import Ref
+from rollout_operator.api import ApiError, KubeApi
 from rollout_operator.cache import Cache
 from rollout_operator.metrics import Metrics, job_state, sandbox_state
 from rollout_operator.work_queue import WorkQueue
@@ -97,6 +103,32 @@ def test_queues_report_under_the_names_of_controller_runtime() -> None:
     assert found['rollout_controller_reconcile_total{controller="Sandbox",result="error"}'] == 1
     assert found['rollout_controller_reconcile_errors_total{controller="Sandbox"}'] == 1
     assert found['rollout_controller_reconcile_time_seconds_sum{controller="Sandbox"}'] == 0.5
+
+
+def test_writes_are_counted_and_timed_by_response_code() -> None:
+    metrics = Metrics(Cache(), leading=lambda: True)
+    answers = iter((201, 403))
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"message": "m"}, status=next(answers))
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", answer)
+        async with TestServer(app) as server:
+            api = KubeApi(lambda: kopf.ConnectionInfo(server=str(server.make_url(""))))
+            api.on_write = metrics.wrote
+            for number in range(3):
+                if number == 2:
+                    await server.close()
+                with contextlib.suppress(ApiError):
+                    await api.create({"kind": "Pod", "metadata": {"namespace": "n"}})
+            await api.close()
+
+    asyncio.run(run())
+    found = values(metrics)
+    series = 'rollout_api_write_seconds_count{{code="{}",kind="Pod",verb="create"}}'
+    assert [found[series.format(code)] for code in ("2xx", "403", "none")] == [1, 1, 1]
 
 
 def test_no_series_carries_the_name_of_an_object() -> None:
