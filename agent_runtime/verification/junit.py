@@ -155,10 +155,15 @@ def _reportable(name: str) -> str:
 
 
 def _of_another_file(test: ReportedTest, path: str) -> bool:
-    """`tests.unit/test_a.py` and `tests/unit/test_a.py` have one classname; a planted file must not stand in for another."""
+    """Whether a planted file stands in for another.
+
+    `tests.unit/test_a.py` and `tests/unit/test_a.py` have one classname, and that of `tests/test_a/test_b.py` begins like
+    the ones of classes in `tests/test_a.py`. A test that a class inherits has the file of its base, and another classname.
+    """
     if test.file is None or test.file == path:
         return False
-    return _module(test.file) == _module(path)
+    reported, wanted = _module(test.file), _module(path)
+    return reported == wanted or (reported.startswith(f"{wanted}.") and f"{test.classname}.".startswith(f"{reported}."))
 
 
 def _module(path: str) -> str:

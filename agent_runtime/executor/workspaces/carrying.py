@@ -42,6 +42,9 @@ _OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 # What belongs to an environment that shares the carried folder itself with the agent's work.
 _OF_ROOT_ENVIRONMENT = ("bin", "conda-meta", "include", "lib", "lib64", "pyvenv.cfg")
 
+# Names of folders that hold nothing but tests.
+_TEST_FOLDERS = ("test", "tests")
+
 COMPILED = "is compiled code, which Python prefers to its source"
 ENVIRONMENT = "belongs to the prepared Python environment"
 LOADED = "is loaded by Python, pytest or their tools by itself"
@@ -79,6 +82,10 @@ class Rules:
         self.hidden_folders = {os.path.dirname(path) or "." for path in hidden}
         """Folders of hidden files. Python imports what stands beside a test."""
         self.above_hidden = {folder for path in hidden for folder in _parents(path)} - self.hidden_folders
+        # Not those of other names: the solution may be a package with hidden tests in it.
+        of_tests = {folder for folder in self.above_hidden if os.path.basename(folder) in _TEST_FOLDERS}
+        self.run_first = (self.hidden_folders | of_tests | {"."}) if hidden else set()
+        """Folders whose `__init__.py` pytest runs before the hidden tests below it."""
 
     def is_declared(self, path: str) -> bool:
         """It may be carried, as an artifact or in one."""
@@ -116,6 +123,10 @@ class Rules:
         if kind == "folder" or not (name.endswith((".py", *_EXTENSIONS)) or (kind == "link" and not dot)):
             return None
         return folder or "." if stem == "__init__" else _joined(folder, stem)
+
+    def stands_for_tests(self, module: str) -> bool:
+        """A module of this path is run, or imported, as a folder that hidden files lie in or below."""
+        return module in self.run_first or module in self.hidden_folders or module in self.above_hidden
 
     def is_shadowed(self, module: str) -> bool:
         """A module of this path has the name of one that the test process imports beside the code under test."""
@@ -182,7 +193,7 @@ class _Prepared:
             if reason not in (None, COMPILED):
                 self.kept[path] = reason or ""
             module = rules.imported_as(path, kind)
-            if module is not None and (rules.is_shadowed(module) or module in rules.hidden_folders):
+            if module is not None and (rules.is_shadowed(module) or rules.stands_for_tests(module)):
                 self.modules.add(path)
         for link in links:
             way = steps(self._location, link)
@@ -343,10 +354,19 @@ class _Carrying:
     def _remove_planted_modules(self) -> None:
         """Remove modules that would be imported in place of others, from the folders where Python looks for modules."""
         rules, prepared = self._rules, self._prepared
-        for folder in rules.hidden_folders - {"."}:
+        for folder in rules.run_first:
             for entry, kind in self._entries(folder):
                 if rules.imported_as(entry, kind) == folder:
                     self._plant_found(entry, entry, "would be run before the hidden tests beside it")
+        for folder in (rules.hidden_folders | rules.above_hidden) - {"."}:
+            # Beside a folder without `__init__.py`, `tests.py` is what `import tests` finds.
+            for entry, kind in self._entries(os.path.dirname(folder) or "."):
+                if (
+                    kind != "link"
+                    and os.path.basename(entry) != "__init__.py"
+                    and rules.imported_as(entry, kind) == folder
+                ):
+                    self._plant_found(entry, entry, SHADOWS_HIDDEN)
         above = {folder for folder in rules.above_hidden if not self._is_package(folder)}
         for root in prepared.import_roots | rules.hidden_folders | above:
             # A link may stand for the folder now: what counts is what Python finds under the folder's name.

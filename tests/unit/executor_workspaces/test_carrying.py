@@ -346,6 +346,32 @@ def test_only_declared_artifacts_are_carried(grading: Grading) -> None:
     assert grading.dropped == []
 
 
+@pytest.mark.parametrize(
+    "name", ["__init__.py", "tests/__init__.py", "tests/unit/__init__.py", "tests.py", "tests/unit.so"]
+)
+def test_modules_run_or_imported_for_the_folders_of_hidden_tests_are_not_carried(tmp_path: Path, name: str) -> None:
+    grading = Grading(tmp_path, {"calc.py": "c"})
+    write(grading.agent, {name: "evil"})
+    grading.carry(hidden=["tests/unit/test_calc.py", "tests/unit/helper.py"])
+    assert not grading.has(name)
+    assert grading.dropped
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "tests/__init__.py", "tests.py", "pkg/__init__.py", "pkg.py"])
+def test_a_prepared_module_beside_hidden_tests_is_the_agents_to_change(tmp_path: Path, name: str) -> None:
+    grading = Grading(tmp_path, {name: "prepared"})
+    write(grading.agent, {name: "work"})
+    grading.carry(hidden=["tests/unit/test_calc.py", "pkg/tests/test_calc.py"])
+    assert grading.text(name) == "work"
+
+
+def test_a_new_package_that_hidden_tests_lie_in_is_carried(tmp_path: Path) -> None:
+    grading = Grading(tmp_path, {"calc.py": "c"})
+    write(grading.agent, {"src/pkg/__init__.py": "work"})
+    grading.carry(hidden=["src/pkg/tests/test_calc.py"])
+    assert grading.text("src/pkg/__init__.py") == "work"
+
+
 def test_the_verdict_tells_at_most_a_hundred_names_in_plain_text(grading: Grading) -> None:
     write(grading.agent, {f"{number}.pth": "" for number in range(150)} | {os.fsdecode(b"\xff\n/conftest.py"): ""})
     grading.carry()

@@ -139,6 +139,19 @@ def test_tests_planted_beside_the_hidden_ones_do_not_raise_the_fraction() -> Non
     assert verdicts(*ALL, *planted).keys() == verdicts(*ALL).keys()
 
 
+def test_tests_in_a_folder_named_like_the_hidden_file_do_not_count() -> None:
+    hidden = TaskFile(path="tests/test_a.py", content="def test_x(): pass\nclass TestB(Base): pass\n")
+    planted = "tests/test_a/test_b.py"
+    data = report(
+        case("tests.test_a", "test_x", "<failure/>", "tests/test_a.py"),
+        case("tests.test_a.TestB", "test_inherited", "", "tests/base.py"),
+        *(case("tests.test_a.test_b", f"test_{n}", "", planted) for n in range(9)),
+        case("tests.test_a.test_b.TestC", "test_y", "", planted),
+    )
+    assert [verdict.passed for verdict in judge_all(parse_report(data), [hidden])] == [False, True]
+    assert passed(data, "tests/test_a.py::test_b::test_1") == [False]
+
+
 def test_a_root_folder_above_or_below_the_working_directory_is_recognised() -> None:
     for folder in ("app/tests/", ""):
         module = f"{folder}test_a".replace("/", ".")
