@@ -18,9 +18,12 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
     folder = task.verifier.artifacts_folder if task.verifier else None
     root = posixpath.normpath(posixpath.join(working_dir, folder or "."))
     hidden = [posixpath.join(working_dir, file.path) for file in (task.verifier.files if task.verifier else ())]
+    variables = {variable.name: variable.value for variable in (task.verifier.env if task.verifier else ())}
+    imported = [posixpath.join(working_dir, path) for path in variables.get("PYTHONPATH", "").split(":") if path]
     return folder or ".", {
         "artifacts": verifier.artifacts if folder is None else ["."],
         "hidden": [posixpath.relpath(path, root) for path in hidden if is_below(path, root)],
+        "importRoots": [posixpath.relpath(path, root) for path in imported if is_below(path, root)],
         "names": sorted(LOADED_BY_THEMSELVES),
         "metadata": METADATA_SUFFIXES,
         "modules": sorted(SHADOWED),

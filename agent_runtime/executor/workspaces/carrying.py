@@ -76,7 +76,10 @@ class Rules:
     def __init__(self, form: Message) -> None:
         self._declared = [os.path.normpath(path) for path in form["artifacts"]]
         self._names, self._modules = frozenset(form["names"]), frozenset(form["modules"])
+        self._at_start = {name.removesuffix(".py") for name in self._names if name.endswith(".py")}
         self._metadata = tuple(form["metadata"])
+        self.import_roots = {os.path.normpath(path) for path in form.get("importRoots", [])}
+        """Folders from which the verifier's Python imports, which the agent may have made."""
         hidden = [os.path.normpath(path) for path in form["hidden"]]
         self._hidden_modules = {path.removesuffix(".py") for path in hidden if path.endswith(".py")}
         self.hidden_folders = {os.path.dirname(path) or "." for path in hidden}
@@ -110,6 +113,8 @@ class Rules:
             return COMPILED
         if any(part.endswith(self._metadata) for part in parts):
             return METADATA
+        if os.path.basename(self.imported_as(path, kind) or "") in self._at_start:
+            return LOADED
         is_before_source = name == "__init__.py" or name.endswith(_EXTENSIONS) or kind == "link"
         return SHADOWS_HIDDEN if is_before_source and self.imported_as(path, kind) in self._hidden_modules else None
 
@@ -368,7 +373,7 @@ class _Carrying:
                 ):
                     self._plant_found(entry, entry, SHADOWS_HIDDEN)
         above = {folder for folder in rules.above_hidden if not self._is_package(folder)}
-        for root in prepared.import_roots | rules.hidden_folders | above:
+        for root in prepared.import_roots | rules.import_roots | rules.hidden_folders | above:
             # A link may stand for the folder now: what counts is what Python finds under the folder's name.
             real = steps(self._location, root)[-1:] if root != "." else ["."]
             for folder in real:

@@ -84,6 +84,7 @@ def grading(tmp_path: Path) -> Grading:
         *("hidden/json.py", "src/subprocess.py", "pytest_evil.py", "pytest_evil/__init__.py", "json/__init__.so"),
         *("hidden/__init__.py", "hidden/reference/__init__.py", "hidden/reference.so", "hidden/reference.abi3.so"),
         *("backend/.venv/bin/new", "backend/.venv/lib/y.py"),
+        *("sitecustomize/__init__.py", "a/usercustomize.abi3.so", "conftest/__init__.py"),
     ],
 )
 def test_files_that_python_and_pytest_load_unasked_are_not_carried(grading: Grading, name: str) -> None:
@@ -363,6 +364,13 @@ def test_a_prepared_module_beside_hidden_tests_is_the_agents_to_change(tmp_path:
     write(grading.agent, {name: "work"})
     grading.carry(hidden=["tests/unit/test_calc.py", "pkg/tests/test_calc.py"])
     assert grading.text(name) == "work"
+
+
+def test_a_module_is_not_planted_in_a_new_folder_of_the_verifiers_pythonpath(grading: Grading) -> None:
+    write(grading.agent, {"new/src/queue.py": "evil", "new/src/app.py": "work", "new/src/app/types.py": "work"})
+    form = {**rules(artifacts=["."], hidden=HIDDEN), "importRoots": ["new/src"]}
+    grading.dropped = carry(grading.graded, packed(grading.agent), form)
+    assert [grading.has(f"new/src/{name}") for name in ("queue.py", "app.py", "app/types.py")] == [False, True, True]
 
 
 def test_a_new_package_that_hidden_tests_lie_in_is_carried(tmp_path: Path) -> None:
