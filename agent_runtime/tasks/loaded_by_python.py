@@ -28,5 +28,10 @@ _PYTEST_FAMILY = (
     "pytest _pytest py pluggy iniconfig packaging pygments exceptiongroup tomli colorama attr attrs hypothesis xdist "
     "execnet coverage setuptools pkg_resources _distutils_hack importlib_metadata typing_extensions"
 )
-SHADOWED = frozenset(sys.stdlib_module_names) | frozenset(_PYTEST_FAMILY.split())
+# Modules of common packages that register a pytest plugin: pytest imports them before any test, where they are installed.
+_PYTEST_PLUGINS = (
+    "_hypothesis_pytestplugin _hypothesis_globals _hypothesis_ftz_detector anyio sniffio faker typeguard respx syrupy "
+    "pyfakefs requests_mock time_machine inline_snapshot logfire langsmith celery jaxtyping"
+)
+SHADOWED = frozenset(sys.stdlib_module_names) | frozenset(_PYTEST_FAMILY.split()) | frozenset(_PYTEST_PLUGINS.split())
 """Modules that the test process imports before or beside the code under test."""

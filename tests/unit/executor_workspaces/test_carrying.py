@@ -85,6 +85,7 @@ def grading(tmp_path: Path) -> Grading:
         *("hidden/__init__.py", "hidden/reference/__init__.py", "hidden/reference.so", "hidden/reference.abi3.so"),
         *("backend/.venv/bin/new", "backend/.venv/lib/y.py"),
         *("sitecustomize/__init__.py", "a/usercustomize.abi3.so", "conftest/__init__.py"),
+        *("_hypothesis_pytestplugin.py", "anyio/__init__.py"),
     ],
 )
 def test_files_that_python_and_pytest_load_unasked_are_not_carried(grading: Grading, name: str) -> None:
