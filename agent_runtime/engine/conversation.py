@@ -16,14 +16,17 @@ class Conversation:
         self.tokens = TokenHistory()
         self._id: int | None = None
         self._messages: list[Message] = []
-        self._tools: Sequence[Mapping[str, Any]] | None = None
+        self._tools: list[dict[str, Any]] | None = None
         self.turn: int | None = None
         """Its latest turn."""
 
     def intent(self, turn: int, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> IntentRecord:
         """The record of its next call, which is turn `turn` of the attempt."""
-        keep = common_length(self._messages, messages)
-        same_tools = tools is self._tools or tools == self._tools
+        # Copies: agents may change what they passed, and a changed message has to differ from the one before.
+        sent: list[Message] = _copied(messages)
+        definitions: list[dict[str, Any]] = _copied(tools)
+        keep = common_length(self._messages, sent)
+        same_tools = definitions == self._tools
         self.tokens.keep_messages(keep if same_tools else 0)
         if self._id is None:
             self._id = turn
@@ -33,13 +36,22 @@ class Conversation:
             conversation=self._id,
             parent=self.turn,
             keep=keep,
-            messages=list(messages[keep:]),
-            tools=None if same_tools else [dict(tool) for tool in tools],
+            messages=sent[keep:],
+            tools=None if same_tools else definitions,
         )
-        self._messages, self._tools, self.turn = list(messages), tools, turn
+        self._messages, self._tools, self.turn = sent, definitions, turn
         return record
 
     def answered(self, message: Message) -> int:
         """Take the answer in; how many messages there are now."""
-        self._messages.append(message)
+        self._messages.append(_copied(message))
         return len(self._messages)
+
+
+def _copied(value: Any) -> Any:
+    """The same value in containers of its own, as the journal gives it back: tuples become lists."""
+    if isinstance(value, Mapping):
+        return {name: _copied(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value]
+    return value

@@ -1,5 +1,6 @@
 """A model's answer as a record, and back."""
 
+import copy
 import time
 from collections.abc import Sequence
 
@@ -34,9 +35,9 @@ def answer_record(
 
 
 def recorded_answer(response: ResponseRecord, prompt: list[int] | None) -> ModelReply:
-    """The answer of a record. `prompt` is the whole prompt, of which the record has the end alone."""
+    """The answer of a record, whose message may be changed. `prompt` is the whole prompt; the record has its end alone."""
     return ModelReply(
-        message=response.message,
+        message=copy.deepcopy(response.message),
         finish_reason=response.finish_reason,
         model=response.model,
         usage=response.usage,

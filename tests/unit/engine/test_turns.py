@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +18,8 @@ from agent_runtime.engine.turns import Turns
 from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest
 from agent_runtime.recording.branches import token_forks
 from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.messages import fold
+from agent_runtime.recording.segments import decode, encode
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import ToolContext, ToolResult
 from rollout_api.model import Sampling
@@ -425,3 +428,55 @@ async def test_an_agent_that_takes_messages_back_or_changes_its_tools_gets_no_pr
     assert token_forks(linear(turns.records)) == 0, "the agent's own doing"
     answers = [record for record in turns.records if isinstance(record, ResponseRecord)]
     assert [answer.prompt_keep for answer in answers] == [0] * 4
+
+
+class InPlace:
+    """Changes messages, an answer and a tool definition that it has passed before, and uses tuples."""
+
+    async def run(self, context: AgentContext) -> str | None:
+        tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "count", "required": ()}}]
+        messages: list[Message] = [{"role": "user", "content": "go", "tags": ("a", "b")}]
+        for turn in range(4):
+            reply = await context.call_model(messages, tools)
+            messages += [reply.message, {"role": "user", "content": f"long output {turn}"}]
+            if turn == 1:
+                messages[1]["content"] = "changed"
+                messages[2]["content"] = "[left out]"
+                tools[0]["function"]["name"] = "count_up"
+        return "done"
+
+
+class Keeping(CountingModel):
+    """Keeps what it is sent, and gives token ids."""
+
+    def __init__(self) -> None:
+        super().__init__(11, [])
+        self.sent: list[Any] = []
+        self.prefixes: list[int] = []
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        self.sent.append(json.loads(json.dumps([list(request.messages), list(request.tools)])))
+        self.prefixes.append(request.prefix.messages if request.prefix else 0)
+        reply = await super().complete(request)
+        return dataclasses.replace(reply, prompt_token_ids=[1] * len(request.messages), completion_token_ids=[2])
+
+
+@pytest.mark.parametrize("crash", [None, *range(9)])
+async def test_record_has_what_was_sent_when_agent_changes_its_messages(crash: int | None) -> None:
+    model, journal = Keeping(), MemoryJournal(crash_after=crash)
+    first = turns_of(journal, model, [])
+    if crash is not None:
+        with contextlib.suppress(Crash):
+            await first.run_agent(InPlace())
+        journal.crash_after = None
+        journal.records = list(decode("segment", encode(journal.records))) if journal.records else []
+        first = turns_of(journal, model, [], replay=list(journal.records))
+    assert await first.run_agent(InPlace()) == (StopReason.FINISHED, "done")
+    recorded = {turn.number: json.loads(json.dumps([turn.messages, turn.tools])) for turn in fold(journal.records)}
+    assert list(recorded.values()) == [
+        sent for number, sent in enumerate(model.sent) if sent not in model.sent[:number]
+    ]
+    answers = [record.message["content"] for record in journal.records if isinstance(record, ResponseRecord)]
+    assert "changed" not in answers, "what the model answered stays as it was"
+    if crash is None:
+        assert model.prefixes == [0, 2, 0, 6], "changed messages are no prefix whose ids could be kept"
