@@ -140,7 +140,7 @@ class _Source:
         seal = reader.seals.get(entry.index)
         attempts = await reader.attempts(entry.index)
         attempt = seal.result.attempt if seal is not None else max(attempts, default=0)
-        records = await reader.records(entry.index, attempt)
+        records = await reader.journal(entry.index, attempt)
         last = last_turn(records)
         if any(isinstance(record, CheckpointRecord) and record.turn <= entry.turn for record in records):
             raise ValueError(
@@ -251,6 +251,8 @@ def copied(records: Sequence[Record], turn: int, *, keeps_ids: bool) -> list[Rec
     """
     found: list[Record] = []
     for record in records:
+        if isinstance(record, IntentRecord) and record.turn > turn:
+            break  # results of earlier turns that come later are not known yet at that turn
         if isinstance(record, IntentRecord | ObservationsRecord) and record.turn <= turn:
             found.append(record.model_copy(update={"agent_seconds": None}))
         elif isinstance(record, ResponseRecord) and record.turn <= turn:

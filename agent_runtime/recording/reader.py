@@ -62,20 +62,27 @@ class RunReader:
         return await read_attempt_numbers(self.store, index)
 
     async def records(self, index: int, attempt: int | None = None) -> list[Record]:
-        """The records of an attempt. Left out: the sealed one, or else the newest.
+        """The records of an attempt, its conversations one after another. Left out: the sealed one, or else the newest.
+
+        Raises NoSuchRun, RecordCorrupt.
+        """
+        return linear(await self.journal(index, attempt))
+
+    async def journal(self, index: int, attempt: int | None = None) -> list[Record]:
+        """The records of an attempt in the order in which they were written, which a replay needs.
 
         Of a sealed attempt exactly what its seal lists, each object checked against its digest. Raises NoSuchRun,
         RecordCorrupt.
         """
         seal = self.seals.get(index)
         if seal is not None and attempt in (None, seal.result.attempt):
-            return linear([record for key in seal.objects for record in await self._sealed_records(key)])
+            return [record for key in seal.objects for record in await self._sealed_records(key)]
         attempts = await self.attempts(index)
         if not attempts or attempt not in (None, *attempts):
             known = f"it has {', '.join(map(str, attempts))}" if attempts else "none was begun"
             raise NoSuchRun(f"rollout {index} of {self.folder} has no attempt {attempt or 0}: {known}")
         newest = attempts[-1] if attempt is None else attempt
-        return linear(await AttemptFolder.of_rollout(self.store, index, newest).records())
+        return await AttemptFolder.of_rollout(self.store, index, newest).records()
 
     async def trajectory(self, index: int) -> dict[str, Any] | None:
         """The ATIF trajectory of a rollout as far as it got; None when no model call was made.

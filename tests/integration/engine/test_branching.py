@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.agents.base import AgentContext, SubTask
+from agent_runtime.agents.tool_calling import ToolCalling
 from agent_runtime.engine.events import Event, WorkspaceAcquired
 from agent_runtime.engine.run import run_job
 from agent_runtime.recording import gc
 from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.tasks import TaskSourceError
-from rollout_api.records import BranchRecord, Outcome, SnapshotRecord
+from rollout_api.records import BranchRecord, Message, Outcome, SnapshotRecord
 from rollout_api.rollout_job import RolloutJob
-from tests.integration.engine.branching import bash, branching, counting, done, run_of, searching
+from tests.integration.engine.branching import TURNS, bash, branching, counting, done, run_of, searching
 
 ROLLOUTCTL = [str(Path(sys.executable).parent / "rolloutctl"), "run", "job.yaml", "-o", "json"]
 
@@ -215,3 +217,42 @@ async def test_an_agent_goes_back_to_its_checkpoints(tmp_path: Path, workspaces:
     assert result.branches == 5
     (snapshot,) = [record for record in await reader.records(0) if isinstance(record, SnapshotRecord)]
     assert (snapshot.turn, bool(snapshot.layers)) == (0, True)
+
+
+class Delegating:
+    """Has a helper work between its own call of the model and the tools that it asks for."""
+
+    async def run(self, context: AgentContext) -> str:
+        messages: list[Message] = [{"role": "user", "content": context.task.prompt}]
+        for turn in range(3):
+            reply = await context.call_model(messages)
+            messages.append(reply.message)
+            report = await context.delegate(ToolCalling(), SubTask("Help.", max_turns=2)) if turn == 1 else None
+            for result in await context.call_tools(reply.tool_calls):
+                messages.append({"role": "tool", "tool_call_id": result.call_id, "content": result.content})
+            if report is not None:
+                messages.append({"role": "user", "content": report.stop_reason})
+        return "done"
+
+
+async def delegated(folder: Path, manifest: dict[str, Any]) -> RunReader:
+    job = RolloutJob.model_validate(manifest)
+    assert (await run_job(job, base_dir=folder, environ=os.environ, agent=Delegating)).completed
+    return await open_run(Store.open(str(folder / "out"), {}), job.metadata.name)
+
+
+@pytest.mark.parametrize("turn", range(4))
+async def test_branch_goes_on_from_any_turn_of_an_agent_with_sub_agents(tmp_path: Path, turn: int) -> None:
+    commands = [f"echo {number} >> log.txt; cat log.txt" for number in range(TURNS)]
+    source = await delegated(tmp_path, counting(commands=commands))
+    # Turns 2 and 3 are the helper's, before the tools of turn 1.
+    lines = "0\n2\n3\n1\n4\n"
+    assert lines in "".join(await observed(source, 0))
+    again = branching(run_of(source), turn, count=1)
+    again["spec"]["model"]["scripted"]["tasks"][0]["members"] = [{"turns": [*map(bash, commands)]}]
+    branched = await delegated(tmp_path, again)
+    (result,) = branched.results()
+    assert (result.outcome, result.message) == (Outcome.COMPLETED, "done")
+    assert result.branched_from is not None
+    assert result.branched_from.differences == []
+    assert lines in "".join(await observed(branched, 0))
