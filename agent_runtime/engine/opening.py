@@ -16,7 +16,7 @@ from agent_runtime.engine.context import Earlier, RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
 from agent_runtime.engine.mcp import server_keys
-from agent_runtime.engine.run_folder import run_folder, run_lock
+from agent_runtime.engine.run_folder import run_folder, run_lock, start_lock
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.steps import NOT_FOR_PROGRAMS
 from agent_runtime.environments.open import check_environments
@@ -112,6 +112,10 @@ async def open_run(
         stack.push_async_callback(environments.close)
         await check_environments(tasks, job.spec.agent, environments)
         model = await _checked_model(job, surroundings, stack)
+        starting = stack.enter_context(contextlib.ExitStack())
+        if not new and job.metadata.uid is None:
+            # Two first starts at once would find no run yet, and each would begin one.
+            starting.enter_context(start_lock(uri, job.metadata.name, surroundings.shard.index))
         record = await JobRecord.find(store, job, tasks, new=new)
         context: RunContext | None = None
 
@@ -122,6 +126,7 @@ async def open_run(
         provider = await _open_provider(job, tasks, surroundings, uri, record)
         stack.push_async_callback(close_provider)
         await record.begin()
+        starting.close()
         shard, group_size = surroundings.shard, job.spec.group_size
         results = SealedResults(record.store, lambda index: shard.has(index // group_size))
         stack.callback(results.close)

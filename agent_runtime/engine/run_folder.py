@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import socket
 import tempfile
@@ -50,10 +51,18 @@ def run_lock(uid: str, shard: int, name: str) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            if not list(path.parent.glob("*.lock")):
-                for folder, _, _ in os.walk(path.parent, topdown=False):
-                    with contextlib.suppress(OSError):  # not empty: live sandboxes, or the logs of those that failed
-                        os.rmdir(folder)
+            with contextlib.suppress(FileNotFoundError):  # the next holder has ended too, and removed the folder
+                if not list(path.parent.glob("*.lock")):
+                    for folder, _, _ in os.walk(path.parent, topdown=False):
+                        with contextlib.suppress(
+                            OSError
+                        ):  # not empty: live sandboxes, or the logs of those that failed
+                            os.rmdir(folder)
+
+
+def start_lock(uri: str, name: str, shard: int) -> contextlib.AbstractContextManager[None]:
+    """Hold the first start of a job against others of this machine, until its run has an id. Raises RunInProgress."""
+    return run_lock(hashlib.sha256(f"{uri}/{name}".encode()).hexdigest(), shard, name)
 
 
 def _locked(uid: str, shard: int, name: str) -> tuple[Path, TextIO]:

@@ -194,8 +194,9 @@ class RolloutSession:
         await self._feed.open()
         for number in await self._stream.numbers():
             entry = await self._stream.entry(number)
-            if entry is None:
-                break  # an earlier session closed the stream
+            if entry is None:  # an earlier session closed the stream
+                self._closed, self._total = True, number
+                break
             self._next = number + 1
             self._begin(number, entry.task, entry.label, in_flight=False)
 

@@ -14,6 +14,7 @@ import pytest
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import JobSummary
 from agent_runtime.engine.run import run_job
+from agent_runtime.engine.run_folder import RunInProgress
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.engine.shard import Shard
 from agent_runtime.models.base import ModelReply, ModelRequest
@@ -284,3 +285,38 @@ async def test_a_drained_run_finishes_its_turns_and_goes_on_where_it_stopped(tmp
     assert len(model.asked) == len(set(model.asked)) == 8 * 6, "no turn was lost, none was asked for twice"
     results = (tmp_path / f"shared-{UID[:8]}" / "results.jsonl").read_text().splitlines()
     assert {json.loads(line)["attempt"] for line in results} == {0}, "a drain uses up no attempt"
+
+
+async def test_session_of_a_closed_stream_ends_when_all_groups_are_out(tmp_path: Path) -> None:
+    async with a_session(tmp_path, Commands()) as session:
+        await session.submit(Task.model_validate(a_task(0)))
+        await session.close()
+        assert [group.sequence async for group in session] == [0]
+    async with asyncio.timeout(20), a_session(tmp_path, Commands()) as session:
+        assert [group.sequence async for group in session] == [0], "the trainer died before it had this one"
+        with pytest.raises(ValueError, match="closed"):
+            await session.submit(Task.model_validate(a_task(1)))
+
+
+class SlowToOpen(DummyProvider):
+    """Is opened after the run was looked for, and takes its time."""
+
+    async def open(self) -> None:
+        await asyncio.sleep(0.05)
+        await super().open()
+
+
+async def test_two_first_starts_of_a_job_at_once_give_one_run(tmp_path: Path) -> None:
+    job = a_job(tmp_path, listed(1))
+    job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": None})})
+    model = Commands()
+    starts = (
+        run_job(job, base_dir=Path("/"), environ={}, provider=SlowToOpen(f"shards-{next(worlds)}"), model=model)
+        for _ in range(2)
+    )
+    first, second = await asyncio.gather(*starts, return_exceptions=True)
+    assert isinstance(first, JobSummary)
+    assert first.completed
+    assert isinstance(second, RunInProgress)
+    assert len(list(tmp_path.glob("shared-*/job.json"))) == 1
+    assert len(model.asked) == len(set(model.asked)), "no rollout ran twice"
