@@ -35,7 +35,7 @@ def linear(records: Sequence[Record]) -> list[Record]:
     Applied to its own result, it changes nothing.
     """
     order = _order(records)
-    if [record for record in records if isinstance(record, IntentRecord)] == order and _is_in_line(order):
+    if _is_in_line(records, order):
         return _with_branches(records)
     is_turn = [isinstance(record, IntentRecord | ResponseRecord | DeliveryRecord) for record in records]
     first = is_turn.index(True)
@@ -69,8 +69,12 @@ def _order(records: Sequence[Record]) -> list[IntentRecord]:
     return found
 
 
-def _is_in_line(order: Sequence[IntentRecord]) -> bool:
-    return all(intent.parent in (None, before.turn) for before, intent in pairwise(order))
+def _is_in_line(records: Sequence[Record], order: Sequence[IntentRecord]) -> bool:
+    """Whether each call is followed by its answer, then by the next call: side by side, answers overtake one another."""
+    turns = [record.turn for record in records if isinstance(record, IntentRecord | ResponseRecord)]
+    answered = {record.turn for record in records if isinstance(record, ResponseRecord)}
+    expected = [turn for intent in order for turn in [intent.turn] * (1 + (intent.turn in answered))]
+    return turns == expected and all(intent.parent in (None, before.turn) for before, intent in pairwise(order))
 
 
 def _nodes(records: Sequence[Record], order: Sequence[IntentRecord]) -> Iterator[_Node]:

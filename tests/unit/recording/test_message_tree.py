@@ -92,3 +92,27 @@ def test_what_the_engine_itself_recorded_stays_as_it_is() -> None:
         IntentRecord(turn=1, time=1, parent=0, keep=2, messages=[said("user", "b")]),
     ]
     assert linear(records) == records
+
+
+def test_tokens_are_exact_when_an_answer_is_overtaken_by_another_conversation() -> None:
+    """Call 0, such as one for a title, is answered after calls 1 and 2 of the conversation beside it."""
+
+    def asks(turn: int, parent: int | None, keep: int) -> IntentRecord:
+        first = turn if parent is None else 1
+        new: list[Message] = [{"role": "user", "content": str(turn)}]
+        return IntentRecord(turn=turn, time=0, conversation=first, parent=parent, keep=keep, messages=new)
+
+    def answers(turn: int, keep: int, prompt: list[int], sampled: list[int]) -> ResponseRecord:
+        return ResponseRecord(
+            turn=turn, time=0, seconds=0, message={"role": "assistant", "content": f"answer {turn}"}, finish_reason="stop",
+            prompt_keep=keep, prompt_token_ids=prompt, completion_token_ids=sampled,
+        )  # fmt: skip
+
+    records: list[Record] = [
+        *(asks(0, None, 0), asks(1, None, 0), answers(1, 0, [11], [12])),
+        *(asks(2, 1, 2), answers(2, 2, [13], [14]), answers(0, 0, [1], [2])),
+        *(asks(3, 2, 4), answers(3, 4, [15], [16])),
+    ]
+    sequences = [(branch.token_ids, branch.mask) for branch in token_branches(linear(records))]
+    assert sequences == [([1, 2], [0, 1]), ([11, 12, 13, 14, 15, 16], [0, 1] * 3)]
+    assert token_forks(linear(records)) == 0
