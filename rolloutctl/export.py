@@ -32,7 +32,7 @@ def export(
                 f"--format {form.value} writes a folder; name a new one with -o{_NOT_JSON if output else ''}"
             )
         count = asyncio.run(_export_folder(job, form, file))
-        say(f"{count} rollouts in {file}")
+        say(f"{count} {'trials' if form is Format.HARBOR else 'trajectories'} in {file}")
         return
     if form in FILES:
         if file is None:

@@ -109,6 +109,9 @@ class Attempt:
             return await self._grade_and_seal(stop, artifacts)
         except Exception as error:
             ruling = attribute(error, self._situation())
+            if ruling.action is not Action.END_RUN and self._work is None:
+                # Where the error came before `begin` did, nothing can be appended yet.
+                self._records = await self._journal.begin()
             match ruling.action:
                 case Action.CANCEL:
                     return await self.seal(Outcome.CANCELLED, reason=ruling.reason, message=ruling.message)

@@ -17,6 +17,7 @@ from agent_runtime.plugins.of_rollout import PluginFailed
 from agent_runtime.recording.artifacts import ArtifactsTooLarge
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.layers import LayerTooLarge
+from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError
 from agent_runtime.sandboxes.base import Evidence, Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
 from agent_runtime.verification.grade import VerifierUnavailable
@@ -118,7 +119,7 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
             return _complete(StopReason.AGENT_TIMEOUT, str(error))
         case StalePolicy():
             return Ruling(Action.CANCEL, "StalePolicy", str(error))
-        case Fenced() | Superseded() | StorageError():
+        case Fenced() | Superseded() | StorageError() | RecordCorrupt():
             return Ruling(Action.END_RUN, type(error).__name__, str(error))
         case ModelError():
             return _of_model(error, situation)

@@ -65,6 +65,9 @@ def test_the_list_of_plugins_has_the_built_ins_and_one_is_described_with_its_opt
     listed = json.loads(shell("plugins", "-o", "json").stdout)
     assert {plugin["name"]: plugin["kinds"] for plugin in listed} == {
         "PerformanceStop": ["RolloutManager"],
+        "RealWork": [
+            *("RolloutManager", "EnvironmentModifier", "ActionFilter", "EpisodeEvaluator", "TrajectoryAnalyzer")
+        ],
         "SafetyFilter": ["ActionFilter"],
         "TrajectoryAnalysis": ["TrajectoryAnalyzer"],
     }

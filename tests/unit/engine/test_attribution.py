@@ -27,6 +27,7 @@ from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelCon
 from agent_runtime.plugins.of_rollout import PluginFailed
 from agent_runtime.recording.artifacts import ArtifactsTooLarge
 from agent_runtime.recording.epoch_log import Superseded
+from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.layers import LayerTooLarge
 from agent_runtime.recording.store import StorageError, StorageUnavailable
 from agent_runtime.sandboxes.base import Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
@@ -124,6 +125,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("Storage refuses, or stays away", StorageUnavailable("m"), SEALING, END, None),
     ("Another runner has taken over", Fenced("m"), SHARED, END, None),
     ("Another runner has taken the attempt's records over", Superseded("m"), SEALING, END, None),
+    ("A recorded object is damaged", RecordCorrupt("k", "m"), STARTING, END, None),
     ("The run is stopped", asyncio.CancelledError(), SHARED, END, None),
     ("Anything else, while the agent works", KeyError("x"), SHARED, AGAIN_ATTEMPT, None),
     ("Anything else, while it is graded", KeyError("x"), GRADING, AGAIN_GRADING, None),

@@ -461,6 +461,13 @@ class Keeping(CountingModel):
         return dataclasses.replace(reply, prompt_token_ids=[1] * len(request.messages), completion_token_ids=[2])
 
 
+def as_stored(records: list[Record]) -> list[Record]:
+    """Records as the journal gives them back."""
+    stored = decode("segment", encode(records)) if records else []
+    assert isinstance(stored, list)
+    return stored
+
+
 @pytest.mark.parametrize("crash", [None, *range(9)])
 async def test_record_has_what_was_sent_when_agent_changes_its_messages(crash: int | None) -> None:
     model, journal = Keeping(), MemoryJournal(crash_after=crash)
@@ -469,7 +476,7 @@ async def test_record_has_what_was_sent_when_agent_changes_its_messages(crash: i
         with contextlib.suppress(Crash):
             await first.run_agent(InPlace())
         journal.crash_after = None
-        journal.records = list(decode("segment", encode(journal.records))) if journal.records else []
+        journal.records = as_stored(journal.records)
         first = turns_of(journal, model, [], replay=list(journal.records))
     assert await first.run_agent(InPlace()) == (StopReason.FINISHED, "done")
     recorded = {turn.number: json.loads(json.dumps([turn.messages, turn.tools])) for turn in fold(journal.records)}
