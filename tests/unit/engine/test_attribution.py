@@ -27,8 +27,8 @@ from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelCon
 from agent_runtime.plugins.of_rollout import PluginFailed
 from agent_runtime.recording.artifacts import ArtifactsTooLarge
 from agent_runtime.recording.epoch_log import Superseded
-from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.layers import LayerTooLarge
+from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError, StorageUnavailable
 from agent_runtime.sandboxes.base import Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
 from agent_runtime.verification.grade import VerifierUnavailable
