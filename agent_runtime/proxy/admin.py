@@ -55,7 +55,7 @@ class Admin:
 
     @property
     def keyless(self) -> bool:
-        """Whether nobody needs a key."""
+        """Whether requests need no key."""
         return self._digest is None
 
     def health(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ async def standalone_proxy(
     port: int = 0,
     address: str | None = None,
 ) -> AsyncIterator[Standalone]:
-    """Serve sessions below `store` until the context ends; without an admin key nobody needs a key.
+    """Serve sessions below `store` until the context ends; without an admin key requests need no key.
 
     `address` is `http://HOST:PORT` where nothing else is given; replicas in pods give the pod's own. Where the model is a
     relay's hub, its workers connect here.
