@@ -155,19 +155,25 @@ class Attempt:
             stops.append(StopRecord(time=time.time(), stop_reason=StopReason.RESOURCE_LIMIT, message=message))
         unwritten = self._work.take_unwritten() if self._work is not None else []
         await self._journal.append([*unwritten, *stops])
-        verdict = failed_verdict(message) if self._rollout.task.is_graded else None
-        return await self._seal([*self._all_records(), *stops], Outcome.COMPLETED, verdict, message=message)
+        records, task = [*self._all_records(), *stops], self._rollout.task
+        if task.environment is not None or task.steps:
+            # What the recorded steps earned stays, as where the same limit ends the agent in a turn.
+            verdict = _verdict_of_records(task, records)
+        else:
+            verdict = failed_verdict(message) if task.is_graded else None
+        return await self._seal(records, Outcome.COMPLETED, verdict, message=message)
 
     async def release(self) -> None:
-        """Let the workspace and the environment go."""
-        if self._environment is not None:
-            environment, self._environment = self._environment, None
-            environment.close()
-        await self._tools.close()
-        if self._workspace is not None:
-            workspace, self._workspace = self._workspace, None
-            await self._checkpoints.end(workspace)
-            await workspace.release()
+        """Close the environment and the tools, and release the workspace; each whatever becomes of the others."""
+        environment, self._environment = self._environment, None
+        workspace, self._workspace = self._workspace, None
+        async with contextlib.AsyncExitStack() as stack:  # calls back in reverse order
+            if workspace is not None:
+                stack.push_async_callback(workspace.release)
+                stack.push_async_callback(self._checkpoints.end, workspace)
+            stack.push_async_callback(self._tools.close)
+            if environment is not None:
+                stack.callback(environment.close)
 
     async def _resume(self) -> None:
         """Fence off the earlier holder in the order of docs/recording.md, then read the records that count.
@@ -358,10 +364,15 @@ class Attempt:
     async def _acquire(self) -> Workspace:
         started = time.perf_counter()
         spec = self._spec if self._branching is None else replace(self._spec, start=self._branching)
-        acquiring = self._provider.acquire(
-            spec, attempt=f"{self._rollout.index}-{self._number}", fence=self._fence, name="agent"
-        )
-        self._workspace = workspace = await self._context.drain.unless_requested(acquiring)
+
+        async def acquire() -> Workspace:
+            # Kept here, not only returned: a cancellation at the same moment drops what is returned.
+            self._workspace = workspace = await self._provider.acquire(
+                spec, attempt=f"{self._rollout.index}-{self._number}", fence=self._fence, name="agent"
+            )
+            return workspace
+
+        workspace = await self._context.drain.unless_requested(acquire())
         if self._spec.network["agent"] != "None":
             await workspace.enter("agent", key="0:enter-agent")
         self._boot_seconds = time.perf_counter() - started
@@ -384,10 +395,8 @@ class Attempt:
 
     async def _grade(self, stop: StopRecord, artifacts: ArtifactsRecord) -> Verdict | None:
         task, verifier = self._rollout.task, self._context.job.spec.verifier_of(self._rollout.task)
-        if task.environment is not None:
-            return episode_verdict(self._records)
-        if task.steps:
-            return verdict_of_steps(task, self._records)
+        if task.environment is not None or task.steps:
+            return _verdict_of_records(task, self._records)
         if task.verifier is None:
             return None
         if verifier.mode is VerifierMode.SHARED:
@@ -474,6 +483,11 @@ class Attempt:
 
     def _all_records(self) -> list[Record]:
         return [*self._records, *(self._work.records if self._work is not None else [])]
+
+
+def _verdict_of_records(task: Task, records: Sequence[Record]) -> Verdict | None:
+    """The verdict on a task of steps, or with an environment: all of it is in the records."""
+    return verdict_of_steps(task, records) if task.steps else episode_verdict(records)
 
 
 def _first(records: Iterable[Record], form: type[R]) -> R | None:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,12 +111,9 @@ class ContainerExecutors:
                 "SandboxLost", f"{path} is not a record of a container ({error}); remove it and start again"
             ) from error
         executor = ContainerExecutor(record, path, self._containers)
-        try:
-            if record.boot_id is not None:
-                await executor.client.health()
-                return executor
-        except SandboxFailure:
-            pass
+        has_ended = partial(self._containers.has_ended, record.container)
+        if record.boot_id is not None and await executor.client.is_alive(has_ended):
+            return executor
         await executor.stop()
         return None
 

@@ -221,6 +221,24 @@ class ExecutorClient:
             )
         return health
 
+    async def is_alive(self, has_ended: Callable[[], Awaitable[bool]] | None = None) -> bool:
+        """Whether this executor answers. An unanswered call is repeated, because a busy machine may miss one.
+
+        `has_ended` says whether its process is gone, so that nothing is repeated in vain.
+        """
+        for pause in (*RETRY_PAUSES, None):
+            try:
+                await self.health()
+                return True
+            except SandboxFailure as failure:
+                error = failure.__cause__
+                if not isinstance(error, (OSError, TimeoutError)) or self._is_final(error):
+                    return False
+            if pause is None or (has_ended is not None and await has_ended()):
+                return False
+            await asyncio.sleep(pause)
+        raise AssertionError("the last try returns")
+
     async def close(self) -> None:
         """Close the connections."""
         self._connections.close()

@@ -100,13 +100,11 @@ class LocalExecutor:
                 "SandboxLost", f"{path} is not a record of an executor ({error}); remove it and start again"
             ) from error
         executor = cls(record, path)
-        try:
-            await executor.client.health()
-        except SandboxFailure:
-            await executor.client.close()
-            executor._remove_traces()
-            return None
-        return executor
+        if await executor.client.is_alive():
+            return executor
+        await executor.client.close()
+        executor._remove_traces()
+        return None
 
     @classmethod
     async def start(
@@ -159,10 +157,10 @@ class LocalExecutor:
 
     async def stop(self) -> None:
         """End it with everything that it hosts, and remove its traces."""
-        with contextlib.suppress(SandboxFailure, ProcessLookupError):
-            # Only one that answers with its own boot id is surely still the process of that number.
-            await self.client.health()
-            await _end(self.record.pid)
+        # Only one that answers with its own boot id is surely still the process of that number.
+        if await self.client.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                await _end(self.record.pid)
         await self.client.close()
         self._remove_traces()
 

@@ -1,0 +1,141 @@
+"""No moment at which a rollout is cancelled, or at which a part of it fails, costs a workspace or an earned reward."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime.engine.assignment import Rollout
+from agent_runtime.engine.context import RunContext
+from agent_runtime.engine.drain import Drain
+from agent_runtime.engine.events import Event, TurnEnded
+from agent_runtime.engine.mcp import AttemptTools
+from agent_runtime.engine.opening import Surroundings, open_run
+from agent_runtime.engine.rollout import RolloutRun
+from agent_runtime.engine.run import run_job
+from agent_runtime.models.function import FunctionModel
+from agent_runtime.recording.reader import open_run as read_run
+from agent_runtime.recording.store import Store
+from agent_runtime.sandboxes.base import Fence, FileStat, WorkspaceLimit, WorkspaceSpec
+from agent_runtime.sandboxes.dummy import DummyProvider, DummyWorkspace
+from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.local import LocalProvider
+from rollout_api.records import Outcome, StopReason
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.sandbox import SandboxTemplate
+
+GAME = (Path(__file__).parents[2] / "support/games.py").read_text()
+worlds = itertools.count()
+
+
+def a_job(folder: Path, **task: Any) -> RolloutJob:
+    environment = "environment" in task
+    return RolloutJob.model_validate(
+        {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "RolloutJob",
+            "metadata": {"name": "cancelled"},
+            "spec": {
+                "mode": "Eval",
+                "tasks": {"inline": [{"name": "task", "prompt": "{observation}", **task}]},
+                "model": {"function": "nobody:asks"},
+                "agent": {"type": "Environment"} if environment else {"tools": ["bash", "finish"]},
+                "attempts": {"limit": 1, "backoffSeconds": 0},
+                "output": {"uri": str(folder)},
+            },
+        }
+    )
+
+
+async def finishes(messages: list[dict[str, Any]], task: str) -> str:
+    return "done"
+
+
+class ReadyAtThatMoment(DummyProvider):
+    """Something happens between the moment at which a workspace is ready and the one at which its caller goes on."""
+
+    then: Callable[[], object]
+
+    async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> DummyWorkspace:
+        workspace = await super().acquire(spec, attempt=attempt, fence=fence, name=name)
+        asyncio.get_running_loop().call_soon(self.then)
+        return workspace
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, provider: DummyProvider, drain: Drain | None = None
+) -> AsyncIterator[tuple[RunContext, RolloutRun]]:
+    job = a_job(folder)
+    tasks = job.spec.tasks.inline or []
+    surroundings = Surroundings(
+        folder, {}, provider=provider, model=FunctionModel(finishes, "test"), drain=drain or Drain()
+    )
+    async with open_run(job, tasks, surroundings, new=False, observer=lambda event: None) as context:
+        yield context, RolloutRun(context, Rollout.of(job, 0, 0, tasks[0]))
+
+
+async def test_workspace_is_freed_when_it_gets_ready_as_its_rollout_is_cancelled(tmp_path: Path) -> None:
+    provider = ReadyAtThatMoment(f"cancellation-{next(worlds)}")
+    async with opened(tmp_path, provider) as (_, rollout):
+        running = asyncio.create_task(rollout.run())
+        provider.then = running.cancel
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        result = await rollout.cancel("GroupComplete", "enough members of its group are Completed")
+        assert result.outcome is Outcome.CANCELLED
+        assert not provider.world.workspaces, "its place is taken until the run ends"
+
+
+async def test_workspace_is_freed_when_closing_the_tools_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(tools: AttemptTools) -> None:
+        raise RuntimeError("the MCP server's connection is broken")
+
+    monkeypatch.setattr(AttemptTools, "close", fails)
+    provider = DummyProvider(f"cancellation-{next(worlds)}")
+    async with opened(tmp_path, provider) as (_, rollout):
+        assert (await rollout.run()).outcome is Outcome.COMPLETED
+        assert not provider.world.workspaces, "its place is taken until the run ends"
+
+
+class Attacked(LocalProvider):
+    """Workspaces that an earlier process had, and whose programs have killed what serves them meanwhile."""
+
+    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
+        workspace = await super().reattach(handle, spec=spec, fence=fence)
+
+        async def stat(path: str, *, key: str | None = None) -> FileStat | None:
+            raise WorkspaceLimit("Attacked", "its init was killed from within")
+
+        workspace.stat = stat  # type: ignore[method-assign]
+        return workspace
+
+
+async def test_episode_keeps_its_rewards_when_its_workspace_has_ended_before_a_resume(tmp_path: Path) -> None:
+    environment = {"id": "games:Game", "maxSteps": 100, "runIn": "Sandbox"}
+    job = a_job(tmp_path / "out", files=[{"path": "games.py", "content": GAME}], environment=environment)
+    stop = asyncio.Event()
+
+    async def acts(messages: list[dict[str, Any]], task: str) -> str:
+        if stop.is_set():
+            await asyncio.sleep(3600)
+        return "<answer>walk</answer>"
+
+    def stops(event: Event) -> None:
+        if isinstance(event, TurnEnded) and event.turn == 3:
+            stop.set()
+
+    def provider(kind: type[LocalProvider]) -> LocalProvider:
+        return kind(tmp_path / "run", SandboxTemplate(), places=1)
+
+    common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": FunctionModel(acts, "test")}
+    first = await run_job(job, provider=provider(LocalProvider), stop=stop, observer=stops, **common)
+    assert first.resumable
+    await run_job(job, provider=provider(Attacked), **common)
+    [result] = (await read_run(Store.open(str(tmp_path / "out"), {}), "cancelled")).results()
+    assert (result.outcome, result.stop_reason) == (Outcome.COMPLETED, StopReason.RESOURCE_LIMIT)
+    assert result.reward == 3.0, "what an uninterrupted run gives for the recorded steps"
