@@ -14,6 +14,7 @@ from agent_runtime.engine.events import (
     Event,
     JobStarted,
     ModelCallFailing,
+    ModelSilent,
     PluginFailed,
     RolloutSealed,
     RolloutStarted,
@@ -37,6 +38,7 @@ class Tally:
         self.running: set[int] = set()
         self.waiting: set[int] = set()
         """Rollouts whose model call is retried."""
+        self.silence: ModelSilent | None = None
         self.outcomes: Counter[str] = Counter()
         self._here = 0
         """Sealed by this process: what an earlier one did says nothing of this one's rate."""
@@ -50,6 +52,8 @@ class Tally:
             self.running.add(event.index)
         elif isinstance(event, ModelCallFailing):
             (self.waiting.discard if event.message is None else self.waiting.add)(event.index)
+        elif isinstance(event, ModelSilent):
+            self.silence = event if event.calls else None
         elif isinstance(event, RolloutSealed):
             self.running.discard(event.result.index)
             self.sealed += 1
@@ -83,6 +87,8 @@ class Tally:
         parts = [f"{self.sealed}/{total} rollouts", f"{len(self.running)} running"]
         if self.waiting:
             parts.append(f"{len(self.waiting)} waiting for the model")
+        if self.silence is not None:
+            parts.append(f"no answer of the model for {duration(self.silence.seconds)}")
         order = [outcome.value for outcome in Outcome]
         parts += [f"{self.outcomes[name]} {name}" for name in order if self.outcomes[name]]
         parts.append(f"mean reward {number(self.mean_reward)}")
@@ -122,6 +128,13 @@ def _lines(event: Event) -> list[tuple[str, str]]:
         return [(f"Rollout {event.index}, attempt {event.attempt}: {event.reason}: {event.message} ({then})", "yellow")]
     if isinstance(event, ModelCallFailing) and event.message is not None:
         return [(f"The model does not answer rollout {event.index}, the call is retried: {event.message}", "yellow")]
+    if isinstance(event, ModelSilent) and not event.calls:
+        return [("The model answers again.", "green")]
+    if isinstance(event, ModelSilent):
+        waits = "1 call has waited" if event.calls == 1 else f"{event.calls} calls have waited"
+        none = "none was answered meanwhile" if event.has_answered else "none has been answered yet"
+        hint = "Look at the server's log; the run goes on as soon as it answers."
+        return [(f"{waits} for {duration(event.seconds)} for an answer of {event.place}; {none}. {hint}", "yellow")]
     if isinstance(event, PluginFailed):
         return [(f"Plugin {event.plugin} failed, {event.hook} of {event.key}: {event.message}", "yellow")]
     return []
@@ -135,8 +148,13 @@ class _Say:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._failures: Counter[str] = Counter()
+        self._is_silent = False
 
     def event(self, event: Event) -> None:
+        if isinstance(event, ModelSilent):
+            was_silent, self._is_silent = self._is_silent, event.calls > 0
+            if was_silent and self._is_silent:
+                return  # said when it began; the tally counts on
         many, further = "", ""
         if isinstance(event, AttemptFailed) and event.retry:
             many, further = event.reason, f"attempts lost to {event.reason}"

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer
+from agent_runtime.engine.model_watch import ModelWatch
 from agent_runtime.engine.seeds import rollout_seed
 from agent_runtime.engine.staleness_policy import PolicyLag
 from agent_runtime.plugins.of_rollout import RolloutPlugins
@@ -40,6 +41,8 @@ class Assignment:
     rollout: Rollout
     agent: AgentSpec
     sampling: Sampling
+    watch: ModelWatch = field(default_factory=ModelWatch)
+    """Of all model calls of the run."""
 
     @property
     def model_group(self) -> str:

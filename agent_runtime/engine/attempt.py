@@ -319,7 +319,7 @@ class Attempt:
             return found
 
         return Program(
-            Assignment(rollout, spec.agent, spec.sampling),
+            Assignment(rollout, spec.agent, spec.sampling, self._context.watch),
             session=f"rollout-{rollout.index}-{self._number}",
             model=model,
             workspace=workspace,
@@ -336,7 +336,7 @@ class Attempt:
             rollout = replace(rollout, task=act.task)
         snapshots = Snapshots(self._context.snapshots, spec.sandbox.snapshot_every_turns, recorded)
         return Turns(
-            Assignment(rollout, spec.agent, spec.sampling),
+            Assignment(rollout, spec.agent, spec.sampling, self._context.watch),
             tools=self._tools.tools if act is None else {act.name: act},
             model=self._context.current_model,
             workspace=workspace,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from agent_runtime.engine.agent_clock import AgentClock
 from agent_runtime.engine.attribution import REQUESTS_OWN_FAULTS
 from agent_runtime.engine.drain import Drain
+from agent_runtime.engine.model_watch import ModelWatch
 from agent_runtime.models.answered import answered
 from agent_runtime.models.base import (
     CallHealth,
@@ -34,8 +35,9 @@ class AttemptModel:
         clock: AgentClock,
         drain: Drain,
         on_failing: Callable[[str | None], None] = lambda why: None,
+        watch: ModelWatch | None = None,
     ) -> None:
-        self._on_failing = on_failing
+        self._on_failing, self._watch = on_failing, watch or ModelWatch()
         self._current, self._group, self._clock, self._drain = current, group, clock, drain
         self.name, self.token_capture = current().name, current().token_capture
         self.failure: ModelError | None = None
@@ -90,7 +92,8 @@ class AttemptModel:
         self._under_way[call] = health
         began = now()
         try:
-            reply = await ask(self._current(), replace(request, group=self._group))
+            with self._watch.call(health):
+                reply = await ask(self._current(), replace(request, group=self._group))
         except asyncio.CancelledError:
             # The program has its own patience, and may run out of it before a server that fails is given up here.
             if health.failing is not None:

@@ -10,6 +10,7 @@ from agent_runtime.engine.branching_snapshots import SnapshotStore
 from agent_runtime.engine.branching_state import Branching
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer
+from agent_runtime.engine.model_watch import ModelWatch
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.staleness_policy import NewestPolicy
 from agent_runtime.environments.pool import EnvironmentPool
@@ -60,6 +61,7 @@ class RunContext:
     earlier: Earlier = field(default_factory=Earlier)
     shard: Shard = WHOLE_JOB
     drain: Drain = field(default_factory=Drain)
+    watch: ModelWatch = field(default_factory=ModelWatch)
     newest_policy: NewestPolicy = field(default_factory=NewestPolicy)
     jitter: random.Random = field(default_factory=random.Random)
     plugins: Plugins = field(default_factory=Plugins)

@@ -52,6 +52,20 @@ class ModelCallFailing:
 
 
 @dataclass(frozen=True)
+class ModelSilent:
+    """Calls to the model at `place` wait, and for `seconds` none has been answered. Repeated while that lasts.
+
+    `calls` 0: the model answers again.
+    """
+
+    place: str
+    calls: int
+    seconds: float
+    has_answered: bool
+    """The model has answered an earlier call of this run."""
+
+
+@dataclass(frozen=True)
 class AttemptFailed:
     """An attempt was lost to infrastructure; `retry` tells whether another one follows."""
 
@@ -149,6 +163,7 @@ Event = (
     | RolloutStarted
     | TurnEnded
     | ModelCallFailing
+    | ModelSilent
     | ToolEnded
     | AttemptFailed
     | PluginFailed

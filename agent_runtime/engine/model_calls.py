@@ -72,7 +72,8 @@ class ModelCalls:
         )
         started, began = time.perf_counter(), self._clock.now()
         try:
-            reply = await answered(model.complete(request))
+            with self._assignment.watch.call(health):
+                reply = await answered(model.complete(request))
         finally:
             self._clock.go_on(call)
             if health.failing is not None:

@@ -16,12 +16,13 @@ from agent_runtime.engine.context import Earlier, RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
 from agent_runtime.engine.mcp import server_keys
+from agent_runtime.engine.model_watch import ModelWatch
 from agent_runtime.engine.run_folder import run_folder, run_lock, start_lock
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.steps import NOT_FOR_PROGRAMS
 from agent_runtime.environments.open import check_environments
 from agent_runtime.environments.pool import EnvironmentPool
-from agent_runtime.models.base import Model, ModelConfigError
+from agent_runtime.models.base import CallHealth, Model, ModelConfigError
 from agent_runtime.models.factory import open_model
 from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording.job_record import JobRecord
@@ -111,7 +112,9 @@ async def open_run(
         environments = EnvironmentPool()
         stack.push_async_callback(environments.close)
         await check_environments(tasks, job.spec.agent, environments)
-        model = await _checked_model(job, surroundings, stack)
+        place = _place_of_model(job, surroundings)
+        # Of its own: a server that answers the check's few tokens may still be stuck at a rollout's prompt.
+        model = await _checked_model(job, surroundings, stack, ModelWatch(place, observer))
         starting = stack.enter_context(contextlib.ExitStack())
         if not new and job.metadata.uid is None:
             # Two first starts at once would find no run yet, and each would begin one.
@@ -147,6 +150,7 @@ async def open_run(
             server_keys=keys,
             model=model,
             observer=observer,
+            watch=ModelWatch(place, observer),
             runner=socket.gethostname(),
             results=results,
             earlier=earlier,
@@ -160,14 +164,25 @@ async def open_run(
         yield context
 
 
-async def _checked_model(job: RolloutJob, surroundings: Surroundings, stack: contextlib.AsyncExitStack) -> Model | None:
+def _place_of_model(job: RolloutJob, surroundings: Surroundings) -> str:
+    """Where a person looks when the model does not answer."""
+    model = job.spec.model
+    if surroundings.model is None and model is not None and model.endpoint is not None:
+        return model.endpoint.base_url
+    return "the model"
+
+
+async def _checked_model(
+    job: RolloutJob, surroundings: Surroundings, stack: contextlib.AsyncExitStack, watch: ModelWatch
+) -> Model | None:
     """The model, of which it is known that it answers; the stack closes it. None where the agent needs none."""
     model = surroundings.model
     if model is None and job.spec.model is not None and job.spec.agent.type not in AGENTS_WITHOUT_MODEL:
         model = open_model(job.spec.model, surroundings.environ)
         stack.push_async_callback(model.close)
     if model is not None:
-        await model.check()
+        with watch.call(CallHealth()):
+            await model.check()
         refuse_text_only(job, model)
     return model
 

@@ -75,6 +75,7 @@ class Program:
             self._clock,
             self._drain,
             lambda why: self._observer(ModelCallFailing(self._rollout.index, why)),
+            assignment.watch,
         )
         self._cut_short: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with what ends the attempt while the program still runs: a limit, or a failure of its surroundings."""

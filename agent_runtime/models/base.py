@@ -23,9 +23,12 @@ class CallHealth:
     """Told when such a time begins and when it ends, so that deadlines can stand still meanwhile."""
     on_failing: Callable[[str | None], None] = lambda why: None
     """Called when `failing` changes, so that a person sees within seconds what the call waits for."""
+    on_sign: Callable[[bool], None] = lambda answered: None
+    """Called when a try ends: True with an answer or the beginning of one, False with a failure."""
 
     def note(self, why: str | None) -> None:
         """The latest try failed for that reason, or (None) brought something."""
+        self.on_sign(why is None)
         if why != self.failing:
             self.failing = why
             self.on_failing(why)

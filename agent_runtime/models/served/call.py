@@ -101,4 +101,4 @@ class Call:
                     new, self.said = text[self.said - heard :], heard
                     say(new)
 
-        return replace(self.request, health=CallHealth(), on_text=on_text)
+        return replace(self.request, health=CallHealth(on_sign=self.request.health.on_sign), on_text=on_text)

@@ -469,6 +469,38 @@ def test_model_server_that_dies_is_shown_while_the_calls_are_retried(shell: Shel
     assert "503" in shown
 
 
+@pytest.mark.parametrize("answers", [0, 1], ids=["before the first rollout", "after the check"])
+def test_model_server_that_never_answers_is_shown_with_its_url(shell: Shell, answers: int) -> None:
+    slow_job(shell.folder, 0)
+    ended = threading.Event()
+
+    class SilentModel(DyingModel):
+        """Accepts every call; answers the first so many."""
+
+        left = answers
+
+        def do_POST(self) -> None:
+            if not SilentModel.left:
+                ended.wait()
+                return
+            SilentModel.left -= 1
+            DyingModel.answered = 0
+            super().do_POST()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), SilentModel) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        process = shell.start("run", "slow.yaml", "--model-url", url, "--model-name", "m")
+        assert process.stderr is not None
+        shown = next((line for line in process.stderr if "waited for" in line), "")
+        process.send_signal(signal.SIGTERM)
+        ended.set()
+        process.communicate(timeout=60)
+        server.shutdown()
+    assert url in shown
+    assert "none has been answered yet" in shown
+
+
 def test_debug_shows_where_an_error_came_from(finished: Shell) -> None:
     answer = finished("--debug", "results", "startre")
     assert answer.returncode == 2

@@ -12,6 +12,7 @@ from agent_runtime.engine.events import (
     Event,
     JobStarted,
     ModelCallFailing,
+    ModelSilent,
     RolloutSealed,
     RolloutStarted,
 )
@@ -125,3 +126,14 @@ def test_warnings_of_the_provider_are_shown() -> None:
     warned = JobStarted("job", "job-1", "out", 1, 0, resumed=False, warnings=("no overlay here: \x1b[2J",))
     assert "Warning: no overlay here" in plain([warned])
     assert "\x1b" not in plain([warned])
+
+
+def test_silent_model_is_said_once_and_shown_until_it_answers() -> None:
+    silent = [ModelSilent("http://model/v1", 8, seconds, has_answered=False) for seconds in (10.0, 20.0)]
+    text = plain([started(8), *silent])
+    assert text.count("8 calls have waited for 10 s for an answer of http://model/v1; none has been answered yet.") == 1
+    tally = Tally(Clock())
+    tally.add(silent[1])
+    assert "no answer of the model for 20 s" in tally.line()
+    tally.add(ModelSilent("http://model/v1", 0, 0.0, has_answered=True))
+    assert "no answer" not in tally.line()

@@ -1,0 +1,83 @@
+"""Notices a model server that accepts calls and answers none. It refuses nothing, so nothing fails for minutes."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from agent_runtime.engine.events import ModelSilent, Observer
+from agent_runtime.models.base import CallHealth
+
+SILENT_SECONDS = 10.0
+"""Before the first answer: longer than a loaded server takes for one, and short for a person who waits."""
+PATIENCE_SECONDS = 60.0
+"""Once the server has answered, and three times its slowest answer at least: a long answer is not silence."""
+
+
+class ModelWatch:
+    """The calls of one run to its model at `place`. Tells the observer while all of them wait and none is answered."""
+
+    def __init__(self, place: str = "the model", observer: Observer = lambda event: None) -> None:
+        self._place, self._observer = place, observer
+        self._waiting: dict[int, float] = {}
+        """When the calls began that nothing has come back for, by a number of their own; the oldest first."""
+        self._begun = 0
+        self._slowest: float | None = None
+        """Seconds until the latest of the first signs of an answer; None before the first."""
+        self._heard_at = 0.0
+        self._is_silent = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @contextlib.contextmanager
+    def call(self, health: CallHealth) -> Iterator[None]:
+        """Watch a call until it ends, or its `health` says that something has come back. It is not watched while on hold."""
+        hold = health.on_hold
+        self._begun += 1
+        number = self._begun
+
+        def on_hold(held: bool) -> None:
+            hold(held)
+            if held:
+                self._waiting.pop(number, None)
+            else:
+                self._wait(number)
+
+        health.on_hold, health.on_sign = on_hold, lambda answered: self._sign(number, answered)
+        self._wait(number)
+        try:
+            yield
+            self._sign(number, True)
+        finally:
+            self._waiting.pop(number, None)
+
+    def _wait(self, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiting[number] = loop.time()
+        if self._timer is None:
+            self._set_timer(loop, SILENT_SECONDS)
+
+    def _sign(self, number: int, answered: bool) -> None:
+        """Something came back for a call. A failure is shown otherwise, and is no answer."""
+        began = self._waiting.pop(number, None)
+        if began is None or not answered:
+            return
+        self._heard_at = asyncio.get_running_loop().time()
+        self._slowest = max(self._slowest or 0.0, self._heard_at - began)
+        if self._is_silent:
+            self._is_silent = False
+            self._observer(ModelSilent(self._place, 0, 0.0, has_answered=True))
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if not self._waiting:
+            return  # the next call sets the timer again
+        seconds = loop.time() - max(self._heard_at, next(iter(self._waiting.values())))
+        patience = SILENT_SECONDS if self._slowest is None else max(PATIENCE_SECONDS, 3 * self._slowest)
+        if seconds < patience:
+            self._set_timer(loop, patience - seconds)
+            return
+        self._is_silent = True
+        self._observer(ModelSilent(self._place, len(self._waiting), seconds, has_answered=self._slowest is not None))
+        self._set_timer(loop, SILENT_SECONDS)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._timer = loop.call_later(seconds, self._look, loop)
