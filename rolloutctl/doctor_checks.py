@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from rollout_api.manifest import Problem
 from rollout_api.sandbox import WorkspaceMode
 from rollout_operator.config import OperatorConfig
-from rollout_operator.sandbox.mode import choose, image_volumes_work
-from rollout_operator.sandbox.placement import Node, candidates, node_of
+from rollout_operator.nodes import NodeCounts, has_image_volumes, has_user_namespaces, is_ready, runtime
+from rollout_operator.sandbox.mode import choose
 
 OLDEST: Final = (1, 33)
 """The first Kubernetes with user namespaces and image volumes both on by default."""
@@ -185,38 +185,47 @@ def nodes(answer: Answer) -> Iterator[Finding]:
     if isinstance(answer, Refusal):
         yield _unseen("nodes", "what nodes can do", answer)
         return
-    linux = [node for node in answer["items"] if _is_ready(node)]
-    known = candidates({}, [node_of(node, None, None) for node in linux])
+    known = [node for node in answer["items"] if _is_usable(node)]
+    counts = NodeCounts()
+    for node in known:
+        counts.add(node)
     if not known:
         yield Finding(State.FAIL, "nodes", "none is ready and free of taints", "kubectl get nodes")
         return
-    choice = choose(WorkspaceMode.AUTO, known)
+    choice = choose(WorkspaceMode.AUTO, counts)
     if choice.mode is WorkspaceMode.PLAIN:
         advice = "jobs run with one pod a rollout; for Overlay, upgrade the nodes"
         yield Finding(State.WARN, "Overlay", choice.message, advice)
     else:
-        yield _overlay_nodes(known, choice.others)
-    runtimes = ", ".join(sorted({node.runtime for node in known}))
-    if image_volumes_work(known):
+        yield _overlay_nodes(known)
+    runtimes = ", ".join(sorted({runtime(node) for node in known}))
+    if all(map(has_image_volumes, answer["items"])):
         yield _ok("image volumes", f"the executor's image is mounted ({runtimes})")
     else:
         message = f"not on all nodes ({runtimes}); the executor is copied by an init container, which takes longer"
         yield Finding(State.WARN, "image volumes", message, "containerd 2.1 or CRI-O 1.31 have them")
 
 
-def _overlay_nodes(known: Sequence[Node], others: Sequence[Node]) -> Finding:
-    if not others:
-        return _ok(
-            "Overlay", f"all {len(known)} nodes can do it" if len(known) > 1 else f"node {known[0].name} can do it"
-        )
-    told = ", ".join(f"{node.name} ({node.runtime})" for node in others[:5]) + (", …" if len(others) > 5 else "")
-    message = f"{len(known) - len(others)} of {len(known)} nodes can do it; these report no user namespaces: {told}"
+def _overlay_nodes(known: Sequence[Mapping[str, Any]]) -> Finding:
+    names = {node["metadata"]["name"]: runtime(node) for node in known if not has_user_namespaces(node, "")}
+    if not names:
+        one = f"node {known[0]['metadata']['name']} can do it"
+        return _ok("Overlay", f"all {len(known)} nodes can do it" if len(known) > 1 else one)
+    told = ", ".join(f"{name} ({version})" for name, version in list(names.items())[:5])
+    told += ", …" if len(names) > 5 else ""
+    message = f"{len(known) - len(names)} of {len(known)} nodes can do it; these offer no user namespaces: {told}"
     return Finding(State.WARN, "Overlay", message, "sandboxes go to the others; upgrade these to use them too")
 
 
-def _is_ready(node: Mapping[str, Any]) -> bool:
-    conditions = {c["type"]: c["status"] for c in node.get("status", {}).get("conditions", ())}
-    return conditions.get("Ready") == "True" and not node["spec"].get("unschedulable")
+def _is_usable(node: Mapping[str, Any]) -> bool:
+    """Whether a pod without tolerations can come to a node. Taints of a node's condition come and go."""
+    blocking = (
+        taint
+        for taint in node["spec"].get("taints") or ()
+        if taint.get("effect") != "PreferNoSchedule" and not taint.get("key", "").startswith("node.kubernetes.io/")
+    )
+    is_linux = (node["metadata"].get("labels") or {}).get("kubernetes.io/os", "linux") == "linux"
+    return is_ready(node) and is_linux and not node["spec"].get("unschedulable") and not any(blocking)
 
 
 def admission(namespace: Answer, overlay: Answer, plain: Answer, plain_as_user: Answer) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from rollout_operator.actions import Manifest
+from rollout_operator.nodes import NodeCounts
 
 NodeName = str
 _Name = tuple[str, str]  # namespace, name
@@ -36,6 +37,7 @@ class Cache:
         self._objects: dict[str, dict[_Name, Manifest]] = {}
         self._owned: dict[tuple[str, str], dict[_Name, Manifest]] = {}
         self._pods_by_node: dict[NodeName, dict[_Name, Manifest]] = {}
+        self.nodes = NodeCounts()
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """One object; None when there is none, or none was seen yet."""
@@ -64,6 +66,8 @@ class Cache:
             self._owned.setdefault((kind, owner["uid"]), {})[name] = obj
         if kind == "Pod" and (node := obj["spec"].get("nodeName")):
             self._pods_by_node.setdefault(node, {})[name] = obj
+        if kind == "Node":
+            self.nodes.add(obj)
 
     def remove(self, kind: str, namespace: str, name: str) -> None:
         """Forget an object; one that is not there is fine."""
@@ -75,6 +79,8 @@ class Cache:
             _drop(self._owned, (kind, owner["uid"]), key)
         if kind == "Pod" and (node := old["spec"].get("nodeName")):
             _drop(self._pods_by_node, node, key)
+        if kind == "Node":
+            self.nodes.remove(old)
 
 
 def _drop(index: dict[_K, dict[_Name, Manifest]], entry: _K, name: _Name) -> None:

@@ -135,7 +135,7 @@ class Loop:
         self._leading = True
         for kind in self._queues:
             for obj in self._cache.all(kind):
-                self._wake([Ref(kind, obj["metadata"]["namespace"], obj["metadata"]["name"])])
+                self._wake([_ref(kind, obj)])
 
     async def run(self) -> None:
         """Work until cancelled. Looks that are under way are cut off then: every write stands for itself."""
@@ -156,8 +156,7 @@ class Loop:
             if self._leading:
                 for obj in tuple(self._cache.all(kind)):
                     # Spread, so that a resync is no burst.
-                    ref = Ref(kind, obj["metadata"]["namespace"], obj["metadata"]["name"])
-                    self._queues[kind].add_after(ref, random.random() * self._config.resync_seconds / 10)
+                    self._queues[kind].add_after(_ref(kind, obj), random.random() * self._config.resync_seconds / 10)
 
     async def _work(self, kind: str) -> None:
         queue = self._queues[kind]
@@ -239,7 +238,7 @@ class Loop:
         level = logging.WARNING if self._log_lines.spare(time.monotonic()) else logging.DEBUG
         log.log(level, "%s: %s (again in %.1f s)", ref, message, pause)
         self._errors[ref] = message
-        if any(map(worth_telling, failures)):
+        if ref.kind in PRIMARY and any(map(worth_telling, failures)):
             self._events.record(obj, ref.kind, Event("Warning", "ReconcileFailed", message))
 
     def _forget(self, ref: Ref, queue: WorkQueue[Ref]) -> None:
@@ -247,6 +246,11 @@ class Loop:
         self._held.discard(ref)
         self._errors.pop(ref, None)
         self._execution.forget(ref)
+
+
+def _ref(kind: str, obj: Manifest) -> Ref:
+    metadata = obj["metadata"]
+    return Ref(kind, metadata.get("namespace", ""), metadata["name"])
 
 
 def _changed(old: Manifest, new: Manifest) -> bool:

@@ -16,7 +16,7 @@ import kopf
 from aiohttp import web
 from prometheus_client import disable_created_metrics
 
-from rollout_operator import model_server, rollout_job, sandbox
+from rollout_operator import model_server, nodes, rollout_job, sandbox
 from rollout_operator.api import KubeApi
 from rollout_operator.cache import Cache
 from rollout_operator.config import CONFIG_VARIABLE, OperatorConfig, load_config
@@ -130,7 +130,8 @@ def login() -> kopf.ConnectionInfo:
 
 async def run(config: OperatorConfig) -> None:
     """Run the operator until SIGTERM or SIGINT, or until one of its parts fails."""
-    operator = Operator(config, [rollout_job.CONTROLLER, sandbox.CONTROLLER, model_server.CONTROLLER])
+    node = Controller("Node", lambda world, node: node, nodes.plan)
+    operator = Operator(config, [rollout_job.CONTROLLER, sandbox.CONTROLLER, model_server.CONTROLLER, node])
     registry = kopf.OperatorRegistry()
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True  # kopf watches nothing here (see informer.py): it need not read CRDs, namespaces

@@ -14,6 +14,7 @@ from rollout_api.model_server import ModelServerStatus
 from rollout_api.rollout_job import RolloutJobStatus
 from rollout_api.sandbox import SandboxStatus
 from rollout_operator.actions import Manifest
+from rollout_operator.nodes import LABEL_PREFIX
 
 _METADATA = (
     "name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "ownerReferences",
@@ -40,7 +41,9 @@ def prune(kind: str, obj: Manifest) -> Manifest:
         case "Pod":
             kept |= {"spec": _pod_spec(obj["spec"]), "status": _pod_status(obj.get("status", {}))}
         case "Node":
-            kept |= {"spec": _pick(obj["spec"], "taints", "unschedulable"), "status": _node_status(obj["status"])}
+            kept |= {"spec": {}, "status": _node_status(obj["status"])}
+            labels = kept["metadata"].pop("labels", {})
+            kept["metadata"]["labels"] = {key: labels[key] for key in labels if key.startswith(LABEL_PREFIX)}
             kept["metadata"].pop("annotations", None)
         case "Job":
             spec = {key: value for key, value in obj["spec"].items() if key != "template"}
@@ -103,7 +106,7 @@ def _node_status(status: Mapping[str, Any]) -> dict[str, Any]:
         if condition["type"] == "Ready"
     ]
     info = _pick(status.get("nodeInfo", {}), "containerRuntimeVersion")
-    return {"conditions": ready, "nodeInfo": info, **_pick(status, "runtimeHandlers", "features")}
+    return {"conditions": ready, "nodeInfo": info, **_pick(status, "runtimeHandlers")}
 
 
 def _without(wrong: list[tuple[int | str, ...]], field: str, value: Any) -> Any:

@@ -3,6 +3,7 @@
 from rollout_api.cluster import JOB_LABEL, MODEL_SERVER_LABEL, ROLE_LABEL, RUNNER_ROLE, own_model_server_name
 from rollout_operator.actions import Manifest, Ref
 from rollout_operator.cache import Cache, controller_of
+from rollout_operator.nodes import is_ready
 
 PRIMARY = ("Sandbox", "RolloutJob", "ModelServer")
 """Kinds that people and runners write; all others follow from them."""
@@ -24,10 +25,10 @@ def wakes(kind: str, old: Manifest | None, new: Manifest | None, cache: Cache) -
             return [itself, *jobs]
         return [itself]
     if kind == "Node":
-        if readiness(old) == readiness(new):
-            return []
-        pods = cache.pods_on(obj["metadata"]["name"])
-        return [ref for pod in pods for ref in wakes("Pod", None, pod, cache)]
+        itself = Ref(kind, "", obj["metadata"]["name"])
+        same = old is not None and new is not None and is_ready(old) == is_ready(new)
+        pods = () if same else cache.pods_on(itself.name)
+        return [itself, *(ref for pod in pods for ref in wakes("Pod", None, pod, cache))]
     namespace = obj["metadata"]["namespace"]
     labels = obj["metadata"].get("labels", {})
     if kind == "Pod" and labels.get(ROLE_LABEL) == RUNNER_ROLE:  # Its controller is the Job.
@@ -49,14 +50,3 @@ def model_server_of(job: Manifest) -> Ref | None:
 def users(server: Ref, cache: Cache) -> list[Manifest]:
     """The RolloutJobs that use a ModelServer."""
     return [job for job in cache.all("RolloutJob") if model_server_of(job) == server]
-
-
-def readiness(node: Manifest | None) -> str | None:
-    """Status of a node's Ready condition; None when there is no such node."""
-    if node is None:
-        return None
-    for condition in node["status"]["conditions"]:
-        if condition["type"] == "Ready":
-            status: str = condition["status"]
-            return status
-    return "Unknown"

@@ -1,8 +1,7 @@
 """How the pod of a Sandbox is to be made now: after the refusals that are known, and what they teach. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rollout_api.cluster import (
     JOB_LABEL,
@@ -19,18 +18,17 @@ from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.actions import Action, Create, EnsureKey, ReadKey, Remember
 from rollout_operator.sandbox import network, validate
 from rollout_operator.sandbox.conditions import OVERLAY, condition, find
-from rollout_operator.sandbox.mode import ADMISSION_REFUSED, TRIAL_FAILED, Choice, choose, image_volumes_work
+from rollout_operator.sandbox.mode import ADMISSION_REFUSED, Choice, choose
 from rollout_operator.sandbox.observe import (
     IMAGE_VOLUMES_REFUSED,
     Observed,
     overlay_refused,
     pod_refused,
 )
-from rollout_operator.sandbox.placement import Node, candidates
 from rollout_operator.sandbox.pod import Identity, controller, pod_for
 from rollout_operator.sandbox.status import mode_of
 
-# What was learned of a node, a namespace or the cluster is tried again after so long: somebody may have put it right.
+# What was learned of a namespace, an image or the cluster is tried again after so long: somebody may have put it right.
 LEARNED_SECONDS = 3600.0
 
 
@@ -55,7 +53,7 @@ def make_pod(seen: Observed, spec: SandboxSpec) -> tuple[Action, ...] | Invalid:
     if wrong := validate.problems(spec, seen.job, seen.namespace, seen.config.privileged_namespaces):
         return Invalid("; ".join(wrong))
     user_template = validate.pod_template(spec, seen.job)
-    way = _way(seen, spec, user_template.get("spec", {}))
+    way = _way(seen, spec)
     if isinstance(way, Invalid):
         return way
     if seen.key is None:
@@ -95,17 +93,21 @@ def lessons(seen: Observed) -> tuple[Remember, ...]:
     return tuple(learned)
 
 
-def _way(seen: Observed, spec: SandboxSpec, template_spec: Mapping[str, Any]) -> _Way | Invalid:
+def _way(seen: Observed, spec: SandboxSpec) -> _Way | Invalid:
     """The first way that has not been refused yet: Overlay before Plain, an image volume before an init container."""
-    possible = candidates(template_spec, seen.nodes)
-    trial = find(seen.status.conditions, OVERLAY)
-    trial_failure = trial.message if trial is not None and trial.reason == TRIAL_FAILED else None
-    asked, handler = spec.workspaces.mode, spec.runtime_class_name or ""
+    asked = spec.workspaces.mode
     choice = choose(
-        asked, possible, handler=handler, admission_refusal=seen.overlay_refusal, trial_failure=trial_failure
+        asked,
+        seen.nodes,
+        handler=spec.runtime_class_name or "",
+        admission_refusal=seen.overlay_refusal,
+        trial_failure=seen.trial_failure,
     )
+    earlier = find(seen.status.conditions, OVERLAY)
+    if earlier is not None and earlier.status == "False":  # An Overlay pod of its own was of no use.
+        choice = Choice(WorkspaceMode.PLAIN, earlier.reason, earlier.message)
     if choice.mode == WorkspaceMode.OVERLAY:
-        for image_volume in _deliveries(seen, choice.nodes or possible):
+        for image_volume in _deliveries(seen):
             refusal = seen.refusals.get((WorkspaceMode.OVERLAY, image_volume))
             if refusal is None:
                 return _Way(choice, image_volume)
@@ -116,7 +118,7 @@ def _way(seen: Observed, spec: SandboxSpec, template_spec: Mapping[str, Any]) ->
             f"spec.workspaces.mode: Overlay cannot be had here ({why}); use Auto or Plain",
             (condition(OVERLAY, False, choice.reason, choice.message),),
         )
-    for image_volume in _deliveries(seen, possible):
+    for image_volume in _deliveries(seen):
         refusal = seen.refusals.get((WorkspaceMode.PLAIN, image_volume))
         if refusal is None:
             return _Way(choice, image_volume)
@@ -124,10 +126,13 @@ def _way(seen: Observed, spec: SandboxSpec, template_spec: Mapping[str, Any]) ->
     return Invalid(f"the API server refuses its pod: {refusal}{hint}")
 
 
-def _deliveries(seen: Observed, nodes: Sequence[Node]) -> tuple[bool, ...]:
-    """How the executor may come into the pod: as an image volume (True), or copied (False)."""
-    is_known_to_work = seen.image_volumes_refusal is None and image_volumes_work(nodes)
-    return (True, False) if is_known_to_work else (False,)
+def _deliveries(seen: Observed) -> tuple[bool, ...]:
+    """How the executor may come into the pod: as an image volume (True), or copied (False).
+
+    It is copied as soon as one node cannot mount images, because the scheduler chooses the node later.
+    """
+    is_refused = seen.image_volumes_refusal is not None or seen.exec_failure is not None
+    return (False,) if is_refused or seen.nodes.without_image_volumes else (True, False)
 
 
 def _key_action(seen: Observed) -> Action:

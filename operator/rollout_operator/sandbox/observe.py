@@ -1,6 +1,6 @@
 """What is known of one Sandbox at one moment, out of the operator's cache and memory. No I/O."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,9 +12,8 @@ from rollout_api.sandbox import SandboxSpec, SandboxStatus, Security, WorkspaceM
 from rollout_operator.actions import Fact, Manifest, Ref
 from rollout_operator.cache import controller_of, uid_of
 from rollout_operator.config import OperatorConfig
+from rollout_operator.nodes import NodeCounts
 from rollout_operator.sandbox.conditions import moment
-from rollout_operator.sandbox.placement import Node, node_of
-from rollout_operator.sandbox.reasons import node_is_ready
 from rollout_operator.sandbox.validate import Job, parse_spec
 from rollout_operator.world import World
 
@@ -33,18 +32,20 @@ def overlay_refused(namespace: str) -> Fact:
     return ("overlay-refused", namespace)
 
 
-def trial_failed(node: str, namespace: str, image: str) -> Fact:
-    """That an executor could not make an Overlay workspace of an image on a node.
-
-    Not of the node alone: the cause may lie in the image or in what a namespace's pods are given, and is no business of
-    others then.
-    """
-    return ("trial-failed", node, namespace, image)
+def trial_failed_on(namespace: str, image: str) -> Fact:
+    """The node on which an executor could not make an Overlay workspace of an image. A tenant can fake such a failure, so
+    it never counts for other namespaces and images."""
+    return ("trial-failed-on", namespace, image)
 
 
-def exec_failed(node: str) -> Fact:
-    """That an executor could not be executed from its image volume on a node."""
-    return ("exec-failed", node)
+def trials_fail(namespace: str, image: str) -> Fact:
+    """That Overlay trials of an image failed on more than one node, or on the only node."""
+    return ("trials-fail", namespace, image)
+
+
+def exec_failed(namespace: str) -> Fact:
+    """That a namespace's executor could not be executed from its image volume."""
+    return ("exec-failed", namespace)
 
 
 def pod_refused(sandbox_uid: str, variant: Variant) -> Fact:
@@ -74,9 +75,14 @@ class Observed:
     pod: Manifest | None
     node: Manifest | None
     """Of its pod, or of the pod that it had."""
-    is_any_node_ready: bool
-    nodes: tuple[Node, ...]
-    """All nodes where a pod is to be made, else its pod's own."""
+    nodes: NodeCounts
+    """Of the cluster."""
+    trial_failed_on: str | None
+    """The node on which an Overlay trial of its namespace and image failed before."""
+    trial_failure: str | None
+    """The executor's message when Overlay trials of its namespace and image failed on more than one node."""
+    exec_failure: str | None
+    """The runtime's message when the executor's image volume could not be executed in its namespace."""
     refusals: Mapping[Variant, str]
     """How the API server refused its pod, in its words."""
     overlay_refusal: str | None
@@ -112,7 +118,7 @@ def observe(world: World, sandbox: Manifest) -> Observed:
         pod = None
     node_name = pod["spec"].get("nodeName") if pod else status.node_name
     node = cache.get("Node", "", node_name) if node_name else None
-    is_well = node is not None and node_is_ready(node)
+    image = str((sandbox.get("spec") or {}).get("image"))
     owner_uid = job.uid if isinstance(job, Job) else uid
     refused = {variant: world.recall(pod_refused(uid, variant)) for variant in VARIANTS}
     return Observed(
@@ -128,8 +134,10 @@ def observe(world: World, sandbox: Manifest) -> Observed:
         keep=(sandbox.get("spec") or {}).get("whenFinished") == "Retain",
         pod=pod,
         node=node,
-        is_any_node_ready=is_well or any(node_is_ready(other) for other in cache.all("Node")),
-        nodes=_nodes(world, sandbox, cache.all("Node") if pod is None else filter(None, [node])),
+        nodes=cache.nodes,
+        trial_failed_on=world.recall(trial_failed_on(namespace, image)),
+        trial_failure=world.recall(trials_fail(namespace, image)),
+        exec_failure=world.recall(exec_failed(namespace)),
         refusals={variant: words for variant, words in refused.items() if words is not None},
         overlay_refusal=world.recall(overlay_refused(namespace)),
         image_volumes_refusal=world.recall(IMAGE_VOLUMES_REFUSED),
@@ -155,15 +163,6 @@ def _job_of(world: World, sandbox: Manifest) -> Job | str | None:
         uid=owner["uid"],
         pod_template=(spec.get("sandbox") or {}).get("podTemplate") or {},
         security=Security(spec.get("security", Security.STANDARD)),
-    )
-
-
-def _nodes(world: World, sandbox: Manifest, nodes: Iterable[Manifest]) -> tuple[Node, ...]:
-    namespace, image = sandbox["metadata"]["namespace"], str((sandbox.get("spec") or {}).get("image"))
-    return tuple(
-        node_of(node, world.recall(trial_failed(name, namespace, image)), world.recall(exec_failed(name)))
-        for node in nodes
-        for name in [node["metadata"]["name"]]
     )
 
 

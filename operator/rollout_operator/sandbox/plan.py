@@ -15,11 +15,12 @@ from rollout_api.conditions import Condition
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.actions import Action, Delete, Event, Fact, Manifest, Plan, Ref, Remember
 from rollout_operator.cache import uid_of
+from rollout_operator.nodes import has_user_namespaces, is_ready
 from rollout_operator.sandbox import making, status
 from rollout_operator.sandbox.clocks import seconds_kept, seconds_to_start, seconds_until_missed
 from rollout_operator.sandbox.conditions import FINISHED, OVERLAY, READY, condition, find, holds, moment
-from rollout_operator.sandbox.mode import TRIAL_FAILED
-from rollout_operator.sandbox.observe import Observed, exec_failed, trial_failed
+from rollout_operator.sandbox.mode import NODES_LACK_USER_NAMESPACES, TRIAL_FAILED, handler_words
+from rollout_operator.sandbox.observe import Observed, exec_failed, trial_failed_on, trials_fail
 from rollout_operator.sandbox.reasons import (
     NODE_GRACE,
     Ending,
@@ -27,9 +28,9 @@ from rollout_operator.sandbox.reasons import (
     Waiting,
     ending_of,
     exec_failure,
+    has_begun,
     is_running,
     is_terminating,
-    node_is_ready,
     seconds_until_lost,
     trial_failure,
     waiting_for,
@@ -84,7 +85,7 @@ def _with_pod(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
         return remade
     if ending := ending_of(pod) or _replaced(seen, pod, is_ready=is_ready):
         return _finish(seen, ending)
-    lost_in = seconds_until_lost(seen.node, seen.now) if seen.node is not None and seen.is_any_node_ready else None
+    lost_in = seconds_until_lost(seen.node, seen.now) if seen.node is not None and seen.nodes.ready else None
     if lost_in is not None and lost_in <= 0:
         node_name = pod["spec"].get("nodeName")
         message = f"its node {node_name} has not been ready for {NODE_GRACE.total_seconds():.0f} s"
@@ -125,27 +126,30 @@ def _remake(seen: Observed, spec: SandboxSpec, pod: Manifest, left: float) -> Pl
     node = pod["spec"].get("nodeName", "")
     if (words := trial_failure(pod)) is not None:
         message = f"Overlay was tried on node {node}, and failed: {words}"
-        if spec.workspaces.mode == WorkspaceMode.OVERLAY:
-            advice = f"{message}; set spec.workspaces.mode to Auto or Plain"
-            return _finish(seen, Ending(FinishedReason.CRASHED, advice))
-        if left <= 0:
-            return _finish(seen, _too_late(spec, message))
-        fact = trial_failed(node, seen.namespace, str(spec.image))
-        return _remake_plain(seen, pod, fact, words, message, left)
+        return _remake_plain(seen, spec, pod, TRIAL_FAILED, message, left)
+    handler = spec.runtime_class_name or ""
+    lacks = seen.node is not None and not has_user_namespaces(seen.node, handler)
+    if lacks and status.mode_of(pod) == WorkspaceMode.OVERLAY and not has_begun(pod):
+        message = f"node {node} offers no user namespaces for its {handler_words(handler)}"
+        return _remake_plain(seen, spec, pod, NODES_LACK_USER_NAMESPACES, message, left)
     if (words := exec_failure(pod)) is not None and left > 0:
         return _remake_with_copy(seen, pod, node, words, left)
     return None
 
 
-def _remake_plain(seen: Observed, pod: Manifest, fact: Fact, words: str, message: str, left: float) -> Plan:
+def _remake_plain(seen: Observed, spec: SandboxSpec, pod: Manifest, reason: str, message: str, left: float) -> Plan:
+    if spec.workspaces.mode == WorkspaceMode.OVERLAY:
+        ending = FinishedReason.CRASHED if reason == TRIAL_FAILED else FinishedReason.EVICTED
+        return _finish(seen, Ending(ending, f"{message}; set spec.workspaces.mode to Auto or Plain"))
+    if left <= 0:
+        return _finish(seen, _too_late(spec, message))
     overlay = find(seen.status.conditions, OVERLAY)
-    if overlay is None or overlay.reason != TRIAL_FAILED:
-        fresh = status.without_pod(seen.status, message, seen.now, seen.generation)
-        is_known = any(node.trial_failure is not None for node in seen.nodes)
+    if overlay is None or overlay.status != "False":
+        fresh = status.without_pod(seen.status, reason, message, seen.now, seen.generation)
         return Plan(
-            actions=() if is_known else _remember(fact, words),
+            actions=_trial_lessons(seen, spec, pod, message) if reason == TRIAL_FAILED else (),
             status=fresh.wire(),
-            events=(Event("Warning", "OverlayTrialFailed", message),),
+            events=(Event("Warning", "OverlayTrialFailed" if reason == TRIAL_FAILED else reason, message),),
             requeue_seconds=left,
         )
     if is_terminating(pod):
@@ -154,13 +158,22 @@ def _remake_plain(seen: Observed, pod: Manifest, fact: Fact, words: str, message
     return Plan((_delete_pod(seen, pod, grace_seconds=0),), requeue_seconds=left)
 
 
+def _trial_lessons(seen: Observed, spec: SandboxSpec, pod: Manifest, message: str) -> tuple[Remember, ...]:
+    """What a failed trial teaches about its namespace and image: Overlay fails there when it failed on two nodes."""
+    node, image = pod["spec"].get("nodeName", ""), str(spec.image)
+    learned = _remember(trial_failed_on(seen.namespace, image), node)
+    if seen.nodes.total == 1 or seen.trial_failed_on not in (None, node):
+        learned += _remember(trials_fail(seen.namespace, image), message)
+    return learned
+
+
 def _remake_with_copy(seen: Observed, pod: Manifest, node: str, words: str, left: float) -> Plan:
     """The image volume cannot be executed there, as where a runtime mounts them noexec: copy the bundle instead."""
     if is_terminating(pod):
         return Plan(requeue_seconds=left)
     message = f"on node {node}, so an init container copies the executor: {words}"
     return Plan(
-        (*_remember(exec_failed(node), words), _delete_pod(seen, pod, grace_seconds=0)),
+        (*_remember(exec_failed(seen.namespace), words), _delete_pod(seen, pod, grace_seconds=0)),
         events=(Event("Normal", "ImageVolumeNotExecutable", message),),
         requeue_seconds=left,
     )
@@ -175,7 +188,7 @@ def _finish(seen: Observed, ending: Ending, more: Iterable[Condition] = ()) -> P
 def _how_it_vanished(seen: Observed) -> Ending:
     """The pod is gone, and nobody has seen why."""
     node = seen.status.node_name or ""
-    if seen.is_any_node_ready and (seen.node is None or not node_is_ready(seen.node)):
+    if seen.nodes.ready and (seen.node is None or not is_ready(seen.node)):
         return Ending(FinishedReason.NODE_LOST, f"its pod is gone, and its node {node} is not ready")
     return Ending(FinishedReason.POD_DELETED, "its pod was deleted")
 

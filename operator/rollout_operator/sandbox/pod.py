@@ -19,9 +19,9 @@ from rollout_api.cluster import (
 )
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.config import Images
+from rollout_operator.nodes import user_namespaces_label
 from rollout_operator.sandbox import template as templates
 from rollout_operator.sandbox.mode import Choice
-from rollout_operator.sandbox.placement import restricted_to
 from rollout_operator.sandbox.pod_names import (
     BUNDLE_VOLUME,
     CONTAINER,
@@ -81,7 +81,7 @@ def pod_for(
     Args:
         who: whose it is.
         spec: what is asked for; its image is there.
-        choice: the mode, and where that can be had.
+        choice: the mode, and why.
         images: the executor's image.
         template: the user's, without nulls, and without anything that is refused.
         image_volume: mount the executor's image; else an init container copies it.
@@ -93,8 +93,8 @@ def pod_for(
     invariants = _invariants(who, spec, choice, images, needs, container, image_volume=image_volume)
     container.pop("args", None)
     pod = templates.merge(pod, invariants)
-    if choice.nodes:
-        pod["spec"] = restricted_to(pod["spec"], choice.nodes, choice.others)
+    if choice.mode == WorkspaceMode.OVERLAY:
+        pod["spec"]["affinity"] = _overlay_affinity(spec, pod["spec"].get("affinity") or {})
     return pod
 
 
@@ -235,6 +235,28 @@ def _memory_for_workspaces(container: Mapping[str, Any], needs: Needs) -> int | 
             f"workspaces and the executor beside them; give at least {least}, or leave it out"
         )
     return left if needs.memory_bytes is None else min(left, needs.memory_bytes)
+
+
+def _overlay_affinity(spec: SandboxSpec, affinity: Mapping[str, Any]) -> Json:
+    """The affinity that also keeps an Overlay pod off nodes that are labelled to have no user namespaces.
+
+    It is required for mode Overlay. For Auto it is preferred: a job whose template chooses such nodes gets Plain
+    sandboxes there.
+    """
+    offers: Json = {"key": user_namespaces_label(spec.runtime_class_name or ""), "operator": "DoesNotExist"}
+    node_affinity = dict(affinity.get("nodeAffinity") or {})
+    if spec.workspaces.mode == WorkspaceMode.OVERLAY:
+        required = node_affinity.get(templates.REQUIRED) or {}
+        # The terms are alternatives, so each of them has to ask for it. The API server takes an empty one to match nothing.
+        terms = [
+            {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), offers]} if term else term
+            for term in required.get("nodeSelectorTerms") or [{"matchExpressions": []}]
+        ]
+        node_affinity[templates.REQUIRED] = {**required, "nodeSelectorTerms": terms}
+    else:
+        preferred = {"weight": 100, "preference": {"matchExpressions": [offers]}}
+        node_affinity[templates.PREFERRED] = [*(node_affinity.get(templates.PREFERRED) or ()), preferred]
+    return {**affinity, "nodeAffinity": node_affinity}
 
 
 def _security(spec: SandboxSpec, mode: WorkspaceMode) -> Json:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from rollout_operator import nodes
 from rollout_operator.actions import Manifest
 from rollout_operator.sandbox.conditions import IMAGE_PULLED, READY, SCHEDULED, moment
 from rollout_operator.sandbox.pod_names import BUNDLE_VOLUME, CONTAINER
@@ -86,6 +87,11 @@ _START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerErro
 def is_running(pod: Manifest) -> bool:
     """Whether its container runs and it has an address."""
     return "running" in _container(pod).get("state", {}) and bool(pod["status"].get("podIP"))
+
+
+def has_begun(pod: Manifest) -> bool:
+    """Whether its container runs or has ended."""
+    return not {"running", "terminated"}.isdisjoint(_container(pod).get("state", {}))
 
 
 def is_terminating(pod: Manifest) -> bool:
@@ -180,14 +186,9 @@ def waiting_for(pod: Manifest) -> Waiting:
     return Waiting(READY, reason or "ContainerCreating", words, is_problem=reason not in _ON_ITS_WAY)
 
 
-def node_is_ready(node: Manifest) -> bool:
-    """Whether the control plane hears from a node that it is well."""
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", ()))
-
-
 def seconds_until_lost(node: Manifest, now: datetime) -> float | None:
     """How long a node may stay silent before what runs there counts as lost; None while it is ready."""
-    if node_is_ready(node):
+    if nodes.is_ready(node):
         return None
     since = next(
         (c.get("lastTransitionTime") for c in node["status"].get("conditions", ()) if c["type"] == "Ready"), None

@@ -15,7 +15,7 @@ from rollout_operator.sandbox.conditions import (
     condition,
     merged,
 )
-from rollout_operator.sandbox.mode import SUPPORTED, TRIAL_FAILED
+from rollout_operator.sandbox.mode import SUPPORTED
 from rollout_operator.sandbox.network import plain_caveat
 from rollout_operator.sandbox.pod import places_of
 from rollout_operator.sandbox.pod_names import OVERLAY_ANNOTATION
@@ -47,11 +47,11 @@ def ready(old: SandboxStatus, spec: SandboxSpec, pod: Manifest, now: datetime, g
     )
 
 
-def without_pod(old: SandboxStatus, trial_failure: str, now: datetime, generation: int | None) -> SandboxStatus:
+def without_pod(old: SandboxStatus, reason: str, message: str, now: datetime, generation: int | None) -> SandboxStatus:
     """Its Overlay pod was of no use; a Plain one is to come."""
     conditions = [
-        condition(OVERLAY, False, TRIAL_FAILED, trial_failure),
-        condition(READY, False, TRIAL_FAILED, "its pod is made again in Plain mode"),
+        condition(OVERLAY, False, reason, message),
+        condition(READY, False, reason, "its pod is made again in Plain mode"),
     ]
     return SandboxStatus(observed_generation=generation, conditions=merged(old.conditions, conditions, now, generation))
 

@@ -15,11 +15,21 @@ Json = Any
 _TEXT, _FLAG, _TEXTS, _ANY_MAP, _ANY_LIST = "text", "true or false", "a mapping of texts", "a mapping", "a list"
 _QUANTITIES = "a mapping of quantities"
 
+REQUIRED, PREFERRED = (f"{how}DuringSchedulingIgnoredDuringExecution" for how in ("required", "preferred"))
+"""Fields of an affinity."""
+
 ALLOWED: Mapping[str, Json] = {
     "metadata": {"labels": _TEXTS, "annotations": _TEXTS},
     "spec": {
         "nodeSelector": _TEXTS,
-        "affinity": _ANY_MAP,
+        "affinity": {
+            "nodeAffinity": {
+                REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": _ANY_LIST, "matchFields": _ANY_LIST}]},
+                PREFERRED: _ANY_LIST,
+            },
+            "podAffinity": _ANY_MAP,
+            "podAntiAffinity": _ANY_MAP,
+        },
         "tolerations": _ANY_LIST,
         "topologySpreadConstraints": _ANY_LIST,
         "priorityClassName": _TEXT,
@@ -215,7 +225,7 @@ def well_formed(template: Mapping[str, Json], where: str) -> list[str]:
             isinstance(e, Mapping) and isinstance(e.get(key), str) for e in entries
         ):
             found.append(f"{where}.spec.{name}: expected a list of mappings, each with {key}")
-    return found
+    return found + _compare(spec.get("affinity", {}), ALLOWED["spec"]["affinity"], f"{where}.spec.affinity")
 
 
 def merge(base: Mapping[str, Json], over: Mapping[str, Json]) -> dict[str, Json]:

@@ -17,6 +17,7 @@ PROMETHEUS_OPERATOR = "0.85.0"
 GROUPS = (
     *("api__v1", "apis__apps__v1", "apis__batch__v1", "apis__policy__v1", "apis__networking.k8s.io__v1"),
     *("apis__rbac.authorization.k8s.io__v1", "apis__apiextensions.k8s.io__v1"),
+    "apis__admissionregistration.k8s.io__v1",
 )
 
 Schema = dict[str, Any]

@@ -91,8 +91,9 @@ def test_two_releases_never_share_an_object_of_the_cluster() -> None:
         command = [tool("helm"), "template", release, str(CHART), "--namespace", namespace, "--kube-version", "1.35.0"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found = [document for document in yaml.safe_load_all(done.stdout) if document]
-        names += [role["metadata"]["name"] for role in of_kind(found, "ClusterRole")]
-    assert len(names) == len(set(names)) == 12
+        for kind in ("ClusterRole", "ValidatingAdmissionPolicy"):
+            names += [(kind, document["metadata"]["name"]) for document in of_kind(found, kind)]
+    assert len(names) == len(set(names)) == 16
 
 
 def rules(documents: list[Manifest], *kinds: str) -> list[Manifest]:
@@ -128,7 +129,9 @@ def test_the_operator_has_the_rights_that_its_documentation_lists_and_no_others(
 
 def test_an_operator_of_some_namespaces_has_no_rights_in_the_others() -> None:
     documents = rendered("namespaced")
-    assert rules(documents, "ClusterRole") == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}]
+    assert rules(documents, "ClusterRole") == [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch", "patch"]}
+    ]
     namespaces = [role["metadata"]["namespace"] for role in of_kind(documents, "Role")]
     assert sorted(namespaces) == [NAMESPACE, "team-a", "team-b"]
     everywhere = rules(rendered("default"), "ClusterRole")

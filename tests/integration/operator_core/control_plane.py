@@ -99,6 +99,11 @@ class ControlPlane:
         assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
         return done.stdout.strip()
 
+    def refusal_of(self, *arguments: str) -> str:
+        """What kubectl complains of; empty when it did what was asked for."""
+        command = [str(self._bin / "kubectl"), "--kubeconfig", str(self.kubeconfig("admin")), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
+
     def helm(self, *arguments: str) -> str:
         """What helm prints."""
         return subprocess.run(

@@ -1,6 +1,7 @@
 """The rights that the chart gives the operator: all that it needs, tried with nothing but them."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,42 @@ from tests.integration.operator_core.conftest import OPERATOR_ACCOUNT, Replica
 from tests.integration.operator_core.control_plane import REPOSITORY, ControlPlane, until
 
 NAMESPACE = "rights"
+
+
+def assert_only_its_label_of_a_node_can_be_changed(plane: ControlPlane) -> None:
+    """The operator labels a node without user namespaces, and may do nothing else to it."""
+    metadata = {"name": "old", "labels": {"pool": "old"}}
+    status = {"conditions": [{"type": "Ready", "status": "True"}], "runtimeHandlers": [{"name": ""}, {"name": "kata"}]}
+    plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+    plane.kubectl("patch", "node", "old", "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+
+    def labels() -> dict[str, str]:
+        found: dict[str, str] = json.loads(plane.kubectl("get", "node", "old", "-o", "json"))["metadata"]["labels"]
+        return {key: value for key, value in found.items() if not key.startswith("kubernetes.io/")}
+
+    lacking = {f"userns.rollout.dev/{handler}": "false" for handler in ("default", "kata")}
+    until(lambda: labels() == {"pool": "old", **lacking}, "the labels of a node without user namespaces")
+    # kubectl reads a node before it patches it.
+    plane.kubectl("create", "clusterrole", "read-nodes", "--verb=get", "--resource=nodes")
+    account = OPERATOR_ACCOUNT.removeprefix("system:serviceaccount:")
+    plane.kubectl(
+        "create", "clusterrolebinding", "read-nodes", "--clusterrole=read-nodes", f"--serviceaccount={account}"
+    )
+    for change in (
+        {"metadata": {"labels": {"pool": "new"}}},
+        {"metadata": {"labels": {"pool": None}}},
+        {"metadata": {"labels": {"node-role.kubernetes.io/gpu": ""}}},
+        {"metadata": {"annotations": {"a": "b"}}},
+        {"metadata": {"finalizers": ["example.com/kept"]}},
+        {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "gone", "uid": "gone"}]}},
+        {"spec": {"unschedulable": True}},
+        {"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}},
+    ):
+        refusal = plane.refusal_of("patch", "node", "old", "-p", json.dumps(change), f"--as={OPERATOR_ACCOUNT}")
+        assert "the operator may change labels" in refusal, (change, refusal)
+    ready = {"status": {"runtimeHandlers": [{"name": "", "features": {"userNamespaces": True}}]}}
+    plane.kubectl("patch", "node", "old", "--subresource=status", "--type=merge", "-p", json.dumps(ready))
+    until(lambda: labels() == {"pool": "old"}, "no label on a node that was upgraded")
 
 
 def test_with_the_charts_rights_alone_jobs_and_sandboxes_live_through_all_their_states(
@@ -22,6 +59,7 @@ def test_with_the_charts_rights_alone_jobs_and_sandboxes_live_through_all_their_
     replica = Replica(plane, NAMESPACE, OPERATOR_ACCOUNT, tmp_path)
     try:
         until(replica.leads, "the replica leads")
+        assert_only_its_label_of_a_node_can_be_changed(plane)
         job: dict[str, Any] = {
             "apiVersion": "rollout.dev/v1alpha1",
             "kind": "RolloutJob",

@@ -109,7 +109,7 @@ def test_a_node_keeps_whether_it_is_ready_and_what_its_runtime_can_do() -> None:
             "name": "node-1",
             "uid": "u",
             "resourceVersion": "1",
-            "labels": {"a": "b"},
+            "labels": {"a": "b", "userns.rollout.dev/default": "false"},
             "annotations": {"c": "d"},
         },
         "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}], "podCIDR": "10.0.0.0/24"},
@@ -134,7 +134,7 @@ def test_a_node_keeps_whether_it_is_ready_and_what_its_runtime_can_do() -> None:
         "runtimeHandlers": handlers,
         "nodeInfo": {"containerRuntimeVersion": "containerd://2.1"},
     }
-    assert kept["spec"] == {"taints": [{"key": "k", "effect": "NoSchedule"}]}
+    assert (kept["spec"], kept["metadata"]["labels"]) == ({}, {"userns.rollout.dev/default": "false"})
     assert kept["metadata"]["labels"] == {"a": "b"}
 
 

@@ -81,4 +81,4 @@ def test_a_node_wakes_its_sandboxes_when_its_readiness_changes_only(
     cache.put("Pod", {**obj("p", ("Sandbox", "s")), "spec": {"nodeName": "node-1"}})
     cache.put("Pod", {**obj("q", ("Sandbox", "other")), "spec": {"nodeName": "node-2"}})
     woken = wakes("Node", node(before), node(after) if after else None, cache)
-    assert woken == ([Ref("Sandbox", "n", "s")] if concerns else [])
+    assert woken == [Ref("Node", "", "node-1"), *([Ref("Sandbox", "n", "s")] if concerns else [])]

@@ -51,16 +51,17 @@ def node(
     runtime: str = "containerd://2.1.0",
     labels: dict[str, str] | None = None,
     since: datetime = NOW,
-    taints: tuple[Json, ...] = (),
+    handlers: dict[str, bool] | None = None,
 ) -> Json:
-    """A node. `since`: when it became ready, or was seen last."""
+    """A node. `since`: when it became ready, or was seen last; `handlers`: which runtime handlers have user namespaces."""
+    reported = {"": user_namespaces} if handlers is None else handlers
     condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastTransitionTime": timestamp(since)}
     return {
         "metadata": {"name": name, "uid": f"uid-{name}", "labels": {"kubernetes.io/hostname": name, **(labels or {})}},
-        "spec": {"taints": list(taints)},
+        "spec": {},
         "status": {
             "conditions": [condition],
-            "runtimeHandlers": [{"name": "", "features": {"userNamespaces": user_namespaces}}],
+            "runtimeHandlers": [{"name": name, "features": {"userNamespaces": has}} for name, has in reported.items()],
             "nodeInfo": {"containerRuntimeVersion": runtime},
         },
     }

@@ -116,12 +116,30 @@ def test_old_runtimes_get_the_executor_copied() -> None:
     assert way(make(world(node(runtime="containerd://1.7.27")), sandbox())) == ("Overlay", "copied")
 
 
-def test_overlay_goes_to_the_nodes_that_can_within_those_that_the_template_chose() -> None:
-    nodes = [node("a"), node("b", user_namespaces=False), node("c", labels={"pool": "x"}, user_namespaces=False)]
-    spec = pod_of(make(world(*nodes), sandbox()))["spec"]
-    assert "'a'" in str(spec["affinity"])
-    in_pool = make(world(*nodes), sandbox(podTemplate={"spec": {"nodeSelector": {"pool": "x"}}}))
-    assert way(in_pool) == ("Plain", "volume")
+def test_overlay_pod_is_kept_off_nodes_that_are_labelled_to_lack_user_namespaces() -> None:
+    nodes = [node("a"), node("b", user_namespaces=False)]
+    offers = {"key": "userns.rollout.dev/default", "operator": "DoesNotExist"}
+    preferred = pod_of(make(world(*nodes), sandbox()))["spec"]["affinity"]["nodeAffinity"]
+    assert list(preferred) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert offers in preferred["preferredDuringSchedulingIgnoredDuringExecution"][0]["preference"]["matchExpressions"]
+    insisting = pod_of(make(world(*nodes), sandbox(workspaces={"mode": "Overlay"})))["spec"]["affinity"]["nodeAffinity"]
+    (term,) = insisting["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchExpressions": [offers]}
+
+
+def test_making_a_pod_looks_at_no_node_so_that_5000_nodes_cost_what_one_costs() -> None:
+    class Untouchable(dict[str, Any]):
+        """A node that nobody may look into."""
+
+        def __getitem__(self, key: str) -> Any:
+            raise AssertionError(f"a plan read {key} of a node")
+
+        get = __getitem__  # type: ignore[assignment]
+
+    where = world(node())
+    for index in range(5000):
+        where.cache._objects["Node"]["", f"n{index}"] = Untouchable()
+    assert way(make(where, sandbox())) == ("Overlay", "volume")
 
 
 def test_only_what_was_admitted_in_the_end_teaches_of_a_namespace() -> None:

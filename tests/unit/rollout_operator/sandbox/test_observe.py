@@ -6,7 +6,7 @@ from rollout_api.sandbox import Security
 from rollout_operator.actions import Ref, Remember
 from rollout_operator.memory import Memory
 from rollout_operator.sandbox import observe
-from rollout_operator.sandbox.observe import exec_failed, overlay_refused, trial_failed
+from rollout_operator.sandbox.observe import exec_failed, overlay_refused, trial_failed_on, trials_fail
 from tests.unit.rollout_operator.sandbox.objects import KEY, NOW, RUNNING, node, pod, rollout_job, sandbox, world
 
 
@@ -42,26 +42,23 @@ def test_a_sandbox_by_hand_has_a_key_of_its_own() -> None:
     assert (seen.job, seen.key_secret, seen.owner_uid) == (None, Ref("Secret", "lab", "s-sandbox"), "uid-s")
 
 
-def test_what_was_learned_of_nodes_and_namespaces_counts_until_it_expires() -> None:
+def test_what_was_learned_of_a_namespace_counts_until_it_expires() -> None:
     memory = Memory()
-    for fact in (trial_failed("n1", "lab", "busybox:1"), exec_failed("n2"), overlay_refused("lab")):
+    image = ("lab", "busybox:1")
+    for fact in (trial_failed_on(*image), trials_fail(*image), exec_failed("lab"), overlay_refused("lab")):
         memory.learn(Remember(fact, "words", 60), NOW.timestamp())
-    seen = observe(world(node("n1"), node("n2"), memory=memory), sandbox())
-    assert {found.name: (found.trial_failure, found.exec_failure) for found in seen.nodes} == {
-        "n1": ("words", None),
-        "n2": (None, "words"),
-    }
-    assert seen.overlay_refusal == "words"
-    later = observe(world(node("n1"), memory=memory, now=NOW + timedelta(minutes=2)), sandbox())
-    assert (later.overlay_refusal, later.nodes[0].trial_failure) == (None, None)
+    seen = observe(world(memory=memory), sandbox())
+    assert (seen.trial_failed_on, seen.trial_failure, seen.exec_failure, seen.overlay_refusal) == ("words",) * 4
+    later = observe(world(memory=memory, now=NOW + timedelta(minutes=2)), sandbox())
+    assert (later.trial_failed_on, later.trial_failure, later.exec_failure, later.overlay_refusal) == (None,) * 4
 
 
-def test_an_image_or_a_namespace_in_which_overlay_fails_does_not_take_it_from_others() -> None:
+def test_failures_of_another_namespace_or_image_do_not_count() -> None:
     memory = Memory()
-    for fact in (trial_failed("n1", "other", "busybox:1"), trial_failed("n1", "lab", "broken:1")):
+    for fact in (trials_fail("other", "busybox:1"), trials_fail("lab", "broken:1"), exec_failed("other")):
         memory.learn(Remember(fact, "words", 60), NOW.timestamp())
-    (found,) = observe(world(node("n1"), memory=memory), sandbox()).nodes
-    assert found.trial_failure is None
+    seen = observe(world(node("n1"), memory=memory), sandbox())
+    assert (seen.trial_failure, seen.exec_failure) == (None, None)
 
 
 def test_a_status_that_another_version_wrote_is_made_anew() -> None:

@@ -176,7 +176,7 @@ def test_when_no_node_at_all_is_heard_of_it_is_the_control_plane_that_is_cut_off
 def test_a_failed_trial_gives_a_plain_pod_and_the_reason() -> None:
     failed = pod(ended(3, message="mount: EPERM"))
     first = look(sandbox(), node(), failed)
-    assert [type(action) for action in first.actions] == [Remember]
+    assert {type(action) for action in first.actions} == {Remember}
     assert first.events[0].reason == "OverlayTrialFailed"
     told = after(sandbox(), node(), failed)
     assert conditions(told)["Overlay"] == (
@@ -209,6 +209,58 @@ def test_a_failed_trial_is_told_to_who_insists_on_overlay() -> None:
     held, reason, message = conditions(done)["Finished"]
     assert (held, reason) == ("True", "Crashed")
     assert message.endswith("mount: EPERM; set spec.workspaces.mode to Auto or Plain")
+
+
+def learned(*nodes: str, cluster: int = 3) -> Memory:
+    """What Sandboxes leave in memory whose Overlay trials fail on these nodes, one after the other."""
+    memory = Memory()
+    others = [node(f"n{index}") for index in range(1, cluster + 1)]
+    for name in nodes:
+        failed = pod(ended(3, message="mount: EPERM"), node_name=name)
+        for action in look(sandbox(), *others, failed, memory=memory).actions:
+            assert isinstance(action, Remember)
+            memory.learn(action, NOW.timestamp())
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("failed", "cluster", "mode"),
+    [(("n1", "n1"), 3, "Overlay"), (("n1", "n2"), 3, "Plain"), (("n1",), 1, "Plain")],
+)
+def test_one_bad_node_of_several_does_not_take_overlay_from_a_job(
+    failed: tuple[str, ...], cluster: int, mode: str
+) -> None:
+    where = world(node(), memory=learned(*failed, cluster=cluster))
+    made = plan(observe(where, sandbox())).actions[-1]
+    assert isinstance(made, Create)
+    assert ("hostUsers" in made.body["spec"]) == (mode == "Overlay")
+
+
+@pytest.mark.parametrize("state", [None, waiting("ContainerCreating")])
+def test_pod_is_made_again_plain_when_its_node_offers_no_user_namespaces(state: Json | None) -> None:
+    nodes, stuck = (node("n1", user_namespaces=False), node("n2")), pod(state)
+    first = look(sandbox(), *nodes, stuck)
+    assert first.actions == (), "what one node lacks is no reason against Overlay on others"
+    told = after(sandbox(), *nodes, stuck)
+    words = "node n1 offers no user namespaces for its default runtime"
+    assert conditions(told)["Overlay"] == ("False", "NodesLackUserNamespaces", words)
+    assert look(told, *nodes, stuck).actions == (Delete(POD, "uid-pod-s", grace_seconds=0),)
+    create = look(told, *nodes).actions[-1]
+    assert isinstance(create, Create)
+    assert "hostUsers" not in create.body["spec"]
+    assert create.body["metadata"]["annotations"]["rollout.dev/overlay"] == f"NodesLackUserNamespaces: {words}"
+
+
+def test_running_overlay_pod_is_kept_when_its_node_is_labelled_later() -> None:
+    labelled = node(labels={"userns.rollout.dev/default": "broken"})
+    assert look(ready(), labelled, pod(RUNNING, **IP), seconds=9) == Plan()
+
+
+def test_overlay_by_name_ends_as_evicted_when_its_node_offers_no_user_namespaces() -> None:
+    done = after(sandbox(workspaces={"mode": "Overlay"}), node(user_namespaces=False), node("n2"), pod())
+    held, reason, message = conditions(done)["Finished"]
+    assert (held, reason) == ("True", "Evicted")
+    assert message.startswith("node n1 offers no user namespaces")
 
 
 def test_a_volume_that_cannot_be_executed_gives_a_pod_with_a_copy() -> None:

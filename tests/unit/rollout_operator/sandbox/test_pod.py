@@ -12,7 +12,6 @@ from rollout_api.base import quantity_value
 from rollout_api.cluster import executor_token, token_sha256
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.sandbox.mode import Choice
-from rollout_operator.sandbox.placement import Node
 from rollout_operator.sandbox.pod import Identity, pod_for
 from tests.unit.rollout_operator.sandbox.objects import CONFIG, KEY, Json
 
@@ -140,12 +139,33 @@ def test_a_limit_too_small_for_the_executor_is_refused_by_name(limit: str) -> No
         made(template=template)
 
 
-def test_a_pod_that_can_run_on_some_nodes_only_is_sent_there() -> None:
-    some = Choice(WorkspaceMode.OVERLAY, "Supported", "", [Node("able")], [Node("unable"), Node("too")])
-    affinity = made(some)["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert affinity["nodeSelectorTerms"] == [
-        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["able"]}]}
+def test_overlay_affinity_keeps_what_the_template_asks_for() -> None:
+    zone = {"key": "zone", "operator": "In", "values": ["a"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [zone]}, {"matchFields": [{"key": "metadata.name"}]}, {}]}
+    preferred = [{"weight": 1, "preference": {"matchExpressions": [zone]}}]
+    wanted = {
+        "requiredDuringSchedulingIgnoredDuringExecution": required,
+        "preferredDuringSchedulingIgnoredDuringExecution": preferred,
+    }
+    template = {"spec": {"affinity": {"nodeAffinity": wanted, "podAffinity": {}}}}
+    offers = {"key": "userns.rollout.dev/kata", "operator": "DoesNotExist"}
+    kata: Json = {"runtimeClassName": "kata"}
+
+    auto = made(OVERLAY, template, **kata)["spec"]["affinity"]
+    assert auto["podAffinity"] == {}
+    assert auto["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] == required
+    assert auto["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] == [
+        *preferred,
+        {"weight": 100, "preference": {"matchExpressions": [offers]}},
     ]
+    overlay = made(OVERLAY, template, workspaces={"mode": "Overlay"}, **kata)["spec"]["affinity"]["nodeAffinity"]
+    assert overlay["preferredDuringSchedulingIgnoredDuringExecution"] == preferred
+    assert overlay["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] == [
+        {"matchExpressions": [zone, offers]},
+        {"matchFields": [{"key": "metadata.name"}], "matchExpressions": [offers]},
+        {},  # It matches no node.
+    ]
+    assert made(PLAIN, template, **kata)["spec"]["affinity"]["nodeAffinity"] == wanted
 
 
 def test_a_lost_node_costs_half_a_minute_and_a_lifetime_ends() -> None:
