@@ -163,7 +163,7 @@ class Verifier(ApiModel):
     mode: VerifierMode | None = None
     """Where the grading runs, whatever a task says; left out: where the task says, else `Separate`."""
     artifacts: Annotated[list[Path], Field(min_length=1, max_length=64)] = ["."]
-    """What is carried from the agent's workspace to the grading one, relative to the working directory."""
+    """What is carried from the agent's workspace to the grading one: paths in the working directory; `*` is any text."""
     artifacts_limit: Quantity = "1Gi"
     """Most bytes of artifacts; a rollout over it is Completed with ResourceLimit."""
     reward: RewardRule = RewardRule.FRACTION

@@ -21,6 +21,9 @@ LOADED_BY_THEMSELVES = frozenset(
 )
 """Configuration that pytest, coverage, pyenv and Python look for, and modules that Python imports at its start."""
 
+TEST_FILES = ("test_*.py", "*_test.py")
+"""Names of the files that pytest collects from a folder where `python_files` says nothing else."""
+
 METADATA_SUFFIXES = (".dist-info", ".egg-info", ".egg", ".egg-link", "EGG-INFO")
 """Metadata of packages: an `entry_points.txt` anywhere on the path is enough to become a pytest plugin."""
 

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from importlib import resources
 
-from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED
+from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED, TEST_FILES
 from rollout_api.tasks import TaskFile
 
 PATCH_FOLDER = ".rollout-patch"
@@ -149,8 +149,9 @@ def patched_paths(patch: str) -> list[str]:
 _HEADER = re.compile(r'"?a/(.+?)"? "?b/(.+?)"?')
 
 _APPLY_PATCH = resources.files("agent_runtime.tasks.in_sandbox").joinpath("apply_patch.py").read_text("utf-8")
+_TEST_NAMES = [re.escape(pattern).replace(r"\*", "[^/]*") for pattern in TEST_FILES]
 _LOADED_BY_ITSELF = (
-    rf"(^|/)({'|'.join(re.escape(name) for name in sorted(LOADED_BY_THEMSELVES))})$|\.(pth|pyc|pyo)$"
+    rf"(^|/)({'|'.join([*map(re.escape, sorted(LOADED_BY_THEMSELVES)), *_TEST_NAMES])})$|\.(pth|pyc|pyo)$"
     rf"|({'|'.join(re.escape(suffix) for suffix in METADATA_SUFFIXES)})(/|$)"
 )
 _PROGRAM = (

@@ -1,16 +1,18 @@
 """Which of the agent's files are carried into the workspace that grades them.
 
-What Python and pytest load without being asked to is never carried: the grading keeps the version of the prepared state,
-or none. A task whose solution lies in such a file names it in `verifier.artifacts`. The executor applies these rules to
-the real tree; docs/verification.md tells what this closes, and what it cannot.
+What Python and pytest load or collect without being asked to is never carried: the grading keeps the version of the
+prepared state, or none. A task whose solution lies in such a file names it in `verifier.artifacts`. The executor applies
+these rules to the real tree; docs/verification.md tells what this closes, and what it cannot.
 """
 
 import posixpath
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED
+from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED, TEST_FILES
 from rollout_api.rollout_job import Verifier
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, VerifierKind
 
 
 def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, dict[str, Any]]:
@@ -19,15 +21,28 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
     root = posixpath.normpath(posixpath.join(working_dir, folder or "."))
     hidden = [posixpath.join(working_dir, file.path) for file in (task.verifier.files if task.verifier else ())]
     variables = {variable.name: variable.value for variable in (task.verifier.env if task.verifier else ())}
+    commands = task.verifier.commands if task.verifier else []
+    is_pytest = task.verifier is not None and task.verifier.kind is VerifierKind.PYTEST
+    texts = [file.content for file in (task.verifier.files if task.verifier else ()) if file.content]
     imported = [posixpath.join(working_dir, path) for path in variables.get("PYTHONPATH", "").split(":") if path]
     return folder or ".", {
         "artifacts": verifier.artifacts if folder is None else ["."],
         "hidden": [posixpath.relpath(path, root) for path in hidden if is_below(path, root)],
         "importRoots": [posixpath.relpath(path, root) for path in imported if is_below(path, root)],
         "names": sorted(LOADED_BY_THEMSELVES),
+        "tests": [*TEST_FILES, *(_named_tests(commands) if is_pytest else ())],
+        "options": [text for text in (*variables.values(), *commands, *texts) if "python_files" in text],
         "metadata": METADATA_SUFFIXES,
         "modules": sorted(SHADOWED),
     }
+
+
+def _named_tests(commands: Sequence[str]) -> Iterator[str]:
+    """The files that pytest's commands name, which are tests whatever they are called."""
+    for command in commands:
+        words = re.split(r"[\s'\"]+", command)
+        if not any(word.startswith("--doctest") for word in words):
+            yield from (posixpath.normpath(word) for word in words if word.endswith(".py"))
 
 
 def is_below(path: str, folder: str) -> bool:

@@ -11,8 +11,10 @@ the prepared folder and what was planted in the result. No process of the agent 
 from __future__ import annotations
 
 import errno
+import fnmatch
 import json
 import os
+import re
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from typing import IO, Literal
 from agent_runtime.executor.workspaces.archives import COPY_BYTES, walk
 from agent_runtime.executor.workspaces.channel import Message
 from agent_runtime.executor.workspaces.identity import Refused
-from agent_runtime.executor.workspaces.trees import make_writable, open_folder, remove_entry
+from agent_runtime.executor.workspaces.trees import NO_WAIT, make_writable, open_folder, remove_entry
 from agent_runtime.executor.workspaces.unpacking import Target, members
 
 Kind = Literal["file", "folder", "link", "other"]
@@ -44,12 +46,18 @@ _OF_ROOT_ENVIRONMENT = ("bin", "conda-meta", "include", "lib", "lib64", "pyvenv.
 
 # Names of folders that hold nothing but tests.
 _TEST_FOLDERS = ("test", "tests")
+# pytest's option that says which files it collects, in a configuration file or on a command line; and the most bytes of
+# such a file that are read.
+_PYTHON_FILES = re.compile(r"python_files\s*=\s*(\[[^]]*\]|[^\n]*(?:\n[ \t]+[^\n]*)*)")
+_CONFIGURATIONS = (".cfg", ".ini", ".toml")
+_CONFIGURATION_BYTES = 1024 * 1024
 
 COMPILED = "is compiled code, which Python prefers to its source"
 ENVIRONMENT = "belongs to the prepared Python environment"
 LOADED = "is loaded by Python, pytest or their tools by itself"
 METADATA = "is package metadata, which can register pytest plugins"
 SHADOWS_HIDDEN = "would be imported in place of a hidden file"
+TEST = "is a test file, which pytest would run in the process of the verdict"
 LINKED = "is what a protected link of the prepared state leads to"
 
 
@@ -57,6 +65,12 @@ def kind_of(mode: int) -> Kind:
     """The kind of an entry by its `st_mode`."""
     kinds: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
     return kinds.get(stat.S_IFMT(mode), "other")
+
+
+def python_files(text: str) -> set[str]:
+    """The patterns that pytest's `python_files` has in a configuration file or a command."""
+    words = (word for value in _PYTHON_FILES.findall(text) for word in re.split(r"[\s\[\],'\"]+", value))
+    return {word for word in words if "*" in word or word.endswith(".py")}
 
 
 def _parents(path: str) -> Iterator[str]:
@@ -78,6 +92,8 @@ class Rules:
         self._names, self._modules = frozenset(form["names"]), frozenset(form["modules"])
         self._at_start = {name.removesuffix(".py") for name in self._names if name.endswith(".py")}
         self._metadata = tuple(form["metadata"])
+        self.tests = set(form["tests"]).union(*map(python_files, form["options"]))
+        """Patterns of the names of files that pytest collects."""
         self.import_roots = {os.path.normpath(path) for path in form.get("importRoots", [])}
         """Folders from which the verifier's Python imports, which the agent may have made."""
         hidden = [os.path.normpath(path) for path in form["hidden"]]
@@ -92,15 +108,16 @@ class Rules:
 
     def is_declared(self, path: str) -> bool:
         """It may be carried, as an artifact or in one."""
-        return any(folder in (".", path) or path.startswith(f"{folder}/") for folder in self._declared)
+        inside = any(folder in (".", path) or path.startswith(f"{folder}/") for folder in self._declared)
+        return inside or self.is_named(path)
 
     def leads_to_declared(self, path: str) -> bool:
         """It is a folder on the way to an artifact."""
         return any(folder.startswith(f"{path}/") for folder in self._declared)
 
     def is_named(self, path: str) -> bool:
-        """It is declared by its own name, and so carried whatever it is."""
-        return path in self._declared
+        """It is declared by its own name, or by a pattern, and so carried whatever it is."""
+        return any(path == name or ("*" in name and fnmatch.fnmatchcase(path, name)) for name in self._declared)
 
     def loaded(self, path: str, kind: Kind) -> str | None:
         """Why an entry is loaded without being asked for, wherever it stands; None when it is not."""
@@ -115,8 +132,20 @@ class Rules:
             return METADATA
         if os.path.basename(self.imported_as(path, kind) or "") in self._at_start:
             return LOADED
+        if kind != "folder" and self._is_test(path):
+            return TEST
         is_before_source = name == "__init__.py" or name.endswith(_EXTENSIONS) or kind == "link"
         return SHADOWS_HIDDEN if is_before_source and self.imported_as(path, kind) in self._hidden_modules else None
+
+    def _is_test(self, path: str) -> bool:
+        """pytest collects a file of this name. A pattern for every name means every file of the folders of tests."""
+        found = [test for test in self.tests if fnmatch.fnmatchcase(f"/{path}", f"*/{test}")]
+        if not found or any(not fnmatch.fnmatchcase("any name.py", test) for test in found):
+            return bool(found)
+        folders = set(_parents(path))
+        return not folders.isdisjoint(self.hidden_folders) or any(
+            os.path.basename(folder) in _TEST_FOLDERS for folder in folders
+        )
 
     def imported_as(self, path: str, kind: Kind) -> str | None:
         """The path of the module that an entry is imported as; None for what is not imported.
@@ -165,7 +194,10 @@ class _Prepared:
         self.import_roots = {"."}
         """Folders that are no packages."""
         self._location, self._rules = location, rules
-        self._walk()
+        known = None
+        while known != rules.tests:  # what a configuration file says of tests is met on the way
+            known = set(rules.tests)
+            self._walk()
         self.ways = {folder for path in self.kept for folder in _parents(path)}
 
     def reason(self, path: str) -> str | None:
@@ -191,6 +223,8 @@ class _Prepared:
                 make_readable(parent, name, info)
             if kind == "link":
                 links.append(path)
+            if reason == LOADED and kind == "file" and name.endswith(_CONFIGURATIONS):
+                rules.tests |= python_files(_read(parent, name))
             if kind in ("folder", "link") and not rules.is_named(path) and self._is_environment(path):
                 reason = ENVIRONMENT
             elif kind == "folder" and not self._has(path, "__init__.py"):
@@ -245,6 +279,15 @@ def steps(location: str, path: str) -> list[str]:
             left += reversed(target.split("/"))
     inside = location.rstrip("/") + "/"
     return [place.removeprefix(inside) for place in [*found, here] if place.startswith(inside)]
+
+
+def _read(parent: int, name: str) -> str:
+    """The beginning of a file of the prepared state; empty where it cannot be read."""
+    try:
+        with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | NO_WAIT, dir_fd=parent), "rb") as file:
+            return file.read(_CONFIGURATION_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _opened(location: str) -> int:

@@ -1,5 +1,6 @@
 """What an agent did in its workspace is graded in a new one: real executors, both modes."""
 
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,53 @@ async def test_thousands_of_deletions_and_hidden_files_are_graded(provider_of: C
     finally:
         await provider.close()
     assert verdict.passed, verdict
+
+
+OUTCOMES_PATCHED = """
+import _pytest.runner as runner
+
+real = runner.CallInfo.from_call.__func__
+
+def from_call(cls, func, when, reraise=None):
+    return real(cls, func if when == "collect" else lambda: None, when, reraise)
+
+runner.CallInfo.from_call = classmethod(from_call)
+def test_nothing(): pass
+"""
+HIDDEN_TEST = """
+import subprocess, sys
+
+def test_adds():
+    assert subprocess.run([sys.executable, "calc.py", "1", "2"], capture_output=True).stdout == b"3\\n"
+"""
+PLANTED = [
+    "tests/test_aaa.py",
+    "tests/aaa_test.py",
+    "tests/deep/test_aaa.py",
+    "tests/test_prepared.py",
+    "tests/check_aaa.py",
+]
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+async def test_a_test_that_the_agent_wrote_does_not_run_in_the_verifier(
+    provider_of: Callable[..., LocalProvider], planted: str
+) -> None:
+    provider = provider_of("Overlay")
+    await provider.open()
+    try:
+        verdict = await graded(
+            provider,
+            [f"mkdir -p tests/deep && cat > {planted} <<'EOF'\n{OUTCOMES_PATCHED}\nEOF"],
+            setup=[
+                "mkdir tests && echo 'def test_prepared(): pass' > tests/test_prepared.py",
+                "printf '[pytest]\\npython_files = test_*.py *_test.py\\n  check_*.py\\n' > pytest.ini",
+            ],
+            kind="pytest",
+            commands=[f"{sys.executable} -m pytest -q tests"],
+            files=[{"path": "tests/test_zzz.py", "content": HIDDEN_TEST}],
+        )
+    finally:
+        await provider.close()
+    assert (verdict.reward, [test.passed for test in verdict.tests]) == (0, [False]), verdict
+    assert any(planted in line for line in verdict.dropped), verdict

@@ -178,6 +178,11 @@ def test_a_repository_without_the_base_commit_is_refused_in_words(folder: Path) 
     assert FIX in git(folder / "repository", "show", "later:calculator.py"), "a refused repository was changed"
 
 
+PLANTED_TEST = (
+    'import _pytest.python as p\\np.Function.runtest = lambda self: 1 / 0 if self.name == "test_flawed" else None\\n'
+)
+
+
 def make_r2e(folder: Path) -> dict[str, Any]:
     """An instance of R2E-Gym: its tests lie in the repository's folder, and its Python in `.venv`."""
     instance = make_repository(folder)
@@ -212,6 +217,7 @@ async def test_an_image_with_its_tests_in_it_grades_by_them_and_shows_them_to_no
         FIXES: 1,
         f"{looks} | grep -v ':0$' > seen.txt": 0,
         "mkdir r2e_tests && echo 'class TestAll: test_add = id' > r2e_tests/test_1.py; echo true > run_tests.sh": 0,
+        f"mkdir r2e_tests && printf '{PLANTED_TEST}' > r2e_tests/test_0.py": 0,
     }
     results = await run(folder, instance, *attempts, form="R2E")
     assert [(result.outcome.value, result.reward) for result in results] == [

@@ -96,6 +96,35 @@ def test_files_that_python_and_pytest_load_unasked_are_not_carried(grading: Grad
 
 
 @pytest.mark.parametrize(
+    ("configuration", "text", "test", "work"),
+    [
+        ("pytest.ini", "[pytest]\npython_files =\n  check_*.py\n  suite.py\naddopts = a.py", "x/suite.py", "a.py"),
+        (
+            "pyproject.toml",
+            '[tool.pytest.ini_options]\npython_files = ["a_*.py",\n "check_*.py"]',
+            "check_b.py",
+            "a.py",
+        ),
+        ("setup.cfg", "[tool:pytest]\npython_files = unit/*.py\n", "lib/unit/b.py", "lib/b.py"),
+        ("tox.ini", "[pytest]\npython_files = *.py\n", "tests/unit/b.py", "src/b.py"),
+    ],
+)
+def test_files_that_the_prepared_configuration_calls_tests_are_not_carried(
+    tmp_path: Path, configuration: str, text: str, test: str, work: str
+) -> None:
+    grading = Grading(tmp_path, {configuration: text, "kept/test_a.py": "prepared"})
+    write(grading.agent, {test: "evil", work: "work", "kept/test_a.py": "evil"})
+    grading.carry()
+    assert (grading.has(test), grading.text(work), grading.text("kept/test_a.py")) == (False, "work", "prepared")
+
+
+def test_the_agents_own_tests_are_carried_where_the_job_names_them(grading: Grading) -> None:
+    write(grading.agent, {"tests/test_new.py": "work", "src/test_new.py": "evil"})
+    grading.carry(artifacts=[".", "tests/test_*.py"])
+    assert (grading.text("tests/test_new.py"), grading.has("src/test_new.py")) == ("work", False)
+
+
+@pytest.mark.parametrize(
     "name",
     [
         *(
@@ -430,7 +459,20 @@ def test_hidden_files_replace_links_and_files_where_their_folders_belong(grading
 # Random trees, and an agent that does anything with them
 
 NAMES = st.sampled_from(
-    ["a", "b", "tests", "src", "conftest.py", "x.py", "json.py", "v.pth", "e.egg-info", "pyvenv.cfg", "lib"]
+    [
+        "a",
+        "b",
+        "tests",
+        "src",
+        "conftest.py",
+        "test_a.py",
+        "x.py",
+        "json.py",
+        "v.pth",
+        "e.egg-info",
+        "pyvenv.cfg",
+        "lib",
+    ]
 )
 PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
 STEPS = st.lists(
