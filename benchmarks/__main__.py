@@ -25,6 +25,7 @@ COMPARED = (
     "cancelling",
     "task_loading",
     "branching",
+    "operator_memory",
 )
 ON_CLUSTER = ("cluster_tool_call", "cluster_workspaces", "cluster_cold_start", "cluster_jobs", "cluster_scale")
 """These need the test cluster."""

@@ -40,8 +40,8 @@ def measure() -> list[Row]:
         what = f"API writes of a sandbox, {mode}, {run.sandboxes} of them"
         rows.append(Row(what, per_sandbox, "writes", target=Target("at most", 4)))
         others = run.writes.total() - run.sandbox_writes
-        status = run.writes["patch rolloutjobs/status"]
-        rows.append(Row(f"API writes of the job beside them, {mode}", others, "writes", f"{status} of them its status"))
+        status = run.writes["patch rolloutjobs/status"] + run.writes["patch rolloutshards/status"]
+        rows.append(Row(f"API writes of the job beside them, {mode}", others, "writes", f"{status} of them statuses"))
     per_rollout = overlay.writes.total() / ROLLOUTS
     shared, alone = (ROLLOUTS / run.seconds * 60 for run in (overlay, plain))
     what = f"API writes of a rollout in all, Overlay, {GROUP_SIZE} a sandbox"

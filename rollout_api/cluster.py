@@ -58,6 +58,11 @@ def runner_name(job: str) -> str:
     return f"{job}-runner"
 
 
+def shard_name(job: str, uid: str, index: int) -> str:
+    """Name of the RolloutShard of one runner. With the start of the job's uid: a later job may have the same name."""
+    return f"{job}-{uid[:8]}-{index}"
+
+
 def own_model_server_name(job: str) -> str:
     """Name of the ModelServer that a job with `model.server` owns."""
     return f"{job}-model"

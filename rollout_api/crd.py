@@ -22,7 +22,7 @@ from rollout_api.model_server import (
     SUPPORTS_UPDATES,
     ModelServer,
 )
-from rollout_api.rollout_job import MUTABLE_FIELDS, TOOL_CALLING_AGENTS, RolloutJob, RolloutJobSpec
+from rollout_api.rollout_job import MUTABLE_FIELDS, TOOL_CALLING_AGENTS, RolloutJob, RolloutJobSpec, RolloutShard
 from rollout_api.sandbox import Sandbox
 
 Schema = dict[str, Any]
@@ -188,7 +188,6 @@ ONE_OF: dict[str, tuple[str, ...]] = {"TaskFile": ("content", "contentBase64")}
 
 LIST_KEYS: dict[tuple[str, str], str] = {
     ("RolloutJobStatus", "conditions"): "type",
-    ("RolloutJobStatus", "runners"): "index",
     ("SandboxStatus", "conditions"): "type",
     ("ModelServerStatus", "conditions"): "type",
     ("ModelServerStatus", "servers"): "name",
@@ -209,14 +208,14 @@ def structural(model: type[BaseModel]) -> Schema:
     definitions = source.get("$defs", {})
     schema = _node({**source, "title": model.__name__}, definitions)
     # The API server has a schema of its own for metadata, and takes only these two fields here.
-    name = definitions["Metadata"]["properties"]["name"]
-    schema["properties"]["metadata"] = {
-        "type": "object",
-        "properties": {"name": {key: name[key] for key in ("type", "pattern", "maxLength")}},
-    }
+    rules = {}
+    if "Metadata" in definitions:
+        name = definitions["Metadata"]["properties"]["name"]
+        rules["name"] = {key: name[key] for key in ("type", "pattern", "maxLength")}
+    schema["properties"]["metadata"] = {"type": "object", "properties": rules}
     for field in ("apiVersion", "kind"):
         schema["properties"][field] = {"type": "string"}
-    schema["required"] = ["metadata", "spec"]
+    schema["required"] = [field for field in ("metadata", "spec") if field in schema["properties"]]
     return schema
 
 
@@ -367,6 +366,19 @@ def definitions() -> dict[str, Schema]:
                 _column("Ungraded", ".status.outcomes.VerifierFailed", "integer", wide=True),
                 _column("Cancelled", ".status.outcomes.Cancelled", "integer", wide=True),
                 _column("Results", ".status.resultURI", wide=True),
+            ],
+        ),
+        "rolloutshards.yaml": _definition(
+            RolloutShard,
+            "rolloutshards",
+            "rosh",
+            [
+                _column("Runner", ".status.index", "integer"),
+                _column("State", ".status.state"),
+                _column("Sealed", ".status.sealed", "integer"),
+                _column("Total", ".status.total", "integer"),
+                _column("Running", ".status.running", "integer"),
+                _column("Message", ".status.message", wide=True),
             ],
         ),
         "sandboxes.yaml": _definition(

@@ -236,6 +236,9 @@ class Output(ApiModel):
         return uri
 
 
+FINISHED_JOB_SECONDS = 7 * 24 * 3600
+"""How long a finished job stays in the cluster by default."""
+
 MUTABLE_FIELDS = ("suspend", "ttlSecondsAfterFinished")
 """Fields of a job's spec that may change while it runs: they say nothing about its results."""
 
@@ -273,8 +276,9 @@ class RolloutJobSpec(ApiModel):
     """What `sandbox.podTemplate` may change of the sandbox pods."""
     suspend: bool = False
     """Stop the runners after their running turns and give all sandboxes back; `false` again goes on. In a cluster only."""
-    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """Delete the job so long after its end; results stay in storage. Kept when left out. In a cluster only."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=-1, le=2**31 - 1)] = FINISHED_JOB_SECONDS
+    """Delete the job so long after its end; results stay in storage. -1 keeps the job until somebody deletes it. In a
+    cluster only."""
     plugins: Annotated[list[PluginUse], Field(max_length=32)] = []
     """Code of yours that is called around groups, rollouts, tool calls and verifier commands, in this order."""
     reward: RewardNormalization | None = None
@@ -382,7 +386,7 @@ Outcomes = Annotated[dict[str, int], Field(max_length=16)]
 
 
 class RunnerReport(ApiModel):
-    """What one runner has to say of its shard."""
+    """What one runner reports of its shard."""
 
     index: Annotated[int, Field(ge=0, le=255)]
     """The runner."""
@@ -426,8 +430,6 @@ class RolloutJobStatus(ApiModel):
     """Generation of the spec that this status describes."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = []
     """Ready, Progressing, Succeeded, Failed, Suspended, Invalid."""
-    runners: Annotated[list[RunnerReport], Field(max_length=256)] = []
-    """One entry a runner, written by that runner alone."""
     total: Annotated[int, Field(ge=0)] | None = None
     """Rollouts in all; unknown while a stream is open."""
     sealed: Annotated[int, Field(ge=0)] | None = None
@@ -454,3 +456,14 @@ class RolloutJob(ApiModel):
     """What is asked for."""
     status: RolloutJobStatus | None = None
     """What has been seen."""
+
+
+class RolloutShard(ApiModel):
+    """One runner's part of a RolloutJob. The operator creates it, its runner reports in it, the job's status sums it up."""
+
+    api_version: Literal["rollout.dev/v1alpha1"]
+    kind: Literal["RolloutShard"]
+    metadata: dict[str, Any]
+    """As the operator writes it: the name is longer than that of the job."""
+    status: RunnerReport | None = None
+    """The runner's report."""

@@ -7,7 +7,7 @@ class Exit(IntEnum):
     """Only `REPORTED` completes the pod's index of the Job; after every other one Kubernetes starts another pod."""
 
     REPORTED = 0
-    """The shard has its verdict, Completed or Aborted, and the RolloutJob's status has it."""
+    """The shard has its verdict, Completed or Aborted, and its RolloutShard has it."""
     CRASHED = 1
     """A bug, or a death by signal: the supervisor starts the engine again."""
     BAD_START = 2

@@ -14,15 +14,16 @@ CANCELLED_STATUSES = frozenset({401, 403, 404})
 
 
 class JobApi(Protocol):
-    """The two calls about the runner's own RolloutJob (KubeApi has them)."""
+    """The calls about the runner's own RolloutJob and RolloutShard (KubeApi has them)."""
 
     async def get_job(self, name: str, *, patience_seconds: float) -> dict[str, Any]:
         """The RolloutJob."""
 
-    async def apply_job_status(
-        self, name: str, *, uid: str, manager: str, status: dict[str, Any], patience_seconds: float
-    ) -> None:
-        """Server-side apply of part of its status."""
+    async def get_shard(self, name: str, *, patience_seconds: float) -> dict[str, Any]:
+        """The RolloutShard."""
+
+    async def apply_report(self, name: str, report: dict[str, Any], *, patience_seconds: float) -> None:
+        """Server-side apply of the RolloutShard's status."""
 
 
 class Fate(Enum):

@@ -10,6 +10,7 @@ from agent_runtime.runner.log import log
 from agent_runtime.runner.report import standing_report
 from agent_runtime.runner.supervisor import SINCE
 from agent_runtime.sandboxes.cluster.api import ApiError
+from rollout_api.cluster import shard_name
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RunnerReport, RunnerState
 
@@ -31,12 +32,12 @@ def patience(environ: Mapping[str, str], now: float) -> float:
 
 async def wait_for_predecessor(api: JobApi, job: Metadata, index: int, drain: Drain, *, seconds: float) -> None:
     """Return when no earlier runner of this shard finishes turns any more, or this one is asked to stop itself."""
-    waits = False
+    shard, waits = shard_name(job.name, job.uid or "", index), False
     with contextlib.suppress(TimeoutError, ApiError):
         async with asyncio.timeout(seconds):
             while not drain.requested:
-                found = await api.get_job(job.name, patience_seconds=ASK_SECONDS)
-                if not is_draining(standing_report(found, index)):
+                found = await api.get_shard(shard, patience_seconds=ASK_SECONDS)
+                if not is_draining(standing_report(found)):
                     return
                 if not waits:
                     log.info("the runner before this one finishes its turns; this one takes over then")

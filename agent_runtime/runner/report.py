@@ -11,11 +11,11 @@ from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RunnerReport, RunnerState
 
 INTERVALS_CHARACTERS = 4096
-"""Most of `sealedIndexes`: 256 runners' entries then stay below the 1.5 MiB of one object."""
+"""Most of `sealedIndexes`: each report is written to etcd, and kept there for minutes."""
 MESSAGE_CHARACTERS = 4096
 FASTEST_SECONDS = 1.0
 REPORTS_A_SECOND = 10
-"""All runners of a job together: each report rewrites the whole RolloutJob."""
+"""All runners of a job together: the API server has other work, and the operator sums them up every 10 s only."""
 
 
 def report_interval(runners: int) -> float:
@@ -37,10 +37,10 @@ def intervals(positions: Iterable[int]) -> str | None:
     return text if len(text) <= INTERVALS_CHARACTERS else None
 
 
-def standing_report(job: Mapping[str, Any], index: int) -> RunnerReport | None:
-    """What this runner last reported, from the RolloutJob as the API server gives it."""
-    entries = (job.get("status") or {}).get("runners") or []
-    return next((RunnerReport.model_validate(entry) for entry in entries if entry.get("index") == index), None)
+def standing_report(shard: Mapping[str, Any]) -> RunnerReport | None:
+    """What this runner last reported, from its RolloutShard as the API server gives it."""
+    status = shard.get("status")
+    return RunnerReport.model_validate(status) if status else None
 
 
 class ShardTally:

@@ -8,6 +8,7 @@ from agent_runtime.runner.fate import Fate, JobApi, ask_fate
 from agent_runtime.runner.log import log
 from agent_runtime.runner.report import FASTEST_SECONDS
 from agent_runtime.sandboxes.cluster.api import ApiError
+from rollout_api.cluster import shard_name
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RunnerReport
 
@@ -31,7 +32,8 @@ class Reporter:
     def __init__(
         self, api: JobApi, job: Metadata, *, index: int, interval_seconds: float, make: Callable[[], RunnerReport]
     ) -> None:
-        self._api, self._job, self._index, self._make = api, job, index, make
+        self._api, self._job, self._make = api, job, make
+        self._shard = shard_name(job.name, job.uid or "", index)
         self._interval = interval_seconds
         self._finishing = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -102,13 +104,7 @@ class Reporter:
     async def _deliver(self, report: RunnerReport, *, patience_seconds: float) -> None:
         self._delivered = None
         try:
-            await self._api.apply_job_status(
-                self._job.name,
-                uid=self._job.uid or "",
-                manager=f"runner-{self._index}",
-                status={"runners": [report.wire()]},
-                patience_seconds=patience_seconds,
-            )
+            await self._api.apply_report(self._shard, report.wire(), patience_seconds=patience_seconds)
         except ApiError as error:
             if not self._away:
                 log.warning("the API server does not take the report; rollouts go on: %s", error)

@@ -32,6 +32,7 @@ from agent_runtime.sandboxes.base import Fenced, SandboxFailure, SandboxProvider
 from agent_runtime.sandboxes.cluster.api import ApiError
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
 from agent_runtime.tasks import TaskSourceError
+from rollout_api.cluster import shard_name
 from rollout_api.rollout_job import RolloutJob, RunnerReport, RunnerState
 from rollout_api.sandbox import Provider
 
@@ -195,8 +196,9 @@ class ShardRun:
         """Deliver the last report; a verdict for certain, anything else if it can be done soon."""
         if not self._tally.started:
             with contextlib.suppress(ApiError):
-                job = await self._api.get_job(self._job.metadata.name, patience_seconds=LAST_REPORT_SECONDS)
-                self._before = standing_report(job, self._shard.index)
+                name = shard_name(self._job.metadata.name, self._job.metadata.uid or "", self._shard.index)
+                shard = await self._api.get_shard(name, patience_seconds=LAST_REPORT_SECONDS)
+                self._before = standing_report(shard)
         is_verdict = ending.state in (RunnerState.COMPLETED, RunnerState.ABORTED)
         patience = None if is_verdict and not self._stopping.begun else LAST_REPORT_SECONDS
         try:

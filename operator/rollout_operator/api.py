@@ -31,6 +31,8 @@ WATCH_SECONDS = 1800
 """The API server ends a watch then; it is resumed at once."""
 PAGE = 250
 """Objects of one list response: bounds the memory that parsing takes."""
+PAGE_OF_LARGE = {"RolloutJob": 10}
+"""The same for a kind whose objects may have megabytes."""
 _ADMISSION_SAYS = ("violates PodSecurity", "denied the request", "denied request", "unable to validate against any")
 """Words of a 403 about the object itself: Pod Security, webhooks, ValidatingAdmissionPolicies, OpenShift's constraints. Any
 other 403 may pass: a full quota, a ServiceAccount that is not there yet, rights that are being granted."""
@@ -136,7 +138,7 @@ class KubeApi:
 
     async def pages(self, kind: str, namespace: str, selector: str) -> AsyncIterator[tuple[list[Manifest], str]]:
         """All objects of a kind, a page at a time, with the resourceVersion to watch from."""
-        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        query = {"limit": str(PAGE_OF_LARGE.get(kind, PAGE))} | ({"labelSelector": selector} if selector else {})
         while True:
             page = await self._call("GET", KINDS[kind].path(namespace), query, seconds=LIST_SECONDS)
             metadata = page["metadata"]

@@ -35,12 +35,11 @@ from rollout_operator.keys import CONFLICT, KeyRing, check_owner
 from rollout_operator.kinds import WATCHED
 from rollout_operator.memory import Memory
 from rollout_operator.model_server.control_errands import Errands
+from rollout_operator.prune import readable_spec
 from rollout_operator.wake import PRIMARY
 
 MANAGER = "operator"
 """Field manager of the operator's part of a status."""
-OF_OTHERS = ("runners",)
-"""Fields of a status that others write."""
 RECONCILED = "Reconciled"
 """The condition that is there, and False, while an action fails. Plans neither read nor write it."""
 MESSAGE_CHARACTERS = 1024
@@ -127,6 +126,15 @@ class Execution:
             failures.append(error)
         return Done(learned, tuple(failures), pause)
 
+    async def read_spec(self, ref: Ref, uid: str) -> Manifest | None:
+        """The whole spec of an object, from the API server; None when there is no object of that uid any more.
+
+        Raises:
+            ApiError: the API server did not answer.
+        """
+        found = await self._api.find(ref.kind, ref.namespace, ref.name)
+        return readable_spec(found.get("spec")) if found is not None and uid_of(found) == uid else None
+
     async def report_failure(self, ref: Ref, obj: Manifest, failure: ApiError, now: datetime) -> None:
         """Write into the object's status why no plan could be made for it.
 
@@ -189,8 +197,9 @@ class Execution:
         if ref.kind not in PRIMARY:
             return
         found = obj.get("status") or {}
-        own = {field: value for field, value in found.items() if field not in OF_OTHERS}
-        wanted = with_failures(own if status is None else status, own, failures, obj["metadata"].get("generation"), now)
+        wanted = with_failures(
+            found if status is None else status, found, failures, obj["metadata"].get("generation"), now
+        )
         if not differs(wanted, found):
             return
         self._check()
@@ -330,8 +339,8 @@ _REASONS: Mapping[int, str] = {
 
 
 def differs(wanted: Manifest, found: Manifest) -> bool:
-    """Whether the operator's part of a status is not as it should be."""
-    return _comparable(wanted) != _comparable({key: value for key, value in found.items() if key not in OF_OTHERS})
+    """Whether a status is not as it should be."""
+    return _comparable(wanted) != _comparable(found)
 
 
 def _comparable(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ KINDS = {
     "Sandbox": Kind(API_VERSION, "sandboxes"),
     "RolloutJob": Kind(API_VERSION, "rolloutjobs"),
     "ModelServer": Kind(API_VERSION, "modelservers"),
+    "RolloutShard": Kind(API_VERSION, "rolloutshards"),
     "Pod": Kind("v1", "pods"),
     "Node": Kind("v1", "nodes", namespaced=False),
     "Job": Kind("batch/v1", "jobs"),
@@ -48,7 +49,7 @@ KINDS = {
 }
 
 OWNED = (
-    *("Pod", "Job", "NetworkPolicy"),
+    *("Pod", "Job", "NetworkPolicy", "RolloutShard"),
     *("StatefulSet", "LeaderWorkerSet", "Service", "PersistentVolumeClaim", "PodDisruptionBudget"),
 )
 WATCHED = {"Sandbox": "", "RolloutJob": "", "ModelServer": "", "Node": ""} | dict.fromkeys(OWNED, OURS)

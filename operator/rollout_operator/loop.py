@@ -198,7 +198,13 @@ class Loop:
             self._errands.known,
         )
         try:
-            plan = controller.plan(controller.observe(world, without_failures(obj)))
+            seen = controller.observe(world, without_failures(obj))
+            if controller.needs_spec(seen):
+                spec = await self._execution.read_spec(ref, uid_of(obj))
+                if spec is None:  # Deleted, and maybe made anew: the watch is about to say so.
+                    return "success"
+                seen = controller.observe(world, {**without_failures(obj), "spec": spec})
+            plan = controller.plan(seen)
             done = await self._execution.carry_out(ref, obj, plan, now)
         except Throttled as throttled:
             queue.add_after(ref, throttled.seconds)
@@ -206,7 +212,7 @@ class Loop:
         except NotLeader:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a manifest holds, its author reads what became of it
-            failure = self._broken(ref, error)
+            failure = error if isinstance(error, ApiError) else self._broken(ref, error)
             with contextlib.suppress(ApiError):
                 await self._execution.report_failure(ref, obj, failure, now)
             self._failed(ref, obj, [failure], queue)

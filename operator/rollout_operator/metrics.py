@@ -16,6 +16,7 @@ from rollout_api.model_server import Gate as ModelGate
 from rollout_api.records import Outcome
 from rollout_operator.actions import Manifest, Ref
 from rollout_operator.cache import Cache, uid_of
+from rollout_operator.reports import report_of
 from rollout_operator.work_queue import WorkQueue
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -155,11 +156,10 @@ class _Objects(Collector):
     def collect(self) -> Iterator[Metric]:
         if not self._leading():
             return
-        jobs = tuple(self._cache.all("RolloutJob"))
         yield _by(
             "rollout_sandboxes", "Sandboxes", "state", SANDBOX_STATES, map(sandbox_state, self._cache.all("Sandbox"))
         )
-        yield _by("rollout_jobs", "RolloutJobs", "state", JOB_STATES, map(job_state, jobs))
+        yield _by("rollout_jobs", "RolloutJobs", "state", JOB_STATES, map(job_state, self._cache.all("RolloutJob")))
         servers = tuple(self._cache.all("ModelServer"))
         states = map(model_server_state, servers)
         yield _by("rollout_model_servers", "ModelServers", "state", MODEL_SERVER_STATES, states)
@@ -170,10 +170,10 @@ class _Objects(Collector):
         yield shut
         outcomes = Count[str]()
         reward, rewarded = 0.0, 0
-        for report in (report for job in jobs for report in _reports(job)):
-            outcomes.update(report.get("outcomes", {}))
-            reward += report.get("rewardSum", 0.0)
-            rewarded += report.get("rewarded", 0)
+        for report in filter(None, map(report_of, self._cache.all("RolloutShard"))):
+            outcomes.update(report.outcomes)
+            reward += report.reward_sum
+            rewarded += report.rewarded
         sealed = GaugeMetricFamily("rollout_sealed", "Sealed rollouts of the jobs that exist", labels=["outcome"])
         for outcome in Outcome:
             sealed.add_metric([outcome.value], outcomes[outcome.value])
@@ -187,11 +187,6 @@ class _Objects(Collector):
 def _policy(server: Manifest) -> Mapping[str, Any]:
     policy: Mapping[str, Any] = (server.get("status") or {}).get("policy") or {}
     return policy
-
-
-def _reports(job: Manifest) -> Iterable[Mapping[str, Any]]:
-    reports: Iterable[Mapping[str, Any]] = job.get("status", {}).get("runners", ())
-    return reports
 
 
 def _by(name: str, text: str, label: str, values: tuple[str, ...], seen: Iterable[str]) -> GaugeMetricFamily:

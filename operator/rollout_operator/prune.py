@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rollout_api.model_server import ModelServerStatus
-from rollout_api.rollout_job import RolloutJobStatus
+from rollout_api.rollout_job import RolloutJobStatus, RunnerReport
 from rollout_api.sandbox import SandboxStatus
 from rollout_operator.actions import Manifest
 from rollout_operator.nodes import LABEL_PREFIX
@@ -21,12 +21,14 @@ _METADATA = (
     "creationTimestamp", "deletionTimestamp",
 )  # fmt: skip
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_JOB_SPEC = ("suspend", "groupSize", "ttlSecondsAfterFinished")
 _CONTAINER_STATUS = ("name", "ready", "started", "restartCount", "state", "lastState")
 _POD_STATUS = ("phase", "reason", "message", "podIP", "startTime", "conditions", "qosClass")
 _STATUS: Mapping[str, type[BaseModel]] = {
     "Sandbox": SandboxStatus,
     "RolloutJob": RolloutJobStatus,
     "ModelServer": ModelServerStatus,
+    "RolloutShard": RunnerReport,
 }
 _LONGEST_SHARED = 64
 """Strings up to this length repeat (names, reasons, nodes, times) and are kept once."""
@@ -52,9 +54,18 @@ def prune(kind: str, obj: Manifest) -> Manifest:
             kept |= {"spec": _pick(obj["spec"], "replicas"), "status": obj.get("status", {})}
         case "NetworkPolicy" | "Service" | "PersistentVolumeClaim" | "PodDisruptionBudget":
             pass
-        case "Sandbox" | "RolloutJob" | "ModelServer":
+        case "RolloutShard":
+            kept["status"] = readable_status(kind, obj.get("status"))
+        case "RolloutJob":
             kept |= _pick(obj, "apiVersion", "kind")
-            kept |= {"spec": _readable_spec(obj.get("spec")), "status": readable_status(kind, obj.get("status"))}
+            kept |= {
+                "spec": _job_spec(readable_spec(obj.get("spec"))),
+                "status": readable_status(kind, obj.get("status")),
+            }
+            kept["metadata"].pop("annotations", None)
+        case "Sandbox" | "ModelServer":
+            kept |= _pick(obj, "apiVersion", "kind")
+            kept |= {"spec": readable_spec(obj.get("spec")), "status": readable_status(kind, obj.get("status"))}
     shared: Manifest = _share(kept)
     return shared
 
@@ -117,7 +128,21 @@ def _without(wrong: list[tuple[int | str, ...]], field: str, value: Any) -> Any:
     return None if positions else value
 
 
-def _readable_spec(spec: Any) -> dict[str, Any]:
+def _job_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What is looked at while a job runs: its tasks alone may take a megabyte, and are read anew to start it."""
+    kept = _pick(spec, *_JOB_SPEC)
+    kept["runners"] = _pick(spec.get("runners") or {}, "replicas")
+    model = spec.get("model") or {}
+    kept["model"] = _pick(model, "serverRef")
+    if server := model.get("server"):
+        kept["model"]["server"] = {"replicas": server.get("replicas", 1)}
+    inline = (spec.get("tasks") or {}).get("inline") or ()
+    kept["tasks"] = {"inline": [None] * len(inline)}  # Only their number counts.
+    return kept
+
+
+def readable_spec(spec: Any) -> dict[str, Any]:
+    """The fields of a spec that are set; empty for anything but a mapping."""
     return {field: value for field, value in spec.items() if value is not None} if isinstance(spec, Mapping) else {}
 
 

@@ -15,7 +15,7 @@ def wakes(kind: str, old: Manifest | None, new: Manifest | None, cache: Cache) -
     assert obj is not None
     if kind in PRIMARY:
         itself = Ref(kind, obj["metadata"]["namespace"], obj["metadata"]["name"])
-        if kind == "RolloutJob":  # Its runners' acknowledgements are a part of policy updates.
+        if kind == "RolloutJob":  # Only while it has not ended, a policy update waits for its runners.
             server = model_server_of(obj)
             return [itself, server] if server else [itself]
         if kind == "ModelServer":
@@ -36,7 +36,12 @@ def wakes(kind: str, old: Manifest | None, new: Manifest | None, cache: Cache) -
     if kind == "Pod" and MODEL_SERVER_LABEL in labels:  # Its controller is a StatefulSet, a LeaderWorkerSet's or a Job.
         return [Ref("ModelServer", namespace, labels[MODEL_SERVER_LABEL])]
     owner = controller_of(obj)
-    return [Ref(owner["kind"], namespace, owner["name"])] if owner and owner["kind"] in PRIMARY else []
+    if owner is None or owner["kind"] not in PRIMARY:
+        return []
+    owners = [Ref(owner["kind"], namespace, owner["name"])]
+    if kind == "RolloutShard" and (job := cache.get("RolloutJob", namespace, owner["name"])):
+        owners += filter(None, [model_server_of(job)])  # Runners' acknowledgements are a part of policy updates.
+    return owners
 
 
 def model_server_of(job: Manifest) -> Ref | None:

@@ -43,3 +43,5 @@ class Controller:
     observe: Callable[[World, Manifest], Any]
     """(world, the object) -> what the plan needs, frozen."""
     plan: Callable[[Any], Plan]
+    needs_spec: Callable[[Any], bool] = lambda seen: False
+    """Whether the plan needs the whole spec, of which the cache has a part only (`prune.py`)."""

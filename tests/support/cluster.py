@@ -166,6 +166,12 @@ class Job:
         """Its Sandboxes."""
         return self.cluster.list("sandboxes", self.namespace, f"rollout.dev/job-uid={self.uid}")
 
+    @property
+    def reports(self) -> list[Object]:
+        """What its runners have reported."""
+        shards = self.cluster.list("rolloutshards", self.namespace, f"rollout.dev/job-uid={self.uid}")
+        return [shard["status"] for shard in shards if "status" in shard]
+
     def wait(self, condition: str, seconds: float = 240) -> Object:
         """Until a condition is true. Says what the job looked like when it never came, or another end came."""
         ends = {"Succeeded", "Failed", "Invalid"} - {condition}

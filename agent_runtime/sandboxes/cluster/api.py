@@ -81,39 +81,19 @@ class KubeApi:
         """A RolloutJob. ApiError 404 when there is none."""
         return await self._call("GET", f"/rolloutjobs/{name}", patience_seconds=patience_seconds)
 
-    async def apply_job_status(
-        self,
-        name: str,
-        *,
-        uid: str,
-        manager: str,
-        status: Mapping[str, Any],
-        patience_seconds: float = PATIENCE_SECONDS,
-    ) -> None:
-        """Server-side apply of part of a RolloutJob's status, as the sole owner `manager` of those fields.
+    async def get_shard(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
+        """A RolloutShard. ApiError 404 when there is none."""
+        return await self._call("GET", f"/rolloutshards/{name}", patience_seconds=patience_seconds)
 
-        ApiError 404 when the job is gone, another one with its name included.
-        """
-        query = [("fieldManager", manager), ("force", "true")]
-        started, tries = time.monotonic(), 0
-        while True:
-            # An uid in the applied metadata is no precondition on a status subresource (tried on 1.35); the version is one.
-            metadata = (await self.get_job(name, patience_seconds=patience_seconds))["metadata"]
-            if metadata["uid"] != uid:
-                raise ApiError(404, "NotFound", f"RolloutJob {name} is another one now: its uid is not {uid}")
-            known = {"name": name, "namespace": self.namespace, "resourceVersion": metadata["resourceVersion"]}
-            body = {"apiVersion": API_VERSION, "kind": "RolloutJob", "metadata": known, "status": status}
-            try:
-                await self._call(
-                    "PATCH", f"/rolloutjobs/{name}/status", query, body, APPLY_TYPE, patience_seconds=patience_seconds
-                )
-                return
-            except ApiError as error:
-                if error.status != 409 or time.monotonic() - started > patience_seconds:
-                    raise
-            # Another runner was faster.
-            await asyncio.sleep(retry_pause(tries, random.random()))
-            tries += 1
+    async def apply_report(
+        self, name: str, report: Mapping[str, Any], *, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        """Server-side apply of the whole status of a RolloutShard. ApiError 404 when there is none."""
+        query = [("fieldManager", "runner"), ("force", "true")]
+        metadata = {"name": name, "namespace": self.namespace}
+        body = {"apiVersion": API_VERSION, "kind": "RolloutShard", "metadata": metadata, "status": report}
+        path = f"/rolloutshards/{name}/status"
+        await self._call("PATCH", path, query, body, APPLY_TYPE, patience_seconds=patience_seconds)
 
     async def get_model_server(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
         """A ModelServer. ApiError 404 when there is none."""

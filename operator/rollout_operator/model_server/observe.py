@@ -14,7 +14,7 @@ from rollout_api.cluster import (
     POLICY_LOADED,
 )
 from rollout_api.model_server import ModelServer, ModelServerStatus, PolicySource
-from rollout_api.rollout_job import RunnerReport, RunnerState
+from rollout_api.rollout_job import RunnerState
 from rollout_operator.actions import Fact, Manifest, Ref
 from rollout_operator.cache import controller_of, uid_of
 from rollout_operator.config import OperatorConfig
@@ -25,6 +25,7 @@ from rollout_operator.model_server.policy import load_limit
 from rollout_operator.model_server.policy_seen import Runner, Seen, Server
 from rollout_operator.model_server.problems import Parsed, parse
 from rollout_operator.pods import trouble
+from rollout_operator.reports import reports_of
 from rollout_operator.wake import users
 from rollout_operator.world import World
 
@@ -201,11 +202,7 @@ def _runners(world: World, ref: Ref) -> Iterator[Runner]:
         status = job.get("status") or {}
         if any(c["type"] in _ENDED and c["status"] == "True" for c in status.get("conditions") or ()):
             continue
-        for entry in status.get("runners") or ():
-            try:
-                report = RunnerReport.model_validate(entry)
-            except ValidationError:
-                continue
+        for report in reports_of(world.cache, uid_of(job)):
             if report.state in _AT_WORK:
                 yield Runner(f"{uid_of(job)}/{report.index}", report.policy_update)
 

@@ -1,9 +1,9 @@
 """RolloutJob: one Indexed Job of runner pods with what they need, and what came of it in the status."""
 
 from rollout_operator.rollout_job.observe import observe
-from rollout_operator.rollout_job.plan import plan
+from rollout_operator.rollout_job.plan import needs_spec, plan
 from rollout_operator.world import Controller
 
-CONTROLLER = Controller("RolloutJob", observe, plan)
+CONTROLLER = Controller("RolloutJob", observe, plan, needs_spec)
 
 __all__ = ["CONTROLLER", "observe", "plan"]

@@ -16,7 +16,7 @@ def own_server(job: RolloutJob) -> dict[str, Any] | None:
     """The ModelServer of `model.server`, as it is made once. Its policy and its size are its own from then on."""
     if job.spec.model is None or job.spec.model.server is None:
         return None
-    metadata = owned_metadata(job)
+    metadata = owned_metadata(job.metadata)
     labels = {**MANAGED_BY, JOB_LABEL: job.metadata.name, JOB_UID_LABEL: job.metadata.uid or ""}
     return {
         "apiVersion": API_VERSION,

@@ -12,7 +12,7 @@ def runner_policy(job: RolloutJob) -> dict[str, Any]:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": owned_metadata(job),
+        "metadata": owned_metadata(job.metadata),
         "spec": {
             "podSelector": {"matchLabels": {JOB_UID_LABEL: job.metadata.uid, ROLE_LABEL: RUNNER_ROLE}},
             "policyTypes": ["Ingress"],

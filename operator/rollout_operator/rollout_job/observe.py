@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from rollout_api.cluster import SUSPEND_ANNOTATION
 from rollout_api.rollout_job import Restarts, RunnerReport, RunnerState
 from rollout_operator.actions import Manifest, Ref
-from rollout_operator.cache import controller_of, uid_of
+from rollout_operator.cache import Cache, controller_of, uid_of
 from rollout_operator.config import OperatorConfig
 from rollout_operator.pods import trouble
+from rollout_operator.reports import reports_of
 from rollout_operator.wake import model_server_of
 from rollout_operator.world import World
 
@@ -72,6 +71,10 @@ class Observed:
     pods: tuple[RunnerPod, ...]
     sandboxes: tuple[tuple[Ref, str], ...]
     """Names and uids."""
+    shards: frozenset[str]
+    """Names of its RolloutShards."""
+    reports: tuple[RunnerReport, ...]
+    """What its runners report, by index."""
     told_lately: bool
     """Its counts were written a moment ago."""
     secret_checked: bool = False
@@ -100,7 +103,7 @@ class Observed:
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """Its status, with the entries of the runners."""
+        """Its status."""
         return self.manifest.get("status") or {}
 
     @property
@@ -117,7 +120,7 @@ class Observed:
     @property
     def replicas(self) -> int:
         """Runners."""
-        return int(self.spec.get("runners", {}).get("replicas", 1))
+        return replicas_of(self.manifest)
 
     @property
     def listed_rollouts(self) -> int | None:
@@ -129,19 +132,6 @@ class Observed:
     def owns_server(self) -> bool:
         """Its ModelServer is its own."""
         return bool((self.spec.get("model") or {}).get("server"))
-
-    @property
-    def reports(self) -> tuple[RunnerReport, ...]:
-        """What its runners report; an entry that no runner of this job can have written is left out."""
-        reports: dict[int, RunnerReport] = {}
-        for entry in self.status.get("runners", ()):
-            try:
-                report = RunnerReport.model_validate(entry)
-            except ValidationError:
-                continue
-            if report.index < self.replicas:
-                reports[report.index] = report
-        return tuple(reports[index] for index in sorted(reports))
 
     @property
     def runners_at_work(self) -> int:
@@ -164,6 +154,11 @@ class Observed:
     def condition(self, kind: str) -> Mapping[str, Any]:
         """A condition as it was last written; empty when it never was."""
         return next((found for found in self.status.get("conditions", ()) if found["type"] == kind), {})
+
+
+def replicas_of(job: Manifest) -> int:
+    """Runners of a RolloutJob."""
+    return int(job["spec"].get("runners", {}).get("replicas", 1))
 
 
 def counts_fact(uid: str) -> tuple[str, str]:
@@ -193,11 +188,19 @@ def observe(world: World, obj: Manifest) -> Observed:
             for sandbox in world.cache.owned("Sandbox", uid)
             if "deletionTimestamp" not in sandbox["metadata"]
         ),
+        shards=frozenset(shard["metadata"]["name"] for shard in world.cache.owned("RolloutShard", uid)),
+        reports=_reports(world.cache, obj),
         told_lately=world.recall(counts_fact(uid)) is not None,
         secret_checked=world.recall(secret_fact(uid)) is not None,
         server_ref=model_server_of(obj),
         model_server=_model_server(world, obj),
     )
+
+
+def _reports(cache: Cache, job: Manifest) -> tuple[RunnerReport, ...]:
+    """One report for each index; a report that no runner of this job can have written is left out."""
+    found = {report.index: report for report in reports_of(cache, uid_of(job)) if report.index < replicas_of(job)}
+    return tuple(found[index] for index in sorted(found))
 
 
 def _model_server(world: World, job: Manifest) -> Manifest | None:

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from rollout_api.cluster import runner_name
-from rollout_api.rollout_job import RolloutJob
+from rollout_api.conditions import Metadata
+from rollout_api.rollout_job import FINISHED_JOB_SECONDS, RolloutJob
 from rollout_operator.actions import Action, Create, Delete, EnsureKey, Patch, Plan, ReadKey, Ref, Remember
 from rollout_operator.rollout_job import access, model_server, network, progress, runner_job
 from rollout_operator.rollout_job.expiry import seconds_left
-from rollout_operator.rollout_job.observe import GONE_AFTER, Observed, counts_fact, secret_fact
+from rollout_operator.rollout_job.observe import GONE_AFTER, Observed, RunnerPod, counts_fact, secret_fact
 from rollout_operator.rollout_job.resolve import Resolved, resolve
 from rollout_operator.rollout_job.status import Findings, differs_in_counts_only, status_of
 from rollout_operator.rollout_job.story import story
@@ -16,7 +17,7 @@ from rollout_operator.rollout_job.totals import add_up
 from rollout_operator.rollout_job.verdict import REPORT_GRACE, Verdict, is_taken_back, judge, standing_verdict
 
 COUNTS_SECONDS: Final = 10
-"""Between two writes of counts alone. Runners report every second; writing each one on would double a job's API writes."""
+"""Between two writes of counts alone. Runners report every second, and each write stores the job with all its tasks."""
 
 SILENT_SECONDS: Final = 30
 """Time for a runner pod to start, before its Secret is looked for."""
@@ -29,12 +30,12 @@ def plan(seen: Observed) -> Plan:
     if "deletionTimestamp" in seen.manifest["metadata"]:
         return Plan()  # garbage collection does the rest
     standing = standing_verdict(seen)
-    left = seconds_left(standing.since if standing else None, seen.spec.get("ttlSecondsAfterFinished"), seen.now)
+    ttl = seen.spec.get("ttlSecondsAfterFinished", FINISHED_JOB_SECONDS)
+    left = seconds_left(standing.since if standing else None, ttl, seen.now)
     if left == 0:
         return Plan(actions=(Delete(seen.ref, seen.uid),))
 
-    to_start = seen.batch_job is None and standing is None
-    resolved = resolve(seen.manifest, seen.config, seen.model_server) if to_start else Resolved(None)
+    resolved = resolve(seen.manifest, seen.config, seen.model_server) if _starts(seen, standing) else Resolved(None)
     if resolved.job is not None and not seen.has_key:
         return Plan(actions=(EnsureKey(access.secret(resolved.job)),))
 
@@ -42,6 +43,8 @@ def plan(seen: Observed) -> Plan:
     actions: list[Action] = []
     if resolved.job is not None:
         actions += _start(resolved.job, seen)
+    if seen.batch_job is not None and found.verdict is None:
+        actions += _missing_shards(seen)
     actions += _suspend_or_resume(seen, found)
     actions += _restore_secret(seen, found)
     ended = found.verdict is not None and not seen.alive
@@ -49,6 +52,31 @@ def plan(seen: Observed) -> Plan:
         actions += [Delete(ref, uid) for ref, uid in seen.sandboxes]
     actions += model_server.give_back(seen, ended=ended, drained=found.drained and seen.suspend)
     return _told(seen, found, actions, left)
+
+
+def needs_spec(seen: Observed) -> bool:
+    """Whether the plan resolves the job, for which it needs the whole spec."""
+    return "deletionTimestamp" not in seen.manifest["metadata"] and (
+        _starts(seen, standing_verdict(seen)) or bool(_silent(seen))
+    )
+
+
+def _starts(seen: Observed, standing: Verdict | None) -> bool:
+    return seen.batch_job is None and standing is None
+
+
+def _silent(seen: Observed) -> list[RunnerPod]:
+    """Runner pods that may wait for a missing Secret, if nobody looked for it a moment ago."""
+    if seen.batch_job is None or seen.secret_checked:
+        return []
+    return [pod for pod in seen.pods if pod.silent is not None and pod.silent >= SILENT_SECONDS]
+
+
+def _missing_shards(seen: Observed) -> Iterator[Action]:
+    if len(seen.shards) < seen.replicas:
+        job = Metadata(name=seen.ref.name, namespace=seen.ref.namespace, uid=seen.uid)
+        shards = access.shards(job, seen.replicas)
+        yield from (Create(shard) for shard in shards if shard["metadata"]["name"] not in seen.shards)
 
 
 def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> Findings:
@@ -82,6 +110,7 @@ def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
     for body in access.access(job):
         yield Create(body)
     yield Create(network.runner_policy(job))
+    yield from _missing_shards(seen)
     yield Create(runner_job.runner_job(job, seen.config, suspend=seen.suspend))
 
 
@@ -111,8 +140,8 @@ def _restore_secret(seen: Observed, found: Findings) -> Iterator[Action]:
     While sandboxes or runners use the key, a new one would invalidate their tokens, and changed defaults of the chart would
     move results. Then the Secret is only read; if it is missing, that fails, and the condition Reconciled says what to do.
     """
-    silent = [pod for pod in seen.pods if pod.silent is not None and pod.silent >= SILENT_SECONDS]
-    if not silent or seen.batch_job is None or found.verdict is not None or seen.secret_checked:
+    silent = _silent(seen)
+    if not silent or found.verdict is not None:
         return
     resolved = resolve(seen.manifest, seen.config, seen.model_server)
     in_use = bool(seen.sandboxes) or len(silent) < seen.alive
@@ -125,7 +154,7 @@ def _restore_secret(seen: Observed, found: Findings) -> Iterator[Action]:
 
 def _told(seen: Observed, found: Findings, actions: list[Action], ttl_left: float | None) -> Plan:
     status = status_of(seen, found)
-    before = {field: value for field, value in seen.status.items() if field != "runners"}
+    before = dict(seen.status)
     deadlines = [_look_again(seen, found), ttl_left]
     if status == before:
         return Plan(tuple(actions), requeue_seconds=_earliest(deadlines))

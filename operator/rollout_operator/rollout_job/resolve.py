@@ -17,7 +17,7 @@ from rollout_api.conditions import Metadata
 from rollout_api.manifest import Problem, explain, path_of, validate
 from rollout_api.model import ApiKeySource, Endpoint, ModelSpec
 from rollout_api.model_server import ModelServer
-from rollout_api.rollout_job import RolloutJob, RolloutJobSpec
+from rollout_api.rollout_job import FINISHED_JOB_SECONDS, RolloutJob, RolloutJobSpec
 from rollout_api.sandbox import Security
 from rollout_operator.actions import Manifest
 from rollout_operator.config import Defaults, OperatorConfig
@@ -58,7 +58,7 @@ class Resolved:
 
 
 def resolve(manifest: Manifest, config: OperatorConfig, server: Manifest | None = None) -> Resolved:
-    """The job with the chart's defaults filled in, without `suspend` and `ttlSecondsAfterFinished`.
+    """The job with the chart's defaults filled in, with the default `suspend` and `ttlSecondsAfterFinished`.
 
     Args:
         manifest: the job as applied.
@@ -87,7 +87,7 @@ def resolve(manifest: Manifest, config: OperatorConfig, server: Manifest | None 
 
 
 def _with_defaults(spec: RolloutJobSpec, defaults: Defaults) -> RolloutJobSpec:
-    changes: dict[str, Any] = {"suspend": False, "ttl_seconds_after_finished": None}
+    changes: dict[str, Any] = {"suspend": False, "ttl_seconds_after_finished": FINISHED_JOB_SECONDS}
     if defaults.output is not None and _is_local(spec.output.uri):
         changes["output"] = defaults.output
     if defaults.model is not None and spec.model is not None and _model_problems(spec.model):

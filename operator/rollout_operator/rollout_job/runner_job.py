@@ -38,7 +38,7 @@ def runner_job(job: RolloutJob, config: OperatorConfig, *, suspend: bool) -> dic
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {**owned_metadata(job), **suspension(suspend=suspend)["metadata"]},
+        "metadata": {**owned_metadata(job.metadata), **suspension(suspend=suspend)["metadata"]},
         "spec": {
             "completionMode": "Indexed",
             "completions": replicas,
@@ -48,7 +48,7 @@ def runner_job(job: RolloutJob, config: OperatorConfig, *, suspend: bool) -> dic
             "podReplacementPolicy": "TerminatingOrFailed",
             "suspend": suspend,
             "template": template.merge(
-                {"metadata": {"labels": labels(job)}, "spec": _pod(job, config)},
+                {"metadata": {"labels": labels(job.metadata)}, "spec": _pod(job, config)},
                 template.without_nulls(job.spec.runners.pod_template or {}),
             ),
         },

@@ -1,4 +1,4 @@
-"""The operator's part of a RolloutJob's status."""
+"""The status of a RolloutJob."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,10 +40,10 @@ class Findings:
 
 
 def status_of(seen: Observed, found: Findings) -> dict[str, Any]:
-    """The status as JSON, without the entries of the runners."""
+    """The status as JSON."""
     generation = seen.manifest["metadata"].get("generation")
     started = not found.problems
-    status = RolloutJobStatus(
+    return RolloutJobStatus(
         observed_generation=generation,
         conditions=[_condition(seen, generation, *claim) for claim in _claims(seen, found)],
         total=found.totals.total,
@@ -54,8 +54,6 @@ def status_of(seen: Observed, found: Findings) -> dict[str, Any]:
         restarts=found.restarts,
         result_uri=found.result_uri,
     ).wire()
-    del status["runners"]
-    return status
 
 
 def differs_in_counts_only(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

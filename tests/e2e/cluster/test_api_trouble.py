@@ -81,22 +81,6 @@ async def test_a_sandbox_of_somebody_else_is_not_adopted(api: KubeApi, job: Job)
         await api.create_sandbox(sandbox)
 
 
-async def test_a_report_that_another_write_overtakes_is_made_again(api: KubeApi, proxy: ApiProxy, job: Job) -> None:
-    async def overtake(request: web.Request) -> web.Response:
-        change = ("annotate", "rolloutjob", job.name, "-n", job.namespace, "overtaken=yes")
-        await asyncio.to_thread(job.cluster.kubectl, *change)
-        return await proxy.pass_on(request)
-
-    proxy.trouble = [("PATCH", overtake)]
-    entry = {"index": RUNNER, "state": "Running", "sealed": 3}
-    await api.apply_job_status(job.name, uid=job.uid, manager=f"runner-{RUNNER}", status={"runners": [entry]})
-    patches = [answer for answer in proxy.seen if answer.startswith("PATCH")]
-    # The operator writes the status as well, and may overtake it again.
-    assert set(patches[:-1]) == {"PATCH rolloutjobs/status 409"}
-    assert patches[-1] == "PATCH rolloutjobs/status 200"
-    assert entry in [{key: runner.get(key) for key in entry} for runner in job.status["runners"]]
-
-
 async def test_what_happens_while_the_api_server_forgets_is_heard_of_all_the_same(
     api: KubeApi, proxy: ApiProxy, job: Job
 ) -> None:

@@ -71,7 +71,7 @@ def test_three_runners_share_sixty_groups(new_job: NewJob) -> None:
     assert [result["index"] for result in results] == list(range(60))
     assert {(result["outcome"], result["reward"]) for result in results} == {("Completed", 1)}
     status = job.status
-    shares = [(r["index"], r["state"], r["sealed"], r["sealedIndexes"]) for r in status["runners"]]
+    shares = [(r["index"], r["state"], r["sealed"], r["sealedIndexes"]) for r in job.reports]
     assert sorted(shares) == [(index, "Completed", 20, "0-19") for index in range(3)]
     assert (status["total"], status["sealed"], status["outcomes"]) == (60, 60, {"Completed": 60})
 

@@ -39,7 +39,7 @@ def test_no_token_has_a_wrong_version_when_operator_and_engine_die_during_policy
     server.ask_for(1)
     server.wait_policy(1)
     update = server.policy["update"]
-    told = lambda: {runner.get("policyUpdate") for runner in job.status["runners"]} == {update} or None  # noqa: E731
+    told = lambda: {runner.get("policyUpdate") for runner in job.reports} == {update} or None  # noqa: E731
     eventually(told, 30, job.describe)
 
     server.ask_for(2)

@@ -227,7 +227,7 @@ def assert_flat(name: str, watch: MemoryWatch) -> None:
 
 def states(job: Job) -> set[str]:
     """Of its runners, as they report."""
-    return {report["state"] for report in job.status["runners"]}
+    return {report["state"] for report in job.reports}
 
 
 def live(pods: Sequence[Object]) -> list[Object]:

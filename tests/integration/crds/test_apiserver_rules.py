@@ -17,6 +17,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from rollout_api.cluster import shard_name
 from rollout_api.crd import FOLDER
 from rollout_api.manifest import validate
 from rollout_api.model_server import ModelServer
@@ -39,7 +40,12 @@ MODEL_SERVERS = {
     path.stem: yaml.safe_load(path.read_text())
     for path in sorted((Path(__file__).parents[2] / "unit/rollout_operator/model_server/specs").glob("*.yaml"))
 }
-KINDS = {"RolloutJob": "rolloutjobs.yaml", "Sandbox": "sandboxes.yaml", "ModelServer": "modelservers.yaml"}
+KINDS = {
+    "RolloutJob": "rolloutjobs.yaml",
+    "RolloutShard": "rolloutshards.yaml",
+    "Sandbox": "sandboxes.yaml",
+    "ModelServer": "modelservers.yaml",
+}
 
 
 NO_PARSER = {"model": {"name": "m"}, "engine": {"image": "vllm", "version": "0.26.0"}}
@@ -228,8 +234,17 @@ def test_the_spec_of_a_job_and_of_a_sandbox_cannot_be_changed() -> None:
     assert "cannot be changed" in "\n".join(errors(changed(SANDBOX, lambda spec: spec.pop("image")), SANDBOX))
 
 
-def test_two_entries_of_one_runner_or_condition_are_refused() -> None:
-    twice = {"runners": [{"index": 0}, {"index": 0}], "conditions": []}
+def test_the_shards_of_a_job_with_the_longest_name_take_reports() -> None:
+    metadata = {"name": shard_name("j" * 52, "5f0c2c1e-0000", 255), "namespace": "team"}
+    shard = {"apiVersion": JOB["apiVersion"], "kind": "RolloutShard", "metadata": metadata}
+    assert errors(shard) == []
+    assert errors(shard | {"status": {"index": 255, "state": "Running", "sealed": 3}}) == []
+    assert errors(shard | {"status": {"index": 255, "state": "Fine"}})
+
+
+def test_two_conditions_of_one_type_are_refused() -> None:
+    ready = {"type": "Ready", "status": "True", "reason": "Up", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    twice = {"conditions": [ready, ready]}
     assert "Duplicate value" in "\n".join(errors(JOB | {"status": twice}))
 
 

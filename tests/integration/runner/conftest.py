@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rollout_api.cluster import shard_name
+
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
 
@@ -30,18 +32,16 @@ sys.exit(supervise([sys.executable, *sys.argv[1:]]))
 
 
 class ApiServer:
-    """One RolloutJob, and a ModelServer where a test has one: `get`, a watch that ends at once, and server-side apply to the
-    job's status, with what was seen of a real API server (1.35).
-
-    An entry of `status.runners` belongs to its manager; a resource version that is not the newest is refused with 409.
+    """One RolloutJob with its RolloutShards, and a ModelServer where a test has one: `get`, a watch that ends at once, and
+    server-side apply of a shard's status.
     """
 
     def __init__(self, job: dict[str, Any], folder: Path) -> None:
         self.job: dict[str, Any] | None = deepcopy(job)
-        self.job["metadata"]["resourceVersion"] = "1"
+        self._shards: dict[str, dict[str, Any]] = {}
         self.model_server: dict[str, Any] | None = None
         self.reports: list[dict[str, Any]] = []
-        """Every entry that was applied, in order."""
+        """Every report that was applied, in order."""
         self._lock = threading.Lock()
         self._port = 0
         self.start()
@@ -69,6 +69,8 @@ class ApiServer:
                     self._answer(200, None)  # a watch that ends without an event
                 elif "/modelservers/" in self.path:
                     self._answer(*api._get_model_server())
+                elif "/rolloutshards/" in self.path:
+                    self._answer(*api._get_shard(self.path.rsplit("/", 1)[-1]))
                 else:
                     self._answer(*api._get())
 
@@ -101,12 +103,27 @@ class ApiServer:
     def runners(self) -> dict[int, dict[str, Any]]:
         """The standing reports by runner."""
         with self._lock:
-            entries = (self.job or {}).get("status", {}).get("runners", [])
-            return {entry["index"]: entry for entry in entries}
+            return {report["index"]: report for name, report in self._shards.items() if self._has_shard(name)}
+
+    def set_report(self, report: dict[str, Any]) -> None:
+        """What the runner before this one reported."""
+        assert self.job is not None
+        metadata = self.job["metadata"]
+        self._shards[shard_name(metadata["name"], metadata["uid"], report["index"])] = report
 
     def _get(self) -> tuple[int, Any]:
         with self._lock:
             return (200, deepcopy(self.job)) if self.job is not None else self._absent()
+
+    def _has_shard(self, name: str) -> bool:
+        """Shards go with their job."""
+        metadata = self.job["metadata"] if self.job is not None else {"name": "", "uid": ""}
+        return name in (shard_name(metadata["name"], metadata["uid"], index) for index in range(256))
+
+    def _get_shard(self, name: str) -> tuple[int, Any]:
+        with self._lock:
+            status = {"status": self._shards[name]} if name in self._shards else {}
+            return (200, {"metadata": {"name": name}, **status}) if self._has_shard(name) else self._absent()
 
     def set_model_server(self, status: dict[str, Any]) -> None:
         """The operator's write."""
@@ -124,17 +141,11 @@ class ApiServer:
 
     def _apply(self, body: dict[str, Any]) -> tuple[int, Any]:
         with self._lock:
-            if self.job is None:
+            if not self._has_shard(body["metadata"]["name"]):
                 return self._absent()
-            metadata = self.job["metadata"]
-            if body["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
-                return 409, {"kind": "Status", "reason": "Conflict", "message": "the object has been modified"}
-            (entry,) = body["status"]["runners"]
-            self.reports.append(entry)
-            others = [e for e in self.job.get("status", {}).get("runners", []) if e["index"] != entry["index"]]
-            self.job["status"] = {"runners": [*others, entry]}
-            metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 1)
-            return 200, deepcopy(self.job)
+            self.reports.append(body["status"])
+            self._shards[body["metadata"]["name"]] = body["status"]
+            return 200, body
 
     def _absent(self) -> tuple[int, Any]:
         return 404, {"kind": "Status", "reason": "NotFound", "message": "rolloutjobs.rollout.dev not found"}

@@ -213,8 +213,7 @@ def test_a_job_that_cannot_run_as_written_is_aborted_with_the_reason(pods: Start
 
 def test_storage_that_refuses_is_told_and_hides_nothing_that_was_counted(pods: StartPods) -> None:
     refused = pods("refused", counting())
-    assert refused.api.job is not None
-    refused.api.job["status"] = {"runners": [{"index": 0, "sealed": 5, "running": 3, "outcomes": {"Completed": 5}}]}
+    refused.api.set_report({"index": 0, "sealed": 5, "running": 3, "outcomes": {"Completed": 5}})
     (refused.folder / "out").write_text("a file where a folder is needed")
     runner = refused.start()
     assert runner.end() == Exit.STORAGE

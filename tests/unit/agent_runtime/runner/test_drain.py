@@ -25,7 +25,10 @@ class Api:
             raise self.answer
         return self.answer
 
-    async def apply_job_status(self, name: str, **_: Any) -> None:
+    async def get_shard(self, name: str, **_: Any) -> dict[str, Any]:
+        raise AssertionError("whoever stops reads no report")
+
+    async def apply_report(self, name: str, report: dict[str, Any], **_: Any) -> None:
         raise AssertionError("whoever stops reports nothing by itself")
 
 

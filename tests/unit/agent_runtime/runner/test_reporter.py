@@ -20,11 +20,14 @@ class FakeApi:
     async def get_job(self, name: str, *, patience_seconds: float) -> dict[str, Any]:
         raise AssertionError("nobody asks for the job here")
 
-    async def apply_job_status(self, name: str, *, status: dict[str, Any], **rest: Any) -> None:
+    async def get_shard(self, name: str, *, patience_seconds: float) -> dict[str, Any]:
+        raise AssertionError("nobody reads its report here")
+
+    async def apply_report(self, name: str, report: dict[str, Any], **rest: Any) -> None:
         if self.refusals:
             self.refusals -= 1
             raise ApiError(503, "Unavailable", "later")
-        self.taken.append(status["runners"][0].get("policyUpdate"))
+        self.taken.append(report.get("policyUpdate"))
         self.changed.set()
 
     async def until_taken(self, count: int) -> None:

@@ -20,7 +20,6 @@ DONE = {"type": "Finished", "status": "False", "reason": "Running"}
         ({"podName": "p"}, {"podName": "p", "mode": "Plain"}, True),
         ({"conditions": [READY, DONE]}, {"conditions": [DONE, READY]}, False),
         ({"conditions": [READY]}, {"conditions": [READY | {"status": "False"}]}, True),
-        ({"sealed": 3}, {"sealed": 3, "runners": [{"index": 0, "sealed": 3}]}, False),
         ({"meanReward": 1}, {"meanReward": 1.0}, False),
     ],
 )

@@ -1,7 +1,9 @@
 """The operator's loop on an API server in memory: every author reads what became of a manifest, whatever it holds."""
 
 import asyncio
+import base64
 import copy
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from rollout_operator import loop as loop_module
+from rollout_operator.api import UNREACHABLE, ApiError
 from rollout_operator.model_server import policy
 from tests.support.memory_api import MemoryApi, operator_on, until
 
@@ -99,6 +102,60 @@ def test_a_malformed_sandbox_gets_a_condition(spec: Json | None) -> None:
     asyncio.run(run())
 
 
+def test_runners_get_every_task_though_the_operator_keeps_only_their_number() -> None:
+    api = MemoryApi()
+    api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
+
+    async def run() -> None:
+        async with operator_on(api) as loop:
+            await until(lambda: api.of("Job"), "the runners' Job")
+            kept = loop._cache.get("RolloutJob", "t", "j")
+            assert kept is not None
+            assert kept["spec"]["tasks"] == {"inline": [None]}
+
+    asyncio.run(run())
+    (secret,) = api.of("Secret")
+    sent = json.loads(base64.b64decode(secret["data"]["job.json"]))["spec"]["tasks"]["inline"]
+    assert [(task["name"], task["prompt"]) for task in sent] == [("a", "p")]
+
+
+def test_a_job_whose_spec_cannot_be_read_for_a_moment_is_not_called_invalid() -> None:
+    api = MemoryApi()
+    job = api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
+    find, tries = api.find, []
+
+    async def away(kind: str, namespace: str, name: str) -> Json | None:
+        tries.append(name)
+        raise ApiError(UNREACHABLE, "the API server did not answer in time")
+
+    async def run() -> None:
+        api.find = away  # type: ignore[method-assign]
+        async with operator_on(api):
+            await until(lambda: len(tries) > 1, "a second try")
+            assert api.objects["RolloutJob", "t", "j"] == job, "an outage is no news of the job"
+            api.find = find  # type: ignore[method-assign]
+            await until(lambda: api.of("Job"), "the runners' Job")
+
+    asyncio.run(run())
+
+
+def test_reports_of_runners_cost_the_job_few_writes() -> None:
+    api = MemoryApi()
+    api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC | {"runners": {"replicas": 2}}))
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: api.of("Job"), "the runners' Job")
+            before = api.writes.count("status RolloutJob")
+            for sealed in range(300):
+                for index, shard in enumerate(api.of("RolloutShard")):
+                    api.put("RolloutShard", {**shard, "status": {"index": index, "sealed": sealed + 1, "total": 300}})
+                await asyncio.sleep(0.001)
+            assert api.writes.count("status RolloutJob") - before < 5
+
+    asyncio.run(run())
+
+
 def test_an_exception_in_a_plan_becomes_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise KeyError("spread")
@@ -117,7 +174,7 @@ def test_an_exception_in_a_plan_becomes_a_condition(monkeypatch: pytest.MonkeyPa
 
 def test_a_null_status_of_one_tenant_stops_neither_the_others_nor_the_metrics() -> None:
     api = MemoryApi()
-    statuses: list[Any] = [None, [], {"conditions": [None]}, {"runners": None, "conditions": None}]
+    statuses: list[Any] = [None, [], {"conditions": [None]}, {"sealed": None, "conditions": None}]
 
     async def run() -> None:
         async with operator_on(api) as loop:

@@ -22,10 +22,9 @@ def sandbox(name: str, *conditions: str) -> dict[str, Any]:
     return {"kind": "Sandbox", "metadata": {"namespace": "n", "name": name, "uid": name}, "status": status}
 
 
-def job(name: str, reports: list[dict[str, Any]], *conditions: str) -> dict[str, Any]:
-    """A RolloutJob with these reports of its runners."""
-    made = sandbox(name, *conditions)
-    return {**made, "kind": "RolloutJob", "status": {**made["status"], "runners": reports}}
+def job(name: str, *conditions: str) -> dict[str, Any]:
+    """A RolloutJob of which these conditions are true."""
+    return {**sandbox(name, *conditions), "kind": "RolloutJob"}
 
 
 def values(metrics: Metrics) -> dict[str, float]:
@@ -42,8 +41,11 @@ def test_what_exists_is_counted_by_state_and_outcome() -> None:
         {"index": 0, "outcomes": {"Completed": 3, "InfraFailed": 1}, "rewardSum": 1.5, "rewarded": 3},
         {"index": 1, "outcomes": {"Completed": 1}, "rewardSum": 0.5, "rewarded": 1},
     ]
-    cache.put("RolloutJob", job("j", reports, "Progressing"))
-    cache.put("RolloutJob", job("k", [], "Failed"))
+    for report in reports:
+        cache.put("RolloutShard", {**sandbox(f"j-{report['index']}"), "status": report})
+    cache.put("RolloutShard", {**sandbox("j-2"), "status": {}})
+    cache.put("RolloutJob", job("j", "Progressing"))
+    cache.put("RolloutJob", job("k", "Failed"))
     found = values(Metrics(cache, leading=lambda: True))
     assert [found[f'rollout_sandboxes{{state="{state}"}}'] for state in ("Starting", "Ready", "Finished")] == [1, 2, 1]
     assert (found['rollout_jobs{state="Progressing"}'], found['rollout_jobs{state="Failed"}']) == (1, 1)
@@ -134,7 +136,7 @@ def test_writes_are_counted_and_timed_by_response_code() -> None:
 def test_no_series_carries_the_name_of_an_object() -> None:
     cache = Cache()
     cache.put("Sandbox", sandbox("secret-project"))
-    cache.put("RolloutJob", job("secret-project", [{"index": 0, "outcomes": {"secret-project": 1}}]))
+    cache.put("RolloutJob", job("secret-project"))
     metrics = Metrics(cache, leading=lambda: True)
     metrics.sandbox_seen(sandbox("secret-project", "Ready"), is_new=True)
     assert "secret-project" not in generate_latest(metrics.registry).decode()
@@ -142,6 +144,6 @@ def test_no_series_carries_the_name_of_an_object() -> None:
 
 def test_the_most_final_condition_names_the_state() -> None:
     assert sandbox_state(sandbox("s", "Scheduled", "Ready", "Finished")) == "Finished"
-    assert job_state(job("j", [], "Succeeded", "Suspended")) == "Succeeded"
-    assert job_state(job("j", [], "Invalid")) == "Invalid"
-    assert job_state(job("j", [])) == "Progressing"
+    assert job_state(job("j", "Succeeded", "Suspended")) == "Succeeded"
+    assert job_state(job("j", "Invalid")) == "Invalid"
+    assert job_state(job("j")) == "Progressing"

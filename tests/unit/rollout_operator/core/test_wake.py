@@ -38,6 +38,7 @@ def node(ready: str | None) -> dict[str, Any]:
             obj("j-runner-0", ("Job", "j-runner"), labels={ROLE_LABEL: "runner", JOB_LABEL: "j"}),
             Ref("RolloutJob", "n", "j"),
         ),
+        ("RolloutShard", obj("j-0", ("RolloutJob", "j")), Ref("RolloutJob", "n", "j")),
         ("ModelServer", obj("m"), Ref("ModelServer", "n", "m")),
         ("StatefulSet", obj("m", ("ModelServer", "m")), Ref("ModelServer", "n", "m")),
         ("Job", obj("m-download", ("ModelServer", "m")), Ref("ModelServer", "n", "m")),

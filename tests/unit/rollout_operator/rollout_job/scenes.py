@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rollout_api.cluster import JOB_LABEL, MANAGED_BY
+from rollout_api.cluster import JOB_LABEL, MANAGED_BY, shard_name
 from rollout_operator.actions import Action, Create, Delete, EnsureKey, Event, Patch, Plan, Remember
 from rollout_operator.cache import Cache
 from rollout_operator.config import OperatorConfig
@@ -55,7 +55,7 @@ def task(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def report(index: int, state: str = "Running", **changes: Any) -> dict[str, Any]:
-    """A runner's entry in the status."""
+    """A runner's report."""
     return {"index": index, "state": state, "sealed": 0, "running": 0, "outcomes": {}, **changes}
 
 
@@ -102,9 +102,7 @@ class Scene:
         for action in step.actions:
             self._do(action)
         if step.status is not None:
-            assert "runners" not in step.status, "the operator may not write what belongs to runners"
-            runners = self.status.get("runners")
-            self.job["status"] = {**copy.deepcopy(dict(step.status)), **({"runners": runners} if runners else {})}
+            self.job["status"] = copy.deepcopy(dict(step.status))
             self.status_writes += 1
         self.events += step.events
 
@@ -120,6 +118,8 @@ class Scene:
                     metadata = {**copy.deepcopy(body["metadata"]), "uid": "job-uid"}
                     self.cache.put("Job", {**copy.deepcopy(dict(body)), "metadata": metadata, "status": {}})
                     self.kubernetes_follows()
+                if body["kind"] == "RolloutShard":
+                    self.cache.put("RolloutShard", copy.deepcopy(dict(body)))
                 if body["kind"] == "ModelServer":
                     assert self.model_server is None, "two ModelServers for one RolloutJob"
                     metadata = {**copy.deepcopy(body["metadata"]), "uid": "server-uid"}
@@ -158,7 +158,7 @@ class Scene:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The status, with what the runners wrote."""
+        """The status."""
         found: dict[str, Any] = self.job.setdefault("status", {})
         return found
 
@@ -186,9 +186,18 @@ class Scene:
         self.now += timedelta(seconds=seconds)
 
     def reports(self, *entries: dict[str, Any]) -> None:
-        """Runners write their entries."""
-        kept = {entry["index"]: entry for entry in self.status.get("runners", [])}
-        self.status["runners"] = list((kept | {entry["index"]: entry for entry in entries}).values())
+        """Runners write their reports."""
+        owner = {"kind": "RolloutJob", "name": "sums", "uid": UID, "controller": True}
+        for entry in entries:
+            name = shard_name("sums", UID, entry["index"])
+            metadata = {"name": name, "namespace": "team", "ownerReferences": [owner]}
+            self.cache.put("RolloutShard", {"kind": "RolloutShard", "metadata": metadata, "status": entry})
+
+    @property
+    def reported(self) -> list[dict[str, Any]]:
+        """The reports, by runner."""
+        found = (shard.get("status") for shard in self.cache.all("RolloutShard"))
+        return sorted((dict(entry) for entry in found if entry), key=lambda entry: entry["index"])
 
     def kubernetes_follows(self) -> None:
         """The Job controller and the kubelet catch up: pods for the indexes that have none, or none when suspended."""

@@ -4,9 +4,11 @@ import json
 
 from rollout_api.manifest import validate
 from rollout_api.rollout_job import RolloutJob
-from rollout_operator.rollout_job.access import access, secret
+from rollout_operator.rollout_job.access import access, secret, shards
 from rollout_operator.rollout_job.resolve import resolve
 from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, UID, manifest
+
+SHARDS = ("sums-5f0c2c1e-0", "sums-5f0c2c1e-1")
 
 
 def resolved(**spec: object) -> RolloutJob:
@@ -16,12 +18,13 @@ def resolved(**spec: object) -> RolloutJob:
 
 
 def test_a_runner_reaches_neither_pods_nor_secrets_nor_other_jobs() -> None:
-    _, role, _ = access(resolved())
+    _, role, _ = access(resolved(runners={"replicas": 2}))
     allowed = {(r["resources"][0], tuple(r["verbs"]), tuple(r.get("resourceNames", ()))) for r in role["rules"]}
     assert allowed == {
         ("sandboxes", ("get", "list", "watch", "create", "delete"), ()),
         ("rolloutjobs", ("get",), ("sums",)),
-        ("rolloutjobs/status", ("get", "patch"), ("sums",)),
+        ("rolloutshards", ("get",), SHARDS),
+        ("rolloutshards/status", ("patch",), SHARDS),
         ("modelservers", ("get", "list", "watch"), ()),
     }
     assert {group for rule in role["rules"] for group in rule["apiGroups"]} == {"rollout.dev"}
@@ -34,7 +37,7 @@ def test_an_account_for_workload_identity_gets_the_runners_role_and_no_second_ac
 
 
 def test_everything_goes_with_the_job_and_holds_nothing_up() -> None:
-    for body in (secret(resolved()), *access(resolved())):
+    for body in (secret(resolved()), *access(resolved()), *shards(resolved().metadata, 2)):
         (owner,) = body["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (UID, True, False)
         assert "finalizers" not in body["metadata"]

@@ -1,4 +1,4 @@
-"""A finished job goes when its time is over, never earlier, and only when asked for."""
+"""A finished job goes when its time is over, never earlier, and never when that is switched off."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -10,9 +10,9 @@ from rollout_operator.rollout_job.expiry import seconds_left
 ENDED = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-def test_a_job_is_kept_when_it_runs_or_nobody_asked_for_its_deletion() -> None:
+def test_a_job_is_kept_when_it_runs_or_its_deletion_is_switched_off() -> None:
     assert seconds_left(None, 0, ENDED) is None
-    assert seconds_left(ENDED, None, ENDED + timedelta(days=1000)) is None
+    assert seconds_left(ENDED, -1, ENDED + timedelta(days=1000)) is None
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))

@@ -34,7 +34,7 @@ def test_runners_are_made_when_their_model_is_ready_and_not_before() -> None:
     assert "1 of 3 servers are ready" in scene.condition("Progressing")["message"]
     assert scene.made == ["Secret", "ModelServer"]
     serves(scene)
-    assert scene.made[2:] == ["ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Job"]
+    assert scene.made[2:] == ["ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "RolloutShard", "Job"]
 
 
 def test_a_server_that_a_person_named_is_waited_for_also_before_it_exists() -> None:

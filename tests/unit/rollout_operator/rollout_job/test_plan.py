@@ -22,7 +22,27 @@ def test_pods_start_only_when_all_that_they_need_is_there() -> None:
     scene = Scene(manifest())
     assert [type(action) for action in scene.plan().actions] == [EnsureKey], "the key comes first, and alone"
     scene.settle()
-    assert scene.made == ["Secret", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Job"]
+    assert scene.made == ["Secret", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "RolloutShard", "Job"]
+
+
+def test_a_runner_whose_shard_object_was_deleted_can_report_again() -> None:
+    scene = running(runners={"replicas": 2})
+    first, second = (shard["metadata"]["name"] for shard in scene.cache.all("RolloutShard"))
+    scene.cache.remove("RolloutShard", "team", first)
+    scene.settle()
+    assert {shard["metadata"]["name"] for shard in scene.cache.all("RolloutShard")} == {first, second}
+
+
+def test_a_finished_job_is_deleted_after_a_week_by_default() -> None:
+    scene = running()
+    scene.runner_ends(0, "Completed", sealed=8)
+    scene.settle()
+    scene.passes(7 * 24 * 3600 - 60)
+    scene.settle()
+    assert not scene.gone
+    scene.passes(120)
+    scene.settle()
+    assert scene.gone
 
 
 def test_a_job_that_runs_costs_no_further_writes_when_nothing_happens() -> None:
@@ -330,7 +350,7 @@ happenings = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2)), max_
 
 
 def let_happen(scene: Scene, what: str, index: int) -> None:
-    entry = next((r for r in scene.status.get("runners", []) if r["index"] == index), report(index, total=3))
+    entry = next((r for r in scene.reported if r["index"] == index), report(index, total=3))
     at_work = entry["state"] == "Running" and len(scene.runners) > 0
     match what:
         case "fails" if at_work:
@@ -369,7 +389,7 @@ def test_whatever_happens_plans_converge_and_keep_their_promises(steps: list[tup
         RolloutJobStatus.model_validate(scene.status)
         told = {c["type"]: c["status"] for c in scene.status.get("conditions", ())}
         if told.get("Succeeded") == "True":
-            assert [r["state"] for r in scene.status["runners"]] == ["Completed"] * 3
+            assert [r["state"] for r in scene.reported] == ["Completed"] * 3
         assert not (told.get("Succeeded") == told.get("Failed") == "True")
         if ended == "Succeeded" or (ended and scene.condition("Failed")["reason"] == "Aborted"):
             assert told[ended] == "True", "a verdict stands"

@@ -1,0 +1,126 @@
+"""Jobs with large inline tasks on a real API server, without nodes: what reports add to etcd, and the operator's memory.
+
+The reports of 16 runners come at the pace of one job, ten a second, while the operator sums them up.
+"""
+
+import asyncio
+import json
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from agent_runtime.sandboxes.cluster.api import KubeApi
+from benchmarks.report import Row, Target
+from tests.integration.operator_core.conftest import Replica
+from tests.integration.operator_core.control_plane import ControlPlane, running, until
+
+JOBS = 500
+TASKS, PROMPT = 140, "x" * 1000
+"""Of one job: nearly the 200 KB that inline tasks may take."""
+RUNNERS, REPORTS, SECONDS_APART = 16, 600, 0.1
+NAMESPACE = "jobs"
+LIMIT_MIB = 512
+"""Of the operator's memory, in the chart."""
+OLD_REPORTS_MB = 326
+"""What 600 reports in a job's own status added to etcd before there were RolloutShards."""
+
+
+def measure() -> list[Row]:
+    """Megabytes of etcd that 600 reports take; mebibytes of an operator with 500 jobs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for plane in running(folder, ("operator",)):
+            return _measured(plane, folder)
+    raise AssertionError("no control plane")
+
+
+def _measured(plane: ControlPlane, folder: Path) -> list[Row]:
+    plane.kubectl("create", "namespace", NAMESPACE)
+    replica = Replica(plane, NAMESPACE, "operator", folder)
+    try:
+        until(replica.leads, "the operator leads")
+        _apply(plane, "reported")
+        until(lambda: len(plane.names("rolloutshards", NAMESPACE)) == RUNNERS, "its shards")
+        until(lambda: plane.get("job", "reported-runner", NAMESPACE), "its Job")
+        before = _etcd_bytes(folder)
+        asyncio.run(_report(plane))
+        until(lambda: _sealed(plane) == REPORTS, "the sums")
+        grown = _etcd_bytes(folder) - before
+        for number in range(JOBS - 1):
+            _apply(plane, f"job-{number}")
+        until(lambda: len(plane.names("jobs", NAMESPACE)) == JOBS, "all Jobs", seconds=600)
+        started = _peak_mib(replica.process.pid)
+    finally:
+        replica.process.kill()
+        replica.process.wait()
+    replica = Replica(plane, NAMESPACE, "operator", folder)
+    try:
+        until(replica.leads, "the operator leads again", seconds=600)
+        until(lambda: replica.metric('rollout_workqueue_depth{name="RolloutJob"}') == 0, "all looked at", seconds=600)
+        listed = _peak_mib(replica.process.pid)
+    finally:
+        replica.process.kill()
+        replica.process.wait()
+    what = f"{REPORTS} reports on a job of {len(_spec()) / 1e6:.2f} MB: growth of etcd"
+    limit = Target("at most", LIMIT_MIB)
+    return [
+        Row(what, grown / 1e6, "MB", f"{OLD_REPORTS_MB} MB in the status of the job", OLD_REPORTS_MB / (grown / 1e6)),
+        Row(f"the operator's peak memory, {JOBS} such jobs created", started, "MiB", target=limit),
+        Row(f"the operator's peak memory, restarted with {JOBS} such jobs", listed, "MiB", target=limit),
+    ]
+
+
+def _spec() -> str:
+    tasks = [{"name": f"task-{number}", "prompt": PROMPT} for number in range(TASKS)]
+    spec: dict[str, Any] = {
+        "tasks": {"inline": tasks},
+        "agent": {"type": "Nop"},
+        "sandbox": {"image": "localhost/none:1"},
+        "runners": {"replicas": RUNNERS},
+        "output": {"uri": "s3://bucket/results"},
+    }
+    return json.dumps(spec)
+
+
+def _apply(plane: ControlPlane, name: str) -> None:
+    job = {
+        "apiVersion": "rollout.dev/v1alpha1",
+        "kind": "RolloutJob",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+    }
+    plane.kubectl("create", "-f", "-", text=json.dumps({**job, "spec": json.loads(_spec())}))
+
+
+async def _report(plane: ControlPlane) -> None:
+    names = sorted(name.partition("/")[2] for name in plane.names("rolloutshards", NAMESPACE))
+    os.environ["KUBECONFIG"] = str(plane.kubeconfig("admin"))
+    api = await KubeApi.connect(NAMESPACE)
+    began = time.monotonic()
+    for number in range(REPORTS):
+        report = {
+            "index": number % RUNNERS,
+            "sealed": number // RUNNERS + 1,
+            "running": 64,
+            "rewarded": number // RUNNERS + 1,
+        }
+        await api.apply_report(names[number % RUNNERS], report)
+        await asyncio.sleep(max(0.0, began + (number + 1) * SECONDS_APART - time.monotonic()))
+    await api.close()
+
+
+def _sealed(plane: ControlPlane) -> int:
+    job = plane.get("rolloutjob", "reported", NAMESPACE)
+    return int((job or {}).get("status", {}).get("sealed") or 0)
+
+
+def _etcd_bytes(folder: Path) -> int:
+    return (folder / "etcd/member/snap/db").stat().st_size
+
+
+def _peak_mib(pid: int) -> float:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
