@@ -317,6 +317,17 @@ class ArtifactsRecord(ApiModel):
     bytes: int = 0
 
 
+class Unexplained(StrEnum):
+    """What failed after the policy had acted, for no known reason."""
+
+    SANDBOX = "Sandbox"
+    """It was lost with something in it that the policy made."""
+    REQUEST = "Request"
+    """The model failed at it, and answered another one right afterwards."""
+    ACTION = "Action"
+    """The environment failed at it."""
+
+
 class FailedRecord(ApiModel):
     """The attempt is lost to infrastructure; another one may follow."""
 
@@ -326,8 +337,8 @@ class FailedRecord(ApiModel):
     message: str = ""
     counted: bool = True
     """It uses up one of `attempts.limit`. Interruptions of the runner do not."""
-    unexplained: bool = False
-    """The sandbox was lost with something in it that the policy made, and nothing explains why."""
+    unexplained: Unexplained | None = None
+    """What failed, where nothing says whether the policy caused it."""
     alone: bool = False
     """The sandbox hosted no other attempt."""
 

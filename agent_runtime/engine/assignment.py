@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from agent_runtime.engine.attribution import Phase, Situation
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Observer
 from agent_runtime.engine.model_watch import ModelWatch
@@ -58,3 +59,5 @@ class Oversight:
     policy_lag: PolicyLag = field(default_factory=PolicyLag)
     plugins: RolloutPlugins | None = None
     observer: Observer = lambda event: None
+    situation: Situation = Situation(Phase.AGENT)
+    """What the attempt's sandbox and its earlier failures add to the attribution of an error."""

@@ -49,6 +49,7 @@ from rollout_api.records import (
     Result,
     StopReason,
     StopRecord,
+    Unexplained,
     Verdict,
 )
 from rollout_api.tasks import Task, VerifierMode
@@ -130,13 +131,18 @@ class Attempt:
             answered=answered,
             exposed=answered if self._work is None else self._work.exposed,
             alone=self._spec.alone if workspace is None else workspace.alone,
-            losses_alone=sum(failure.unexplained and failure.alone for _, failure in self._failures),
+            losses_alone=sum(failure.alone for failure in self._unexplained(Unexplained.SANDBOX)),
+            requests_failed=len(self._unexplained(Unexplained.REQUEST)),
+            actions_failed=len(self._unexplained(Unexplained.ACTION)),
         )
+
+    def _unexplained(self, what: Unexplained) -> list[FailedRecord]:
+        return [failure for _, failure in self._failures if failure.unexplained is what]
 
     def _spec_of(self, rollout: Rollout) -> WorkspaceSpec:
         """After an unexplained loss, a sandbox without neighbours: whose doing it was cannot be told among several."""
         spec = workspace_spec(self._context.job, rollout)
-        return replace(spec, alone=any(failure.unexplained for _, failure in self._failures))
+        return replace(spec, alone=bool(self._unexplained(Unexplained.SANDBOX)))
 
     async def seal(self, outcome: Outcome, *, reason: str, message: str) -> Result:
         """End the rollout here and now, without a verdict, with what is recorded so far."""
@@ -308,7 +314,8 @@ class Attempt:
     def _oversight(self) -> Oversight:
         most = None if self._on_stale is OnStale.KEEP else self._max_policy_lag
         context = self._context
-        return Oversight(context.drain, PolicyLag(context.newest_policy, most), self._plugins, context.observer)
+        lag = PolicyLag(context.newest_policy, most)
+        return Oversight(context.drain, lag, self._plugins, context.observer, self._situation())
 
     def _make_program(self, workspace: Workspace, recorded: Sequence[Record]) -> Program:
         rollout, spec, current = self._rollout, self._context.job.spec, self._context.current_model

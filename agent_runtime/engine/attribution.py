@@ -12,6 +12,7 @@ from agent_runtime.agents.base import Stop
 from agent_runtime.engine.attempt_log import NotReplayable
 from agent_runtime.engine.branching_checkpoints import NoSuchCheckpoint
 from agent_runtime.engine.staleness_policy import StalePolicy
+from agent_runtime.environments.host import EnvironmentFailure
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
 from agent_runtime.plugins.of_rollout import PluginFailed
 from agent_runtime.recording.artifacts import ArtifactsTooLarge
@@ -21,14 +22,17 @@ from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError
 from agent_runtime.sandboxes.base import Evidence, Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
 from agent_runtime.verification.grade import VerifierUnavailable
-from rollout_api.records import StopReason
+from rollout_api.records import StopReason, Unexplained
 
-LOSSES_ALONE = 2
-"""Unexplained losses of a sandbox that hosted this rollout alone, after which the policy is to blame. One may be chance."""
+UNEXPLAINED_LIMIT = 2
+"""Unexplained failures of one kind, after which the policy is to blame: losses of a sandbox that hosted this rollout alone,
+failures of the model at its requests, of the environment at its actions. One may be chance."""
 UNCOUNTED = frozenset({"Interrupted", "Preempted"})
-"""Reasons that use up no attempt: the cluster reclaims its nodes as often as it has to."""
+"""Reasons of a SandboxFailure that use up no attempt: the cluster reclaims its nodes as often as it has to."""
 REQUESTS_OWN_FAULTS = frozenset({"BadRequest", "NoToolParser", "TextModel"})
 """Reasons of a ModelError that depend on the content of the request, and so on what the policy wrote into it."""
+AT_ACTIONS = frozenset({"EnvironmentFailed", "EnvironmentHung", "EnvironmentDied"})
+"""Reasons of an EnvironmentFailure that an action of the policy may have caused."""
 AGENTS_TO_HANDLE = (FileError, NoSuchCheckpoint, LayerTooLarge)
 """Errors of a context call that are about this call alone. The agent may catch them and continue."""
 TRACEBACK_FRAMES = 20
@@ -73,6 +77,10 @@ class Situation:
     """The sandbox hosted no other attempt."""
     losses_alone: int = 0
     """Earlier unexplained losses of exposed sandboxes that hosted this rollout alone."""
+    requests_failed: int = 0
+    """Earlier attempts that ended with a request that the model failed at, while it answered others."""
+    actions_failed: int = 0
+    """Earlier attempts that ended with an action of the policy at which the environment failed."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +94,8 @@ class Ruling:
     """Of COMPLETE and FAIL; None keeps the one that the agent ended with."""
     counted: bool = True
     """The retry uses up one of `attempts.limit`."""
-    unexplained: bool = False
-    """The next sandbox hosts this rollout alone, so that another loss can be attributed."""
+    unexplained: Unexplained | None = None
+    """What failed, where nothing says whose doing it was. The next failure of that kind can be attributed."""
     traceback: str | None = None
     """Where the agent's own code raised."""
 
@@ -131,6 +139,8 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
             return _of_files(error, situation)
         case VerifierUnavailable() if situation.phase is Phase.GRADING_IN_PLACE:
             return _fail(str(error), situation)
+        case EnvironmentFailure():
+            return _of_environment(error, situation)
         case SandboxFailure():
             return _of_sandbox(error, situation)
         case WorkspaceLimit():
@@ -171,9 +181,27 @@ def _of_model(error: ModelError, situation: Situation) -> Ruling:
     if of_request and situation.answered and situation.phase is Phase.AGENT:
         # The request repeats what the policy has answered; an answer that no server takes back must not mask it.
         return _complete(StopReason.AGENT_ERROR, str(error))
+    if error.answers_others:
+        # So neither the key nor the server is at fault, whatever its answer says: the request is, or chance.
+        message = f"{error.message}; the model answered another request right afterwards"
+        if not situation.answered or situation.phase is not Phase.AGENT:
+            return _retry(error.reason, message, situation)
+        if situation.requests_failed + 1 >= UNEXPLAINED_LIMIT:
+            return _complete(StopReason.AGENT_ERROR, f"{UNEXPLAINED_LIMIT} attempts ended like this: {message}")
+        return _retry(error.reason, message, situation, unexplained=Unexplained.REQUEST)
     if isinstance(error, ModelConfigError) and not of_request:
         return Ruling(Action.END_RUN, error.reason, error.message)
     return _retry(error.reason, error.message, situation)
+
+
+def _of_environment(failure: EnvironmentFailure, situation: Situation) -> Ruling:
+    """An environment should take every action, and has taken one before the run; nothing says whose doing a failure is."""
+    if failure.reason not in AT_ACTIONS or not (situation.exposed and situation.phase is Phase.AGENT):
+        return _retry(failure.reason, failure.message, situation)
+    if situation.actions_failed + 1 >= UNEXPLAINED_LIMIT:
+        message = f"its actions made the environment fail in {UNEXPLAINED_LIMIT} attempts: {failure.message}"
+        return _complete(StopReason.RESOURCE_LIMIT, message)
+    return _retry(failure.reason, failure.message, situation, unexplained=Unexplained.ACTION)
 
 
 def _of_files(error: Exception, situation: Situation) -> Ruling:
@@ -195,16 +223,17 @@ def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Ruling:
         # The runner holds the workspace and keeps it alive, so it was not idle.
         evidence = Evidence.UNEXPLAINED
     if not situation.exposed or evidence in (Evidence.NOT_LOST, Evidence.OUTSIDE):
-        return _retry(failure.reason, failure.message, situation)
+        return _retry(failure.reason, failure.message, situation, counted=failure.reason not in UNCOUNTED)
     if situation.alone and evidence is Evidence.OWN_LIMIT:
         return _used_up(f"{failure.reason}: {failure.message}", situation, is_gone=True)
-    if situation.alone and situation.losses_alone + 1 >= LOSSES_ALONE:
+    if situation.alone and situation.losses_alone + 1 >= UNEXPLAINED_LIMIT:
         losses = (
-            f"it lost its sandbox {LOSSES_ALONE} times while no other rollout was in it, and nothing else explains it"
+            f"it lost its sandbox {UNEXPLAINED_LIMIT} times while no other rollout was in it, and nothing else "
+            "explains it"
         )
         return _used_up(f"{losses}: {failure.message}", situation, is_gone=True)
     # Bounded without the limit: the next sandbox hosts the rollout alone, and the losses there are counted.
-    return _retry(failure.reason, failure.message, situation, unexplained=True)
+    return _retry(failure.reason, failure.message, situation, unexplained=Unexplained.SANDBOX)
 
 
 def _used_up(message: str, situation: Situation, *, is_gone: bool) -> Ruling:
@@ -224,7 +253,8 @@ def _fail(message: str, situation: Situation) -> Ruling:
     return Ruling(Action.FAIL, StopReason.RESOURCE_LIMIT.value, message, stop_reason)
 
 
-def _retry(reason: str, message: str, situation: Situation, *, unexplained: bool = False) -> Ruling:
+def _retry(
+    reason: str, message: str, situation: Situation, *, counted: bool = True, unexplained: Unexplained | None = None
+) -> Ruling:
     action = Action.RETRY_GRADING if situation.phase is Phase.GRADING else Action.RETRY_ATTEMPT
-    counted = not unexplained and reason not in UNCOUNTED
-    return Ruling(action, reason, message, counted=counted, unexplained=unexplained)
+    return Ruling(action, reason, message, counted=counted and unexplained is None, unexplained=unexplained)

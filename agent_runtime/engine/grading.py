@@ -119,8 +119,9 @@ async def grade_artifacts(
                 raise
             if failed >= tries:
                 raise GradingLost(ruling.reason, ruling.message) from error
-            losses_alone += ruling.unexplained and is_alone
-            spec = replace(spec, alone=spec.alone or ruling.unexplained)
+            is_unexplained = ruling.unexplained is not None
+            losses_alone += is_unexplained and is_alone
+            spec = replace(spec, alone=spec.alone or is_unexplained)
         finally:
             if workspace is not None:
                 await workspace.release()

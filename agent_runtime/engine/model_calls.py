@@ -8,9 +8,10 @@ from agent_runtime.engine.agent_clock import AgentClock
 from agent_runtime.engine.assignment import Assignment
 from agent_runtime.engine.attempt_log import NotReplayable
 from agent_runtime.engine.budgets import Budget
+from agent_runtime.engine.model_probe import probe
 from agent_runtime.engine.seeds import turn_seed
 from agent_runtime.models.answered import answered
-from agent_runtime.models.base import CallHealth, Model, ModelReply, ModelRequest, TokenPrefix
+from agent_runtime.models.base import CallHealth, Model, ModelError, ModelReply, ModelRequest, TokenPrefix
 from agent_runtime.recording.token_history import TokenHistory
 from rollout_api.records import Message
 
@@ -27,11 +28,16 @@ class ModelCalls:
     ) -> None:
         self._assignment, self._model, self._clock, self._on_failing = assignment, model, clock, on_failing
         self._health = CallHealth()
+        self._session = f"rollout-{assignment.rollout.index}"
 
     @property
     def failing(self) -> str | None:
         """Why the latest call has no answer so far; None while nothing fails."""
         return self._health.failing
+
+    async def probe(self, error: ModelError) -> None:
+        """See `model_probe.probe`."""
+        await probe(error, self._model(), self._assignment, self._session)
 
     async def ask(
         self,
@@ -61,7 +67,7 @@ class ModelCalls:
             tools=tools,
             sampling=sampling,
             seed=turn_seed(rollout.seed, turn),
-            session=f"rollout-{rollout.index}",
+            session=self._session,
             task=rollout.task.name,
             member=rollout.member,
             turn=turn,

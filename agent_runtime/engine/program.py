@@ -7,18 +7,20 @@ and of its calls only an answer that was being sent when its runner died breaks 
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agent_runtime.agents.base import Stop
 from agent_runtime.engine.agent_clock import AgentClock, agent_seconds_of
 from agent_runtime.engine.assignment import Assignment, Oversight
 from agent_runtime.engine.attempt_model import AttemptModel
-from agent_runtime.engine.attribution import Action, OutOfTime, Phase, Situation, attribute
+from agent_runtime.engine.attribution import Action, OutOfTime, Phase, attribute
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
+from agent_runtime.engine.model_probe import probe
 from agent_runtime.engine.program_policy import CALLS_A_TURN, PROMPT_FILE, Ended, doubtful_turn, filled, stop_of
 from agent_runtime.engine.staleness_policy import StalePolicy
 from agent_runtime.engine.workspace_model import WorkspaceModel, serve_model
-from agent_runtime.models.base import Model
+from agent_runtime.models.base import Model, ModelError
 from agent_runtime.proxy.limits import Exhausted, Limits
 from agent_runtime.proxy.session import Session, SessionJournal
 from agent_runtime.sandboxes.base import CommandResult, Workspace
@@ -62,7 +64,8 @@ class Program:
         self._sampling, self._session = assignment.sampling, session
         self._workspace, self._journal, self._unwritten = workspace, journal, list(unwritten)
         self._drain, self._observer, self._plugins = oversight.drain, oversight.observer, oversight.plugins
-        self._policy_lag = oversight.policy_lag
+        self._policy_lag, self._situation = oversight.policy_lag, oversight.situation
+        self._assignment, self._current_model = assignment, model
         for record in recorded:
             if isinstance(record, ResponseRecord):
                 self._policy_lag.see(record.policy_spans)
@@ -131,7 +134,11 @@ class Program:
         try:
             return await self._run()
         except Exception as error:
-            ruling = attribute(error, Situation(Phase.AGENT, answered=self.exposed, exposed=self.exposed))
+            if isinstance(error, ModelError):
+                await probe(error, self._current_model(), self._assignment, self._session)
+            answered = any(isinstance(record, ResponseRecord) for record in self.records)
+            situation = replace(self._situation, phase=Phase.AGENT, answered=answered, exposed=self.exposed)
+            ruling = attribute(error, situation)
             if ruling.action is not Action.COMPLETE or ruling.stop_reason is None:
                 raise
             return ruling.stop_reason, ruling.message

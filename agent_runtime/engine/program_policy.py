@@ -75,7 +75,7 @@ def stop_of(ended: Ended) -> tuple[StopReason, str]:
     if ended.failure is not None:
         raise ended.failure
     if ended.cut:
-        raise ModelError(
+        raise SandboxFailure(
             INTERRUPTED, f"its runner ended in the middle of its last call, and the agent gave up: {output}"
         )
     if ended.over is not None:

@@ -51,7 +51,7 @@ class InSteps:
             try:
                 await self._make().run(context)
             except Exception as error:
-                _, ruling = context.ruling_of(error)
+                _, ruling = await context.ruling_of(error)
                 if ruling.action is not Action.COMPLETE or ruling.stop_reason not in GOES_ON:
                     raise
                 context.next_step()

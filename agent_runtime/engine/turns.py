@@ -7,6 +7,7 @@ intent, while the call already runs; the answer is acted on when both are durabl
 
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from agent_runtime.agents.base import Agent, AgentReport, Stop, SubTask
@@ -20,7 +21,6 @@ from agent_runtime.engine.attribution import (
     OutOfTime,
     Phase,
     Ruling,
-    Situation,
     attribute,
 )
 from agent_runtime.engine.budgets import Budget
@@ -86,6 +86,7 @@ class Turns:
         """Where the agent's own code raised, after `run_agent`."""
         self._index, self._log, self._rerun = assignment.rollout.index, log, rerun
         self._drain, self._policy_lag, self._observer = oversight.drain, oversight.policy_lag, oversight.observer
+        self._situation = oversight.situation
         self._clock = AgentClock(task.timeouts.agent_seconds, agent_seconds_of(log.recorded))
         self._states = WorkspaceStates(workspace, log, self._clock, keeping)
         self._tool_runner = ToolRunner(self._index, self._states, log, self._clock, oversight)
@@ -133,13 +134,13 @@ class Turns:
             raised = error
         if raised is None and self.fault is None:
             return StopReason.FINISHED, message or ""
-        cause, ruling = self.ruling_of(raised)
+        cause, ruling = await self.ruling_of(raised)
         if ruling.action is not Action.COMPLETE or ruling.stop_reason is None:
             raise cause
         self.traceback = ruling.traceback
         return ruling.stop_reason, ruling.message
 
-    def ruling_of(self, raised: Exception | None) -> tuple[Exception, Ruling]:
+    async def ruling_of(self, raised: Exception | None) -> tuple[Exception, Ruling]:
         """What ended the agent that raised this, and the decision. The first error of its context takes precedence."""
         cause: Exception
         if self.fault is not None:
@@ -152,7 +153,9 @@ class Turns:
         else:
             assert raised is not None, "an agent that returned, and no error"
             cause = AgentRaised(raised)
-        situation = Situation(Phase.AGENT, answered=self._has_answered, exposed=self.exposed)
+        if isinstance(cause, ModelError):
+            await self._clock.untimed(self._models.probe(cause))
+        situation = replace(self._situation, phase=Phase.AGENT, answered=self._has_answered, exposed=self.exposed)
         return cause, attribute(cause, situation)
 
     def refuse_if_stale(self) -> None:

@@ -16,10 +16,7 @@ Action = str | None
 
 
 class EnvironmentFailure(SandboxFailure):
-    """The environment hung, died or raised.
-
-    An environment has to bear every action, so this is never the policy's doing.
-    """
+    """The environment hung, died or raised."""
 
 
 @dataclass(frozen=True)

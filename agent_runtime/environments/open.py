@@ -4,14 +4,14 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-from agent_runtime.environments.act import Act
+from agent_runtime.environments.act import Act, acted
 from agent_runtime.environments.answers import ANSWER, AnswerForm
 from agent_runtime.environments.host import EnvironmentFailure, EnvironmentHost
 from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.environments.sandboxed import SandboxedEpisode
 from agent_runtime.sandboxes.base import Workspace
 from agent_runtime.tasks.problems import TaskProblem, TaskSourceError
-from rollout_api.environments import RunIn
+from rollout_api.environments import RunIn, TaskEnvironment
 from rollout_api.records import Record
 from rollout_api.rollout_job import Agent
 from rollout_api.tasks import Task
@@ -39,14 +39,22 @@ async def open_environment(
     assert environment is not None
     host: EnvironmentHost
     if environment.run_in is RunIn.SANDBOX:
-        host = SandboxedEpisode(environment, task.timeouts, workspace, epoch)
+        trial = kind_of(environment) not in pool.tried and not acted(recorded)
+        host = SandboxedEpisode(environment, task.timeouts, workspace, epoch, trial=trial)
     else:
         host = pool.episode(environment, task.timeouts)
     try:
-        return OpenEnvironment(host, Act(task, host, await host.start(), recorded))
+        start = await host.start()
+        pool.tried.add(kind_of(environment))
+        return OpenEnvironment(host, Act(task, host, start, recorded))
     except BaseException:
         host.close()
         raise
+
+
+def kind_of(environment: TaskEnvironment) -> str:
+    """Equal for environments that differ in their seeds alone."""
+    return json.dumps([environment.id, environment.config], sort_keys=True)
 
 
 async def check_environments(tasks: Sequence[Task], agent: Agent, pool: EnvironmentPool) -> None:
@@ -54,7 +62,7 @@ async def check_environments(tasks: Sequence[Task], agent: Agent, pool: Environm
     kinds: dict[str, Task] = {}
     for task in tasks:
         if task.environment is not None and task.environment.run_in is RunIn.RUNNER:
-            kinds.setdefault(json.dumps([task.environment.id, task.environment.config], sort_keys=True), task)
+            kinds.setdefault(kind_of(task.environment), task)
     found = await asyncio.gather(*(_problem(task, pool) for task in kinds.values()))
     problems = [problem for problem in found if problem is not None]
     if agent.type == "Environment":

@@ -142,6 +142,8 @@ class EnvironmentPool:
         self._most = most or min(MOST_PROCESSES, os.cpu_count() or 1)
         self._processes: list[_Process] = []
         self._starting = asyncio.Lock()
+        self.tried: set[str] = set()
+        """Kinds of environments (`kind_of`) in which a step has been tried, here or in a sandbox, and has worked."""
         self._episodes = 0
 
     def episode(self, environment: TaskEnvironment, timeouts: Timeouts) -> "PoolEpisode":

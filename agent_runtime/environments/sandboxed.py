@@ -47,10 +47,13 @@ def program() -> bytes:
 
 
 class SandboxedEpisode:
-    """One episode in a workspace. Implements EnvironmentHost."""
+    """One episode in a workspace. Implements EnvironmentHost. With `trial`, a step is tried in an episode before it."""
 
-    def __init__(self, environment: TaskEnvironment, timeouts: Timeouts, workspace: Workspace, epoch: int) -> None:
+    def __init__(
+        self, environment: TaskEnvironment, timeouts: Timeouts, workspace: Workspace, epoch: int, *, trial: bool
+    ) -> None:
         self._environment, self._timeouts, self._workspace = environment, timeouts, workspace
+        self._trial = trial
         self._key = f"{START_TURN + epoch}:environment"
 
     async def start(self) -> Beginning:
@@ -65,7 +68,7 @@ class SandboxedEpisode:
             ["python3", PROGRAM],
             key=f"{self._key}-start",
             deadline_seconds=self._timeouts.setup_seconds,
-            stdin=self._request([]),
+            stdin=self._request([], trial=self._trial),
             head_bytes=REPLY_BYTES,
         )
         return beginning(self._reply(result, self._timeouts.setup_seconds), self._environment)
@@ -78,8 +81,8 @@ class SandboxedEpisode:
     def close(self) -> None:
         """Nothing: it ends with its workspace."""
 
-    def _request(self, actions: Sequence[Action]) -> bytes:
-        return json.dumps({"start": described(self._environment), "actions": list(actions)}).encode()
+    def _request(self, actions: Sequence[Action], *, trial: bool = False) -> bytes:
+        return json.dumps({"start": described(self._environment), "actions": list(actions), "try": trial}).encode()
 
     def _reply(self, result: CommandResult, seconds: float) -> dict[str, Any]:
         name = self._environment.id

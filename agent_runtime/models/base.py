@@ -125,6 +125,8 @@ class ModelError(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason, self.message = reason, message
+        self.answers_others = False
+        """The model answered another request right afterwards, so this one may be what it failed at."""
 
 
 class ModelConfigError(ModelError):

@@ -37,7 +37,7 @@ class Evidence(StrEnum):
 _EVIDENCE = {
     Evidence.OUTSIDE: (
         *("Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "DeadlineExceeded", "Idle"),
-        *(INTERRUPTED, "EnvironmentHung"),
+        INTERRUPTED,
     ),
     Evidence.OWN_LIMIT: ("OOMKilled", "StorageExceeded"),
     Evidence.UNEXPLAINED: ("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed"),

@@ -19,6 +19,7 @@ NEEDS = {
     CLUSTER: "a cluster: tests/e2e/cluster/test_docs.py runs it",
     "container engine": "Docker or podman, and buildah: tests/integration/containers/test_pages.py runs it",
     "hours": "more time than the test of a page has",
+    "kind": "kind and Docker: no test runs it, hack/kind-tests does the same where they are",
     "internet": "a package index, a registry or a paid API",
     "verl": "verl in an environment of its own: tests/integration/verl/test_pages.py runs it",
 }

@@ -3,7 +3,8 @@
 A step is a command of the workspace like any other, so the executor remembers its result, and a runner that takes over
 gets it. The process outlives the runner. Where it is gone, the command starts another and takes all actions again.
 
-Run as `python3 environment.zip` with one JSON object as input: {"start": {...}, "actions": [all so far]}. Printed is what
+Run as `python3 environment.zip` with one JSON object as input: {"start": {...}, "actions": [all so far]}, and "try": true
+where an episode before this one is to take a step, which shows whether the environment works. Printed is what
 `hosted.worker` answers, with the moves of those actions that the process had not taken yet, or of the last one again.
 """
 
@@ -37,6 +38,10 @@ class Kept:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What the program prints."""
         try:
+            if request.get("try"):
+                trial = Episode(request["start"])
+                if trial.start()["observation"] is not None:
+                    trial.try_step()
             return self._answer(request["start"], request["actions"])
         except GameError as error:
             return {"error": str(error)}

@@ -15,7 +15,7 @@ import yaml
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.program_policy import CALLS_A_TURN
 from agent_runtime.engine.run import run_job
-from agent_runtime.models.base import ModelReply, ModelRequest
+from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
 from agent_runtime.proxy import session
 from agent_runtime.recording.attempt_folder import AttemptFolder
 from agent_runtime.recording.branches import Branch
@@ -292,6 +292,26 @@ async def test_a_program_that_its_server_failed_is_infrastructure(tmp_path: Path
     ran = await run(tmp_path, server, program, python="python3", model=model)
     assert ran.end == ("InfraFailed", "ServerError"), ran.results
     assert "reward" not in ran.results[0]
+
+
+class Firewalled(Speller):
+    """Fails at one word, and at no other."""
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        if "forbidden" in str(request.messages):
+            raise ModelError("ServerError", "status 500")
+        return await super().complete(request)
+
+
+async def test_a_program_that_makes_the_server_fail_at_its_words_and_gives_up_is_graded(
+    tmp_path: Path, server: VllmStandIn
+) -> None:
+    program = ASK + "ask()\nsys.exit(ask('forbidden') == 502)"
+    job = manifest(tmp_path, server, program, ["python3", "agent.py"])
+    summary = await run_job(RolloutJob.model_validate(job), base_dir=tmp_path, environ={}, model=Firewalled())
+    ran = await read(tmp_path, summary.folder)
+    assert ran.end == ("Completed", "AgentError"), ran.results
+    assert [failed["reason"] for failed in ran.results[0]["failedAttempts"]] == ["ServerError"]
 
 
 class Held(Speller):

@@ -19,7 +19,15 @@ from agent_runtime.agents.base import Agent, AgentContext
 from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary, RolloutSealed
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import RolloutSession
-from agent_runtime.models.base import ContextExceeded, Model, ModelError, ModelReply, ModelRequest, ToolCall
+from agent_runtime.models.base import (
+    ContextExceeded,
+    Model,
+    ModelConfigError,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+    ToolCall,
+)
 from agent_runtime.sandboxes.base import CommandResult, Fence, FileError, SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.dummy import DummyProvider, DummyWorkspace, Files, OnCall, World, ended, nothing_happens
 from rollout_api.records import PolicySpan, Usage
@@ -261,6 +269,32 @@ async def test_one_unexpected_answer_of_a_model_costs_one_rollout_and_never_the_
     assert ran.outcomes == [("Completed", "Finished", 1.0), outcome]
     again = await run(a_job(tmp_path), tmp_path, UnexpectedModel(kind))
     assert again.outcomes == ran.outcomes, "what was written can be read"
+
+
+@pytest.mark.parametrize("kind", [ModelError, ModelConfigError])
+async def test_a_policy_whose_words_a_server_refuses_is_graded_and_costs_no_other_rollout(
+    tmp_path: Path, kind: type[ModelError]
+) -> None:
+    async def refuse(request: ModelRequest) -> None:
+        if request.member == 1 and any(message["role"] == "assistant" for message in request.messages):
+            raise kind("KeyRefused", "status 403: blocked by the firewall")
+
+    ran = await run(a_job(tmp_path, attempts={"limit": 1}), tmp_path, OneCall(refuse))
+    assert ran.outcomes == [("Completed", "Finished", 1.0), ("Completed", "AgentError", 1.0)]
+    assert [failed["reason"] for failed in ran.results[1]["failedAttempts"]] == ["KeyRefused"]
+
+
+async def test_a_model_that_fails_at_all_requests_is_infrastructure_whatever_the_policy_wrote(tmp_path: Path) -> None:
+    down = False
+
+    async def refuse(request: ModelRequest) -> None:
+        nonlocal down
+        down = down or request.turn == 1
+        if down:
+            raise ModelError("ServerError", "status 500")
+
+    ran = await run(a_job(tmp_path, group_size=1, attempts={"limit": 1}), tmp_path, OneCall(refuse))
+    assert ran.outcomes == [("InfraFailed", "ServerError", None)]
 
 
 class Mistaken:

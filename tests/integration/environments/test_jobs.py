@@ -54,10 +54,12 @@ def document(*environments: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 
 async def results(folder: Path, answers: dict[str, str], *environments: dict[str, Any], **spec: Any) -> list[Result]:
-    """Run a job in which each environment's model always gives the answer of that task."""
+    """Run a job in which each environment's model always gives the answer of that task; of `A, B`, A in the first turn."""
 
     async def answer(messages: list[dict[str, Any]], task: str) -> str:
-        return answers[task]
+        first, *others = answers[task].split(", ")
+        is_first = all(message["role"] != "assistant" for message in messages)
+        return first if is_first or not others else others[0]
 
     job = RolloutJob.model_validate(document(*environments, **spec))
     await run_job(job, base_dir=folder, environ={}, model=FunctionModel(answer, "test"))
@@ -111,7 +113,9 @@ def game(name: str, run_in: str, max_steps: int = 100, **timeouts: float) -> dic
 
 
 @pytest.mark.parametrize("run_in", ["Runner", "Sandbox"])
-async def test_one_that_hangs_is_masked_and_its_neighbours_are_rewarded(tmp_path: Path, run_in: str) -> None:
+async def test_a_policy_that_makes_its_environment_hang_is_graded_and_so_are_its_neighbours(
+    tmp_path: Path, run_in: str
+) -> None:
     ended = await results(
         tmp_path,
         {"hanging": "<answer>hang</answer>", "fine": "<answer>end</answer>"},
@@ -119,10 +123,10 @@ async def test_one_that_hangs_is_masked_and_its_neighbours_are_rewarded(tmp_path
         reward={"groupBy": "Batch", "method": "Mean"},
     )
     hanging, fine = ended
-    assert (hanging.outcome, hanging.reason, hanging.reward) == (Outcome.INFRA_FAILED, "EnvironmentHung", None)
-    assert [attempt.reason for attempt in hanging.failed_attempts] == ["EnvironmentHung"] * 2
+    assert (hanging.outcome, hanging.stop_reason, hanging.reward) == (Outcome.COMPLETED, StopReason.RESOURCE_LIMIT, 0.0)
+    assert [attempt.reason for attempt in hanging.failed_attempts] == ["EnvironmentHung"]
     assert (fine.outcome, fine.reward) == (Outcome.COMPLETED, 1.0)
-    assert (hanging.advantage, fine.advantage) == (None, 0.0)
+    assert (hanging.advantage, fine.advantage) == (-0.5, 0.5)
 
 
 @pytest.mark.parametrize("run_in", ["Runner", "Sandbox"])
@@ -139,13 +143,23 @@ async def test_an_environment_whose_step_does_not_work_is_found_before_the_first
         await results(tmp_path, {}, {"id": "tests.support.games:OldGame", "tag": "old"})
 
 
-async def test_an_environment_that_raises_is_never_a_reward(tmp_path: Path) -> None:
+@pytest.mark.parametrize("action", ["raise", "die"])
+async def test_a_policy_that_makes_its_environment_fail_keeps_the_rewards_of_its_steps(
+    tmp_path: Path, action: str
+) -> None:
     [result] = await results(
         tmp_path,
-        {"b-0": "<answer>raise</answer>"},
+        {"b-0": f"<answer>go</answer>, <answer>{action}</answer>"},
         {"id": GAME, "tag": "b"},
-        attempts={"limit": 3, "backoffSeconds": 0},
+        attempts={"limit": 1, "backoffSeconds": 0},
     )
+    assert (result.outcome, result.stop_reason, result.reward) == (Outcome.COMPLETED, StopReason.RESOURCE_LIMIT, 1.0)
+
+
+async def test_an_environment_in_a_sandbox_whose_step_does_not_work_is_never_a_reward(tmp_path: Path) -> None:
+    task = game("old", "Sandbox")
+    task["environment"]["id"] = "games:OldGame"
+    [result] = await results(tmp_path, {"old": "<answer>go</answer>"}, tasks={"inline": [task]})
     assert (result.outcome, result.reason, result.reward) == (Outcome.INFRA_FAILED, "EnvironmentFailed", None)
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from agent_runtime.agents.base import Stop
 from agent_runtime.engine.attempt_log import NotReplayable
 from agent_runtime.engine.attribution import (
-    LOSSES_ALONE,
+    AT_ACTIONS,
+    UNEXPLAINED_LIMIT,
     Action,
     AgentRaised,
     OutOfTime,
@@ -32,7 +33,7 @@ from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError, StorageUnavailable
 from agent_runtime.sandboxes.base import Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
 from agent_runtime.verification.grade import VerifierUnavailable
-from rollout_api.records import StopReason
+from rollout_api.records import StopReason, Unexplained
 
 PAGE = Path(__file__).parents[3] / "docs/attribution.md"
 
@@ -43,6 +44,7 @@ FIRST_CALL = S(Phase.AGENT)
 SHARED = S(Phase.AGENT, answered=True, exposed=True)
 ALONE = S(Phase.AGENT, answered=True, exposed=True, alone=True)
 AGAIN = S(Phase.AGENT, answered=True, exposed=True, alone=True, losses_alone=1)
+ONCE_MORE = S(Phase.AGENT, answered=True, exposed=True, requests_failed=1, actions_failed=1)
 COLLECTING = S(Phase.COLLECTING, answered=True, exposed=True)
 PREPARING = S(Phase.GRADING, answered=True)
 GRADING = S(Phase.GRADING, answered=True, exposed=True)
@@ -55,6 +57,14 @@ RESOURCE, ERROR = StopReason.RESOURCE_LIMIT, StopReason.AGENT_ERROR
 COMPLETE, FAIL, AGAIN_ATTEMPT = Action.COMPLETE, Action.FAIL, Action.RETRY_ATTEMPT
 AGAIN_GRADING, CANCEL, END = Action.RETRY_GRADING, Action.CANCEL, Action.END_RUN
 FREE, ISOLATED = "uses up no attempt", "next sandbox hosts it alone, uses up no attempt"
+NOTED = "noted, uses up no attempt"
+
+
+def at_request(kind: type[ModelError], reason: str = "ServerError") -> ModelError:
+    """It failed at this request, and answered another one."""
+    error = kind(reason, "m")
+    error.answers_others = True
+    return error
 
 
 def lost(reason: str) -> SandboxFailure:
@@ -87,7 +97,12 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     # The model
     ("The model server does not answer", ModelError("Unreachable", "m"), SHARED, AGAIN_ATTEMPT, None),
     ("The model's code raised", ModelError("ModelFailed", "m"), SHARED, AGAIN_ATTEMPT, None),
+    ("It fails at a request, and answers another one, once", at_request(ModelError), SHARED, AGAIN_ATTEMPT, NOTED),
+    ("It fails at a request, and answers another one, twice", at_request(ModelError), ONCE_MORE, COMPLETE, ERROR),
+    ("It fails at the first request, and answers another one", at_request(ModelError), FIRST_CALL, AGAIN_ATTEMPT, None),
     ("The model server refuses the key, or has no such model", ModelConfigError("KeyRefused", "m"), SHARED, END, None),
+    ("The same at one request, and it answers another one", at_request(ModelConfigError), SHARED, AGAIN_ATTEMPT, NOTED),
+    ("The same at the first request", at_request(ModelConfigError), FIRST_CALL, AGAIN_ATTEMPT, None),
     ("The server refuses the first request", RequestRefused("BadRequest", "m"), FIRST_CALL, AGAIN_ATTEMPT, None),
     ("It refuses a request with the policy's answers in it", RequestRefused("BadRequest", "m"), SHARED, COMPLETE, ERROR),
     ("The prompt is longer than the context", ContextExceeded("m"), SHARED, COMPLETE, StopReason.CONTEXT_EXCEEDED),
@@ -104,9 +119,10 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("A resumed agent did not repeat its calls", NotReplayable("m"), SHARED, AGAIN_ATTEMPT, None),
     ("A plugin failed to change the task", PluginFailed("m"), STARTING, AGAIN_ATTEMPT, None),
     # The environment
-    ("The environment's own code raised", EnvironmentFailure("EnvironmentFailed", "m"), AGAIN, AGAIN_ATTEMPT, None),
-    ("The environment hung", EnvironmentFailure("EnvironmentHung", "m"), AGAIN, AGAIN_ATTEMPT, None),
-    ("The environment's process died", EnvironmentFailure("EnvironmentDied", "m"), AGAIN, AGAIN_ATTEMPT, None),
+    ("The environment cannot be reset", EnvironmentFailure("EnvironmentFailed", "m"), STARTING, AGAIN_ATTEMPT, None),
+    ("It failed at an action, once", EnvironmentFailure("EnvironmentHung", "m"), AGAIN, AGAIN_ATTEMPT, NOTED),
+    ("It failed at an action, twice", EnvironmentFailure("EnvironmentDied", "m"), ONCE_MORE, COMPLETE, RESOURCE),
+    ("The same actions led to other steps", EnvironmentFailure("EnvironmentDiverged", "m"), ONCE_MORE, AGAIN_ATTEMPT, None),
     # Artifacts and grading
     ("The artifacts are too large", ArtifactsTooLarge("m"), COLLECTING, COMPLETE, RESOURCE),
     ("The working directory cannot be packed", FileError("x", "m"), COLLECTING, COMPLETE, None),
@@ -149,9 +165,10 @@ def test_attribution_follows_the_table(
     ruling = attribute(error, situation)
     assert ruling.action is action
     assert ruling.stop_reason == (note if isinstance(note, StopReason) else None)
-    assert ruling.unexplained == (note == ISOLATED)
+    assert (ruling.unexplained is Unexplained.SANDBOX) == (note == ISOLATED)
+    assert (ruling.unexplained in (Unexplained.REQUEST, Unexplained.ACTION)) == (note == NOTED)
     if action in (AGAIN_ATTEMPT, AGAIN_GRADING):
-        assert ruling.counted == (note not in (FREE, ISOLATED))
+        assert ruling.counted == (note not in (FREE, ISOLATED, NOTED))
 
 
 def test_docs_show_the_same_table() -> None:
@@ -167,6 +184,8 @@ situations = st.builds(
     exposed=st.booleans(),
     alone=st.booleans(),
     losses_alone=st.integers(0, 5),
+    requests_failed=st.integers(0, 5),
+    actions_failed=st.integers(0, 5),
 )
 EXPOSED = [Phase.AGENT, Phase.COLLECTING, Phase.GRADING, Phase.GRADING_IN_PLACE]
 TEXT = st.text(max_size=8)
@@ -201,7 +220,32 @@ def test_policy_that_keeps_destroying_its_sandbox_gets_a_failed_verdict(
         assert not ruling.counted, "it would be masked once attempts.limit is used up"
         losses += alone
         alone = True
-    assert tries <= LOSSES_ALONE + (not begins_alone)
+    assert tries <= UNEXPLAINED_LIMIT + (not begins_alone)
+
+
+BY_WORDS = ["ServerError", "RateLimited", "Timeout", "Unreachable", "BadResponse", "Interrupted", "ModelFailed"]
+failing = st.one_of(
+    st.builds(lambda reason: at_request(ModelError, reason), st.sampled_from(BY_WORDS)),
+    st.builds(lambda reason: at_request(ModelConfigError, reason), st.sampled_from(["KeyRefused", "ModelNotFound"])),
+    st.builds(lambda reason: EnvironmentFailure(reason, ""), st.sampled_from(sorted(AT_ACTIONS))),
+)
+
+
+@given(st.lists(failing, min_size=8, max_size=8))
+def test_policy_whose_words_make_the_model_or_the_environment_fail_is_graded(errors: list[Exception]) -> None:
+    """Whatever it makes them fail with: no attempt is used up, and after a few it is graded."""
+    noted: list[Unexplained] = []
+    for error in errors:
+        situation = Situation(
+            Phase.AGENT, True, True, False, 0, noted.count(Unexplained.REQUEST), noted.count(Unexplained.ACTION)
+        )
+        ruling = attribute(error, situation)
+        if ruling.action is Action.COMPLETE:
+            break
+        assert ruling.unexplained is not None
+        assert not ruling.counted, "it would be masked once attempts.limit is used up"
+        noted.append(ruling.unexplained)
+    assert len(noted) <= 2 * (UNEXPLAINED_LIMIT - 1)
 
 
 @given(policys, situations.filter(lambda s: s.exposed and s.phase in EXPOSED))

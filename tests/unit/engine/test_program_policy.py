@@ -62,7 +62,7 @@ def test_exit_code_0_is_finished_whatever_went_before(how: dict[str, Any]) -> No
 def test_a_program_that_was_failed_did_not_fail(ending: CommandResult) -> None:
     with pytest.raises(ModelError, match="connection refused"):
         stop_of(Ended(ending, failure=AWAY, over=OVER))
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(SandboxFailure) as caught:
         stop_of(Ended(ending, cut=True, over=OVER))
     assert caught.value.reason == "Interrupted"
 
