@@ -2,9 +2,11 @@
 
 import contextlib
 import importlib
+import logging
 import os
 import sys
 import traceback
+from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -14,6 +16,17 @@ from rolloutctl.console import only_answers_on_stdout, say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
 
 DEBUG = "debug"
+
+
+class LogLevel(StrEnum):
+    """From which level on messages of the engine and its libraries are shown."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
 # In the order in which they are used.
 COMMANDS = [
     "init",
@@ -117,7 +130,11 @@ app = typer.Typer(
 @app.callback(help="Agentic rollouts: run a job, see what came of it.")
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None: ...
+    log_level: Annotated[
+        LogLevel, typer.Option("--log-level", case_sensitive=False, help="What is logged, on standard error.")
+    ] = LogLevel.WARNING,
+) -> None:
+    logging.basicConfig(level=log_level.value, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def _command(name: str) -> Any:

@@ -507,6 +507,14 @@ def test_debug_shows_where_an_error_came_from(finished: Shell) -> None:
     assert "Traceback" in answer.stderr
 
 
+def test_log_level_says_what_is_logged_and_the_answer_stays_alone_on_stdout(finished: Shell) -> None:
+    loud = finished("--log-level", "debug", "results", "-o", "json")
+    quiet = finished("results", "-o", "json")
+    assert "DEBUG asyncio" in loud.stderr
+    assert "DEBUG" not in quiet.stderr
+    assert loud.stdout == quiet.stdout
+
+
 def test_damaged_records_are_a_storage_error_that_names_the_object(shell: Shell) -> None:
     slow_job(shell.folder, 0)
     assert shell("run", "slow.yaml").returncode == 0
