@@ -18,7 +18,7 @@ from agent_runtime.recording.attempt_folder import AttemptFolder
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.message_tree import linear
 from agent_runtime.recording.reader import sealed_tokens
-from agent_runtime.recording.stream import Feed, StreamRecord
+from agent_runtime.recording.stream import Feed, StreamClosed, StreamRecord
 from agent_runtime.sandboxes.base import SandboxProvider
 from rollout_api.model import ModelSpec
 from rollout_api.records import Record, Result, Seal
@@ -72,6 +72,7 @@ class RolloutSession:
         """Set when iteration may have something to say."""
         self._unfinished: dict[int, str | None] = {}
         """Labels of the groups at work, by sequence."""
+        self._submitting = asyncio.Lock()
         self._starting: set[asyncio.Task[None]] = set()
         self._models: list[Model] = []
         """Models that `use_model` opened; calls may still be under way at those that were replaced."""
@@ -106,7 +107,8 @@ class RolloutSession:
         """Hand a task in, or its fields as in a manifest; waits while `maxInFlight` groups are unfinished.
 
         Returns its sequence number. `label` (a batch, a training step) comes back with the group. A call that is cancelled
-        may have handed it in: then its group comes out like any other. Raises ValidationError.
+        may have handed it in: then its group comes out like any other. Raises ValidationError, and StreamClosed where
+        somebody else has closed the stream. Groups that others hand in come out as well.
         """
         task = Task.model_validate(task)
         if self._closed:
@@ -115,21 +117,37 @@ class RolloutSession:
         return await asyncio.shield(self._submit(task, label))
 
     async def _submit(self, task: Task, label: str | None) -> int:
-        try:
-            sequence = await self._stream.submit(task, label)
-        except BaseException:
-            self._in_flight.release()
-            raise
-        if sequence != self._next:
-            raise ValueError(f"stream/{self._next}.json exists with another task: another session feeds the same job")
-        self._next += 1
-        self._begin(sequence, task, label, in_flight=True)
-        return sequence
+        async with self._submitting:
+            try:
+                sequence = await self._stream.submit(task, label)
+            except BaseException as error:
+                self._in_flight.release()
+                if isinstance(error, StreamClosed):
+                    await self._end()
+                raise
+            await self._take_in(sequence)
+            self._next = sequence + 1
+            self._begin(sequence, task, label, in_flight=True)
+            return sequence
+
+    async def _take_in(self, end: int) -> None:
+        """Begin the groups before that number that others, such as `rolloutctl stream submit`, have handed in."""
+        for number in range(self._next, end):
+            entry = await self._stream.entry(number)
+            assert entry is not None, "numbers have no gaps, and nothing removes an entry"
+            self._next = number + 1
+            self._begin(number, entry.task, entry.label, in_flight=False)
 
     async def close(self) -> None:
         """Nothing more will be submitted; iteration ends when all groups are out."""
+        async with self._submitting:
+            await self._end()
+
+    async def _end(self) -> None:
         self._closed = True
-        self._total = await self._stream.close()
+        total = await self._stream.close()
+        await self._take_in(total)
+        self._total = total
         self._news.set()
 
     async def abandon(self, reason: str, message: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from rollout_api.records import Result
 from rollout_api.tasks import Task
@@ -76,8 +77,11 @@ class StreamRecord:
             # Whoever closed the stream may have died before it wrote this.
             await self._store.create(CLOSED, _json({"groups": number}))
             return None
-        entry = json.loads(data)
-        return StreamEntry(number, Task.model_validate(entry["task"]), entry["label"])
+        try:
+            entry = json.loads(data)
+            return StreamEntry(number, Task.model_validate(entry["task"]), entry["label"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise RecordCorrupt(f"stream/{number}.json", f"is no submitted group: {error}") from error
 
     async def numbers(self) -> list[int]:
         """Numbers of all entries in order: the groups, and the end of a closed stream."""

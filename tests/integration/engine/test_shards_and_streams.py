@@ -18,6 +18,7 @@ from agent_runtime.engine.run_folder import RunInProgress
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.engine.shard import Shard
 from agent_runtime.models.base import ModelReply, ModelRequest
+from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from agent_runtime.recording.stream import Feed, StreamClosed, StreamRecord
 from agent_runtime.sandboxes.dummy import DummyProvider
@@ -320,3 +321,35 @@ async def test_two_first_starts_of_a_job_at_once_give_one_run(tmp_path: Path) ->
     assert isinstance(second, RunInProgress)
     assert len(list(tmp_path.glob("shared-*/job.json"))) == 1
     assert len(model.asked) == len(set(model.asked)), "no rollout ran twice"
+
+
+@pytest.mark.usefixtures("overtaking")
+async def test_groups_that_others_hand_in_beside_a_session_come_out_of_it_and_none_twice(tmp_path: Path) -> None:
+    async with a_session(tmp_path, Commands()) as session:
+        other = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
+        assert await other.submit(Task.model_validate(a_task(0)), "other") == 0
+        assert await session.submit(Task.model_validate(a_task(1)), "own") == 1
+        assert await other.submit(Task.model_validate(a_task(2)), "other") == 2
+        await session.close()
+        async with asyncio.timeout(20):
+            assert sorted([(group.sequence, group.label) async for group in session]) == [
+                (0, "other"), (1, "own"), (2, "other"),
+            ]  # fmt: skip
+
+
+async def test_session_whose_stream_another_closes_says_so_and_ends(tmp_path: Path) -> None:
+    async with a_session(tmp_path, Commands()) as session:
+        other = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
+        await other.submit(Task.model_validate(a_task(0)))
+        await other.close()
+        with pytest.raises(StreamClosed, match="1 groups"):
+            await session.submit(a_task(1))
+        async with asyncio.timeout(20):
+            assert [group.sequence async for group in session] == [0]
+
+
+async def test_damaged_group_of_a_stream_is_named(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path), {})
+    await store.create("stream/0.json", b'{"task": 1')
+    with pytest.raises(RecordCorrupt, match=r"stream/0\.json: is no submitted group"):
+        await StreamRecord(store).entry(0)
