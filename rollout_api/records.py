@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rollout_api.base import ApiModel
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, VerifierMode
 
 RECORD_VERSION = 1
 """Version of the forms in this file; readers refuse a newer one."""
@@ -374,23 +374,30 @@ class Verdict(ApiModel):
     """Everything that was asked for passed."""
     commands: list[CommandVerdict] = []
     tests: list[TestVerdict] = []
+    mode: VerifierMode | None = None
+    """Where it was graded; None for an environment, which grades itself."""
     forgeable: bool = False
-    """Graded in the agent's own workspace (`Shared`)."""
+    """The code that was graded could reach what the verdict is read from (docs/verification.md)."""
     dropped: list[str] = []
     """Artifacts that were not carried over, because the test runner would load them by itself."""
     message: str = ""
 
 
 class StepRecord(ApiModel):
-    """A task's step: first that its workspace is ready for it, then, in another record, its verdict."""
+    """A task's step, in up to three records: its workspace is ready, its grading begins, its verdict.
+
+    A task without steps that is graded in place (`Shared`) has the second one alone.
+    """
 
     type: Literal["step"] = "step"
     time: float
     step: str
-    """Name of the step."""
+    """Name of the step, or of the task."""
     verdict: Verdict | None = None
     """None: it has begun, or it has no verifier."""
     ended: bool = False
+    grading: bool = False
+    """The verifier is about to run in the agent's workspace, which is then no longer as the agent left it."""
 
 
 Record = Annotated[

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from rollout_api.records import Outcome, Result, StopReason, Verdict
+from rollout_api.tasks import VerifierMode
 
 _STOPS = {
     StopReason.MAX_TURNS: "all turns were used (agent.maxTurns); what was there was graded.",
@@ -65,10 +66,14 @@ def notes(results: Sequence[Result], verdicts: Mapping[int, Verdict]) -> list[st
                 f"Plugin {name} failed {times} times, first with {members[0].plugins[name].error}. Rewards are the "
                 f"verifier's all the same; what the plugin should have done there is not done. {_look(members)}"
             )
-    forgeable = [result for result in results if result.forgeable]
-    if forgeable:
+    shared = [
+        result
+        for result in results
+        if (verdict := verdicts.get(result.index)) is not None and verdict.mode is VerifierMode.SHARED
+    ]
+    if shared:
         said.append(
-            f"{_rollouts(forgeable)} were graded in the agent's own workspace (verifier.mode: Shared): an agent could "
+            f"{_rollouts(shared)} were graded in the agent's own workspace (verifier.mode: Shared): an agent could "
             "forge these rewards."
         )
     return said

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Outcome, PluginReport, Result, Verdict
+from rollout_api.tasks import VerifierMode
 from rolloutctl.console import Form, FormOption, answer_json, duration, number, out
 from rolloutctl.errors import CommandError
 from rolloutctl.figures import how_it_ended
@@ -123,7 +124,7 @@ def _print_verdict(verdict: Verdict, full: bool) -> None:
     _line(Text("\n── ", "dim").append(f"verdict: reward {number(verdict.reward, 3)}", style))
     if verdict.message:
         _line(Text(harmless(verdict.message)))
-    if verdict.forgeable:
+    if verdict.mode is VerifierMode.SHARED:
         _line(Text("Graded in the agent's own workspace (Shared): the agent could have forged it.", "yellow"))
     if verdict.dropped:
         _line(Text("Left out of the grading, because it could decide the verdict:", "yellow"))

@@ -47,6 +47,7 @@ from rollout_api.records import (
     Record,
     ResponseRecord,
     Result,
+    StepRecord,
     StopReason,
     StopRecord,
     Unexplained,
@@ -408,7 +409,13 @@ class Attempt:
             return None
         if verifier.mode is VerifierMode.SHARED:
             workspace = self._workspace or await self._reattach_for_grading()
-            return await grade_in_place(task, verifier, workspace, epoch=self._fence.epoch, watch=self._plugins)
+            is_first = _first(self._records, StepRecord) is None
+            if is_first:
+                begins = StepRecord(time=time.time(), step=task.name, grading=True)
+                await self._journal.append([begins])
+                self._records = [*self._records, begins]
+            epoch = self._fence.epoch
+            return await grade_in_place(task, verifier, workspace, epoch=epoch, is_first=is_first, watch=self._plugins)
         await self.release()
         if artifacts.key is None:
             return failed_verdict(f"nothing was left to grade: {stop.message}")

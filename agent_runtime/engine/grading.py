@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agent_runtime.engine.attribution import Action, Phase, Situation, attribute
 from agent_runtime.recording.journal import Journal
-from agent_runtime.sandboxes.base import Fence, SandboxProvider, Workspace, WorkspaceSpec
+from agent_runtime.sandboxes.base import INTERRUPTED, Fence, SandboxFailure, SandboxProvider, Workspace, WorkspaceSpec
 from agent_runtime.verification.artifacts import carry_rules
 from agent_runtime.verification.grade import CommandWatch, grade, require_startable
 from rollout_api.base import quantity_value
@@ -102,13 +102,13 @@ async def grade_artifacts(
                 spec, attempt=attempt, fence=fence, name=f"grading-{fence.epoch}-{number}"
             )
             # From here on, what cannot start or is lost may be so because of what the policy made.
-            await require_startable(task, workspace, key_turn=turn)
+            apart = await require_startable(task, workspace, key_turn=turn)
             exposed = True
             folder, rules = carry_rules(task, verifier, workspace.working_dir)
             dropped = await workspace.carry(folder, rules, artifacts(), key=f"{turn}:artifacts")
             if spec.network["verifier"] != "None":
                 await workspace.enter("verifier", key=f"{turn}:enter")
-            return await grade(task, verifier, workspace, key_turn=turn, dropped=dropped, watch=watch)
+            return await grade(task, verifier, workspace, key_turn=turn, apart=apart, dropped=dropped, watch=watch)
         except Exception as error:
             is_alone = workspace is not None and workspace.alone
             ruling = attribute(error, Situation(Phase.GRADING, True, exposed, is_alone, losses_alone))
@@ -134,10 +134,17 @@ async def grade_in_place(
     workspace: Workspace,
     *,
     epoch: int,
+    is_first: bool,
     step: int = 0,
     watch: CommandWatch | None = None,
 ) -> Verdict:
-    """`Shared`: in the agent's own workspace, its processes ended first. The agent may own the interpreter: forgeable."""
+    """`Shared`: in the agent's own workspace, its processes ended first. The agent may own the interpreter: forgeable.
+
+    Raises SandboxFailure unless `is_first`: an earlier grading of the same work may have changed the workspace.
+    """
+    if not is_first:
+        message = "the run was interrupted while this rollout was graded in the agent's own workspace (Shared)"
+        raise SandboxFailure(INTERRUPTED, f"{message}; what the verifier had changed there cannot be undone")
     turn = GRADING_TURN + epoch * TURNS_PER_EPOCH + step
     try:
         await workspace.kill_all(key=f"{turn}:end-agent")
@@ -147,4 +154,4 @@ async def grade_in_place(
         ruling = attribute(error, Situation(Phase.GRADING_IN_PLACE, answered=True, exposed=True))
         if ruling.action is not Action.FAIL:
             raise
-        return failed_verdict(ruling.message).model_copy(update={"forgeable": True})
+        return failed_verdict(ruling.message).model_copy(update={"mode": VerifierMode.SHARED, "forgeable": True})

@@ -1,7 +1,8 @@
 """Tasks in steps: each with a prompt and a verdict of its own, one after another in the same workspace.
 
 The agent starts anew for each step, with a conversation of its own in the journal. A step's begin and its
-verdict are records, so a runner that takes over neither prepares nor grades a step again.
+verdict are records, so a runner that takes over neither prepares nor grades a step again. Where it takes over in the middle
+of a grading, the attempt ends: the workspace is no longer as the agent left it.
 """
 
 import posixpath
@@ -17,7 +18,7 @@ from agent_runtime.verification.grade import CommandWatch
 from agent_runtime.verification.reward_file import FOLDER, TESTS_FOLDER
 from rollout_api.records import Record, StepRecord, StopReason, TestVerdict, Verdict
 from rollout_api.rollout_job import RolloutJobSpec
-from rollout_api.tasks import StepReward, Task, TaskStep
+from rollout_api.tasks import StepReward, Task, TaskStep, VerifierMode
 
 GOES_ON = frozenset({StopReason.FINISHED, StopReason.AGENT_ERROR})
 """Ends of an agent after which the next step begins; the others are limits of the whole rollout."""
@@ -66,12 +67,21 @@ class InSteps:
             return None
         number, step, task = self._at_work
 
+        is_first = False
+
+        async def begin() -> StepRecord:
+            nonlocal is_first
+            is_first = True
+            return StepRecord(time=time.time(), step=step.name, grading=True)
+
         async def grade() -> StepRecord:
             verdict = None
             if step.verifier is not None:
-                verdict = await context.beside_turns(self._grade_and_clear(context.workspace, number, task))
+                verdict = await context.beside_turns(self._grade_and_clear(context.workspace, number, task, is_first))
             return StepRecord(time=time.time(), step=step.name, verdict=verdict, ended=True)
 
+        if step.verifier is not None:
+            await context.recorded_once(begin)
         verdict = (await context.recorded_once(grade)).verdict
         self._at_work = None
         return verdict
@@ -84,9 +94,11 @@ class InSteps:
 
         await context.recorded_once(prepare)
 
-    async def _grade_and_clear(self, workspace: Workspace, number: int, task: Task) -> Verdict:
+    async def _grade_and_clear(self, workspace: Workspace, number: int, task: Task, is_first: bool) -> Verdict:
         rules = self._spec.verifier_of(task)
-        verdict = await grade_in_place(task, rules, workspace, epoch=self._epoch, step=number, watch=self._watch)
+        verdict = await grade_in_place(
+            task, rules, workspace, epoch=self._epoch, is_first=is_first, step=number, watch=self._watch
+        )
         key = f"{GRADING_TURN + self._epoch * TURNS_PER_EPOCH + number}:clear"
         try:
             for place, path in enumerate(traces(task)):
@@ -182,5 +194,6 @@ def verdict_of_steps(task: Task, records: Sequence[Record]) -> Verdict | None:
             TestVerdict(name=name, passed=verdict.passed, message=verdict.message or f"reward {verdict.reward:g}")
             for name, verdict in taken
         ],
+        mode=VerifierMode.SHARED,
         forgeable=True,
     )

@@ -14,6 +14,8 @@ from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task, VerifierKind
 
+_PYTHON_PATH = re.compile(r"""PYTHONPATH=((?:[^\s'";&|]|"[^"]*"|'[^']*')+)""")
+
 
 def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, dict[str, Any]]:
     """The folder that a task's artifacts go into, and the rules for it that the executor takes."""
@@ -22,9 +24,10 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
     hidden = [posixpath.join(working_dir, file.path) for file in (task.verifier.files if task.verifier else ())]
     variables = {variable.name: variable.value for variable in (task.verifier.env if task.verifier else ())}
     commands = task.verifier.commands if task.verifier else []
+    searched = ":".join([variables.get("PYTHONPATH", ""), *_PYTHON_PATH.findall("\n".join(commands))])
+    imported = [posixpath.join(working_dir, path) for path in re.split(r"[:'\"]|\$\{?PWD\}?/?", searched) if path]
     is_pytest = task.verifier is not None and task.verifier.kind is VerifierKind.PYTEST
     texts = [file.content for file in (task.verifier.files if task.verifier else ()) if file.content]
-    imported = [posixpath.join(working_dir, path) for path in variables.get("PYTHONPATH", "").split(":") if path]
     return folder or ".", {
         "artifacts": verifier.artifacts if folder is None else ["."],
         "hidden": [posixpath.relpath(path, root) for path in hidden if is_below(path, root)],

@@ -1,6 +1,7 @@
 """Grading: a task's verifier, run in a workspace that holds the artifacts, and its verdict."""
 
 import posixpath
+import shlex
 import tarfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
@@ -16,7 +17,7 @@ from agent_runtime.verification.junit import (
     judge_named,
     parse_report,
 )
-from agent_runtime.verification.programs import missing_program
+from agent_runtime.verification.programs import PROBE_SECONDS, missing_program
 from rollout_api.records import CommandVerdict, TestVerdict, Verdict
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, VerifierKind, VerifierMode
@@ -27,6 +28,21 @@ OUTPUT_BYTES = 8192
 REPORT_FOLDER = ".rollout-verifier"
 """Where pytest's reports go, in the working directory: the one folder that every sandbox lets the verifier write to and has
 under the same path for commands and for file calls. It is removed first, and pytest collects nothing from dotted folders."""
+
+_TAKE_OVER = """\
+set -e
+for folder in {folders} "$(pwd -P)"; do
+  [ -e "$folder" ] || continue
+  chown -R -h 0:0 "$folder"
+  chmod -R a-s,go-w "$folder"
+  while [ "$folder" != / ]; do
+    folder=$(dirname "$folder")
+    chown 0:0 "$folder"
+    [ -k "$folder" ] || chmod go-w "$folder"
+  done
+done
+"""
+"""Also of the folders above: whoever may write there can rename a folder, and put another in its place."""
 
 _USED_UP = frozenset({"Memory", "Disk", "Processes", "Deadline"})
 """Causes that code under test can bring about, even before the command's own process has started."""
@@ -52,10 +68,14 @@ async def grade(
     workspace: Workspace,
     *,
     key_turn: int,
+    apart: bool = False,
     dropped: Sequence[str] = (),
     watch: CommandWatch | None = None,
 ) -> Verdict:
     """Grade what is in a workspace; `key_turn` is the turn of all idempotency keys, `dropped` goes into the verdict.
+
+    `apart`: the verifier's user is root and the workspace's is not (`require_startable` says so); it takes the working
+    directory, so that code under test of the workspace's user cannot reach the report or the hidden files.
 
     The caller has brought the workspace into its verifier phase and, in `Shared`, ended the agent's processes. The same
     call with the same turn, after a crash, makes the same requests. Raises VerifierUnavailable, ValueError for a task
@@ -63,21 +83,32 @@ async def grade(
     """
     if task.verifier is None:
         raise ValueError(f"task {task.name} has no verifier; there is nothing to grade")
-    grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch)
+    apart = apart and verifier.mode is not VerifierMode.SHARED
+    grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch, apart)
     try:
         verdict = await grading.run()
     except WorkspaceLimit as limit:
         verdict = grading.failed(f"the grading was ended: {limit.message}")
-    return verdict.model_copy(update={"dropped": list(dropped), "forgeable": verifier.mode is VerifierMode.SHARED})
+    is_outside = (task.verifier.report or "").startswith("/")
+    forgeable = not apart or is_outside or runs_agents_modules(task.verifier, verifier)
+    mode = verifier.mode or VerifierMode.SEPARATE
+    return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": forgeable})
 
 
-async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> None:
+def runs_agents_modules(spec: TaskVerifier, rules: Verifier) -> bool:
+    """Whether pytest may import the agent's files by itself: those that the job names, and packages around hidden tests."""
+    above = {folder for file in spec.files if file.path.endswith(".py") for folder in file.path.split("/")[:-1]}
+    return rules.artifacts != ["."] or not above <= {"", ".", "test", "tests"}
+
+
+async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> bool:
     """Raise VerifierUnavailable where the verifier cannot start in the prepared state, without anything of the agent in it.
 
-    Afterwards a program that is missing, or does not start, may have been made so by the agent: a failed verdict.
+    Afterwards a program that is missing, or does not start, may have been made so by the agent: a failed verdict. Returns
+    whether the verifier's user is root and the workspace's is not.
     """
     if (spec := task.verifier) is None:
-        return
+        return False
     env = {variable.name: variable.value for variable in spec.env}
     brought = {posixpath.normpath(posixpath.join(workspace.working_dir, file.path)) for file in spec.files}
     key = f"{key_turn}:verifier-probe"
@@ -87,6 +118,12 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
             f"task {task.name}: {missing} is missing in the sandbox, and the verifier starts with it; add it to the image "
             "or to the task's setup"
         )
+    if spec.user is None:
+        return False
+    deadline = PROBE_SECONDS
+    own = await workspace.run("id -u", key=f"{key}-own-id", deadline_seconds=deadline)
+    verifiers = await workspace.run("id -u", key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
+    return own.ok and own.stdout.strip() != b"0" and verifiers.ok and verifiers.stdout.strip() == b"0"
 
 
 class _Failed(Exception):
@@ -104,9 +141,10 @@ class _Grading:
         workspace: Workspace,
         turn: int,
         watch: CommandWatch | None,
+        apart: bool,
     ) -> None:
         self.task, self.spec, self.rules, self.workspace, self.turn = task, spec, rules, workspace, turn
-        self.watch = watch
+        self.watch, self.apart = watch, apart
         self.commands: list[CommandVerdict] = []
 
     def key(self, name: str) -> str:
@@ -133,6 +171,24 @@ class _Grading:
         elif self.spec.kind is VerifierKind.REWARD_FILE:
             await self.remove(reward_file.FOLDER, "rewards")
             await self.make_folder(reward_file.FOLDER, "reward-folder")
+        if self.apart:
+            await self.take_over()
+
+    async def take_over(self) -> None:
+        """Give the working directory, and the folder of reward files, to root: the workspace's user may only read them."""
+        folders = [
+            self.workspace.working_dir,
+            *([reward_file.FOLDER] if self.spec.kind is VerifierKind.REWARD_FILE else []),
+        ]
+        result = await self.workspace.run(
+            _TAKE_OVER.format(folders=shlex.join(folders)),
+            key=self.key("take-over"),
+            deadline_seconds=self.task.timeouts.verifier_seconds,
+            user=self.spec.user,
+        )
+        if not result.ok:
+            output = result.stderr.decode(errors="replace").strip()[-OUTPUT_BYTES:]
+            raise _Failed(f"the working directory cannot be given to the verifier's user: {result.cause or output}")
 
     def unavailable(self, message: str, by_artifacts: bool) -> Exception:
         """The policy can cause everything in its own workspace; in another one, what its artifacts can."""

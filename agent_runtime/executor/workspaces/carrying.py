@@ -17,7 +17,7 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Literal
 
 from agent_runtime.executor.workspaces.archives import COPY_BYTES, walk
@@ -58,6 +58,7 @@ LOADED = "is loaded by Python, pytest or their tools by itself"
 METADATA = "is package metadata, which can register pytest plugins"
 SHADOWS_HIDDEN = "would be imported in place of a hidden file"
 TEST = "is a test file, which pytest would run in the process of the verdict"
+RUN_FIRST = "would be run before the hidden tests beside it"
 LINKED = "is what a protected link of the prepared state leads to"
 
 
@@ -102,8 +103,12 @@ class Rules:
         """Folders of hidden files. Python imports what stands beside a test."""
         self.above_hidden = {folder for path in hidden for folder in _parents(path)} - self.hidden_folders
         # Not those of other names: the solution may be a package with hidden tests in it.
-        of_tests = {folder for folder in self.above_hidden if os.path.basename(folder) in _TEST_FOLDERS}
-        self.run_first = (self.hidden_folders | of_tests | {"."}) if hidden else set()
+        of_tests = {
+            folder for folder in self.above_hidden | self.hidden_folders if os.path.basename(folder) in _TEST_FOLDERS
+        }
+        self.kept_first = (of_tests | {"."}) if hidden else set()
+        """Those of `run_first` whose prepared `__init__.py` the agent cannot change: a solution does not lie there."""
+        self.run_first = self.hidden_folders | self.kept_first
         """Folders whose `__init__.py` pytest runs before the hidden tests below it."""
 
     def is_declared(self, path: str) -> bool:
@@ -229,9 +234,11 @@ class _Prepared:
                 reason = ENVIRONMENT
             elif kind == "folder" and not self._has(path, "__init__.py"):
                 self.import_roots.add(path)
+            module = rules.imported_as(path, kind)
+            if reason is None and module in rules.kept_first and not rules.is_named(path):
+                reason = RUN_FIRST
             if reason not in (None, COMPILED):
                 self.kept[path] = reason or ""
-            module = rules.imported_as(path, kind)
             if module is not None and (rules.is_shadowed(module) or rules.stands_for_tests(module)):
                 self.modules.add(path)
         for link in links:
@@ -405,7 +412,7 @@ class _Carrying:
         for folder in rules.run_first:
             for entry, kind in self._entries(folder):
                 if rules.imported_as(entry, kind) == folder:
-                    self._plant_found(entry, entry, "would be run before the hidden tests beside it")
+                    self._plant_found(entry, entry, RUN_FIRST)
         for folder in (rules.hidden_folders | rules.above_hidden) - {"."}:
             # Beside a folder without `__init__.py`, `tests.py` is what `import tests` finds.
             for entry, kind in self._entries(os.path.dirname(folder) or "."):
@@ -495,9 +502,10 @@ def _is_same(standing: str, member: tarfile.TarInfo, content: IO[bytes] | None) 
         return False
 
 
-def carry(location: str, stream: int) -> Message:
+def carry(location: str, stream: int, searched: Iterable[str] = ()) -> Message:
     """Bring a line of rules and the tar that follows it into the folder at `location`, an absolute real path.
 
+    `searched` are the absolute paths from which Python imports in this workspace.
     Returns `dropped`, what of the agent's was left out and why, and `more`, how many are not listed. Raises Refused.
     """
     with open(stream, "rb", closefd=False) as file:
@@ -508,4 +516,5 @@ def carry(location: str, stream: int) -> Message:
             raise Refused(
                 errno.EINVAL, "carry", "the body does not begin with a line of rules; see docs/executor.md"
             ) from None
+        rules.import_roots |= {os.path.relpath(path, location) for path in searched if path.startswith(f"{location}/")}
         return _Carrying(location, rules).carry(file)

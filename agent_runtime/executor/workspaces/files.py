@@ -179,7 +179,8 @@ def _untar(where: Surroundings, arguments: Message, stream: int) -> Message:
 def _carry(where: Surroundings, arguments: Message, stream: int) -> Message:
     location = where.locate(arguments["path"])
     os.makedirs(location, exist_ok=True)
-    return carrying.carry(os.path.realpath(location), stream)
+    searched = [where.locate(path) for path in where.environment.get("PYTHONPATH", "").split(":") if path]
+    return carrying.carry(os.path.realpath(location), stream, searched)
 
 
 def _snapshot(where: Surroundings, arguments: Message, stream: int) -> Message:

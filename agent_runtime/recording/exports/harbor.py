@@ -17,6 +17,7 @@ from agent_runtime.recording.extraction import extract_all
 from agent_runtime.recording.reader import RunReader
 from agent_runtime.recording.segments import RecordCorrupt
 from rollout_api.records import ArtifactsRecord, Outcome, Record, ResponseRecord, Seal, StepRecord, Verdict
+from rollout_api.tasks import VerifierMode
 from rollout_api.version import VERSION
 
 IN_MEMORY_BYTES = 1 << 20
@@ -123,7 +124,7 @@ def _digest(run: RunReader, seal: Seal) -> str:
 
 
 def _mode(seal: Seal) -> str:
-    return "shared" if seal.result.forgeable else "separate"
+    return "shared" if seal.verdict and seal.verdict.mode is VerifierMode.SHARED else "separate"
 
 
 def _rewards(verdict: Verdict) -> dict[str, float]:

@@ -55,11 +55,12 @@ async def graded(
     *,
     setup: Sequence[str] = SETUP,
     user: str | None = None,
+    verifier_user: str | None = None,
     **verifier: Any,
 ) -> Verdict:
     """The verdict of a rollout whose agent ran those commands."""
-    task = Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier})
-    prepared = spec(setup=setup, user=user, network={"verifier": "None"})
+    task = Task.model_validate({"name": "t", "prompt": "p", "verifier": {"user": verifier_user, **verifier}})
+    prepared = spec(working_dir="/srv/agent/work", setup=setup, user=user, network={"verifier": "None"})
     agent = await provider.acquire(prepared, attempt="0-1", fence=FIRST, name="agent")
     for number, command in enumerate(work):
         done = await agent.run(command, key=f"1:{number}", deadline_seconds=60)
@@ -89,6 +90,60 @@ async def test_what_an_agent_left_is_graded_as_it_is(
     finally:
         await provider.close()
     assert verdict.passed, verdict
+
+
+REPLACES_REPORT = """
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    for descriptor in range(3):
+        os.close(descriptor)
+    while not os.path.exists(".rollout-verifier/0.xml"):
+        pass
+    here = os.getcwd()
+    try:
+        os.rename(here, here + "-real")
+        os.mkdir(here)
+        os.chdir(here)
+    except OSError:
+        pass
+    forged = '<testsuites><testsuite><testcase classname="tests.test_zzz" name="test_adds"/></testsuite></testsuites>'
+    while True:
+        try:
+            os.rename(".rollout-verifier", ".real")
+        except OSError:
+            pass
+        try:
+            os.makedirs(".rollout-verifier", exist_ok=True)
+            open("forged", "w").write(forged)
+            os.rename("forged", ".rollout-verifier/0.xml")
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.parametrize(("verifier_user", "forgeable"), [(None, True), ("0", False)])
+async def test_code_under_test_that_replaces_the_report_is_out_of_reach_or_the_verdict_is_forgeable(
+    provider_of: Callable[..., LocalProvider], verifier_user: str | None, forgeable: bool
+) -> None:
+    provider = provider_of("Overlay", "1000:1000")
+    await provider.open()
+    try:
+        verdict = await graded(
+            provider,
+            [f"cat > calc.py <<'EOF'\n{REPLACES_REPORT}\nEOF"],
+            setup=[],
+            user="1000:1000",
+            verifier_user=verifier_user,
+            kind="pytest",
+            commands=[f"{sys.executable} -m pytest -q tests; sleep 0.5"],
+            files=[{"path": "tests/test_zzz.py", "content": HIDDEN_TEST.replace("capture", "user=1000, capture")}],
+            tests=["tests/test_zzz.py::test_adds"],
+        )
+    finally:
+        await provider.close()
+    assert verdict.forgeable is forgeable, verdict
+    assert verdict.reward == (1 if forgeable else 0), verdict
 
 
 def quoted(command: str) -> str:

@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 from agent_runtime.executor.workspaces.carrying import Rules, kind_of
 from agent_runtime.executor.workspaces.identity import Refused
+from agent_runtime.verification import carry_rules
+from rollout_api.rollout_job import Verifier
+from rollout_api.tasks import Task
 from tests.support.carrying import carry, packed, rules, unpack
 
 PREPARED = {
@@ -388,7 +391,18 @@ def test_modules_run_or_imported_for_the_folders_of_hidden_tests_are_not_carried
     assert grading.dropped
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "tests/__init__.py", "tests.py", "pkg/__init__.py", "pkg.py"])
+@pytest.mark.parametrize("name", ["__init__.py", "tests/__init__.py"])
+def test_a_prepared_module_that_pytest_runs_before_hidden_tests_stays_as_prepared(tmp_path: Path, name: str) -> None:
+    grading = Grading(tmp_path, {name: "prepared"})
+    write(grading.agent, {name: "evil"})
+    grading.carry(hidden=["tests/unit/test_calc.py", "tests/test_calc.py"])
+    assert (grading.text(name), grading.dropped) == (
+        "prepared",
+        [f"{name} would be run before the hidden tests beside it"],
+    )
+
+
+@pytest.mark.parametrize("name", ["pkg/__init__.py", "pkg.py"])
 def test_a_prepared_module_beside_hidden_tests_is_the_agents_to_change(tmp_path: Path, name: str) -> None:
     grading = Grading(tmp_path, {name: "prepared"})
     write(grading.agent, {name: "work"})
@@ -401,6 +415,19 @@ def test_a_module_is_not_planted_in_a_new_folder_of_the_verifiers_pythonpath(gra
     form = {**rules(artifacts=["."], hidden=HIDDEN), "importRoots": ["new/src"]}
     grading.dropped = carry(grading.graded, packed(grading.agent), form)
     assert [grading.has(f"new/src/{name}") for name in ("queue.py", "app.py", "app/types.py")] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "PYTHONPATH=new/src pytest -q",
+        "cd . && PYTHONPATH='lib':\"$PWD/new/src\" pytest",
+        "export PYTHONPATH=new/src:lib; x",
+    ],
+)
+def test_the_folders_of_a_pythonpath_in_a_command_are_import_roots(command: str) -> None:
+    task = Task.model_validate({"name": "t", "prompt": "p", "verifier": {"commands": [command]}})
+    assert "new/src" in carry_rules(task, Verifier(), "/workspace")[1]["importRoots"]
 
 
 def test_a_new_package_that_hidden_tests_lie_in_is_carried(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A person must learn from the end of a run why rollouts went wrong, without reading code or journals."""
 
 from rollout_api.records import Outcome, Result, StopReason, Verdict
+from rollout_api.tasks import VerifierMode
 from rolloutctl.notes import notes
 
 
@@ -42,8 +43,9 @@ def test_what_is_masked_says_so_with_its_reasons() -> None:
 
 
 def test_forgeable_rewards_are_called_that() -> None:
-    (note,) = notes([result(0, forgeable=True)], {})
-    assert "Shared" in note
+    shared = Verdict(reward=1, passed=True, mode=VerifierMode.SHARED, forgeable=True)
+    (note,) = notes([result(0), result(1)], {0: shared, 1: shared.model_copy(update={"mode": VerifierMode.SEPARATE})})
+    assert "1 rollout were graded in the agent's own workspace" in note
 
 
 def test_token_forks_are_counted_and_explained() -> None:
