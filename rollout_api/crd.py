@@ -160,6 +160,12 @@ RULES: dict[str, list[Schema]] = {
     "SandboxSpec": [_IMMUTABLE],
     "Tasks": [_exactly_one("inline", "from", "stream", "environments", "branch")],
     "ModelSpec": [_exactly_one("endpoint", "serverRef", "server", "scripted", "function")],
+    "LabelRequirement": [
+        {
+            "rule": "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
+            "message": "values are needed for operators In and NotIn, and for no other",
+        }
+    ],
     "ApiKeySource": [_exactly_one("env", "secretKeyRef")],
     "ModelServer": [
         {
@@ -272,7 +278,8 @@ def _typed(source: Schema, definitions: Schema) -> Schema:
 
 
 def _object(source: Schema, definitions: Schema) -> Schema:
-    values = source.get("additionalProperties")
+    # Keys with a pattern come as patternProperties, which a structural schema has no field for.
+    values = source.get("additionalProperties") or next(iter(source.get("patternProperties", {}).values()), None)
     if "properties" not in source:
         if isinstance(values, dict):
             return {"additionalProperties": _node(values, definitions)}

@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, ShortText
 from rollout_api.conditions import Condition, Metadata, Timestamp
 from rollout_api.sandbox import EnvVar
+from rollout_api.selectors import LabelSelector, NetworkPeer
 
 OLDEST: Final = (0, 14)
 """Oldest vLLM that is started: the first one known to have `/pause` and `/is_paused` (its documentation of that version);
@@ -196,7 +197,7 @@ class Push(ApiModel):
     """From the call of the hook to the last server's having the weights."""
     backend: Annotated[str, StringConstraints(pattern=r"^[a-z_]+$", max_length=64)] = "nccl"
     """vLLM's backend of weight transfer."""
-    peers: dict[str, Any] | None = None
+    peers: LabelSelector | None = None
     """Label selector of the trainer's pods, which exchange tensors with the engines."""
     ports: Annotated[list[Annotated[int, Field(ge=1024, le=65_535)]], Field(max_length=64)] = []
     """Ports of the engines that are open to these peers; all but the pod's own three when empty."""
@@ -270,7 +271,7 @@ class ModelServerSpec(ApiModel):
     """How a new policy gets into the servers."""
     policy: Policy = Policy()
     """The weights that servers are to have."""
-    clients: Annotated[list[dict[str, Any]], Field(max_length=16)] = []
+    clients: Annotated[list[NetworkPeer], Field(max_length=16)] = []
     """Who may call beside runners of the same namespace: peers as in a NetworkPolicy; sandboxes never."""
     pod_disruption_budget: DisruptionBudget | None = None
     """Protection from drains of nodes; none when left out."""

@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints, field_validator
 
 from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds
 from rollout_api.conditions import Condition, Metadata
+from rollout_api.selectors import LabelSelector
 
 WORKING_DIR = "/workspace"
 """Where commands start when neither the manifest nor the image says."""
@@ -209,7 +210,7 @@ class WhenFinished(StrEnum):
 class SandboxSpec(SandboxBase):
     """A Sandbox that is asked for, by a runner or by hand."""
 
-    clients: dict[str, Any] | None = None
+    clients: LabelSelector | None = None
     """Selector of the pods that may reach a Sandbox without an owning job; a job's own runners reach its Sandboxes."""
     security: Security = Security.STANDARD
     """What its pod template may change; a job's Sandboxes take it from their RolloutJob."""

@@ -1,6 +1,6 @@
 """Who reaches the pods of a ModelServer. Sandboxes never do, whatever is asked for: they run code that nobody has read."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from rollout_api.cluster import (
@@ -13,6 +13,7 @@ from rollout_api.cluster import (
     SANDBOX_ROLE,
 )
 from rollout_api.model_server import ModelServer
+from rollout_api.selectors import NetworkPeer
 from rollout_operator.config import OperatorConfig
 from rollout_operator.model_server.owned import download_name, metadata, selector, with_digest
 
@@ -47,7 +48,7 @@ def _ingress(server: ModelServer, config: OperatorConfig) -> Iterator[Json]:
     }
     yield {"from": [operator], "ports": [_tcp(MODEL_CONTROL_PORT)]}
     if spec.weight_transfer.push and spec.weight_transfer.push.peers is not None:
-        trainer = _without_sandboxes({"podSelector": spec.weight_transfer.push.peers})
+        trainer = _without_sandboxes(NetworkPeer(pod_selector=spec.weight_transfer.push.peers))
         yield {"from": [trainer], "ports": _tensor_ports(spec.weight_transfer.push.ports)}
     if spec.parallelism.nodes > 1:
         own = {"podSelector": {"matchLabels": {MODEL_SERVER_LABEL: server.metadata.name}}}
@@ -64,12 +65,13 @@ def _tensor_ports(ports: list[int]) -> list[Json]:
     ]
 
 
-def _without_sandboxes(peer: Mapping[str, Any]) -> Json:
+def _without_sandboxes(peer: NetworkPeer) -> Json:
     """The peer without pods that are sandboxes; a peer without a pod selector means all pods of its namespaces."""
-    pods = dict(peer.get("podSelector") or {})
+    pods = peer.pod_selector.wire() if peer.pod_selector else {}
     not_sandbox = {"key": ROLE_LABEL, "operator": "NotIn", "values": [SANDBOX_ROLE]}
-    pods["matchExpressions"] = [*(pods.get("matchExpressions") or []), not_sandbox]
-    return {**peer, "podSelector": pods}
+    pods["matchExpressions"] = [*pods.get("matchExpressions", ()), not_sandbox]
+    namespaces = {"namespaceSelector": peer.namespace_selector.wire()} if peer.namespace_selector else {}
+    return {**namespaces, "podSelector": pods}
 
 
 def _policy(server: ModelServer, name: str, pods: Json, ingress: list[Json]) -> Json:

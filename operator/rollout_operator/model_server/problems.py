@@ -21,7 +21,6 @@ LENDS_RIGHTS: Final = frozenset(
     )
 )
 """Fields of a pod by which it gets more than its namespace: the node, or its kernel."""
-PEER_FIELDS: Final = frozenset({"podSelector", "namespaceSelector"})
 
 
 class Parsed(NamedTuple):
@@ -54,10 +53,6 @@ def problems_of(server: ModelServer, privileged_namespaces: Sequence[str]) -> It
     if memory is not None and quantity_value(memory) <= quantity_value(shared):
         message = f"is {memory}, and sharedMemory ({shared}) counts to it; raise it, or lower resources.sharedMemory"
         yield Problem("spec.resources.memory", message)
-    for index, peer in enumerate(spec.clients):
-        for field in sorted(set(peer) - PEER_FIELDS):
-            message = f"is not a known field; expected {' and '.join(sorted(PEER_FIELDS))}"
-            yield Problem(f"spec.clients[{index}].{field}", message)
     pod_template = template.without_nulls(spec.pod_template or {})
     malformed = (told.partition(": ") for told in template.well_formed(pod_template, "spec.podTemplate"))
     yield from (Problem(path, message) for path, _, message in malformed)

@@ -164,7 +164,7 @@ def _policy(seen: Observed, spec: SandboxSpec, reach: network.Reach) -> Create:
                 owner=controller("Sandbox", seen.name, seen.uid),
                 labels={SANDBOX_LABEL: seen.name},
                 pods={SANDBOX_LABEL: seen.name, NETWORK_LABEL: digest},
-                clients=spec.clients,
+                clients=spec.clients.wire() if spec.clients else None,
                 reach=reach,
             )
         )

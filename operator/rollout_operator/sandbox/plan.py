@@ -23,6 +23,7 @@ from rollout_operator.sandbox.mode import NODES_LACK_USER_NAMESPACES, TRIAL_FAIL
 from rollout_operator.sandbox.observe import Observed, exec_failed, trial_failed_on, trials_fail
 from rollout_operator.sandbox.reasons import (
     NODE_GRACE,
+    SCHEDULER_GRACE,
     Ending,
     FinishedReason,
     Waiting,
@@ -98,12 +99,14 @@ def _with_pod(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:
 
 
 def _wait(seen: Observed, spec: SandboxSpec, pod: Manifest, left: float) -> Plan:
-    waiting = waiting_for(pod)
+    waiting = waiting_for(pod, seen.now)
     conditions = _conditions_of(waiting)
     if left <= 0:
         return _finish(seen, _too_late(spec, f"{waiting.reason}: {waiting.message}"), conditions)
     fresh = status.with_conditions(seen.status, conditions, seen.now, seen.generation)
-    if fresh == seen.status or not conditions:
+    if not conditions:
+        return Plan(requeue_seconds=min(left, SCHEDULER_GRACE.total_seconds()))
+    if fresh == seen.status:
         return Plan(requeue_seconds=left)
     event = Event("Warning", waiting.reason, waiting.message)
     return Plan(status=fresh.wire(), events=(event,), requeue_seconds=left)

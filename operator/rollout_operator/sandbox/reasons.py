@@ -17,6 +17,8 @@ TRIAL_FAILED_EXIT = 3
 LONGEST_TRIAL = timedelta(seconds=60)
 # As long as sandbox pods tolerate the taints of such a node: after that Kubernetes itself begins to delete them.
 NODE_GRACE = timedelta(seconds=30)
+SCHEDULER_GRACE = timedelta(seconds=60)
+"""A scheduler with thousands of pods to place needs some time for each."""
 
 
 class FinishedReason(StrEnum):
@@ -166,13 +168,15 @@ def _how(ended: Mapping[str, Any]) -> str:
     return f"{code}: {_words(ended, 'it did not say why')}"
 
 
-def waiting_for(pod: Manifest) -> Waiting:
+def waiting_for(pod: Manifest, now: datetime) -> Waiting:
     """What a pod that lives and does not run yet waits for."""
     scheduled = _condition(pod, "PodScheduled", "False")
     if scheduled:
         return Waiting(SCHEDULED, scheduled.get("reason") or "Unschedulable", _words(scheduled), is_problem=True)
     if not pod["spec"].get("nodeName"):
-        return Waiting(SCHEDULED, "Pending", "the scheduler has not looked at it yet", is_problem=False)
+        is_ignored = now - moment(pod["metadata"]["creationTimestamp"]) >= SCHEDULER_GRACE
+        words = "no scheduler has looked at it yet; check that its schedulerName is that of a running scheduler"
+        return Waiting(SCHEDULED, "Pending", words, is_problem=is_ignored)
     waiting = _waiting(pod)
     reason = waiting.get("reason", "")
     if reason in _PULL_REASONS:

@@ -225,6 +225,8 @@ def well_formed(template: Mapping[str, Json], where: str) -> list[str]:
             isinstance(e, Mapping) and isinstance(e.get(key), str) for e in entries
         ):
             found.append(f"{where}.spec.{name}: expected a list of mappings, each with {key}")
+    metadata = {name: keys for name, keys in template.get("metadata", {}).items() if name in ALLOWED["metadata"]}
+    found += _compare(metadata, ALLOWED["metadata"], f"{where}.metadata")
     return found + _compare(spec.get("affinity", {}), ALLOWED["spec"]["affinity"], f"{where}.spec.affinity")
 
 

@@ -6,11 +6,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rollout_api.manifest import explain
+from rollout_api.manifest import explain, path_of
 from rollout_api.sandbox import SandboxSpec, Security
 from rollout_operator.sandbox import network, template
-
-SELECTOR_FIELDS = frozenset({"matchLabels", "matchExpressions"})
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,8 @@ def parse_spec(spec: Mapping[str, Any]) -> SandboxSpec | list[str]:
     try:
         return SandboxSpec.model_validate(spec)
     except ValidationError as error:
-        return [f"{_path(location)}: {words}" for location, words in explain(error, SandboxSpec, dict(spec))]
+        found = explain(error, SandboxSpec, dict(spec))
+        return [f"{path_of(('spec', *location))}: {words}" for location, words in found]
 
 
 def pod_template(spec: SandboxSpec, job: Job | None) -> Mapping[str, Any]:
@@ -44,7 +43,6 @@ def problems(spec: SandboxSpec, job: Job | None, namespace: str, privileged_name
         found.append("spec.image: is missing; name the container image of the task's root file system")
     found += network.problems(spec.network)
     if job is None:
-        found += _selector_problems(spec.clients)
         where, security, security_field = "spec.podTemplate", spec.security, "spec.security"
     else:
         found += _lent_by_job(spec, job)
@@ -74,15 +72,3 @@ def _lent_by_job(spec: SandboxSpec, job: Job) -> list[str]:
         "security": spec.security != Security.STANDARD,
     }
     return [f"spec.{field}: {says}" for field, is_given in given.items() if is_given]
-
-
-def _selector_problems(selector: Mapping[str, Any] | None) -> list[str]:
-    unknown = sorted(set(selector or ()) - SELECTOR_FIELDS)
-    return [
-        f"spec.clients.{name}: is not a known field; expected a label selector of {' and '.join(sorted(SELECTOR_FIELDS))}"
-        for name in unknown
-    ]
-
-
-def _path(location: Sequence[str | int]) -> str:
-    return "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)

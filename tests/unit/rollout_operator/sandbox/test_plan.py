@@ -93,6 +93,16 @@ def test_a_missing_image_is_told_once_however_often_it_is_tried() -> None:
     assert again.requeue_seconds == 600
 
 
+def test_pod_that_no_scheduler_looks_at_gets_a_condition() -> None:
+    unseen = pod(node_name="")
+    first = look(sandbox(), node(), unseen, seconds=1)
+    assert (first.status, first.requeue_seconds) == (None, 60)
+    told = after(sandbox(), node(), unseen, seconds=61)
+    held, reason, message = conditions(told)["Scheduled"]
+    assert (held, reason, "schedulerName" in message) == ("False", "Pending", True)
+    assert look(told, node(), unseen, seconds=62).status is None
+
+
 def test_the_start_deadline_ends_it_and_says_what_it_was_waiting_for() -> None:
     asked, stuck = sandbox(startSeconds=60), pod(waiting("ImagePullBackOff", "not found"))
     assert look(asked, node(), stuck, seconds=59).requeue_seconds == 1

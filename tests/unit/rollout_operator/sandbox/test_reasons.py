@@ -142,7 +142,7 @@ PULL = 'failed to pull and unpack image "x:1": not found'
 def test_what_keeps_a_pod_from_starting_is_told_in_the_words_of_who_knows(
     made: Json, condition: str, reason: str, message: str
 ) -> None:
-    found = waiting_for(made)
+    found = waiting_for(made, NOW)
     assert (found.condition, found.reason, found.message, found.is_problem) == (condition, reason, message, True)
 
 
@@ -150,7 +150,7 @@ def test_the_scheduler_is_quoted() -> None:
     words = "0/3 nodes are available: 3 Insufficient memory."
     made = pod(conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}])
     del made["spec"]["nodeName"]
-    found = waiting_for(made)
+    found = waiting_for(made, NOW)
     assert (found.condition, found.reason, found.message, found.is_problem) == (
         "Scheduled",
         "Unschedulable",
@@ -161,19 +161,19 @@ def test_the_scheduler_is_quoted() -> None:
 
 @pytest.mark.parametrize("state", [None, waiting("ContainerCreating"), waiting("PodInitializing")])
 def test_what_passes_in_a_moment_is_no_problem_and_costs_no_write(state: Json | None) -> None:
-    found = waiting_for(pod(state))
+    found = waiting_for(pod(state), NOW)
     assert not found.is_problem
     assert "n1" in found.message
     unscheduled = pod()
     del unscheduled["spec"]["nodeName"]
-    assert not waiting_for(unscheduled).is_problem
+    assert not waiting_for(unscheduled, NOW).is_problem
 
 
 def test_an_init_container_that_cannot_be_pulled_is_not_hidden_by_the_container_that_waits_for_it() -> None:
     made = pod(
         waiting("PodInitializing"), initContainerStatuses=[{"name": "executor", "state": waiting("ErrImagePull", PULL)}]
     )
-    assert waiting_for(made).reason == "ImagePullBackOff"
+    assert waiting_for(made, NOW).reason == "ImagePullBackOff"
 
 
 def test_an_executor_that_could_not_be_copied_is_not_taken_for_a_node_that_refused_the_pod() -> None:

@@ -50,9 +50,20 @@ def test_a_refusal_says_how_it_can_be_had() -> None:
 
 
 def test_clients_are_a_label_selector() -> None:
-    assert told(clients={"matchLabels": {"app": "notebook"}}) == []
-    (problem,) = told(clients={"labels": {"app": "notebook"}})
-    assert problem.startswith("spec.clients.labels: is not a known field")
+    good = {"matchLabels": {"a.b/app": "notebook"}, "matchExpressions": [{"key": "team", "operator": "Exists"}]}
+    assert told(clients=good) == []
+    wrong: dict[str, Any] = {
+        "spec.clients.labels": {"labels": {"app": "notebook"}},
+        "spec.clients.matchLabels": {"matchLabels": 5},
+        "spec.clients.matchExpressions": {"matchExpressions": "x"},
+        'spec.clients.matchLabels["a b"]': {"matchLabels": {"a b": "c"}},
+        "spec.clients.matchExpressions[0]": {"matchExpressions": [{"key": "a", "operator": "In"}]},
+        "spec.clients.matchExpressions[0].operator": {"matchExpressions": [{"key": "a", "operator": "Gt"}]},
+    }
+    for field, clients in wrong.items():
+        problems = parse_spec({"image": "x", "clients": clients})
+        assert isinstance(problems, list), clients
+        assert problems[0].startswith(field), problems
 
 
 def test_what_the_api_servers_schema_cannot_check_is_told_by_field() -> None:
