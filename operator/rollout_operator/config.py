@@ -1,7 +1,7 @@
 """The operator's configuration: one YAML file, written by the chart, read once at the start."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, StringConstraints, ValidationError
@@ -42,11 +42,32 @@ class Defaults(ApiModel):
     """What answers when `model` points to localhost or takes its key from the environment."""
 
 
-class RunnerRequests(ApiModel):
-    """Resource requests of a runner pod, before what its concurrency adds."""
+class RunnerDefaults(ApiModel):
+    """What runner pods get unless their job says otherwise."""
 
     cpu: Quantity = "250m"
     memory: Quantity = "256Mi"
+    """Requests, before what the concurrency adds."""
+    service_account_annotations: dict[str, str] = {}
+    """Of the ServiceAccount that the operator creates for a job, as workload identity wants them."""
+
+
+class DnsServer(ApiModel):
+    """Where sandboxes that may reach names look them up."""
+
+    peer: dict[str, Any]
+    """A peer of a NetworkPolicy."""
+    port: Port = 53
+    """Of the pods behind the DNS service, UDP and TCP."""
+
+
+KUBE_DNS = DnsServer(
+    peer={
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    }
+)
+"""CoreDNS and kube-dns alike have this label, but not on OpenShift."""
 
 
 class Watch(ApiModel):
@@ -84,7 +105,8 @@ class OperatorConfig(ApiModel):
     images: Images
     lease: LeaseSettings
     defaults: Defaults = Defaults()
-    runner: RunnerRequests = RunnerRequests()
+    runner: RunnerDefaults = RunnerDefaults()
+    dns: Annotated[list[DnsServer], Field(min_length=1, max_length=16)] = [KUBE_DNS]
     privileged_namespaces: Annotated[list[Namespace], Field(max_length=256)] = []
     """Where `security: Privileged` may be asked for."""
     watch: Watch = Watch()

@@ -91,6 +91,9 @@ images: {{ pick .images "runtime" "executor" "pullPolicy" | toJson }}
 lease: {{ dict "namespace" $.Release.Namespace "name" $.Release.Name | toJson }}
 defaults: {{ .defaults | toJson }}
 runner: {{ .runner | toJson }}
+{{- with .dns }}
+dns: {{ . | toJson }}
+{{- end }}
 privilegedNamespaces: {{ .privilegedNamespaces | toJson }}
 watch: {{ .watch | toJson }}
 budgets: {{ .budgets | toJson }}

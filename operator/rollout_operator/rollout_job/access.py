@@ -8,6 +8,7 @@ from rollout_api.base import API_GROUP, API_VERSION
 from rollout_api.cluster import JOB_FILE, runner_name, shard_name
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RolloutJob
+from rollout_operator.config import OperatorConfig
 from rollout_operator.rollout_job.owned import owned_metadata
 
 
@@ -33,12 +34,12 @@ def service_account_name(job: RolloutJob) -> str:
     return job.spec.runners.service_account_name or runner_name(job.metadata.name)
 
 
-def access(job: RolloutJob) -> list[dict[str, Any]]:
+def access(job: RolloutJob, config: OperatorConfig) -> list[dict[str, Any]]:
     """ServiceAccount (unless the user names one), Role and RoleBinding of the runners."""
     account = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": owned_metadata(job.metadata),
+        "metadata": {**owned_metadata(job.metadata), "annotations": config.runner.service_account_annotations},
         "automountServiceAccountToken": False,
     }
     role = {

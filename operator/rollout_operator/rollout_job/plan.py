@@ -107,11 +107,12 @@ def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
         yield Create(server)
     if model_server.waiting(seen) is not None:
         return
-    for body in access.access(job):
+    for body in access.access(job, seen.config):
         yield Create(body)
     yield Create(network.runner_policy(job))
     yield from _missing_shards(seen)
-    yield Create(runner_job.runner_job(job, seen.config, suspend=seen.suspend))
+    labels = seen.manifest["metadata"].get("labels") or {}
+    yield Create(runner_job.runner_job(job, seen.config, suspend=seen.suspend, job_labels=labels))
 
 
 def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:

@@ -1,19 +1,23 @@
 """The Indexed Job of runner pods. Completion, restart of an index, suspension and eviction are Kubernetes' own."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 from rollout_api.base import quantity_value
 from rollout_api.cluster import RUNNER_FOLDER, RUNNER_METRICS_PORT, SUSPEND_ANNOTATION, runner_name
 from rollout_api.keys import named_keys
 from rollout_api.rollout_job import RolloutJob
-from rollout_operator.config import OperatorConfig, RunnerRequests
+from rollout_operator.config import OperatorConfig, RunnerDefaults
 from rollout_operator.rollout_job.access import service_account_name
 from rollout_operator.rollout_job.owned import labels, owned_metadata
 from rollout_operator.sandbox import template
 
 PARTS: Final = template.OwnParts("runner", ("job", "tmp"), RUNNER_FOLDER)
 """What `runners.podTemplate` may not replace."""
+
+KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
+"""Of the labels that name a job's queue and priority."""
 
 USER: Final = 65532
 """The user of the runtime image, by number: `runAsNonRoot` cannot check a name."""
@@ -32,13 +36,17 @@ GRACE_SECONDS: Final = 30
 """A runner finishes its turns within 25 s of SIGTERM."""
 
 
-def runner_job(job: RolloutJob, config: OperatorConfig, *, suspend: bool) -> dict[str, Any]:
-    """The batch/v1 Job of a resolved RolloutJob."""
+def runner_job(
+    job: RolloutJob, config: OperatorConfig, *, suspend: bool, job_labels: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """The batch/v1 Job of a resolved RolloutJob. Kueue queues it as the `job_labels` of the RolloutJob say."""
     replicas = job.spec.runners.replicas
+    metadata = owned_metadata(job.metadata)
+    metadata["labels"] |= {key: value for key, value in job_labels.items() if key.startswith(KUEUE_PREFIX)}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {**owned_metadata(job.metadata), **suspension(suspend=suspend)["metadata"]},
+        "metadata": {**metadata, **suspension(suspend=suspend)["metadata"]},
         "spec": {
             "completionMode": "Indexed",
             "completions": replicas,
@@ -126,6 +134,6 @@ def _keys(job: RolloutJob) -> list[dict[str, Any]]:
     ]
 
 
-def _requests(base: RunnerRequests, concurrency: int) -> dict[str, str]:
+def _requests(base: RunnerDefaults, concurrency: int) -> dict[str, str]:
     mebibytes = math.ceil(quantity_value(base.memory) / 2**20) + ROLLOUT_MEBIBYTES * concurrency
     return {"cpu": base.cpu, "memory": f"{mebibytes}Mi"}

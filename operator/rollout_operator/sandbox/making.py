@@ -28,8 +28,11 @@ from rollout_operator.sandbox.observe import (
 from rollout_operator.sandbox.pod import Identity, controller, pod_for
 from rollout_operator.sandbox.status import mode_of
 
-# What was learned of a namespace, an image or the cluster is tried again after so long: somebody may have put it right.
+# What was learned of an image or the cluster is tried again after so long: somebody may have put it right.
 LEARNED_SECONDS = 3600.0
+ADMISSION_SECONDS = 60.0
+"""The same for what admission refused: labels of a new namespace may come after its first Sandbox. To ask again costs one
+refused create."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def make_pod(seen: Observed, spec: SandboxSpec) -> tuple[Action, ...] | Invalid:
         pod = pod_for(who, spec, way.choice, seen.config.images, user_template, image_volume=way.image_volume)
     except ValueError as error:
         return Invalid(f"spec.podTemplate.spec.{error}")
-    refused = Remember(pod_refused(seen.uid, (way.choice.mode, way.image_volume)), "", LEARNED_SECONDS)
+    refused = Remember(pod_refused(seen.uid, (way.choice.mode, way.image_volume)), "", ADMISSION_SECONDS)
     policy = _policy(seen, spec, reach)
     actions: list[Action] = [] if policy.ref.name in seen.policies else [policy]
     return (*actions, Create(pod, if_refused=refused))
@@ -87,7 +90,7 @@ def lessons(seen: Observed) -> tuple[Remember, ...]:
     mode, learned = mode_of(seen.pod), []
     overlay = [words for (refused, _), words in seen.refusals.items() if refused == WorkspaceMode.OVERLAY]
     if mode == WorkspaceMode.PLAIN and overlay and seen.overlay_refusal is None:
-        learned.append(Remember(overlay_refused(seen.namespace), overlay[0], LEARNED_SECONDS))
+        learned.append(Remember(overlay_refused(seen.namespace), overlay[0], ADMISSION_SECONDS))
     if (mode, True) in seen.refusals and seen.image_volumes_refusal is None:
         learned.append(Remember(IMAGE_VOLUMES_REFUSED, seen.refusals[mode, True], LEARNED_SECONDS))
     return tuple(learned)
@@ -166,6 +169,7 @@ def _policy(seen: Observed, spec: SandboxSpec, reach: network.Reach) -> Create:
                 pods={SANDBOX_LABEL: seen.name, NETWORK_LABEL: digest},
                 clients=spec.clients.wire() if spec.clients else None,
                 reach=reach,
+                dns=seen.config.dns,
             )
         )
     return Create(
@@ -177,6 +181,7 @@ def _policy(seen: Observed, spec: SandboxSpec, reach: network.Reach) -> Create:
             pods={JOB_UID_LABEL: job.uid, NETWORK_LABEL: digest},
             clients={"matchLabels": {JOB_UID_LABEL: job.uid, ROLE_LABEL: RUNNER_ROLE}},
             reach=reach,
+            dns=seen.config.dns,
         )
     )
 

@@ -6,12 +6,13 @@ In Overlay the executor's proxy keeps names and phases; the policy is the fence 
 import hashlib
 import ipaddress
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rollout_api.cluster import EXECUTOR_PORT, MANAGED_BY
 from rollout_api.sandbox import Network, NetworkAccess
+from rollout_operator.config import DnsServer
 
 Rule = dict[str, Any]
 
@@ -56,7 +57,6 @@ METADATA_V6 = (
     "64:ff9b::6464:64c8/128",
     "64:ff9b::c000:c0/128",
 )
-DNS_PORT = 53
 _PHASES = ("setup", "agent", "verifier")
 
 
@@ -142,6 +142,7 @@ def policy(
     pods: Mapping[str, str],
     clients: Mapping[str, Any] | None,
     reach: Reach,
+    dns: Sequence[DnsServer],
 ) -> Rule:
     """The NetworkPolicy of the pods with labels `pods`. `clients` selects the pods that may reach their executors.
 
@@ -150,6 +151,7 @@ def policy(
         labels: of the policy itself, beside those of all our objects.
         clients: a label selector; None: nobody (a port-forward does not need it).
         reach: what they may reach.
+        dns: the cluster's DNS servers.
     """
     admitted = (
         {"from": [{"podSelector": dict(clients)}], "ports": [_tcp(EXECUTOR_PORT)]} if clients is not None else None
@@ -167,12 +169,12 @@ def policy(
             "podSelector": {"matchLabels": dict(pods)},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [admitted] if admitted else [],
-            "egress": egress_of(reach),
+            "egress": egress_of(reach, dns),
         },
     }
 
 
-def egress_of(reach: Reach) -> list[Rule]:
+def egress_of(reach: Reach, dns: Sequence[DnsServer]) -> list[Rule]:
     """Egress rules; none at all forbids everything."""
     rules: list[Rule] = []
     if reach.public:
@@ -187,12 +189,8 @@ def egress_of(reach: Reach) -> list[Rule]:
         anywhere = [_block("0.0.0.0/0", METADATA_V4), _block("::/0", METADATA_V6)]
         rules.append({"to": anywhere, "ports": [_tcp(port) for port in sorted(reach.name_ports)]})
     if reach.needs_dns:
-        # The label is that of CoreDNS and kube-dns alike, in every distribution.
-        resolver = {
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
-            "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
-        }
-        rules.append({"to": [resolver], "ports": [{"protocol": "UDP", "port": DNS_PORT}, _tcp(DNS_PORT)]})
+        for server in dns:
+            rules.append({"to": [server.peer], "ports": [{"protocol": "UDP", "port": server.port}, _tcp(server.port)]})
     return rules
 
 

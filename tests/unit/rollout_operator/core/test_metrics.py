@@ -54,6 +54,22 @@ def test_what_exists_is_counted_by_state_and_outcome() -> None:
     assert found["rollout_leader"] == 1
 
 
+def test_model_servers_are_counted_by_state_and_by_shut_gates() -> None:
+    cache = Cache()
+    for name, gate, conditions in (
+        ("ready", "Open", ["Ready"]),
+        ("updates", "Shut", ["Ready"]),
+        ("starts", None, []),
+        ("wrong", "Shut", ["Ready", "Invalid"]),
+    ):
+        server = sandbox(name, *conditions)
+        cache.put("ModelServer", {**server, "status": {**server["status"], "policy": {"gate": gate} if gate else {}}})
+    found = values(Metrics(cache, leading=lambda: True))
+    states = [found[f'rollout_model_servers{{state="{state}"}}'] for state in ("Ready", "NotReady", "Invalid")]
+    assert states == [2, 1, 1]
+    assert found["rollout_model_gates_shut"] == 2
+
+
 def test_replicas_that_only_watch_count_nothing_twice() -> None:
     cache = Cache()
     cache.put("Sandbox", sandbox("a"))

@@ -6,7 +6,7 @@ from rollout_api.manifest import validate
 from rollout_api.rollout_job import RolloutJob
 from rollout_operator.rollout_job.access import access, secret, shards
 from rollout_operator.rollout_job.resolve import resolve
-from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, UID, manifest
+from tests.unit.rollout_operator.rollout_job.scenes import CONFIG, UID, config, manifest
 
 SHARDS = ("sums-5f0c2c1e-0", "sums-5f0c2c1e-1")
 
@@ -18,7 +18,7 @@ def resolved(**spec: object) -> RolloutJob:
 
 
 def test_a_runner_reaches_neither_pods_nor_secrets_nor_other_jobs() -> None:
-    _, role, _ = access(resolved(runners={"replicas": 2}))
+    _, role, _ = access(resolved(runners={"replicas": 2}), CONFIG)
     allowed = {(r["resources"][0], tuple(r["verbs"]), tuple(r.get("resourceNames", ()))) for r in role["rules"]}
     assert allowed == {
         ("sandboxes", ("get", "list", "watch", "create", "delete"), ()),
@@ -31,13 +31,20 @@ def test_a_runner_reaches_neither_pods_nor_secrets_nor_other_jobs() -> None:
 
 
 def test_an_account_for_workload_identity_gets_the_runners_role_and_no_second_account_is_made() -> None:
-    role, binding = access(resolved(runners={"serviceAccountName": "cloud"}))
+    role, binding = access(resolved(runners={"serviceAccountName": "cloud"}), CONFIG)
     assert (role["kind"], binding["kind"]) == ("Role", "RoleBinding")
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "cloud", "namespace": "team"}]
 
 
+def test_runners_get_the_workload_identity_that_the_chart_names() -> None:
+    annotations = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/rollouts"}
+    account, *others = access(resolved(), config(runner={"serviceAccountAnnotations": annotations}))
+    assert account["metadata"]["annotations"] == annotations
+    assert not any("annotations" in body["metadata"] for body in others)
+
+
 def test_everything_goes_with_the_job_and_holds_nothing_up() -> None:
-    for body in (secret(resolved()), *access(resolved()), *shards(resolved().metadata, 2)):
+    for body in (secret(resolved()), *access(resolved(), CONFIG), *shards(resolved().metadata, 2)):
         (owner,) = body["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (UID, True, False)
         assert "finalizers" not in body["metadata"]

@@ -25,6 +25,17 @@ def test_pods_start_only_when_all_that_they_need_is_there() -> None:
     assert scene.made == ["Secret", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "RolloutShard", "Job"]
 
 
+def test_kueue_finds_its_queue_on_the_runners_job() -> None:
+    job = manifest()
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team", "owner": "me", "rollout.dev/job": "another"}
+    scene = Scene(job)
+    scene.settle()
+    assert scene.batch_job is not None
+    labels = scene.batch_job["metadata"]["labels"]
+    assert (labels["kueue.x-k8s.io/queue-name"], labels["rollout.dev/job"]) == ("team", "sums")
+    assert "owner" not in labels
+
+
 def test_a_runner_whose_shard_object_was_deleted_can_report_again() -> None:
     scene = running(runners={"replicas": 2})
     first, second = (shard["metadata"]["name"] for shard in scene.cache.all("RolloutShard"))

@@ -1,5 +1,7 @@
 """How a pod is made, in which order, and what is tried after a refusal."""
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -153,6 +155,22 @@ def test_only_what_was_admitted_in_the_end_teaches_of_a_namespace() -> None:
     assert [remember.fact for remember in lessons(copied)] == [IMAGE_VOLUMES_REFUSED]
     waiting = observe(world(node(), memory=everything), sandbox())
     assert lessons(waiting) == ()
+
+
+def test_a_namespace_that_is_labelled_later_gets_overlay_though_a_plain_sandbox_still_runs_there() -> None:
+    now, memory = NOW.timestamp(), Memory()
+    for variant in VARIANTS[:2]:
+        create = make(world(node(), memory=memory), sandbox())[-1]
+        assert isinstance(create, Create)
+        assert create.if_refused is not None
+        assert create.if_refused.fact == pod_refused("uid-s", variant)
+        memory.learn(replace(create.if_refused, message="violates PodSecurity"), now)
+    for passed in range(0, 300, 10):
+        later = world(node(), pod(RUNNING, overlay=False), memory=memory, now=NOW + timedelta(seconds=passed))
+        for remember in lessons(observe(later, sandbox())):
+            memory.learn(remember, now + passed)
+    later = world(node(), memory=memory, now=NOW + timedelta(seconds=300))
+    assert way(make(later, sandbox())) == ("Overlay", "volume")
 
 
 def test_what_is_known_already_is_not_learned_again() -> None:

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from agent_runtime.executor.network_rules import METADATA
 from rollout_api.sandbox import Network
+from rollout_operator.config import KUBE_DNS, DnsServer
 from rollout_operator.sandbox.network import METADATA_V4, METADATA_V6, plain_caveat, policy, problems, reach_of
 
+DNS = [KUBE_DNS]
 ADDRESSES = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(lambda address: address.exploded)
 NAMES = st.sampled_from(["pypi.org", "example.com", "metadata.google.internal", "a-b.c"])
 PORTS = st.integers(1, 65_535)
@@ -23,7 +25,7 @@ NETWORKS = st.builds(Network, setup=ACCESS, agent=ACCESS, verifier=ACCESS)
 
 def reaches(network: Network, address: str, port: int, protocol: str = "TCP") -> bool:
     """Whether a pod with the policy of `network` gets to an address outside the cluster."""
-    made = policy("p", "ns", {}, {}, {}, None, reach_of(network))
+    made = policy("p", "ns", {}, {}, {}, None, reach_of(network), DNS)
     assert made["spec"]["policyTypes"] == ["Ingress", "Egress"]
     host = ipaddress.ip_address(address)
     for rule in made["spec"]["egress"]:
@@ -72,7 +74,7 @@ def test_public_reaches_the_open_internet(address: str) -> None:
 
 
 def test_without_any_access_nothing_can_be_reached_not_even_a_resolver() -> None:
-    assert policy("p", "ns", {}, {}, {}, None, reach_of(Network()))["spec"]["egress"] == []
+    assert policy("p", "ns", {}, {}, {}, None, reach_of(Network()), DNS)["spec"]["egress"] == []
 
 
 METADATA_ADDRESSES = (
@@ -130,6 +132,14 @@ def test_an_entry_that_can_never_work_is_refused_with_its_field(entry: str, says
     assert says in problem
 
 
+def test_names_are_looked_up_where_the_chart_says() -> None:
+    openshift = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}
+    dns = [KUBE_DNS, DnsServer(peer=openshift, port=5353)]
+    rules = policy("p", "ns", {}, {}, {}, None, reach_of(Network(agent=["pypi.org:443"])), dns)["spec"]["egress"]
+    both = [(rule["to"], [(port["protocol"], port["port"]) for port in rule["ports"]]) for rule in rules[-2:]]
+    assert both == [([KUBE_DNS.peer], [("UDP", 53), ("TCP", 53)]), ([openshift], [("UDP", 5353), ("TCP", 5353)])]
+
+
 def test_names_may_be_looked_up_and_literal_addresses_need_no_resolver() -> None:
     assert reach_of(Network(setup=["pypi.org:443"])).needs_dns
     assert not reach_of(Network(setup=["10.0.0.1:443"])).needs_dns
@@ -142,7 +152,7 @@ def test_pods_share_a_policy_only_when_they_may_reach_the_same(one: Network, oth
 
 
 def test_only_the_jobs_own_runners_get_in_and_only_to_the_executor() -> None:
-    made = policy("p", "ns", {}, {}, {"a": "b"}, {"matchLabels": {"runner": "mine"}}, reach_of(Network()))
+    made = policy("p", "ns", {}, {}, {"a": "b"}, {"matchLabels": {"runner": "mine"}}, reach_of(Network()), DNS)
     (rule,) = made["spec"]["ingress"]
     assert rule == {
         "from": [{"podSelector": {"matchLabels": {"runner": "mine"}}}],
@@ -152,7 +162,7 @@ def test_only_the_jobs_own_runners_get_in_and_only_to_the_executor() -> None:
 
 
 def test_a_sandbox_that_names_no_clients_lets_nobody_in() -> None:
-    assert policy("p", "ns", {}, {}, {}, None, reach_of(Network()))["spec"]["ingress"] == []
+    assert policy("p", "ns", {}, {}, {}, None, reach_of(Network()), DNS)["spec"]["ingress"] == []
 
 
 def test_plain_mode_says_what_its_one_policy_cannot_keep() -> None:
