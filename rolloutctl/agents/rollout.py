@@ -1,17 +1,19 @@
 """An agent and its tools by one configuration."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rolloutctl.agents.agent import create_agent
+from rolloutctl.agents.agent import RolloutFailed, create_agent
 from rolloutctl.agents.llm import LLMFunction
+from rolloutctl.agents.sequences import S, prompts_of, with_trajectories
 from rolloutctl.agents.tools import create_tools
 from rolloutctl.runs import DEFAULT_OUTPUT
+from rolloutctl.trajectories import Trajectory
 
 _ONLY = {
-    "batch_size": (1, "a trajectory has one prompt; run several side by side with asyncio.gather, or as a RolloutJob"),
-    "include_trajectory_in_output": (True, "what run_trajectory returns is the trajectory"),
+    "batch_size": (1, "the batch of generate_sequences says how many prompts there are; run_trajectory has one"),
 }
 
 
@@ -30,6 +32,7 @@ class AgenticRolloutConfig:
     concurrent_requests: int = 4
     """Trajectories at once; more wait."""
     include_trajectory_in_output: bool = True
+    """Whether `generate_sequences` returns the trajectories too."""
     save_trajectories: bool | None = None
     """Left out, AGENTIC_SAVE_TRAJECTORIES says; True where that is not set."""
     trajectory_save_path: str = DEFAULT_OUTPUT
@@ -60,3 +63,20 @@ class AgenticRollout:
             },
         )
         self.agent.set_tools(self.tools)
+
+    async def generate_sequences(self, prompts: S) -> S:
+        """A trajectory for each row of a DataProto, at most `concurrent_requests` at once (see `with_trajectories`).
+
+        A row that infrastructure failed has an error and no reward, and costs no other row. Raises ValueError for a batch
+        without prompts, and what storage raises. In a training run use docs/trainers-verl.md instead.
+        """
+        texts = prompts_of(prompts)
+        ended = await asyncio.gather(*(self._trajectory(text, f"row-{row}") for row, text in enumerate(texts)))
+        trajectories, failures = [one for one, _ in ended], [failure for _, failure in ended]
+        return with_trajectories(prompts, trajectories, failures, include=self.config.include_trajectory_in_output)
+
+    async def _trajectory(self, prompt: str, request_id: str) -> tuple[Trajectory, Exception | None]:
+        try:
+            return await self.agent.run_trajectory(prompt, self.llm_generate_func, request_id), None
+        except RolloutFailed as failed:
+            return failed.trajectory, failed

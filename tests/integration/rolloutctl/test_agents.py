@@ -4,13 +4,17 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agent_runtime.agents.base import AgentContext
 from rolloutctl.agents import (
+    AgenticRollout,
+    AgenticRolloutConfig,
     BaseAgent,
     GeneralAgent,
     RolloutFailed,
@@ -36,6 +40,50 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def server() -> AsyncIterator[VllmStandIn]:
     async with VllmStandIn(script=lambda prompt: Answer("Final Answer: 42") if prompt.session else None) as standing:
         yield standing
+
+
+@dataclass
+class Batch:
+    """As verl's DataProto, without its tensors."""
+
+    batch: dict[str, Any]
+    non_tensor_batch: dict[str, Any]
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+
+async def test_rows_of_a_batch_become_responses_with_a_mask(server: VllmStandIn) -> None:
+    rows = [[{"role": "user", "content": text}] for text in ("What is 6 * 7?", "And 7 * 6?")]
+    prompts = Batch({"input_ids": [[1], [2]]}, {"raw_prompt": rows, "uid": ["a", "b"]})
+    client = create_llm_client(KEY, f"{server.url}/v1", "policy")
+    config = AgenticRolloutConfig(include_trajectory_in_output=False)
+    output = await AgenticRollout(config, client.generate).generate_sequences(prompts)
+    columns = output.non_tensor_batch
+    assert (output.batch, columns["uid"], columns["responses"]) == (prompts.batch, ["a", "b"], ["42", "42"])
+    assert all(
+        ids in [list(request.ids) for request in server.served_in("rollout-0")] for ids in columns["response_ids"]
+    )
+    assert columns["response_mask"] == [[1] * len(ids) for ids in columns["response_ids"]]
+    assert "trajectories" not in columns
+
+
+async def test_row_of_a_batch_that_is_lost_has_no_reward_and_costs_no_other() -> None:
+    async def generate(messages: Sequence[Mapping[str, Any]], temperature: float = 0.0) -> str:
+        if "lost" in messages[-1]["content"]:
+            raise RuntimeError("away")
+        return "Final Answer: 42"
+
+    column = np.empty(2, dtype=object)
+    column[:] = ["lost", "What is 6 * 7?"]
+    output = await AgenticRollout(AgenticRolloutConfig(), generate).generate_sequences(Batch({}, {"messages": column}))
+    columns = output.non_tensor_batch
+    assert all(isinstance(values, np.ndarray) for values in columns.values())
+    assert columns["responses"][1] == "42"
+    assert "away" in columns["errors"][0]
+    assert columns["errors"][1] is None
+    assert [*columns["final_rewards"], *columns["response_mask"]] == [None] * 4
+    assert columns["trajectories"][1]["steps"]
+    with pytest.raises(ValueError, match="expected messages or raw_prompt"):
+        await AgenticRollout(AgenticRolloutConfig(), generate).generate_sequences(Batch({}, {}))
 
 
 def says(*answers: str) -> Any:
