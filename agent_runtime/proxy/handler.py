@@ -28,7 +28,7 @@ from agent_runtime.proxy.protocols.openai_completions import OpenAICompletions
 from agent_runtime.proxy.protocols.openai_responses import OpenAIResponses
 from agent_runtime.proxy.refused import Refused, refused
 from agent_runtime.proxy.session import Session
-from agent_runtime.proxy.sessions import Sessions, unknown_key
+from agent_runtime.proxy.sessions import Sessions, check_expiry, unknown_key
 
 TRANSLATIONS: Final[Sequence[Translation]] = (
     OpenAIChat(),
@@ -95,6 +95,8 @@ class Handler:
             if (reply := await found.forward(request)) is not None:
                 self._meter.forwarded()
                 return reply
+        if key is None:
+            check_expiry(found.settings)
         if request.method == "GET" and target.api.startswith("/models"):
             return _models(found, target.api.removeprefix("/models").lstrip("/"))
         translation = self._translations.get(target.api)

@@ -34,6 +34,11 @@ def check_key(settings: SessionSettings, key: str | None) -> None:
         return
     if not matches(key, settings.key_digest):
         raise unknown_key()
+    check_expiry(settings)
+
+
+def check_expiry(settings: SessionSettings) -> None:
+    """Let calls in until the session expires, also those without a key at a keyless proxy. Raises Refused."""
     if settings.expires is not None and time.time() >= settings.expires:
         raise Refused(ErrorKind.UNAUTHORIZED, f"the key of session {settings.id} has expired; register another session")
 

@@ -132,6 +132,11 @@ async def test_keyless_proxy_serves_clients_that_have_no_key(model: TokenModel, 
             assert len((await reply.json())["turns"]) == 2
         async with proxy.http.post(f"{proxy.url}/unknown/v1/chat/completions", json=body) as reply:
             assert reply.status == 401, "no session is made but by registering it"
+        async with proxy.http.post(f"{proxy.url}/sessions/short", json={"expires_seconds": 1}) as reply:
+            assert reply.status == 201
+        await asyncio.sleep(1.1)
+        async with proxy.http.post(f"{proxy.url}/short/v1/chat/completions", json=body) as reply:
+            assert reply.status == 401, "it has expired"
         async with proxy.http.post(f"{proxy.url}/sessions/trial/complete") as reply:
             assert reply.status == 200
 
