@@ -22,7 +22,7 @@ OLDEST: Final = (1, 33)
 PLAIN_USER: Final = "1000"
 """A user that is not root, whatever the image says."""
 
-RESOURCES: Final = ("rolloutjobs", "sandboxes", "modelservers")
+RESOURCES: Final = ("rolloutjobs", "rolloutshards", "sandboxes", "modelservers")
 
 LEASE_SLACK: Final = timedelta(seconds=30)
 """Clocks of this machine and of the operator's node differ."""

@@ -10,7 +10,7 @@ from tests.support.chart import CHART
 from tests.support.cluster import Cluster, eventually
 from tests.support.release import InstalledRelease, Release
 
-CRDS = ("rolloutjobs.rollout.dev", "sandboxes.rollout.dev", "modelservers.rollout.dev")
+CRDS = ("rolloutjobs.rollout.dev", "rolloutshards.rollout.dev", "sandboxes.rollout.dev", "modelservers.rollout.dev")
 
 
 def test_an_operator_comes_up_restricted_with_rights_in_one_namespace_is_upgraded_and_goes(release: Release) -> None:

@@ -78,7 +78,7 @@ def test_no_token_has_a_wrong_version_when_operator_and_engine_die_during_policy
 
 
 KINDS = (
-    "rolloutjobs,modelservers,sandboxes,pods,jobs,statefulsets,services,secrets,serviceaccounts,roles,rolebindings,"
+    "rolloutjobs,rolloutshards,modelservers,sandboxes,pods,jobs,statefulsets,services,secrets,serviceaccounts,roles,rolebindings,"
     "networkpolicies,poddisruptionbudgets,persistentvolumeclaims"
 )
 

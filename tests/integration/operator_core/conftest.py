@@ -17,7 +17,9 @@ from tests.support.ports import free_ports
 
 OPERATOR_ACCOUNT = "system:serviceaccount:rights:rollout-operator"
 """The account that the chart would make in the namespace `rights`."""
-USERS = ("first", "second", OPERATOR_ACCOUNT)
+RUNNER_ACCOUNT = "system:serviceaccount:rights:job-runner"
+"""The account of the runners of the RolloutJob `job` there."""
+USERS = ("first", "second", OPERATOR_ACCOUNT, RUNNER_ACCOUNT)
 
 
 class Replica:

@@ -1,11 +1,17 @@
 """The rights that the chart gives the operator: all that it needs, tried with nothing but them."""
 
+import asyncio
 import copy
 import json
 from pathlib import Path
 from typing import Any
 
-from tests.integration.operator_core.conftest import OPERATOR_ACCOUNT, Replica
+from kubernetes.aio import client, config
+
+from agent_runtime.runner.report import standing_report
+from agent_runtime.sandboxes.cluster.api import KubeApi
+from rollout_api.rollout_job import RunnerReport
+from tests.integration.operator_core.conftest import OPERATOR_ACCOUNT, RUNNER_ACCOUNT, Replica
 from tests.integration.operator_core.control_plane import REPOSITORY, ControlPlane, until
 
 NAMESPACE = "rights"
@@ -94,6 +100,7 @@ def test_with_the_charts_rights_alone_jobs_and_sandboxes_live_through_all_their_
         owner["spec"] |= {"model": {"server": {"model": {"name": "m"}, "engine": engine, "toolCallParser": "hermes"}}}
         plane.apply(job, sandbox, cached, served, owner)
         until(lambda: plane.get("job", "job-runner", NAMESPACE), "the Job of its runners")
+        _runner_reports_and_may_do_nothing_else(plane)
         until(lambda: "create pods/by-hand" in plane.writes(OPERATOR_ACCOUNT, NAMESPACE), "the Sandbox's pod")
         until(lambda: "delete pods/by-hand" in plane.writes(OPERATOR_ACCOUNT, NAMESPACE), "its end: no node took it")
         plane.kubectl("patch", "rolloutjob", "job", "-n", NAMESPACE, "--type=merge", "-p", '{"spec":{"suspend":true}}')
@@ -119,3 +126,35 @@ def test_with_the_charts_rights_alone_jobs_and_sandboxes_live_through_all_their_
         replica.process.wait()
     assert plane.forbidden(OPERATOR_ACCOUNT, NAMESPACE) == []
     assert "forbidden" not in replica.log.read_text()
+
+
+def _runner_reports_and_may_do_nothing_else(plane: ControlPlane) -> None:
+    """What a runner's account may write: the status of its own job's RolloutShards, which the operator sums up."""
+    selector = ["-n", NAMESPACE, "-l", "rollout.dev/job=job", "-o", "name"]
+    (own,) = until(lambda: plane.kubectl("get", "rolloutshards", *selector).split(), "the shard of its runner")
+    shard = own.partition("/")[2]
+
+    async def report() -> None:
+        configuration = client.Configuration()
+        await config.load_kube_config(str(plane.kubeconfig(RUNNER_ACCOUNT)), client_configuration=configuration)
+        api = KubeApi(configuration, NAMESPACE)
+        await api.apply_report(shard, RunnerReport(index=0, sealed=1).wire())
+        assert standing_report(await api.get_shard(shard)) == RunnerReport(index=0, sealed=1)
+        await api.close()
+
+    asyncio.run(report())
+
+    def sealed() -> bool:
+        job = plane.get("rolloutjob", "job", NAMESPACE) or {}
+        return bool(job.get("status", {}).get("sealed") == 1)
+
+    until(sealed, "the sums")
+
+    def may(*request: str) -> bool:
+        return plane.kubectl("auth", "can-i", *request, "-n", NAMESPACE, f"--as={RUNNER_ACCOUNT}", check=False) == "yes"
+
+    assert may("patch", f"rolloutshards/{shard}", "--subresource=status")
+    assert not may("patch", f"rolloutshards/{shard}")
+    assert not may("patch", "rolloutshards/other-0-0", "--subresource=status")
+    assert not may("patch", "rolloutjobs/job", "--subresource=status")
+    assert not may("create", "rolloutshards")

@@ -66,6 +66,16 @@ def test_a_job_and_its_model_server_wake_each_other(model: dict[str, Any], serve
     ]
 
 
+def test_an_acknowledgement_of_a_runner_wakes_the_model_server_of_its_job() -> None:
+    cache = Cache()
+    cache.put("RolloutJob", obj("j") | {"spec": {"model": {"serverRef": "shared"}}})
+    shard = obj("j-0", ("RolloutJob", "j"))
+    assert wakes("RolloutShard", shard, shard, cache) == [
+        Ref("RolloutJob", "n", "j"),
+        Ref("ModelServer", "n", "shared"),
+    ]
+
+
 def test_pods_of_nobody_we_know_wake_nobody() -> None:
     assert wakes("Pod", None, obj("p", ("ReplicaSet", "r")), Cache()) == []
     assert wakes("Pod", None, obj("p"), Cache()) == []

@@ -12,7 +12,7 @@ from rollout_api.cluster import ROLE_LABEL, SANDBOX_ROLE
 from rollout_operator.actions import Ask, Create, Delete, Event, Patch, Replace
 from rollout_operator.model_server.control_errands import Known
 from rollout_operator.model_server.network import policies
-from rollout_operator.model_server.policy_seen import Call, Said
+from rollout_operator.model_server.policy_seen import Call, Runner, Said
 from rollout_operator.model_server.problems import parse
 from rollout_operator.model_server.status import story
 from tests.unit.rollout_operator.model_server.scenes import CONFIG, NAMESPACE, SPECS, Cluster, model_server
@@ -296,3 +296,18 @@ def test_any_story_comes_to_rest_and_nothing_is_made_twice(
     assert "Service/qwen-api" in kinds(cluster)
     assert cluster.condition("Ready")["status"] == "False", "nobody was asked, so nobody is ready"
     assert "True" not in cluster.gates
+
+
+def test_a_policy_update_waits_for_what_the_runners_of_its_jobs_acknowledged() -> None:
+    cluster = running(SMALL)
+    job = {"metadata": {"name": "j", "namespace": NAMESPACE, "uid": "uid-j"}, "spec": {"model": {"serverRef": "qwen"}}}
+    cluster.objects["RolloutJob", "j"] = job
+    owner = {"kind": "RolloutJob", "name": "j", "uid": "uid-j", "controller": True}
+    for index, state in enumerate(("Running", "Draining", "Completed")):
+        metadata = {"name": f"j-{index}", "namespace": NAMESPACE, "uid": f"uid-{index}", "ownerReferences": [owner]}
+        report = {"index": index, "state": state, "policyUpdate": index}
+        cluster.objects["RolloutShard", f"j-{index}"] = {"metadata": metadata, "status": report}
+    seen = cluster.seen()
+    server, _ = seen.server
+    assert server is not None
+    assert seen.policy(server).runners == (Runner("uid-j/0", 0), Runner("uid-j/1", 1))
