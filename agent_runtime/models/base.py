@@ -122,11 +122,12 @@ class ModelReply:
 class ModelError(Exception):
     """The model could not be had: not the policy's doing. Retries are used up. `reason` is one CamelCase word."""
 
+    answers_others = False
+    """The model answered another request right afterwards, so this one may be what it failed at."""
+
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason, self.message = reason, message
-        self.answers_others = False
-        """The model answered another request right afterwards, so this one may be what it failed at."""
 
 
 class ModelConfigError(ModelError):
