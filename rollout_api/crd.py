@@ -250,7 +250,11 @@ def _node(source: Schema, definitions: Schema) -> Schema:
         source = members[0] if len(members) == 1 else {"anyOf": members}
     if "$ref" in source:
         source = definitions[source["$ref"].removeprefix("#/$defs/")]
-        description = description or source.get("description")
+        values = source.get("enum", ())
+        if not description or any(f"`{value}`" not in description for value in values):
+            # The docstring of an enumeration says what each value means.
+            told = (description, source.get("description") if values or not description else None)
+            description = " ".join(filter(None, dict.fromkeys(told)))
     schema = _untyped(source["anyOf"]) if "anyOf" in source else _typed(source, definitions)
     if description:
         schema = {"description": " ".join(description.split())} | schema

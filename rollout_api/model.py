@@ -34,7 +34,7 @@ class ApiKeySource(ApiModel):
 
 
 class EndpointApi(StrEnum):
-    """The protocol that an endpoint speaks."""
+    """`OpenAI`: chat completions, which most servers have. `Anthropic`: Messages."""
 
     OPENAI = "OpenAI"
     ANTHROPIC = "Anthropic"
@@ -50,7 +50,7 @@ class Endpoint(ApiModel):
     name: ShortText
     """Name under which the server knows the model."""
     api: EndpointApi = EndpointApi.OPENAI
-    """Protocol: any OpenAI-compatible server, or Anthropic's Messages."""
+    """Protocol of the endpoint."""
     api_key_from: ApiKeySource | None = None
     """Where the API key is read; no key is sent without it."""
     call_seconds: Seconds = 600

@@ -129,7 +129,7 @@ class ServerResources(ApiModel):
 
 
 class CacheAccess(StrEnum):
-    """How a claim of the operator's is mounted."""
+    """`ReadWriteMany`: pods on any node share the volume. `ReadWriteOnce`: pods on one node share it."""
 
     READ_WRITE_MANY = "ReadWriteMany"
     READ_WRITE_ONCE = "ReadWriteOnce"
@@ -145,7 +145,7 @@ class WeightCache(ApiModel):
     storage_class_name: ObjectName | None = None
     """Its storage class; the cluster's default when left out."""
     access_mode: CacheAccess = CacheAccess.READ_WRITE_MANY
-    """`ReadWriteOnce` where all pods are on one node."""
+    """How the volume is shared."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -171,7 +171,7 @@ class TransferMode(StrEnum):
 
 
 class PullForm(StrEnum):
-    """What is at `policy.uri`: all weights of the model, or a LoRA adapter of it."""
+    """`Weights`: `policy.uri` has all weights of the model. `Adapter`: it has a LoRA adapter."""
 
     WEIGHTS = "Weights"
     ADAPTER = "Adapter"
@@ -181,7 +181,7 @@ class Pull(ApiModel):
     """How servers fetch a policy."""
 
     form: PullForm = PullForm.WEIGHTS
-    """What is fetched."""
+    """What `policy.uri` contains."""
     secret_ref: ObjectName | None = None
     """Secret whose keys are the store's own environment variables, such as AWS_ACCESS_KEY_ID."""
     timeout_seconds: Seconds = 720
@@ -342,14 +342,14 @@ def _dotted(release: tuple[int, int]) -> str:
 
 
 class Gate(StrEnum):
-    """Whether runners may call the servers."""
+    """`Open`: runners may call the servers. `Shut`: runners start no call, and servers hold those that run."""
 
     OPEN = "Open"
     SHUT = "Shut"
 
 
 class PolicyStep(StrEnum):
-    """How far a policy update is; docs/policy-updates.md."""
+    """Steps of a policy update, in this order: `Fetching`, `Pausing`, `Acknowledging`, `Loading`, `Resuming`."""
 
     FETCHING = "Fetching"
     PAUSING = "Pausing"
@@ -399,7 +399,10 @@ class PolicyStatus(ApiModel):
 
 
 class ServerState(StrEnum):
-    """What one server is good for."""
+    """`Starting`: no answer yet. `PendingWeights`: it lacks the current policy. `Ready`: it takes calls.
+
+    `Evicted`: it failed to load the policy and takes no calls.
+    """
 
     STARTING = "Starting"
     PENDING_WEIGHTS = "PendingWeights"

@@ -9,7 +9,8 @@ from rollout_api.base import ApiModel
 
 
 class GroupBy(StrEnum):
-    """Whose rewards are compared. `Batch`: rollouts submitted under one label, else the whole job; `Tag`: by first tag."""
+    """`Batch`: rewards of rollouts submitted under one label, else of the whole job. `Group`: of one task. `Tag`: of tasks
+    with the same first tag."""
 
     BATCH = "Batch"
     GROUP = "Group"

@@ -14,7 +14,7 @@ from rollout_api.tasks import RewardRule, Task, Tasks, VerifierMode
 
 
 class Mode(StrEnum):
-    """What the rollouts are for; kept through to every export."""
+    """`Train`: rollouts for training. `Eval`: rollouts for evaluation. Every record and export has the mode."""
 
     TRAIN = "Train"
     EVAL = "Eval"
@@ -30,7 +30,7 @@ ExtensionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.-]*(:[A
 
 
 class TrajectoryFormat(StrEnum):
-    """The form of a trajectory file that a program writes of itself."""
+    """`MiniSWEAgent`: its JSON. `SWEAgent`: its `.traj`. `ATIF`: Agent Trajectory Interchange Format."""
 
     MINI_SWE_AGENT = "MiniSWEAgent"
     """`mini-swe-agent-1.1`."""
@@ -50,7 +50,7 @@ class AgentTrajectory(ApiModel):
 
 
 class ContextMethod(StrEnum):
-    """What is done with a conversation that is too long."""
+    """`Truncate`: the oldest turns are left out. `Summarize`: the model writes a summary in place of all earlier turns."""
 
     TRUNCATE = "Truncate"
     """The oldest turns are left out."""
@@ -374,7 +374,7 @@ class RolloutJobSpec(ApiModel):
 
 
 class RunnerState(StrEnum):
-    """How far a runner is with its shard."""
+    """`Running`: working. `Draining`: ending soon. `Completed`: the shard is done. `Aborted`: the shard failed."""
 
     RUNNING = "Running"
     DRAINING = "Draining"

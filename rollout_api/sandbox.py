@@ -14,7 +14,8 @@ WORKING_DIR = "/workspace"
 
 
 class Provider(StrEnum):
-    """Where sandboxes come from outside a cluster; inside one it is always `Cluster`."""
+    """`Local`: processes of this machine. `Container`: Docker or Podman. `Kodo`: the kodo package. `Cluster`: Sandboxes of a
+    cluster; inside a cluster always this."""
 
     LOCAL = "Local"
     CONTAINER = "Container"

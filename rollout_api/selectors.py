@@ -13,7 +13,7 @@ LabelValue = Annotated[str, StringConstraints(pattern=rf"^({_NAME})?$", max_leng
 
 
 class SelectorOperator(StrEnum):
-    """How a label is compared."""
+    """`In`, `NotIn`: the value is one, or none, of `values`. `Exists`, `DoesNotExist`: the label is present, or not."""
 
     IN = "In"
     NOT_IN = "NotIn"

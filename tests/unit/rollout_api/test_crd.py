@@ -39,6 +39,17 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
 NODES = [(f"{name}{path}", node) for name, schema in SCHEMAS.items() for path, node in nodes(schema)]
 
 
+def test_explanation_of_an_enumeration_names_every_value() -> None:
+    unexplained = [
+        (path, value)
+        for path, node in NODES
+        if not path.endswith("conditions[].status")  # Kubernetes' own True, False and Unknown.
+        for value in node.get("enum", ())
+        if isinstance(value, str) and len(node["enum"]) > 1 and f"`{value}`" not in node["description"]
+    ]
+    assert unexplained == []
+
+
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_the_files_are_what_the_models_say(name: str) -> None:
     assert (FOLDER / name).read_text() == render(DEFINITIONS[name]), "run python -m rollout_api.crd"
