@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 from agent_runtime.executor.workspaces.channel import Message
 from agent_runtime.executor.workspaces.identity import Refused
-from agent_runtime.executor.workspaces.trees import NO_WAIT, open_folder
+from agent_runtime.executor.workspaces.trees import NO_WAIT, make_writable, open_folder
 
 COPY_BYTES = 1024 * 1024
 DELETED = ".wh."
@@ -100,8 +100,13 @@ class _Writer:
             if first != stored:
                 member.type, member.linkname = tarfile.LNKTYPE, first
         if member.type == tarfile.REGTYPE:
+            is_closed = _is_closed(info, stat.S_IRUSR)
+            if is_closed:
+                make_writable(folder, name)
             content = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | NO_WAIT, dir_fd=folder)
             try:
+                if is_closed:
+                    os.fchmod(content, member.mode)
                 now = os.fstat(content)
                 if not stat.S_ISREG(now.st_mode):
                     return
@@ -123,10 +128,17 @@ class _Writer:
         self.entries += 1
 
 
+def _is_closed(info: os.stat_result, rights: int) -> bool:
+    """Whether this process's user took these rights from itself. Root needs none."""
+    return info.st_mode & rights != rights and info.st_uid == os.geteuid() != 0
+
+
 def walk(
     folder: int, prefix: str, *, enters: Callable[[str], bool] | None = None
 ) -> Iterator[tuple[int, str, str, os.stat_result]]:
     """(parent descriptor, name, name below `prefix`, lstat) of all below `folder`, parents first, names sorted.
+
+    A folder that its owner, who runs this, may not read is made readable.
 
     `enters` is asked for each folder after it was given; with it, folders that this process may not read are passed over.
     Raises Refused when folders are nested deeper than descriptors reach.
@@ -144,6 +156,8 @@ def walk(
             stored = f"{path}{name}"
             try:
                 info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                if stat.S_ISDIR(info.st_mode) and _is_closed(info, stat.S_IRUSR | stat.S_IXUSR):
+                    make_writable(parent, name)
                 yield parent, name, stored, info
                 if stat.S_ISDIR(info.st_mode) and (enters is None or enters(stored)):
                     inner = open_folder(parent, name)

@@ -92,7 +92,7 @@ class Rules:
         self._declared = [os.path.normpath(path) for path in form["artifacts"]]
         self._names, self._modules = frozenset(form["names"]), frozenset(form["modules"])
         self._at_start = {name.removesuffix(".py") for name in self._names if name.endswith(".py")}
-        self._metadata = tuple(form["metadata"])
+        self._metadata = re.compile(rf"({'|'.join(map(re.escape, form['metadata']))})(/|\Z)")
         self.tests = set(form["tests"]).union(*map(python_files, form["options"]))
         """Patterns of the names of files that pytest collects."""
         self.import_roots = {os.path.normpath(path) for path in form.get("importRoots", [])}
@@ -133,7 +133,7 @@ class Rules:
             return LOADED
         if _CACHE in parts or (kind != "folder" and name.endswith(_COMPILED)):
             return COMPILED
-        if any(part.endswith(self._metadata) for part in parts):
+        if self._metadata.search(path):
             return METADATA
         if os.path.basename(self.imported_as(path, kind) or "") in self._at_start:
             return LOADED
@@ -144,7 +144,12 @@ class Rules:
 
     def _is_test(self, path: str) -> bool:
         """pytest collects a file of this name. A pattern for every name means every file of the folders of tests."""
-        found = [test for test in self.tests if fnmatch.fnmatchcase(f"/{path}", f"*/{test}")]
+        name = os.path.basename(path)
+        found = [
+            test
+            for test in self.tests
+            if (fnmatch.fnmatchcase(f"/{path}", f"*/{test}") if "/" in test else fnmatch.fnmatchcase(name, test))
+        ]
         if not found or any(not fnmatch.fnmatchcase("any name.py", test) for test in found):
             return bool(found)
         folders = set(_parents(path))
@@ -194,6 +199,7 @@ class _Prepared:
         """Paths whose prepared version stays, with all below them, and why."""
         self.ways: set[str] = set()
         """The folders that lead to them, which stay folders."""
+        self._above: dict[str, str | None] = {}
         self.modules: set[str] = set()
         """Files that would not be carried if the agent had added them."""
         self.import_roots = {"."}
@@ -209,7 +215,18 @@ class _Prepared:
         """Why the prepared version of a path stays; None when it does not."""
         if self._rules.is_named(path):
             return None
-        return next((self.kept[place] for place in (path, *_parents(path)) if place in self.kept), None)
+        return self.kept.get(path) or self._reason_above(path.rpartition("/")[0])
+
+    def _reason_above(self, folder: str) -> str | None:
+        """Why a folder stays, or one above it. Remembered: an agent can nest folders deeply."""
+        missed = []
+        while folder and folder not in self._above:
+            missed.append(folder)
+            folder = folder.rpartition("/")[0]
+        reason = self._above.get(folder)
+        for below in reversed(missed):
+            reason = self._above[below] = self.kept.get(below) or reason
+        return reason
 
     def _walk(self) -> None:
         rules, links = self._rules, []
@@ -248,6 +265,7 @@ class _Prepared:
             if link in self.kept or (way and self.reason(way[-1]) == ENVIRONMENT):
                 for place in way:
                     self.kept.setdefault(place, LINKED)
+        self._above.clear()
 
     def _is_environment(self, folder: str) -> bool:
         if self._has(folder, *_OF_ENVIRONMENTS):
@@ -341,7 +359,10 @@ class _Carrying:
             self._drop(path, "cannot be written by the user of the workspace" if not self._stands(path, member) else "")
         kind: Kind = "folder" if member.isdir() else "link" if member.issym() else "file"
         self._placed[path] = kind
-        self._placed.update((folder, "folder") for folder in _parents(path))
+        for folder in _parents(path):
+            if self._placed.get(folder) == "folder":
+                break
+            self._placed[folder] = "folder"
 
     def _stands(self, path: str, member: tarfile.TarInfo) -> bool:
         try:

@@ -107,8 +107,8 @@ def _open_for_removal(parent: int, name: str) -> int:
 
 
 def make_writable(parent: int, name: str) -> None:
-    """Give the owner of a folder all rights to it, where this process may; links are not followed."""
-    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    """Give the owner of a file or folder all rights to it, where this process may; not for a link."""
+    place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         with contextlib.suppress(PermissionError):
             os.chmod(f"/proc/self/fd/{place}", 0o700)

@@ -67,11 +67,18 @@ class Target:
         self.root = os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._owners, self._ancestors = owners, ancestors
         self._folders: list[tuple[list[str], int, int]] = []
+        self._last: tuple[list[str], int] = [], os.dup(self.root)
+        """The folder that was opened last, and its descriptor: the next member is in it, or below it, most often."""
 
     def parent(self, parts: list[str], *, is_made: bool = True) -> int:
         """A descriptor of the folder that `parts` lie in; with `is_made`, missing folders are made."""
-        here = os.dup(self.root)
-        for part in parts[:-1]:
+        above, (opened, descriptor) = parts[:-1], self._last
+        is_below = above[: len(opened)] == opened
+        if above == opened[:-1] != opened and self._ancestors != "follow":
+            here, opened, is_below = open_folder(descriptor, ".."), above, True
+        else:
+            here = os.dup(descriptor if is_below else self.root)
+        for part in above[len(opened) if is_below else 0 :]:
             try:
                 below = self._below(here, part) if is_made else open_folder(here, part)
             except OSError as error:
@@ -84,7 +91,12 @@ class Target:
             finally:
                 os.close(here)
             here = below
+        self._remember(above, here)
         return here
+
+    def _remember(self, parts: list[str], folder: int) -> None:
+        os.close(self._last[1])
+        self._last = parts, os.dup(folder)
 
     def _below(self, here: int, part: str) -> int:
         try:
@@ -188,6 +200,7 @@ class Target:
             os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
         finally:
             os.close(source)
+            self._remember([], self.root)  # the folder of the first name may have been in the place of this one
 
     def _own(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
         if not self._owners:
@@ -207,6 +220,7 @@ class Target:
 
     def finish(self) -> None:
         """Give folders their modes and times, deepest first."""
+        self._remember([], self.root)  # what was unpacked may have been removed since
         for parts, mode, modified in reversed(self._folders):
             try:
                 parent = self.parent(parts, is_made=False) if parts else os.dup(self.root)

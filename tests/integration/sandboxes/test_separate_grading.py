@@ -34,6 +34,10 @@ WORK: dict[str, tuple[list[str], str]] = {
         ["mkdir shut && echo 1 > shut/a && chmod 555 shut other", "rm data/x"],
         "grep 1 shut/a && test ! -e data/x",
     ),
+    "what its owner cannot read": (
+        ["mkdir -p shut/in && echo 1 > shut/in/a && echo 2 > b && chmod 000 shut/in/a shut/in shut b"],
+        "stat -c %a shut b | grep -c '^0$' | grep 2 && chmod -R u+rwX shut b && grep 1 shut/in/a && grep 2 b",
+    ),
     "names that are no text": (
         ["touch \"$(printf 'a\\nb')\" \"$(printf '\\377')\""],
         "test $(ls | wc -c) -gt 4 && test -e $'\\xff'",

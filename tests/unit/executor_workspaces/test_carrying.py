@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent_runtime.executor.workspaces import trees
 from agent_runtime.executor.workspaces.carrying import Rules, kind_of
 from agent_runtime.executor.workspaces.identity import Refused
 from agent_runtime.verification import carry_rules
@@ -309,6 +310,25 @@ def test_links_that_lead_out_or_are_loaded_unasked_are_not_carried(grading: Grad
     (grading.agent / name).symlink_to(target)
     grading.carry()
     assert not grading.has(name)
+
+
+def test_a_deeply_nested_tree_costs_a_few_opened_folders_an_entry(
+    grading: Grading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depth, opened = 300, 0
+    real = trees.open_folder
+
+    def counted(parent: int, name: str) -> int:
+        nonlocal opened
+        opened += 1
+        return real(parent, name)
+
+    deep = "d/" * depth
+    write(grading.agent, {f"{deep}{name}": name for name in ("a", "b")})
+    monkeypatch.setattr("agent_runtime.executor.workspaces.unpacking.open_folder", counted)
+    grading.carry()
+    assert (grading.graded / deep / "b").read_text() == "b"
+    assert opened < 10 * depth
 
 
 def test_links_within_the_working_directory_are_carried(tmp_path: Path) -> None:
