@@ -87,8 +87,8 @@ class Execution:
     ) -> None:
         self._api, self._cache, self._memory, self._keys = api, cache, memory, keys
         self._errands, self._may_write = errands, may_write
-        self._creates: Budget[Ref] = Budget(limits.creates_per_second, limits.writes_in_flight)
-        self._deletes: Budget[Ref] = Budget(limits.deletes_per_second, limits.writes_in_flight)
+        self._creates = Budget[Ref](limits.creates_per_second, limits.writes_in_flight, _namespace)
+        self._deletes = Budget[Ref](limits.deletes_per_second, limits.writes_in_flight, _namespace)
         self._most_deletes = limits.writes_in_flight
         self.expectations: Expectations[Ref] = Expectations()
         self.on_progress: Callable[[Ref], None] = lambda ref: None
@@ -283,6 +283,11 @@ class Execution:
     def _check(self) -> None:
         if not self._may_write():
             raise NotLeader
+
+
+def _namespace(ref: Ref) -> str:
+    """Whose share of the budgets a write takes."""
+    return ref.namespace
 
 
 def version_of(obj: Manifest) -> int:
