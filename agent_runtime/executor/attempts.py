@@ -16,7 +16,7 @@ from agent_runtime.executor.server import Disconnected, Request, log_defect
 
 # What a call leaves behind: a reply, or a process, whose status is asked anew each time.
 Result = StoredReply | Process
-Work = Callable[[], Awaitable[Result]]
+Work = Callable[[], Awaitable[StoredReply]]
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class Call:
 
     hold: Hold
     may_be_broken_off: Callable[[], bool]
-    task: asyncio.Task[Result] | None = None
+    task: asyncio.Task[StoredReply] | None = None
 
     def break_off(self) -> None:
         """End it early, where that spoils nothing."""
@@ -67,7 +67,7 @@ class Attempt:
         body_digest: bytes | None,
         work: Work,
         may_be_broken_off: Callable[[], bool],
-    ) -> Result:
+    ) -> StoredReply:
         """What the call named `key` has left behind: made now, joined, or remembered.
 
         `body_digest` is None where `work` reads the request's body itself. Raises what the call was refused with, Fenced,
@@ -92,6 +92,7 @@ class Attempt:
             if is_to_compare and await request.digest() != entry.body_digest:
                 raise reused(key, "it was made with another body")
             if entry.result is not None:
+                assert isinstance(entry.result, StoredReply)  # commands have another request line
                 return entry.result
             if entry.error is not None and (is_ours or entry.is_remembered):
                 raise entry.error
@@ -170,10 +171,10 @@ class Attempt:
         work: Work,
         may_be_broken_off: Callable[[], bool],
     ) -> None:
-        async def run() -> Result:
+        async def run() -> StoredReply:
             return await work()
 
-        def note(task: asyncio.Task[Result]) -> None:
+        def note(task: asyncio.Task[StoredReply]) -> None:
             self._end(call)
             try:
                 result = task.result()

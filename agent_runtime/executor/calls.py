@@ -8,20 +8,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.executor.attempts import Result
 from agent_runtime.executor.errors import bad_request
 from agent_runtime.executor.fencing import Hold
 from agent_runtime.executor.fields import Fields, Query
 from agent_runtime.executor.idempotency import Key
 from agent_runtime.executor.messages import Reply, StreamedReply, Switched
-from agent_runtime.executor.processes import Process
+from agent_runtime.executor.remembered import StoredReply
 from agent_runtime.executor.sandbox import Hosted, Sandbox
 from agent_runtime.executor.server import Request
 
-# docs/executor.md: JSON bodies of up to 1 MiB; a start may carry 8 MiB of standard input, which base64 makes 11.
+# docs/executor.md: JSON bodies of up to 1 MiB, standard input of up to 8 MiB.
 MAX_JSON_BYTES = 1024 * 1024
 MAX_INPUT_BYTES = 8 * 1024 * 1024
-MAX_START_BYTES = MAX_INPUT_BYTES * 4 // 3 + MAX_JSON_BYTES
 # Longer waits gain nothing over asking again, and every proxy on the way has a limit of its own.
 MAX_WAIT_SECONDS = 3600.0
 
@@ -97,17 +95,9 @@ class Read:
 class Change:
     """A route that changes something, once a key."""
 
-    handle: Callable[[Call], Awaitable[Result]]
+    handle: Callable[[Call], Awaitable[StoredReply]]
     kind: Kind = Kind.JSON
     max_body_bytes: int = MAX_JSON_BYTES
-
-
-@dataclass(frozen=True)
-class Start:
-    """The route that starts a command, once a key. It does not wait: the callback is called when that is decided."""
-
-    handle: Callable[[Call, Callable[[], None]], Process]
-    max_body_bytes: int
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """A connection that carries commands: docs/executor.md, "Commands", has its frames.
 
-A tool call is one small command. As a request of HTTP with a body of JSON, reading and writing these took half of what we
-add to it (docs/benchmarks.md). Everything else is as for a start by HTTP: fence, key, process.
+It is the only way to start one. A tool call is one small command: as a request of HTTP with a body of JSON, reading and
+writing these took half of what we add to it (docs/benchmarks.md).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import struct
 from collections.abc import Sequence
 from hashlib import sha256
@@ -18,31 +19,32 @@ from agent_runtime.executor.calls import MAX_INPUT_BYTES, MAX_JSON_BYTES, Call
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.fencing import Hold, read_hold
 from agent_runtime.executor.fields import MAX_NUMBER
+from agent_runtime.executor.frames import (
+    ENDED,
+    HEAD,
+    IS_ENDED,
+    IS_REFUSED,
+    IS_RUNNING,
+    ORDER,
+    UPGRADE,
+    framed,
+)
 from agent_runtime.executor.idempotency import Key, read_key
 from agent_runtime.executor.messages import Switched
 from agent_runtime.executor.output import Caps
-from agent_runtime.executor.process_calls import MAX_CAP_BYTES
 from agent_runtime.executor.processes import Order, Process
 from agent_runtime.executor.sandbox import Sandbox
 from agent_runtime.executor.server import STALL_SECONDS, log, log_defect, notice_silence
 
-# What the connection becomes, in the Upgrade header of the call that attaches it.
-UPGRADE = "rollout-commands"
+# What one answer carries at most of one end of one stream, and what is kept of a stream between the two.
+MAX_CAP_BYTES = 1024 * 1024
+MAX_SPILL_BYTES = 1024**4
 # Short of the minute after which proxies and NAT tables cut silent connections.
 ANSWER_SECONDS = 25.0
-# While it is not even known whether a command was started, there is nothing to say; this long until the next look.
-_UNSETTLED_SECONDS = 1.0
 # Strings within the bound of a JSON body, and standard input.
 MAX_FRAME_BYTES = MAX_INPUT_BYTES + MAX_JSON_BYTES
 
-# Of every frame: the bytes that follow, and the number of the command.
-HEAD = struct.Struct(">II")
 _NUMBER_BYTES = HEAD.size - 4
-# deadline in seconds, bytes kept of each stream's head and tail, bytes of standard input
-_ORDER = struct.Struct(">dIII")
-# kind; exit code, or -1; signal, or 0; bytes of the cause; seconds; then of each stream its bytes, and its head's and tail's
-_ENDED = struct.Struct(">BhBBdQIIQII")
-ENDED, RUNNING, REFUSED = 0, 1, 2
 
 
 def attach(call: Call) -> Switched:
@@ -52,7 +54,10 @@ def attach(call: Call) -> Switched:
 
 
 class Command(NamedTuple):
-    """What a frame asks for. `digest` is of all that a repeated one has in common with it: not of who asks."""
+    """What a frame asks for. `digest` is of all that a repeated one has in common with it: not of who asks.
+
+    One that `lives_on` is answered when it is started, any other when it has ended.
+    """
 
     attempt: str
     hold: Hold
@@ -60,13 +65,14 @@ class Command(NamedTuple):
     workspace: str
     order: Order
     digest: bytes
+    lives_on: bool
 
 
 def read_command(content: bytes | bytearray) -> Command:
     """The command of a frame, less its head. Raises BadRequest."""
     try:
-        deadline_seconds, head, tail, stdin_bytes = _ORDER.unpack_from(content)
-        attempt, fence, rest = content[_ORDER.size :].split(b"\0", 2)
+        deadline_seconds, head, tail, spill, stdin_bytes, lives_on, rows, columns = ORDER.unpack_from(content)
+        attempt, fence, rest = content[ORDER.size :].split(b"\0", 2)
         end = len(rest) - stdin_bytes
         strings = rest[: max(end, 0)].decode("utf-8", "surrogateescape").split("\0")
         key, workspace, cwd, user, how, count, *more = strings
@@ -75,10 +81,16 @@ def read_command(content: bytes | bytearray) -> Command:
         raise bad_request("command: not the strings and numbers that were announced") from None
     if not variables or variables.pop() or len(arguments) != int(count):
         raise bad_request("command: not as many strings as were announced, each ended by a NUL")
-    if not 0 <= deadline_seconds <= MAX_NUMBER or head > MAX_CAP_BYTES or tail > MAX_CAP_BYTES:
+    is_endless = deadline_seconds == math.inf
+    if not (is_endless or 0 <= deadline_seconds <= MAX_NUMBER) or max(head, tail) > MAX_CAP_BYTES:
         raise bad_request(
             f"command: a deadline of 0 to {MAX_NUMBER:g} s, and at most {MAX_CAP_BYTES} bytes of head and tail expected, "
             f"got {deadline_seconds:g}, {head} and {tail}"
+        )
+    if spill > MAX_SPILL_BYTES or lives_on > 1 or (rows == 0) != (columns == 0):
+        raise bad_request(
+            f"command: at most {MAX_SPILL_BYTES} bytes between head and tail, 0 or 1 for one that lives on, and rows with "
+            f"columns expected, got {spill}, {lives_on}, {rows} and {columns}"
         )
     return Command(
         attempt.decode("latin-1"),
@@ -90,13 +102,13 @@ def read_command(content: bytes | bytearray) -> Command:
             cwd=cwd or None,
             env=_environment(variables),
             user=user or None,
-            stdin=bytes(rest[end:]) or None,
-            tty=None,
-            deadline_seconds=deadline_seconds,
-            # Nobody reads the middle of an output that the head and the tail leave out, so nothing is spilled.
-            caps=Caps(head, tail, spill=0),
+            stdin=bytes(rest[end:]) or ("Open" if lives_on else None),
+            tty=(rows, columns) if rows else None,
+            deadline_seconds=None if is_endless else deadline_seconds,
+            caps=Caps(head, tail, spill),
         ),
-        sha256(content[: _ORDER.size] + rest).digest(),
+        sha256(content[: ORDER.size] + rest).digest(),
+        bool(lives_on),
     )
 
 
@@ -120,18 +132,23 @@ def _environment(variables: Sequence[str]) -> dict[str, str]:
     return env
 
 
-def answer(number: int, process: Process) -> bytes:
-    """The frame that tells of a process: how it has ended, that it runs, or why it was not started."""
+def started(number: int, process: Process) -> bytes:
+    """The frame that says that a process runs, or why it was not started. Without an id that is not decided."""
     if process.refusal is not None:
         return refusal(number, process.refusal)
+    return framed(number, bytes([IS_RUNNING]) + (process.id.encode() if process.is_settled else b""))
+
+
+def answer(number: int, process: Process) -> bytes:
+    """The frame that tells how a process has ended; of one that has not, the same as `started`."""
     exit = process.exit
-    if exit is None:
-        return _frame(number, bytes([RUNNING]) + process.id.encode())
+    if process.refusal is not None or exit is None:
+        return started(number, process)
     cause = (exit.cause or "").encode()
     out_head, out_tail = process.stdout.ends()
     err_head, err_tail = process.stderr.ends()
-    fixed = _ENDED.pack(
-        ENDED,
+    fixed = ENDED.pack(
+        IS_ENDED,
         -1 if exit.code is None else exit.code,
         exit.signal or 0,
         len(cause),
@@ -143,42 +160,51 @@ def answer(number: int, process: Process) -> bytes:
         len(err_head),
         len(err_tail),
     )
-    return _frame(number, b"".join((fixed, cause, out_head, out_tail, err_head, err_tail)))
+    return framed(number, b"".join((fixed, cause, out_head, out_tail, err_head, err_tail)))
 
 
 def refusal(number: int, error: ApiError) -> bytes:
     """The frame that says why there is no process."""
-    return _frame(number, bytes([REFUSED]) + json.dumps(error.body()).encode())
+    return framed(number, bytes([IS_REFUSED]) + json.dumps(error.body()).encode())
 
 
-def _frame(number: int, content: bytes) -> bytes:
-    return HEAD.pack(_NUMBER_BYTES + len(content), number) + content
+def final(number: int, process: Process, asked: Command) -> bytes | None:
+    """The frame that answers a command; None where it is too early for that."""
+    if asked.lives_on:
+        return started(number, process) if process.is_settled else None
+    return answer(number, process) if process.is_ended else None
 
 
 class _Waiting:
     """A command that was asked for and has not been answered."""
 
-    def __init__(self, stream: CommandStream, number: int, process: Process, attempt: Attempt, hold: Hold) -> None:
+    def __init__(self, stream: CommandStream, number: int, process: Process, attempt: Attempt, asked: Command) -> None:
         self.number, self.process = number, process
         self.until = stream.loop.time() + ANSWER_SECONDS
-        self._stream, self._attempt, self._hold = stream, attempt, hold
-        process.over.add(self.look)
-        attempt.superseded.add(self.look)
+        self._stream, self._attempt, self._asked = stream, attempt, asked
+        self._bells = [process.over, attempt.superseded, *([process.changed] if asked.lives_on else [])]
+        self._listen()
 
     def look(self) -> None:
-        """It has ended, or somebody else has taken its attempt over."""
-        if not self.process.is_ended:
-            try:
-                self._attempt.fence.require(self._hold)
-            except ApiError as error:
-                self._stream.answer(self, refusal(self.number, error))
+        """It has been started or has ended, or somebody else has taken its attempt over."""
+        try:
+            frame = final(self.number, self.process, self._asked)
+            if frame is None:
+                self._attempt.fence.require(self._asked.hold)
+                self._listen()  # a bell forgets whom it has called
                 return
-        self._stream.answer(self, answer(self.number, self.process))
+        except ApiError as error:
+            frame = refusal(self.number, error)
+        self._stream.answer(self, frame)
+
+    def _listen(self) -> None:
+        for bell in self._bells:
+            bell.add(self.look)
 
     def forget(self) -> None:
         """Nobody waits for its answer any more."""
-        self.process.over.discard(self.look)
-        self._attempt.superseded.discard(self.look)
+        for bell in self._bells:
+            bell.discard(self.look)
 
 
 class CommandStream(asyncio.Protocol):
@@ -265,10 +291,11 @@ class CommandStream(asyncio.Protocol):
                 asked.digest,
                 lambda settled: self._sandbox.start(asked.workspace, attempt.id, asked.key, asked.order, settled),
             )
-            if not process.is_ended:
-                self._wait(_Waiting(self, number, process, attempt, asked.hold))
+            answered = final(number, process, asked)
+            if answered is None:
+                self._wait(_Waiting(self, number, process, attempt, asked))
                 return
-            frame = answer(number, process)
+            frame = answered
         except ApiError as error:
             frame = refusal(number, error)
         except Exception:  # noqa: BLE001 - the caller gets a code, the log the reason
@@ -280,18 +307,16 @@ class CommandStream(asyncio.Protocol):
     def _wait(self, waiting: _Waiting) -> None:
         self._waiting[waiting.number] = waiting
         if self._timer is None:
-            self._timer = self.loop.call_at(waiting.until, self._answer_running)
+            self._timer = self.loop.call_at(waiting.until, self._say_running)
 
-    def _answer_running(self) -> None:
+    def _say_running(self) -> None:
         self._timer = None
         now = self.loop.time()
         for waiting in list(self._waiting.values()):
             if waiting.until > now:
                 break
-            if waiting.process.is_settled:
-                self.answer(waiting, answer(waiting.number, waiting.process))
-            else:
-                waiting.until = now + _UNSETTLED_SECONDS
-                self._waiting[waiting.number] = self._waiting.pop(waiting.number)
+            self._transport.write(started(waiting.number, waiting.process))
+            waiting.until = now + ANSWER_SECONDS
+            self._waiting[waiting.number] = self._waiting.pop(waiting.number)
         if self._waiting:
-            self._timer = self.loop.call_at(next(iter(self._waiting.values())).until, self._answer_running)
+            self._timer = self.loop.call_at(next(iter(self._waiting.values())).until, self._say_running)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -204,21 +203,6 @@ class Query:
         if len(values) > 1:
             raise self._complaint(f"query {name}: given {len(values)} times, once expected")
         return values[0]
-
-
-def decoded(value: Any) -> bytes | None:
-    """The bytes of `{"encoding", "data"}`, or None when it is not such an object."""
-    if not isinstance(value, Mapping) or value.keys() != {"encoding", "data"} or not isinstance(value["data"], str):
-        return None
-    try:
-        match value["encoding"]:
-            case "utf-8":
-                return value["data"].encode()
-            case "base64":
-                return base64.b64decode(value["data"], validate=True)
-    except (UnicodeEncodeError, binascii.Error, ValueError):
-        return None
-    return None
 
 
 def encoded(data: bytes | bytearray) -> dict[str, str]:

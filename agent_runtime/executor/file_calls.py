@@ -9,11 +9,11 @@ import select
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from agent_runtime.executor.attempts import Result
 from agent_runtime.executor.calls import Call
 from agent_runtime.executor.errors import translated
 from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure
 from agent_runtime.executor.messages import Reply, StreamedReply, json_reply
+from agent_runtime.executor.remembered import StoredReply
 from agent_runtime.executor.server import Request
 from agent_runtime.executor.streams import PIPE_BYTES
 
@@ -34,7 +34,7 @@ async def read(call: Call) -> Reply | StreamedReply:
     return await _download(call, "read", arguments, _RAW)
 
 
-async def write(call: Call) -> Result:
+async def write(call: Call) -> StoredReply:
     """PUT /workspaces/{w}/files"""
     query = call.query()
     arguments = {
@@ -47,7 +47,7 @@ async def write(call: Call) -> Result:
     return call.sandbox.stored(json_reply({}))
 
 
-async def remove(call: Call) -> Result:
+async def remove(call: Call) -> StoredReply:
     """DELETE /workspaces/{w}/files"""
     query = call.query()
     arguments = {"path": query.text("path")}
@@ -77,7 +77,7 @@ async def pack(call: Call) -> Reply | StreamedReply:
     return await _download(call, "tar", arguments, _TAR)
 
 
-async def unpack(call: Call) -> Result:
+async def unpack(call: Call) -> StoredReply:
     """PUT /workspaces/{w}/tar"""
     query = call.query()
     arguments = {
@@ -89,7 +89,7 @@ async def unpack(call: Call) -> Result:
     return call.sandbox.stored(json_reply({}))
 
 
-async def carry(call: Call) -> Result:
+async def carry(call: Call) -> StoredReply:
     """PUT /workspaces/{w}/carry"""
     query = call.query()
     arguments = {"path": query.text("path")}
@@ -106,7 +106,7 @@ async def snapshot(call: Call) -> Reply | StreamedReply:
     return await _download(call, "snapshot", arguments, _TAR)
 
 
-async def restore(call: Call) -> Result:
+async def restore(call: Call) -> StoredReply:
     """PUT /workspaces/{w}/restore"""
     call.no_query()
     await _upload(call, "restore", {})

@@ -37,7 +37,6 @@ class Order(NamedTuple):
     tty: tuple[int, int] | None
     deadline_seconds: float | None
     caps: Caps
-    wait_seconds: float = 0.0
 
 
 class Process:
@@ -48,8 +47,6 @@ class Process:
 
     def __init__(self, process_id: str, turn: int, order: Order, streams: Streams, spill_path: str) -> None:
         self.id, self.turn = process_id, turn
-        # A repeated start has the same body, so this is what each of its callers asks for.
-        self.wait_seconds = order.wait_seconds
         self.over = Bell()
         self.changed = Bell()
         self.refusal: ApiError | None = None
@@ -208,7 +205,7 @@ class Process:
     async def write_input(self, offset: int, data: bytes, end: bool) -> None:
         """See InputEnd.write."""
         if self._input is None:
-            raise ApiError("Conflict", f'process {self.id!r} has no input to write to: start it with "stdin": "Open"')
+            raise ApiError("Conflict", f"process {self.id!r} has no input to write to: it was not started to live on")
         await self._input.write(offset, data, end)
 
     async def signal(self, number: signal.Signals, tree: bool) -> None:

@@ -9,33 +9,29 @@ from hashlib import sha256
 from typing import Any
 
 from agent_runtime.executor import command_stream, file_calls, model_calls, process_calls, workspace_calls
-from agent_runtime.executor.attempts import Attempt, Result
-from agent_runtime.executor.bell import Bell
+from agent_runtime.executor.attempts import Attempt
 from agent_runtime.executor.calls import (
     MAX_INPUT_BYTES,
     MAX_JSON_BYTES,
-    MAX_START_BYTES,
     Call,
     Change,
     Control,
     Kind,
     Read,
     Repeatable,
-    Start,
     Switch,
 )
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.fencing import MAX_EPOCH, NAME, Hold, read_hold
 from agent_runtime.executor.idempotency import Key, read_key
 from agent_runtime.executor.messages import Reply, StreamedReply, Switched, json_reply
-from agent_runtime.executor.processes import Process
-from agent_runtime.executor.remembered import whole
+from agent_runtime.executor.remembered import StoredReply, whole
 from agent_runtime.executor.sandbox import Sandbox
 from agent_runtime.executor.server import Request
 
 _ATTEMPT = re.compile(NAME)
 
-Route = Read | Change | Start | Repeatable | Control | Switch
+Route = Read | Change | Repeatable | Control | Switch
 
 
 async def _raise_fence(call: Call) -> Reply:
@@ -91,7 +87,6 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("POST", "workspaces/*/model"): Repeatable(model_calls.attach),
     ("GET", "workspaces/*/snapshot"): Read(file_calls.snapshot),
     ("PUT", "workspaces/*/restore"): Change(file_calls.restore, Kind.UPLOAD),
-    ("POST", "workspaces/*/processes"): Start(process_calls.start, MAX_START_BYTES),
     ("DELETE", "workspaces/*/processes"): Change(workspace_calls.end_processes),
     ("GET", "workspaces/*/processes/*"): Read(process_calls.show),
     ("GET", "workspaces/*/processes/*/output"): Read(process_calls.show_output),
@@ -160,8 +155,6 @@ class Application:
                 call.body = await request.read(MAX_JSON_BYTES)
                 reply: Reply = await route.handle(call)
                 return reply
-            case Start():
-                return await self._start(call, route)
             case Change():
                 return await self._change(call, route)
             case Repeatable():
@@ -178,16 +171,6 @@ class Application:
             case Read():
                 return await route.handle(call)
 
-    async def _start(self, call: Call, route: Start) -> Reply:
-        request = call.request
-        hold, attempt, key = self._named(call)
-        call.body = await request.read(route.max_body_bytes)
-        assert request.body_digest is not None
-        result = attempt.start(
-            hold, key, request.line, request.body_digest, lambda settled: route.handle(call, settled)
-        )
-        return await self._reply(hold, attempt, result)
-
     async def _change(self, call: Call, route: Change) -> Reply:
         request = call.request
         hold, attempt, key = self._named(call)
@@ -195,7 +178,7 @@ class Application:
         if route.kind is not Kind.UPLOAD:
             call.body = await request.read(route.max_body_bytes)
             digest = request.body_digest
-        result = await attempt.once(
+        stored = await attempt.once(
             hold,
             key,
             request,
@@ -203,29 +186,16 @@ class Application:
             lambda: route.handle(call),
             lambda: route.kind is Kind.INPUT or not request.body_complete,
         )
-        return await self._reply(hold, attempt, result)
+        return stored.reply()
 
     async def _keyed_read(self, call: Call, route: Read) -> Reply:
         hold, attempt, key = self._named(call)
 
-        async def work() -> Result:
+        async def work() -> StoredReply:
             return self._sandbox.stored(await whole(await route.handle(call)))
 
         body = await call.request.digest()
-        return await self._reply(hold, attempt, await attempt.once(hold, key, call.request, body, work, _yes))
-
-    async def _reply(self, hold: Hold, attempt: Attempt, result: Result) -> Reply:
-        if not isinstance(result, Process):
-            return result.reply()
-        # A short command has ended by then.
-        while not result.is_settled:
-            await Bell.wait(result.changed)
-        await process_calls.until_ended(result, result.wait_seconds, attempt.superseded)
-        if not result.is_ended:
-            attempt.fence.require(hold)
-        if result.refusal is not None:
-            raise result.refusal
-        return json_reply(result.status())
+        return (await attempt.once(hold, key, call.request, body, work, _yes)).reply()
 
     def _named(self, call: Call) -> tuple[Hold, Attempt, Key]:
         """The hold, attempt and key in whose name the call is made. Raises BadRequest, Fenced."""

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from agent_runtime.executor.attempts import Result
 from agent_runtime.executor.calls import Call
 from agent_runtime.executor.errors import bad_request
 from agent_runtime.executor.fields import Fields
 from agent_runtime.executor.host import Limits, WorkspaceSpec
 from agent_runtime.executor.messages import Reply, json_reply
 from agent_runtime.executor.network_rules import NO_NETWORK, NetworkRule, read_rule
+from agent_runtime.executor.remembered import StoredReply
 
 # An id becomes a folder's name, and part of paths.
 ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 ID_EXPECTED = "1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit,"
 
 
-async def create(call: Call) -> Result:
+async def create(call: Call) -> StoredReply:
     """POST /workspaces"""
     call.no_query()
     fields = call.fields()
@@ -52,7 +52,7 @@ async def show(call: Call) -> Reply:
     return json_reply(call.seen().describe())
 
 
-async def freeze(call: Call) -> Result:
+async def freeze(call: Call) -> StoredReply:
     """POST /workspaces/{w}/freeze"""
     call.no_query()
     call.no_fields()
@@ -63,7 +63,7 @@ async def freeze(call: Call) -> Result:
     return call.sandbox.stored(json_reply(hosted.describe()))
 
 
-async def end_processes(call: Call) -> Result:
+async def end_processes(call: Call) -> StoredReply:
     """DELETE /workspaces/{w}/processes"""
     call.no_query()
     call.no_fields()
@@ -73,7 +73,7 @@ async def end_processes(call: Call) -> Result:
     return call.sandbox.stored(json_reply({}))
 
 
-async def switch_network(call: Call) -> Result:
+async def switch_network(call: Call) -> StoredReply:
     """PUT /workspaces/{w}/network"""
     call.no_query()
     fields = call.fields()
@@ -85,7 +85,7 @@ async def switch_network(call: Call) -> Result:
     return call.sandbox.stored(json_reply({"network": rule.as_json()}))
 
 
-async def destroy(call: Call) -> Result:
+async def destroy(call: Call) -> StoredReply:
     """DELETE /workspaces/{w}"""
     call.no_query()
     call.no_fields()

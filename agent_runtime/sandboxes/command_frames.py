@@ -1,22 +1,16 @@
 """A command, and what becomes of it, as they travel on a command stream (docs/executor.md, "Commands"). Pure."""
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from agent_runtime.executor.frames import ENDED, IS_ENDED, IS_REFUSED, IS_RUNNING, ORDER
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
-
-# Of every frame: the bytes that follow, and the number of the command.
-HEAD = struct.Struct(">II")
-# deadline in seconds, bytes kept of each stream's head and tail, bytes of standard input
-_ORDER = struct.Struct(">dIII")
-# kind; exit code, or -1; signal, or 0; bytes of the cause; seconds; then of each stream its bytes, and its head's and tail's
-_ENDED = struct.Struct(">BhBBdQIIQII")
-_IS_ENDED, _IS_RUNNING, _IS_REFUSED = 0, 1, 2
 
 
 class Running(NamedTuple):
-    """The command runs; `id` is its process."""
+    """The command runs; `id` is its process, empty while it is not known whether it was started."""
 
     id: str
 
@@ -27,11 +21,6 @@ class Refused(NamedTuple):
     body: bytes
 
 
-def packed(number: int, content: bytes) -> bytes:
-    """The frame with this content."""
-    return HEAD.pack(HEAD.size - 4 + len(content), number) + content
-
-
 def command_content(
     names: Sequence[str],
     command: str | Sequence[str],
@@ -40,11 +29,15 @@ def command_content(
     user: str | None,
     env: Mapping[str, str],
     stdin: bytes,
-    deadline_seconds: float,
+    deadline_seconds: float | None,
     head_bytes: int,
     tail_bytes: int,
+    spill_bytes: int = 0,
+    lives_on: bool = False,
+    terminal: tuple[int, int] | None = None,
 ) -> bytes:
-    """The content of a command's frame. `names` are attempt, fence, key and workspace.
+    """The content of a command's frame. `names` are attempt, fence, key and workspace; `terminal` is rows and columns. One
+    that `lives_on` is answered when it has been started, and its input stays open.
 
     Raises ValueError for what no program can be given: a NUL, or half of a surrogate pair.
     """
@@ -56,7 +49,8 @@ def command_content(
         raise ValueError("a NUL character in the command, its folder, user or environment: no program can be given one")
     if any("=" in name for name in env):
         raise ValueError("a variable's name has a '=' in it: NAME=VALUE is how a program gets it")
-    fixed = _ORDER.pack(deadline_seconds, head_bytes, tail_bytes, len(stdin))
+    deadline = math.inf if deadline_seconds is None else deadline_seconds
+    fixed = ORDER.pack(deadline, head_bytes, tail_bytes, spill_bytes, len(stdin), lives_on, *(terminal or (0, 0)))
     try:
         return fixed + text.encode("utf-8", "surrogateescape") + stdin
     except UnicodeEncodeError as error:
@@ -65,23 +59,23 @@ def command_content(
 
 def answer(content: bytes | bytearray) -> CommandResult | Running | Refused:
     """What the content of an answer's frame says. Raises SandboxFailure for what is no answer."""
-    if content[:1] == bytes([_IS_RUNNING]):
+    if content[:1] == bytes([IS_RUNNING]):
         return Running(content[1:].decode("ascii", "replace"))
-    if content[:1] == bytes([_IS_REFUSED]):
+    if content[:1] == bytes([IS_REFUSED]):
         return Refused(bytes(content[1:]))
     try:
-        _, code, signal, cause, seconds, *counts = _ENDED.unpack_from(content)
+        _, code, signal, cause, seconds, *counts = ENDED.unpack_from(content)
     except struct.error:
-        raise _no_answer() from None
+        raise no_answer() from None
     out, out_head, out_tail, err, err_head, err_tail = counts
-    stdout = _ENDED.size + cause
+    stdout = ENDED.size + cause
     stderr = stdout + out_head + out_tail
-    if content[0] != _IS_ENDED or len(content) != stderr + err_head + err_tail:
-        raise _no_answer()
+    if content[0] != IS_ENDED or len(content) != stderr + err_head + err_tail:
+        raise no_answer()
     return CommandResult(
         exit_code=None if code < 0 else code,
         signal=signal or None,
-        cause=content[_ENDED.size : stdout].decode("ascii", "replace") or None,
+        cause=content[ENDED.size : stdout].decode("ascii", "replace") or None,
         seconds=seconds,
         stdout=bytes(content[stdout:stderr]),
         stderr=bytes(content[stderr:]),
@@ -94,5 +88,6 @@ def answer(content: bytes | bytearray) -> CommandResult | Running | Refused:
     )
 
 
-def _no_answer() -> SandboxFailure:
+def no_answer() -> SandboxFailure:
+    """The failure of an executor that answers a command with anything else."""
     return SandboxFailure("ExecutorFailed", "a command was answered with something that is no answer")

@@ -8,16 +8,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
-from agent_runtime.sandboxes.command_frames import HEAD, packed
+from agent_runtime.executor.frames import HEAD, IS_RUNNING, framed
+from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.executor_connection import KEPT_SECONDS, BrokenReply
 
-# What the connection becomes, in the Upgrade header.
-UPGRADE = "rollout-commands"
-# The executor answers within 25 s that a command runs; half a minute more is a hung executor.
+# The executor says every 25 s that a command runs; half a minute more is a hung executor.
 SILENCE_SECONDS = 55.0
 # Head and tail of two streams, of 1 MiB at most each, and the rest.
 MAX_ANSWER_BYTES = 4 * 1024 * 1024 + 64 * 1024
+
+
+class _Asked(NamedTuple):
+    """A command that has no answer yet, and until when the executor may be silent about it."""
+
+    answer: asyncio.Future[bytearray]
+    until: float
+    ends_by: float | None
+    """When it must have ended; None where it is answered as soon as it runs."""
 
 
 class CommandStream(asyncio.Protocol):
@@ -31,7 +40,7 @@ class CommandStream(asyncio.Protocol):
         self._count = 0
         self._idle_since = 0.0
         # By number, in the order in which patience with them ends.
-        self._asked: dict[int, tuple[asyncio.Future[bytearray], float]] = {}
+        self._asked: dict[int, _Asked] = {}
         self._patience: asyncio.TimerHandle | None = None
 
     @property
@@ -41,17 +50,20 @@ class CommandStream(asyncio.Protocol):
             return False
         return bool(self._asked) or self._idle_since > time.monotonic() - KEPT_SECONDS
 
-    async def ask(self, content: bytes) -> bytearray:
-        """The answer to a command, the contents of both frames. Raises OSError, TimeoutError."""
+    async def ask(self, content: bytes, ends_by: float | None) -> bytearray:
+        """The answer to a command, the contents of both frames; `ends_by` as in _Asked, in the loop's time.
+
+        Raises OSError, TimeoutError, and SandboxFailure for one that has not ended by then.
+        """
         if self._is_lost:
             raise BrokenReply("the executor has closed the connection")
         self._count += 1
         answer: asyncio.Future[bytearray] = self._loop.create_future()
         until = self._loop.time() + SILENCE_SECONDS
-        self._asked[self._count] = answer, until
+        self._asked[self._count] = _Asked(answer, until, ends_by)
         if self._patience is None:
             self._patience = self._loop.call_at(until, self._end_patience)
-        self._transport.write(packed(self._count, content))
+        self._transport.write(framed(self._count, content))
         return await answer
 
     def abort(self) -> None:
@@ -81,27 +93,37 @@ class CommandStream(asyncio.Protocol):
                 return
             content = self._input[HEAD.size : end]
             del self._input[:end]
-            answer, _ = self._asked.pop(number)
-            if not answer.done():
-                answer.set_result(content)
+            self._take(number, content)
         if not self._asked:
             self._idle_since = time.monotonic()
+
+    def _take(self, number: int, content: bytearray) -> None:
+        asked, now = self._asked.pop(number), self._loop.time()
+        if content[0] == IS_RUNNING and (asked.ends_by is not None or len(content) == 1):
+            if asked.ends_by is None or now < asked.ends_by:
+                self._asked[number] = asked._replace(until=now + SILENCE_SECONDS)
+            elif not asked.answer.done():
+                asked.answer.set_exception(
+                    SandboxFailure("ExecutorFailed", "a command still runs long after its deadline")
+                )
+        elif not asked.answer.done():
+            asked.answer.set_result(content)
 
     def _end_patience(self) -> None:
         self._patience = None
         oldest = next(iter(self._asked.values()), None)
         if oldest is None:
             return
-        if oldest[1] > self._loop.time():
-            self._patience = self._loop.call_at(oldest[1], self._end_patience)
+        if oldest.until > self._loop.time():
+            self._patience = self._loop.call_at(oldest.until, self._end_patience)
             return
         self._fail(TimeoutError(f"silent for {SILENCE_SECONDS:g} s"))
         self._transport.abort()
 
     def _fail(self, error: Exception) -> None:
-        for answer, _ in self._asked.values():
-            if not answer.done():
-                answer.set_exception(error)
+        for asked in self._asked.values():
+            if not asked.answer.done():
+                asked.answer.set_exception(error)
         self._asked.clear()
 
 
@@ -115,8 +137,8 @@ class CommandStreams:
         self._stream: CommandStream | None = None
         self._connecting = asyncio.Lock()
 
-    async def ask(self, content: bytes) -> bytearray:
-        """The answer to a command, the contents of both frames."""
+    async def ask(self, content: bytes, ends_by: float | None) -> bytearray:
+        """See CommandStream."""
         stream = self._stream
         if stream is None or not stream.is_usable:
             async with self._connecting:
@@ -124,7 +146,7 @@ class CommandStreams:
                 if stream is None or not stream.is_usable:
                     self.close()
                     stream = self._stream = await self._connect()
-        return await stream.ask(content)
+        return await stream.ask(content, ends_by)
 
     def close(self) -> None:
         """Cut it."""

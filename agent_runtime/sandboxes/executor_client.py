@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from agent_runtime.executor.frames import UPGRADE
 from agent_runtime.sandboxes.base import CommandResult, Fence, Fenced, FileError, SandboxFailure, WorkspaceLimit
-from agent_runtime.sandboxes.command_frames import Refused, Running, answer, command_content
-from agent_runtime.sandboxes.command_stream import UPGRADE, CommandStream, CommandStreams
+from agent_runtime.sandboxes.command_frames import Refused, Running, answer, command_content, no_answer
+from agent_runtime.sandboxes.command_stream import CommandStream, CommandStreams
 from agent_runtime.sandboxes.executor_connection import Body, Connection, Connections, Headers
 
 # Between tries after a broken connection: 6 s in all, longer than a node's network takes to settle after a blip and short
@@ -27,6 +28,8 @@ RETRY_PAUSES = (0.05, 0.2, 0.75, 2.0, 3.0)
 CONNECT_SECONDS = 5.0
 # The executor answers at once, or after the waitSeconds that it was asked for; half a minute more is a hung executor.
 REPLY_SECONDS = 30.0
+# The executor ends a command at its deadline. One that still runs so much later says that the executor is broken.
+DEADLINE_GRACE_SECONDS = 60.0
 LIMIT_CAUSES = frozenset({"Memory", "Disk", "Processes", "Attacked"})
 
 Query = Sequence[tuple[str, str]]
@@ -124,8 +127,8 @@ class ExecutorClient:
     def __init__(self, address: str, token: str, boot_id: str | None = None) -> None:
         self.address, self.boot_id = address, boot_id
         self._token = token
-        self._connections = Connections(lambda: self.connect(Connection))
-        self._streams = CommandStreams(self._open_stream)
+        self._connections = Connections(self._connect)
+        self._streams = CommandStreams(lambda: self.attach("/commands", UPGRADE, CommandStream))
         kind, _, place = address.partition(":")
         self._socket_path = place if kind == "unix" else None
         self._standing = f"Host: executor\r\nAuthorization: Bearer {token}\r\n"
@@ -159,16 +162,45 @@ class ExecutorClient:
             return Reply(reply, headers)
         raise await self._believed(refusal(status, reply, what))
 
-    async def command(
-        self, hold: Hold, workspace: str, key: str, command: str | Sequence[str], **how: Any
-    ) -> CommandResult | Running:
-        """Run a command, `how` as for `command_content`; sent again when the connection breaks.
+    async def run(
+        self,
+        hold: Hold,
+        workspace: str,
+        key: str,
+        command: str | Sequence[str],
+        *,
+        deadline_seconds: float,
+        **how: Any,
+    ) -> CommandResult:
+        """Run a command to its end, `how` as for `command_content`; sent again when the connection breaks.
 
         Raises as `call`, and ValueError for what no program can be given.
         """
+        ends_by = asyncio.get_running_loop().time() + deadline_seconds + DEADLINE_GRACE_SECONDS
+        how["deadline_seconds"] = deadline_seconds
+        ended = await self._command(hold, workspace, key, command, ends_by, how)
+        assert isinstance(ended, CommandResult)  # the stream passes on nothing else
+        return ended
+
+    async def start(self, hold: Hold, workspace: str, key: str, command: str | Sequence[str], **how: Any) -> str:
+        """Start a command that lives on; the id of its process. Otherwise as `run`."""
+        running = await self._command(hold, workspace, key, command, None, {**how, "lives_on": True})
+        if not isinstance(running, Running):
+            raise no_answer()
+        return running.id
+
+    async def _command(
+        self,
+        hold: Hold,
+        workspace: str,
+        key: str,
+        command: str | Sequence[str],
+        ends_by: float | None,
+        how: Mapping[str, Any],
+    ) -> CommandResult | Running:
         what = f"command {key} of {workspace}"
         content = command_content((hold.attempt, hold.fence_text, key, workspace), command, **how)
-        said = answer(await self._tried(what, lambda: self._streams.ask(content)))
+        said = answer(await self._tried(what, lambda: self._streams.ask(content, ends_by)))
         if isinstance(said, Refused):
             raise await self._believed(refusal(0, said.body, what))
         return said
@@ -185,22 +217,17 @@ class ExecutorClient:
         except (OSError, TimeoutError) as error:
             raise self._lost(f"GET {path}", error) from error
 
-    async def connect(self, make: Callable[[], ProtocolT]) -> ProtocolT:
-        """A connection of its own, for what goes beyond calls; `make` gives its protocol. Raises OSError, TimeoutError."""
+    async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_SECONDS):
             if self._socket_path is not None:
-                return (await loop.create_unix_connection(make, self._socket_path))[1]
+                return (await loop.create_unix_connection(Connection, self._socket_path))[1]
             host, _, port = self.address.removeprefix("tcp:").rpartition(":")
-            return (await loop.create_connection(make, host.strip("[]"), int(port)))[1]
+            return (await loop.create_connection(Connection, host.strip("[]"), int(port)))[1]
 
     def secret(self, purpose: str) -> bytes:
         """32 bytes that only those know who know the token; the executor itself has no more than the token's digest."""
         return hmac.digest(self._token.encode(), purpose.encode(), "sha256")
-
-    def authorization(self) -> dict[str, str]:
-        """The header by which a call shows its token."""
-        return {"Authorization": f"Bearer {self._token}"}
 
     async def health(self) -> dict[str, Any]:
         """`GET /v1/health`; tried once. Raises SandboxFailure when the executor is gone or is another one."""
@@ -244,22 +271,25 @@ class ExecutorClient:
         self._connections.close()
         self._streams.close()
 
-    async def _open_stream(self) -> CommandStream:
-        """A new stream for commands. Raises OSError, TimeoutError, and what `refusal` says."""
-        connection = await self.connect(Connection)
+    async def attach(
+        self, path: str, upgrade: str, make: Callable[[], ProtocolT], hold: Hold | None = None
+    ) -> ProtocolT:
+        """A connection of its own that is another protocol's after this call. Raises OSError, TimeoutError, and what
+        `refusal` says.
+        """
+        connection = await self._connect()
+        headers = {**(hold.headers(None) if hold else {}), "Connection": "Upgrade", "Upgrade": upgrade}
         try:
-            upgrade = {"Connection": "Upgrade", "Upgrade": UPGRADE}
-            await connection.send(self._head("POST", "/commands", upgrade, b""), None)
-            status, headers = await connection.read_head(REPLY_SECONDS)
+            await connection.send(self._head("POST", path, headers, b""), None)
+            status, received = await connection.read_head(REPLY_SECONDS)
             if status != 101:
-                body = await connection.read_body(headers, REPLY_SECONDS)
-                raise refusal(status, body, "POST /commands")
+                raise refusal(status, await connection.read_body(received, REPLY_SECONDS), f"POST {path}")
         except BaseException:
             connection.abort()
             raise
-        stream = CommandStream()
-        connection.become(stream)
-        return stream
+        protocol = make()
+        connection.become(protocol)
+        return protocol
 
     async def _tried(self, what: str, ask: Callable[[], Awaitable[T]], *, is_repeatable: bool = True) -> T:
         """What is answered, after some tries where the connection breaks. Raises SandboxFailure."""

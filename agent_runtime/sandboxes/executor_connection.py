@@ -89,8 +89,12 @@ class Connection(asyncio.Protocol):
         if self._patience is not None:
             self._patience.cancel()
         self._transport.set_protocol(protocol)
+        if self._is_reading_paused:
+            self._transport.resume_reading()
         protocol.connection_made(self._transport)
-        if self._input:
+        if self.is_lost:
+            protocol.connection_lost(None)
+        elif self._input:
             protocol.data_received(bytes(self._input))
 
     async def send(self, head: bytes, body: Body) -> None:

@@ -11,39 +11,11 @@ from rollout_api.sandbox import Resources
 FILE_TYPES: Mapping[str, Literal["file", "folder", "link"]] = {"file": "file", "directory": "folder", "symlink": "link"}
 
 
-def text_or_base64(data: bytes) -> dict[str, str]:
-    """Bytes as JSON: `{"encoding", "data"}`, utf-8 where they are valid UTF-8."""
-    try:
-        return {"encoding": "utf-8", "data": data.decode()}
-    except UnicodeDecodeError:
-        return {"encoding": "base64", "data": base64.b64encode(data).decode()}
-
-
 def bytes_of(value: Mapping[str, str] | None) -> bytes:
-    """The reverse of `text_or_base64`."""
+    """The bytes of `{"encoding", "data"}`."""
     if value is None:
         return b""
     return value["data"].encode() if value["encoding"] == "utf-8" else base64.b64decode(value["data"])
-
-
-def command_result(status: Mapping[str, Any]) -> CommandResult:
-    """What the executor reports of an ended process, as the engine knows it."""
-    out, err = status["stdout"], status["stderr"]
-    out_head, err_head = bytes_of(out["head"]), bytes_of(err["head"])
-    return CommandResult(
-        exit_code=status["exitCode"],
-        signal=status["signal"],
-        cause=status["cause"],
-        seconds=status["seconds"],
-        stdout=out_head + bytes_of(out["tail"]),
-        stderr=err_head + bytes_of(err["tail"]),
-        stdout_bytes=out["bytes"],
-        stderr_bytes=err["bytes"],
-        stdout_omitted=out["omitted"],
-        stderr_omitted=err["omitted"],
-        stdout_head=len(out_head),
-        stderr_head=len(err_head),
-    )
 
 
 def not_started(message: str) -> CommandResult:

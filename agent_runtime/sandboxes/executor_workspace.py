@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import posixpath
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -26,7 +25,6 @@ from agent_runtime.sandboxes.base import (
     WorkspaceLimit,
     WorkspaceSpec,
 )
-from agent_runtime.sandboxes.command_frames import Running
 from agent_runtime.sandboxes.executor_client import (
     LIMIT_CAUSES,
     ExecutorClient,
@@ -39,7 +37,6 @@ from agent_runtime.sandboxes.executor_client import (
 from agent_runtime.sandboxes.executor_connection import Body
 from agent_runtime.sandboxes.executor_values import (
     bytes_of,
-    command_result,
     file_stat,
     limits_of,
     not_started,
@@ -48,10 +45,8 @@ from agent_runtime.sandboxes.model_port import serve_model
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
 from rollout_api.sandbox import NetworkAccess
 
-# One wait for a command: short of the minute after which proxies and NAT tables cut silent connections.
+# One wait for output: short of the minute after which proxies and NAT tables cut silent connections.
 WAIT_SECONDS = 25.0
-# The executor ends a command at its deadline. One that still runs so much later says that the executor is broken.
-DEADLINE_GRACE_SECONDS = 60.0
 # Refusals of a request itself. Its content came from the model, so they are the tool call's failure, not the sandbox's.
 REQUEST_REFUSALS = frozenset({"BadRequest", "TooLarge"})
 # Of a process that lives on: what its status tells each time, and what can be read again from the first byte on.
@@ -159,9 +154,8 @@ class ExecutorWorkspace:
         tail_bytes: int = 65_536,
     ) -> CommandResult:
         """See Workspace. A command that cannot be started gives cause `NotStarted`, with the reason as its stderr."""
-        patience = time.monotonic() + deadline_seconds + DEADLINE_GRACE_SECONDS
         try:
-            answer = await self._client.command(
+            answer = await self._client.run(
                 self._hold,
                 self.name,
                 key,
@@ -180,15 +174,6 @@ class ExecutorWorkspace:
             if refusal.reason in REQUEST_REFUSALS:
                 return not_started(refusal.message)
             raise
-        while isinstance(answer, Running):
-            if time.monotonic() > patience:
-                raise SandboxFailure(
-                    "ExecutorFailed",
-                    f"process {answer.id} of {self.name} still runs {DEADLINE_GRACE_SECONDS:.0f} s after its deadline",
-                )
-            path, query = f"{self._path}/processes/{answer.id}", [("waitSeconds", str(WAIT_SECONDS))]
-            status = (await self._client.call("GET", path, query=query, wait_seconds=WAIT_SECONDS)).json()
-            answer = answer if status["state"] == "Running" else command_result(status)
         if answer.cause in ("Memory", "Disk"):
             raise WorkspaceLimit(answer.cause, f"the command used up the {answer.cause.lower()} of its workspace")
         if answer.cause in ("WorkspaceEnded", "Attacked"):
@@ -204,18 +189,26 @@ class ExecutorWorkspace:
         terminal: tuple[int, int] | None = None,
     ) -> str:
         """See LiveProcesses."""
-        body = {
-            **({"shell": command} if isinstance(command, str) else {"argv": list(command)}),
-            "env": dict(env or {}),
-            "stdin": "Open",
-            "tty": None if terminal is None else {"rows": terminal[0], "columns": terminal[1]},
-            "output": {"headBytes": 0, "tailBytes": KEPT_TAIL_BYTES, "spillBytes": KEPT_OUTPUT_BYTES},
-        }
         try:
-            status = (await self._change("POST", f"{self._path}/processes", key, json_body=body)).json()
+            return await self._client.start(
+                self._hold,
+                self.name,
+                key,
+                command,
+                cwd=None,
+                user=None,
+                env=env or {},
+                stdin=b"",
+                deadline_seconds=None,
+                head_bytes=0,
+                tail_bytes=KEPT_TAIL_BYTES,
+                spill_bytes=KEPT_OUTPUT_BYTES,
+                terminal=terminal,
+            )
+        except ValueError as error:
+            raise FileError("", str(error)) from error
         except ExecutorRefusal as refusal:
             raise _request_failure("", refusal) from refusal
-        return str(status["id"])
 
     async def processes(self, *, key: str) -> Sequence[tuple[str, bool]]:
         """See LiveProcesses."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, WorkspaceLimit
-from agent_runtime.sandboxes.executor_client import REPLY_SECONDS, RETRY_PAUSES, ExecutorClient, Hold, refusal
+from agent_runtime.sandboxes.executor_client import RETRY_PAUSES, ExecutorClient, Hold
 
 # What the connection becomes, in the Upgrade header.
 UPGRADE = "rollout-model"
@@ -27,34 +26,19 @@ REST_SECONDS = 0.01
 # Of a silent connection: sooner than NAT tables forget it, and soon enough to notice an executor whose machine has gone.
 SILENCE_SECONDS = 15
 
-# Of an executor's refusal; its messages are a few hundred bytes.
-MAX_REPLY_BYTES = 64 * 1024
-_REPLY = re.compile(
-    rb"HTTP/1\.1 (?P<status>\d{3})\b.*?(?:\r\nContent-Length: (?P<size>\d{1,5})(?:\r\n.*)?)?", re.DOTALL | re.IGNORECASE
-)
-
 log = logging.getLogger(__name__)
 
 
 class Carrier(asyncio.Protocol):
-    """One connection: attached by `attach`, then waiting until a request comes, then the server's.
+    """One connection: waits until a request comes, and is then the server's.
 
     `taken` ends with whether a request came before the connection was lost.
     """
 
     def __init__(self, server: web.Server) -> None:
-        loop = asyncio.get_running_loop()
-        self.taken: asyncio.Future[bool] = loop.create_future()
+        self.taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.transport: asyncio.Transport
         self._server = server
-        self._reply: asyncio.Future[tuple[int, bytes]] = loop.create_future()
-        self._input = b""
-
-    async def attach(self, call: bytes) -> tuple[int, bytes]:
-        """Status and body of the executor's reply; after status 101 it waits for a request. Raises OSError, TimeoutError."""
-        self.transport.write(call)
-        async with asyncio.timeout(REPLY_SECONDS):
-            return await self._reply
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -66,33 +50,15 @@ class Carrier(asyncio.Protocol):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._reply.done():
-            self._reply.set_exception(exc or ConnectionResetError("the executor has closed the connection"))
         if not self.taken.done():
             self.taken.set_result(False)
 
     def data_received(self, data: bytes) -> None:
-        self._input += data
-        if not self._reply.done():
-            self._read_reply()
-        if self._input and self._reply.done() and not self.taken.done():
-            handler = self._server()
-            self.transport.set_protocol(handler)
-            handler.connection_made(self.transport)
-            handler.data_received(self._input)
-            self.taken.set_result(True)
-
-    def _read_reply(self) -> None:
-        head, end, rest = self._input.partition(b"\r\n\r\n")
-        found = _REPLY.fullmatch(head)
-        size = int(found["size"] or 0) if found else 0
-        # A request may follow at once, of any size. But a sandbox is not trusted to be what it was.
-        if len(head) > MAX_REPLY_BYTES or size > MAX_REPLY_BYTES or (end and not found):
-            self.transport.abort()
-        elif end and found and len(rest) >= size:
-            status = int(found["status"])
-            self._reply.set_result((status, rest[:size]))
-            self._input = rest[size:]
+        handler = self._server()
+        self.transport.set_protocol(handler)
+        handler.connection_made(self.transport)
+        handler.data_received(data)
+        self.taken.set_result(True)
 
 
 class ModelPort:
@@ -130,24 +96,8 @@ class ModelPort:
             transport.abort()
 
     async def _attach(self) -> Carrier:
-        lines = {
-            "Host": "executor",
-            **self._client.authorization(),
-            **self._hold.headers(None),
-            "Connection": "Upgrade",
-            "Upgrade": UPGRADE,
-            "Content-Length": "0",
-        }
-        head = [f"POST /v1{self._path} HTTP/1.1", *(f"{name}: {value}" for name, value in lines.items())]
-        carrier = await self._client.connect(lambda: Carrier(self._server))
+        carrier = await self._client.attach(self._path, UPGRADE, lambda: Carrier(self._server), self._hold)
         self._transports = {known for known in self._transports if not known.is_closing()} | {carrier.transport}
-        try:
-            status, body = await carrier.attach(("\r\n".join(head) + "\r\n\r\n").encode("latin-1"))
-            if status != 101:
-                raise refusal(status, body, f"POST {self._path}")
-        except BaseException:
-            carrier.transport.abort()
-            raise
         return carrier
 
 

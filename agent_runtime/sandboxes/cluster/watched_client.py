@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
 from agent_runtime.sandboxes.cluster.sandbox_view import Reason
 from agent_runtime.sandboxes.command_frames import Running
-from agent_runtime.sandboxes.executor_client import ExecutorClient, Hold, Query, Reply
+from agent_runtime.sandboxes.executor_client import ExecutorClient, Query, Reply
 
 T = TypeVar("T")
 
@@ -39,12 +39,9 @@ class WatchedClient(ExecutorClient):
         call = super().call
         return await self._unless_ended(lambda: call(method, path, **arguments))
 
-    async def command(
-        self, hold: Hold, workspace: str, key: str, command: str | Sequence[str], **how: Any
-    ) -> CommandResult | Running:
-        """See ExecutorClient."""
-        run = super().command
-        return await self._unless_ended(lambda: run(hold, workspace, key, command, **how))
+    async def _command(self, *arguments: Any) -> CommandResult | Running:
+        command = super()._command
+        return await self._unless_ended(lambda: command(*arguments))
 
     async def stream(self, path: str, query: Query = ()) -> AsyncIterator[bytes]:
         """See ExecutorClient."""

@@ -16,11 +16,18 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import pytest
 from yarl import URL
+
+from agent_runtime.executor.errors import STATUS_OF_CODE
+from agent_runtime.executor.idempotency import read_key
+from agent_runtime.sandboxes.command_frames import Refused, answer, command_content
+from agent_runtime.sandboxes.command_stream import CommandStreams
+from agent_runtime.sandboxes.executor_client import ExecutorClient
+from agent_runtime.sandboxes.executor_values import bytes_of
 
 TOKEN = "a token that only the test knows"
 START_SECONDS = 20.0
@@ -127,8 +134,18 @@ class Answer:
 class Client:
     """Calls in the name of one attempt and hold."""
 
-    def __init__(self, session: aiohttp.ClientSession, base: str, attempt: str, fence: str = "1:runner") -> None:
+    KEPT: ClassVar = {"head_bytes": 32_768, "tail_bytes": 32_768, "spill_bytes": 64 << 20}
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        base: str,
+        commands: CommandStreams,
+        attempt: str,
+        fence: str = "1:runner",
+    ) -> None:
         self.session, self.base, self.attempt, self.fence = session, base, attempt, fence
+        self.commands = commands
         self.workspace = f"w-{attempt}"
         # Plain has one root for all, so each test keeps to a folder of its own; commands start there.
         self.folder = f"/executor-tests/{attempt}"
@@ -138,7 +155,7 @@ class Client:
 
     def held_by(self, fence: str) -> Client:
         """The same attempt and workspace in the name of another hold."""
-        other = Client(self.session, self.base, self.attempt, fence)
+        other = Client(self.session, self.base, self.commands, self.attempt, fence)
         other.workspace, other.folder = self.workspace, self.folder
         return other
 
@@ -179,15 +196,44 @@ class Client:
         body = {"epoch": int(epoch), "holder": holder}
         return await self.call("PUT", f"/attempts/{self.attempt}/fence", json=body)
 
-    async def start(self, command: str | list[str], key: str | None = None, **fields: Any) -> Answer:
-        what = {"shell": command} if isinstance(command, str) else {"argv": command}
-        return await self.call("POST", "~/processes", key=key, json={"cwd": self.folder, **what, **fields})
+    async def start(
+        self,
+        command: str | list[str],
+        key: str | None = None,
+        *,
+        waitSeconds: float = 0,
+        stdin: Any = None,
+        tty: dict[str, int] | None = None,
+        deadlineSeconds: float | None = None,
+        output: dict[str, int] | None = None,
+        **names: Any,
+    ) -> Answer:
+        """The status of a command, once it is started or, with `waitSeconds`, once it has ended; or the refusal."""
+        key = key or self.new_key()
+        caps = {**self.KEPT, **{f"{name.removesuffix('Bytes')}_bytes": count for name, count in (output or {}).items()}}
+        content = command_content(
+            (self.attempt, self.fence, key, self.workspace),
+            command,
+            cwd=names.get("cwd", self.folder),
+            user=names.get("user"),
+            env=names.get("env", {}),
+            stdin=b"" if stdin in (None, "Open") else bytes_of(stdin),
+            deadline_seconds=deadlineSeconds,
+            **caps,
+            lives_on=not waitSeconds,
+            terminal=(tty["rows"], tty["columns"]) if tty else None,
+        )
+        ends_by = asyncio.get_running_loop().time() + waitSeconds if waitSeconds else None
+        said = answer(await self.commands.ask(content, ends_by))
+        if isinstance(said, Refused):
+            return Answer(STATUS_OF_CODE[json.loads(said.body)["error"]["code"]], said.body, {})
+        return await self.call("GET", f"~/processes/{read_key(key).process_id()}")
 
     async def run(self, command: str | list[str], key: str | None = None, **fields: Any) -> dict[str, Any]:
         """The status of a command that has ended."""
-        answer = await self.start(command, key, **{"waitSeconds": 30, **fields})
-        assert answer.status == 200, answer.body
-        status: dict[str, Any] = answer.json
+        started = await self.start(command, key, **{"waitSeconds": 30, **fields})
+        assert started.status == 200, started.body
+        status: dict[str, Any] = started.json
         assert status["state"] == "Exited", status
         return status
 
@@ -200,17 +246,22 @@ class Client:
     async def output_until(self, process: str, wanted: bytes, cursor: int = 0) -> Answer:
         """Output from a cursor on, once it has `wanted` in it."""
         for _ in range(200):
-            answer = await self.call("GET", f"~/processes/{process}/output?cursor={cursor}")
-            if wanted in answer.body:
-                return answer
+            piece = await self.call("GET", f"~/processes/{process}/output?cursor={cursor}")
+            if wanted in piece.body:
+                return piece
             await asyncio.sleep(0.05)
         raise AssertionError(f"{wanted!r} did not come")
 
     async def status(self, process: str, wait: float = 0) -> dict[str, Any]:
-        answer = await self.call("GET", f"~/processes/{process}?waitSeconds={wait}")
-        assert answer.status == 200, answer.body
-        status: dict[str, Any] = answer.json
-        return status
+        """The status of a process, once it has ended or the wait is over."""
+        until = time.monotonic() + wait
+        while True:
+            found = await self.call("GET", f"~/processes/{process}")
+            assert found.status == 200, found.body
+            status: dict[str, Any] = found.json
+            if status["state"] == "Exited" or time.monotonic() >= until:
+                return status
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -229,7 +280,8 @@ _attempts = itertools.count()
 async def open_client(executor: ExecutorProcess, **workspace: Any) -> AsyncIterator[Client]:
     """A fenced attempt with one workspace, deleted in the end."""
     async with open_session(executor) as (session, base):
-        client = Client(session, base, f"a{os.getpid()}-{next(_attempts)}")
+        streams = ExecutorClient(executor.address, TOKEN)
+        client = Client(session, base, streams._streams, f"a{os.getpid()}-{next(_attempts)}")
         assert (await client.raise_fence()).status == 200
         made = await client.call("POST", "/workspaces", json={"id": client.workspace, **workspace})
         assert made.status == 200, made.body
@@ -242,6 +294,7 @@ async def open_client(executor: ExecutorProcess, **workspace: Any) -> AsyncItera
                 await last.raise_fence()
                 deleted = await last.call("DELETE", f"/attempts/{client.attempt}")
                 assert deleted.status == 200, deleted.body
+            await streams.close()
 
 
 @pytest.fixture(scope="session", params=["Overlay", "Plain"])

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.executor.frames import framed
 from agent_runtime.sandboxes.base import CommandResult, Fence, Fenced
-from agent_runtime.sandboxes.command_frames import packed
 from agent_runtime.sandboxes.executor_client import ExecutorClient, ExecutorRefusal, Hold
 
 COUNT_A_RUN = "echo run >> runs; sleep 0.5; wc -l < runs"
@@ -29,11 +29,8 @@ class Runner:
 
     async def run(self, command: str | list[str], key: str, **how: Any) -> CommandResult:
         rest: dict[str, Any] = {"cwd": self._folder, "user": None, "env": {}, "stdin": b"", "deadline_seconds": 60.0}
-        result = await self.client.command(
-            self._hold, self._workspace, key, command, **{**rest, "head_bytes": MIB, "tail_bytes": MIB, **how}
-        )
-        assert isinstance(result, CommandResult)
-        return result
+        kept = {"head_bytes": MIB, "tail_bytes": MIB}
+        return await self.client.run(self._hold, self._workspace, key, command, **{**rest, **kept, **how})
 
     def lose_connection(self) -> None:
         """As a broken network does."""
@@ -152,7 +149,7 @@ async def test_answers_that_nobody_takes_hold_up_no_other_runner_and_cost_no_mem
     await deaf.client.close()
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", bytes(64), packed(1, b"")[:-1] + b"\1\2\3"])
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", bytes(64), framed(1, b"")[:-1] + b"\1\2\3"])
 async def test_whatever_else_comes_on_the_connection_harms_nobody(
     executor: Any, client: Any, runner: Runner, data: bytes
 ) -> None:

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from agent_runtime.executor.frames import UPGRADE, framed
+from agent_runtime.sandboxes.command_frames import command_content
+
 COUNT_A_RUN = "echo run >> runs; sleep 0.5; wc -l < runs"
 
 
@@ -33,20 +36,13 @@ async def test_a_runner_that_lost_the_reply_gets_the_same_result_not_a_second_ru
     assert again.body == first.body
 
 
-async def test_a_start_whose_connection_was_dropped_goes_on_and_is_joined(client: Any, executor: Any) -> None:
-    body = json.dumps({"cwd": client.folder, "shell": COUNT_A_RUN, "waitSeconds": 30}).encode()
-    _, writer = await asyncio.open_unix_connection(executor.socket)
-    writer.write(request_bytes(client, "POST", "~/processes", "3:call", body))
-    await writer.drain()
-    await asyncio.sleep(0.1)
-    writer.transport.abort()
-    joined = await client.start(COUNT_A_RUN, "3:call", waitSeconds=30)
-    assert (joined.json["state"], joined.json["stdout"]["head"]["data"].strip()) == ("Exited", "1")
-
-
 async def test_a_runner_killed_in_the_middle_of_a_call_finds_its_result(client: Any, executor: Any) -> None:
-    body = json.dumps({"cwd": client.folder, "shell": COUNT_A_RUN, "waitSeconds": 30}).encode()
-    request = request_bytes(client, "POST", "~/processes", "3:call", body)
+    names = (client.attempt, client.fence, "3:call", client.workspace)
+    command = command_content(
+        names, COUNT_A_RUN, cwd=client.folder, user=None, env={}, stdin=b"", deadline_seconds=None, **client.KEPT
+    )
+    upgrade = f"POST /v1/commands HTTP/1.1\r\nAuthorization: Bearer {client.token}\r\nUpgrade: {UPGRADE}\r\n\r\n"
+    request = upgrade.encode() + framed(1, command)
     script = (
         "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
         "s.sendall(sys.stdin.buffer.read()); print('sent', flush=True); time.sleep(60)"

@@ -109,20 +109,14 @@ async def test_json_over_its_bound_is_refused_without_being_read(client: Any) ->
     [
         (b"not json", "body"),
         (b"[]", "body"),
-        (b'{"shell": "true", "argv": ["true"]}', "argv"),
-        (b"{}", "argv"),
-        (b'{"argv": []}', "body.argv"),
-        (b'{"argv": ["a\\u0000b"]}', "body.argv"),
-        (b'{"shell": "true", "waitSecond": 1}', "waitSecond"),
-        (b'{"shell": "true", "waitSeconds": "1"}', "body.waitSeconds"),
-        (b'{"shell": "true", "stdin": {"encoding": "base64", "data": "?"}}', "body.stdin"),
-        (b'{"shell": "true", "tty": {"rows": 0, "columns": 80}}', "body.tty.rows"),
-        (b'{"shell": "true", "env": {"A=B": "c"}}', "body.env"),
-        (b'{"shell": "true", "output": {"headBytes": -1}}', "body.output.headBytes"),
+        (b'{"id": "a b"}', "body.id"),
+        (b'{"id": "a", "parents": "b"}', "body.parents"),
+        (b'{"id": "a", "limits": {"processes": "1"}}', "body.limits.processes"),
+        (b'{"id": "a", "env": {"A=B": "c"}}', "body.env"),
     ],
 )
 async def test_a_wrong_field_is_named(client: Any, body: bytes, named: str) -> None:
-    answer = await client.call("POST", "~/processes", data=body)
+    answer = await client.call("POST", "/workspaces", data=body)
     assert (answer.status, answer.code) == (400, "BadRequest")
     assert named in answer.message
 

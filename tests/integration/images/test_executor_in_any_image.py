@@ -44,13 +44,20 @@ class Caller:
         self._calls += 1
         return await self.client.call(method, path, hold=self.hold, key=f"0:{self._calls}", **arguments)
 
-    async def run(self, **command: Any) -> dict[str, Any]:
-        started = await self.change(
-            "POST", f"{self.workspace}/processes", json_body={"waitSeconds": 20, **command}, wait_seconds=20
-        )
-        status: dict[str, Any] = started.json()
-        assert status["state"] == "Exited", status
-        return status
+    async def run(self, command: str | list[str]) -> tuple[int | None, str]:
+        """Exit code and output of a command."""
+        self._calls += 1
+        how: dict[str, Any] = {
+            "cwd": None,
+            "user": None,
+            "env": {},
+            "stdin": b"",
+            "head_bytes": 32_768,
+            "tail_bytes": 0,
+        }
+        name = self.workspace.rpartition("/")[2]
+        ended = await self.client.run(self.hold, name, f"0:{self._calls}", command, deadline_seconds=20, **how)
+        return ended.exit_code, ended.stdout.decode()
 
     async def read(self, what: str, path: str) -> bytes:
         return (await self.client.call("GET", f"{self.workspace}/{what}", query=[("path", path)])).body
@@ -100,16 +107,15 @@ async def test_a_workspace_works_in_any_image(
             health = await caller.client.health()
             assert health["mode"] == mode, health["modeReason"]
 
-            said = await caller.run(argv=["/hello", "you"])
-            assert (said["exitCode"], said["stdout"]["head"]["data"]) == (3, "hello you variable\n")
+            assert await caller.run(["/hello", "you"]) == (3, "hello you variable\n")
 
             await files_work(caller)
             if root_name in WITH_SHELL:
-                shell = await caller.run(shell="cd /work && cat a/b.txt && ls a | wc -l")
-                assert shell["stdout"]["head"]["data"].split() == ["text", "2"]
+                _, said = await caller.run("cd /work && cat a/b.txt && ls a | wc -l")
+                assert said.split() == ["text", "2"]
             else:
                 with pytest.raises(FileError, match="/bin/sh"):
-                    await caller.run(shell="true")
+                    await caller.run("true")
             if mode == "Overlay":
                 await forks_work(caller)
     # An overlay leaves the image as it was.
@@ -140,7 +146,7 @@ async def forks_work(caller: Caller) -> None:
     await caller.change("POST", "/workspaces", json_body={"id": "fork", "parent": parent})
     caller.workspace = "/workspaces/fork"
     assert await caller.read("files", "/work/a/b.txt") == b"text\n"
-    assert (await caller.run(argv=["/hello", "fork"]))["exitCode"] == 3
+    assert (await caller.run(["/hello", "fork"]))[0] == 3
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
@@ -171,17 +177,17 @@ async def test_an_images_environment_is_for_its_commands_alone(
                 trace.unlink(missing_ok=True)
                 await files_work(caller)
                 assert not trace.exists()
-                seen = await caller.run(argv=["/usr/bin/env"])
-                assert set(seen["stdout"]["head"]["data"].splitlines()) >= {
+                _, seen = await caller.run(["/usr/bin/env"])
+                assert set(seen.splitlines()) >= {
                     f"{name}={value}" for name, value in variables.items() if name != "KUBERNETES_SERVICE_HOST"
                 }
-                assert "KUBERNETES" not in seen["stdout"]["head"]["data"]
+                assert "KUBERNETES" not in seen
                 # What the executor was told is for it alone, though every process of it is a fork that says so.
-                listed = await caller.run(shell="cat /proc/[0-9]*/cmdline")
-                assert "tokenSha256" not in listed["stdout"]["head"]["data"]
-                assert "KUBERNETES" not in listed["stdout"]["head"]["data"]
+                _, listed = await caller.run("cat /proc/[0-9]*/cmdline")
+                assert "tokenSha256" not in listed
+                assert "KUBERNETES" not in listed
                 with pytest.raises(FileError, match="/opt/bin:/usr/bin"):
-                    await caller.run(argv=["no-such-program"])
+                    await caller.run(["no-such-program"])
     finally:
         for path in (preload, trace, root / "opt/trace.so"):
             path.unlink(missing_ok=True)

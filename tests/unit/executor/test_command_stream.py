@@ -17,16 +17,17 @@ from agent_runtime.executor import command_stream
 from agent_runtime.executor.activity import Activity
 from agent_runtime.executor.attempts import Attempt
 from agent_runtime.executor.bell import Bell
-from agent_runtime.executor.command_stream import HEAD, MAX_FRAME_BYTES, CommandStream, answer, read_command, refusal
+from agent_runtime.executor.command_stream import MAX_FRAME_BYTES, CommandStream, answer, read_command, refusal
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.fencing import Hold
+from agent_runtime.executor.frames import HEAD, framed
 from agent_runtime.executor.host import Exit
 from agent_runtime.executor.output import Caps, Output
 from agent_runtime.executor.processes import Order, Process
 from agent_runtime.executor.sandbox import Sandbox
 from agent_runtime.sandboxes import command_frames
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
-from agent_runtime.sandboxes.command_frames import Refused, Running, command_content, packed
+from agent_runtime.sandboxes.command_frames import Refused, Running, command_content
 
 NAMES = ("7.agent", "3:me", "4:call_1", "w")
 HOW: dict[str, Any] = {
@@ -69,6 +70,16 @@ def test_whatever_a_model_asks_for_is_what_the_executor_starts(
     )
 
 
+@given(st.none() | st.floats(0, 1e9), st.none() | st.tuples(*[st.integers(1, 65535)] * 2), st.integers(0, 1 << 40))
+def test_a_command_that_lives_on_keeps_its_input_open(
+    deadline: float | None, terminal: tuple[int, int] | None, spill: int
+) -> None:
+    sent = content(deadline_seconds=deadline, terminal=terminal, spill_bytes=spill, lives_on=True)
+    read = read_command(sent)
+    assert read.order == Order("true", None, {}, None, "Open", terminal, deadline, Caps(10, 20, spill))
+    assert read.lives_on
+
+
 def _read_back(env: dict[str, str]) -> dict[str, str]:
     return {_bytes_of(name): _bytes_of(value) for name, value in env.items()}
 
@@ -99,6 +110,9 @@ def test_a_command_cut_off_or_changed_is_refused_or_read_and_never_a_defect(at: 
         pytest.param({"deadline_seconds": float("nan")}, id="no number"),
         pytest.param({"head_bytes": (1 << 20) + 1}, id="head"),
         pytest.param({"tail_bytes": (1 << 20) + 1}, id="tail"),
+        pytest.param({"spill_bytes": (1 << 40) + 1}, id="spill"),
+        pytest.param({"lives_on": 2}, id="neither ends nor lives on"),
+        pytest.param({"terminal": (0, 80)}, id="terminal"),
         pytest.param({"env": {"": "x"}}, id="variable"),
         pytest.param({"command": [""]}, id="program"),
         pytest.param({"command": []}, id="nothing"),
@@ -131,7 +145,7 @@ class FakeProcess:
 
     def __init__(self, kept: int = 0) -> None:
         self.id = "4-call_1"
-        self.over = Bell()
+        self.over, self.changed = Bell(), Bell()
         self.exit: Exit | None = None
         self.refusal: ApiError | None = None
         self.is_settled = True
@@ -213,9 +227,9 @@ class Wire:
         settled()
         return self._processes[key.name]
 
-    def ask(self, number: int, name: str) -> None:
+    def ask(self, number: int, name: str, **how: Any) -> None:
         names = ("7.agent", "3:me", f"4:{name}", "w")
-        self.stream.data_received(packed(number, command_content(names, "true", **HOW)))
+        self.stream.data_received(framed(number, command_content(names, "true", **{**HOW, **how})))
 
     @property
     def answers(self) -> dict[int, CommandResult | Running | Refused]:
@@ -268,26 +282,40 @@ async def test_each_command_gets_its_own_answer_in_whatever_order_they_end() -> 
 
 async def test_a_command_in_any_pieces_is_started_once() -> None:
     wire = Wire({"a": FakeProcess(), "b": FakeProcess()})
-    for byte in packed(1, command_content(("7.agent", "3:me", "4:a", "w"), "true", **HOW)):
+    for byte in framed(1, command_content(("7.agent", "3:me", "4:a", "w"), "true", **HOW)):
         wire.stream.data_received(bytes([byte]))
     assert wire.activity.at_work == 1
 
 
 async def test_a_long_command_is_said_to_run_before_its_connection_looks_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_stream, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(command_stream, "_UNSETTLED_SECONDS", 0.02)
+    monkeypatch.setattr(command_stream, "ANSWER_SECONDS", 0.02)
     process, starting = FakeProcess(), FakeProcess()
     starting.is_settled = False
     wire = Wire({"a": process, "b": starting})
     wire.ask(1, "a")
     wire.ask(2, "b")
-    await asyncio.sleep(0.2)
-    assert wire.answers == {1: Running("4-call_1")}
-    starting.is_settled = True
-    await asyncio.sleep(0.1)
-    assert wire.answers[2] == Running("4-call_1")
+    while len(wire.written) < 6:  # noqa: ASYNC110 what the stream writes cannot be awaited
+        await asyncio.sleep(0.01)
+    assert wire.answers == {1: Running("4-call_1"), 2: Running("")}
+    for ending in (process, starting):
+        ending.is_settled = True
+        ending.end(Exit(0, None))
+    assert [type(wire.answers[number]) for number in (1, 2)] == [CommandResult] * 2
     assert wire.activity.at_work == 0
+
+
+async def test_a_command_that_lives_on_is_answered_once_it_is_started() -> None:
+    process = FakeProcess()
+    process.is_settled = False
+    wire = Wire({"a": process})
+    wire.ask(1, "a", lives_on=True)
+    process.changed.ring()
+    assert wire.written == [], "it is not decided yet"
+    process.is_settled = True
+    process.changed.ring()
     process.end(Exit(0, None))
+    wire.ask(2, "a", lives_on=True)
+    assert wire.answers == {1: Running("4-call_1"), 2: Running("4-call_1")}
     assert len(wire.written) == 2
 
 
@@ -329,7 +357,7 @@ async def test_a_command_too_long_is_refused_and_the_next_one_served() -> None:
     assert isinstance(wire.answers[2], CommandResult)
 
 
-@pytest.mark.parametrize("frame", [struct.pack(">II", 3, 1), packed(1, content()) * 2])
+@pytest.mark.parametrize("frame", [struct.pack(">II", 3, 1), framed(1, content()) * 2])
 async def test_what_is_no_frame_or_takes_a_number_twice_ends_the_connection(frame: bytes) -> None:
     wire = Wire({"call_1": FakeProcess()})
     wire.stream.data_received(frame)

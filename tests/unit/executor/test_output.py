@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.executor import output as module
-from agent_runtime.executor.fields import decoded
 from agent_runtime.executor.output import Caps, Output
+from agent_runtime.sandboxes.executor_values import bytes_of
 
 CAPS = st.builds(Caps, st.integers(0, 30), st.integers(0, 30), st.integers(0, 60))
 
@@ -25,7 +25,7 @@ def test_every_byte_is_given_in_its_place_or_counted_as_lost(caps: Caps, pieces:
                 kept.feed(piece)
             whole = b"".join(pieces)
             summary = kept.summary()
-            head, tail = decoded(summary["head"]), decoded(summary["tail"])
+            head, tail = bytes_of(summary["head"]), bytes_of(summary["tail"])
             assert head == whole[: caps.head]
             assert tail == whole[len(head) :][-caps.tail :] if caps.tail else tail == b""
             assert summary["bytes"] == len(whole) == len(head) + len(tail or b"") + summary["omitted"]

@@ -1,7 +1,6 @@
 """The client against a scripted server: what breaks, what is repeated, and what each answer becomes."""
 
 import asyncio
-import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +14,13 @@ from hypothesis import strategies as st
 
 from agent_runtime.executor import command_stream
 from agent_runtime.executor.errors import ApiError
+from agent_runtime.executor.frames import HEAD
 from agent_runtime.executor.host import Exit
 from agent_runtime.executor.output import Caps, Output
 from agent_runtime.executor.processes import Process
 from agent_runtime.sandboxes import command_stream as sandbox_stream
 from agent_runtime.sandboxes import executor_client
 from agent_runtime.sandboxes.base import Fence, Fenced, FileError, SandboxFailure, WorkspaceLimit, WorkspaceSpec
-from agent_runtime.sandboxes.command_frames import HEAD
 from agent_runtime.sandboxes.executor_client import (
     ExecutorClient,
     ExecutorRefusal,
@@ -31,7 +30,6 @@ from agent_runtime.sandboxes.executor_client import (
     refusal,
 )
 from agent_runtime.sandboxes.executor_sandbox import SAFE_ID, workspace_id
-from agent_runtime.sandboxes.executor_values import bytes_of, text_or_base64
 from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
 
 HOLD = Hold("7.agent", Fence(3, "me"))
@@ -116,7 +114,7 @@ def ended(code: int | None = 0, *, signal: int | None = None, cause: str | None 
 
 
 def running(process: str) -> Said:
-    found = SimpleNamespace(refusal=None, exit=None, id=process)
+    found = SimpleNamespace(refusal=None, exit=None, id=process, is_settled=True)
     return lambda number: command_stream.answer(number, cast(Process, found))
 
 
@@ -147,12 +145,6 @@ async def hangs_up(request: web.Request) -> web.StreamResponse:
     assert request.transport is not None
     request.transport.abort()
     return web.Response()
-
-
-def exited(**changes: Any) -> dict[str, Any]:
-    empty = {"bytes": 0, "head": text_or_base64(b""), "tail": text_or_base64(b""), "omitted": 0}
-    status = {"id": "p", "state": "Exited", "exitCode": 0, "signal": None, "cause": None, "seconds": 0.1}
-    return {**status, "stdout": empty, "stderr": empty, **changes}
 
 
 @pytest.fixture
@@ -258,23 +250,39 @@ async def test_a_truncated_stream_is_an_error_not_a_short_artifact(
         _ = [chunk async for chunk in client.stream("/tar")]
 
 
-async def test_a_long_command_is_waited_for_again_and_again(
+async def test_a_long_command_is_waited_for_as_long_as_the_executor_says_that_it_runs(
     server: ScriptedExecutor, workspace: ExecutorWorkspace
 ) -> None:
-    stdout = {"bytes": 9, "head": text_or_base64(b"\xff"), "tail": text_or_base64(b"end"), "omitted": 5}
-    still = exited(state="Running", exitCode=None)
+    def runs_and_ends(number: int) -> bytes:
+        return (running("p")(number) or b"") * 3 + (ended(2, stdout=b"end")(number) or b"")
 
-    def then_asked_by_http(number: int) -> bytes | None:
-        server.script = [says(still), says(exited(exitCode=2, stdout=stdout))]
-        return running("p")(number)
-
-    server.answers = [then_asked_by_http]
+    server.answers = [runs_and_ends]
     result = await workspace.run("make", key="1:bash", deadline_seconds=600)
-    assert (result.exit_code, result.stdout, result.stdout_omitted, result.stdout_head) == (2, b"\xffend", 5, 1)
-    assert [(method, path.split("?")[0]) for method, path, _, _ in server.seen] == [
-        ("GET", "/v1/workspaces/7.agent/processes/p"),
-        ("GET", "/v1/workspaces/7.agent/processes/p"),
-    ]
+    assert (result.exit_code, result.stdout, len(server.commands)) == (2, b"end", 1)
+
+
+async def test_a_command_that_runs_on_after_its_deadline_says_that_the_executor_is_broken(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_client, "DEADLINE_GRACE_SECONDS", 0.0)
+    server.answers = [running("p")]
+    with pytest.raises(SandboxFailure, match="after its deadline") as failure:
+        await workspace.run("make", key="1:bash", deadline_seconds=0.0)
+    assert failure.value.reason == "ExecutorFailed"
+
+
+async def test_a_process_that_lives_on_is_known_by_its_id_once_it_is_started(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace
+) -> None:
+    def starts(number: int) -> bytes:
+        undecided = SimpleNamespace(refusal=None, exit=None, id="p", is_settled=False)
+        return command_stream.started(number, cast(Process, undecided)) + (running("p")(number) or b"")
+
+    server.answers = [breaks, starts, refused("BadRequest")]
+    assert await workspace.start_process("serve", key="1:serve") == "p"
+    for command in ("serve", "a\0b"):
+        with pytest.raises(FileError):
+            await workspace.start_process(command, key="1:other")
 
 
 async def test_a_command_whose_connection_broke_is_sent_again_as_it_was(
@@ -484,16 +492,6 @@ def test_each_refusal_is_the_right_kind_of_failure(
     failure = refusal(status, body, "GET /x")
     assert isinstance(failure, expected)
     assert getattr(failure, "reason", None) == reason
-
-
-@given(st.binary())
-def test_any_bytes_survive_json(data: bytes) -> None:
-    assert bytes_of(text_or_base64(data)) == data
-
-
-def test_only_valid_utf8_travels_as_text() -> None:
-    assert text_or_base64("ä".encode()) == {"encoding": "utf-8", "data": "ä"}
-    assert text_or_base64(b"\xff") == {"encoding": "base64", "data": base64.b64encode(b"\xff").decode()}
 
 
 @given(st.lists(st.tuples(st.sampled_from(["path", "exclude"]), st.binary(min_size=1)), max_size=4))

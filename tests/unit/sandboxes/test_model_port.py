@@ -5,16 +5,28 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from agent_runtime.sandboxes.model_port import MAX_REPLY_BYTES, Carrier
+from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.executor_client import ExecutorClient
+from agent_runtime.sandboxes.executor_connection import MAX_HEAD_BYTES
+from agent_runtime.sandboxes.model_port import UPGRADE, Carrier
 
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: rollout-model\r\n\r\n"
 REFUSED = b'HTTP/1.1 409 Conflict\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"error": {}}'
-ENDLESS = b"HTTP/1.1 409 Conflict\r\nA: " + b"x" * MAX_REPLY_BYTES
+ENDLESS = b"HTTP/1.1 409 Conflict\r\nA: " + b"x" * MAX_HEAD_BYTES
 LARGE = b"HTTP/1.1 409 Conflict\r\nContent-Length: 99999\r\n\r\n"
 
 
-async def reply_to(pieces: list[bytes]) -> tuple[int, bytes]:
-    """What a carrier makes of an executor that answers with these pieces and then closes the connection."""
+async def never(_request: web.BaseRequest) -> web.StreamResponse:
+    raise AssertionError("no request was sent")
+
+
+async def attached(port: int, server: web.Server) -> Carrier:
+    client = ExecutorClient(f"tcp:127.0.0.1:{port}", "token")
+    return await client.attach("/workspaces/w/model", UPGRADE, lambda: Carrier(server))
+
+
+async def taken_by(pieces: list[bytes]) -> bool:
+    """Whether a request came from an executor that answers with these pieces and then closes the connection."""
 
     async def executor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -24,30 +36,21 @@ async def reply_to(pieces: list[bytes]) -> tuple[int, bytes]:
             await asyncio.sleep(0)
         writer.close()
 
-    async def never(_request: web.BaseRequest) -> web.StreamResponse:
-        raise AssertionError("no request was sent")
-
     async with await asyncio.start_server(executor, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        loop = asyncio.get_running_loop()
-        carrier = (await loop.create_connection(lambda: Carrier(web.Server(never)), "127.0.0.1", port))[1]
-        try:
-            return await carrier.attach(b"POST / HTTP/1.1\r\n\r\n")
-        finally:
-            assert not await carrier.taken
-            carrier.transport.abort()
+        return await (await attached(server.sockets[0].getsockname()[1], web.Server(never))).taken
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 async def test_the_executors_reply_is_understood_however_it_is_cut(size: int) -> None:
-    assert await reply_to([SWITCHED[n : n + size] for n in range(0, len(SWITCHED), size)]) == (101, b"")
-    assert await reply_to([REFUSED[n : n + size] for n in range(0, len(REFUSED), size)]) == (409, b'{"error": {}}')
+    assert not await taken_by([SWITCHED[n : n + size] for n in range(0, len(SWITCHED), size)])
+    with pytest.raises(SandboxFailure, match="status 409"):
+        await taken_by([REFUSED[n : n + size] for n in range(0, len(REFUSED), size)])
 
 
 @pytest.mark.parametrize("reply", [b"", b"\x16\x03\x01\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", REFUSED[:-1], ENDLESS, LARGE])
 async def test_what_is_no_reply_ends_the_connection_and_hangs_nobody(reply: bytes) -> None:
-    with pytest.raises(OSError, match=r"(?i)clos|reset"):
-        await reply_to([reply])
+    with pytest.raises(OSError, match=r"(?i)clos|reset|not HTTP|more than"):
+        await taken_by([reply])
 
 
 async def test_a_large_request_that_comes_together_with_the_reply_is_served() -> None:
@@ -67,9 +70,6 @@ async def test_a_large_request_that_comes_together_with_the_reply_is_served() ->
         return web.Response(text=f"{len(await request.read())} bytes")
 
     async with await asyncio.start_server(executor, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        loop = asyncio.get_running_loop()
-        carrier = (await loop.create_connection(lambda: Carrier(web.Server(answer)), "127.0.0.1", port))[1]
-        assert await carrier.attach(b"POST / HTTP/1.1\r\n\r\n") == (101, b"")
+        carrier = await attached(server.sockets[0].getsockname()[1], web.Server(answer))
         assert await carrier.taken
         assert (await answers.get()).endswith(b"500000 bytes")

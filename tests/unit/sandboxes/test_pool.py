@@ -12,14 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.dummy import ended
 from agent_runtime.sandboxes.executor_client import ExecutorClient, Hold, Reply
-from agent_runtime.sandboxes.executor_values import command_result
 from agent_runtime.sandboxes.hosting import HostedProvider, Hosting, Placement
 
 PLACES = 2
 FENCE = Fence(1, "first")
-NOTHING = {"head": None, "tail": None, "bytes": 0, "omitted": 0}
-DONE = {"exitCode": 0, "signal": None, "cause": None, "seconds": 0.0, "stdout": NOTHING, "stderr": NOTHING}
 
 
 class InMemoryExecutor(ExecutorClient):
@@ -59,9 +57,9 @@ class InMemoryExecutor(ExecutorClient):
         listed = [{"id": name} for name in sorted(self.live | self.frozen)]
         return Reply(json.dumps({"workspaces": listed, "state": "Live"}).encode(), {})
 
-    async def command(self, *_: Any, **__: Any) -> Any:
+    async def run(self, *_: Any, **__: Any) -> Any:
         await self.world.step()
-        return command_result(DONE)
+        return ended()
 
     async def stop(self) -> None:
         self.world.running.pop(self.name, None)

@@ -1,0 +1,19 @@
+"""The frames of a connection that carries commands (docs/executor.md, "Commands"). Pure; both ends use it."""
+
+import struct
+
+# What the connection becomes, in the Upgrade header of the call that attaches it.
+UPGRADE = "rollout-commands"
+# Of every frame: the bytes that follow, and the number of the command.
+HEAD = struct.Struct(">II")
+# deadline in seconds, or infinity; bytes of each stream that are kept of its head, of its tail, and between them; bytes of
+# standard input; 1 where the command lives on and its input stays open; rows and columns of its terminal, or 0
+ORDER = struct.Struct(">dIIQIBHH")
+# kind; exit code, or -1; signal, or 0; bytes of the cause; seconds; then of each stream its bytes, and its head's and tail's
+ENDED = struct.Struct(">BhBBdQIIQII")
+IS_ENDED, IS_RUNNING, IS_REFUSED = 0, 1, 2
+
+
+def framed(number: int, content: bytes) -> bytes:
+    """The frame with this content."""
+    return HEAD.pack(HEAD.size - 4 + len(content), number) + content
