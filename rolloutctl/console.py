@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -78,6 +79,15 @@ def say(message: str, style: str = "") -> None:
 def answer_json(value: Any) -> None:
     """The answer as JSON: the only thing on standard output."""
     answer_stream().write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+
+
+def answer_json_list(values: Iterable[Any]) -> None:
+    """As `answer_json` of a list, of which one item is in memory at a time."""
+    stream, before = answer_stream(), "["
+    for value in values:
+        stream.write(before + "\n" + textwrap.indent(json.dumps(value, ensure_ascii=False, indent=2), "  "))
+        before = ","
+    stream.write("\n]\n" if before == "," else "[]\n")
 
 
 def answer_table(

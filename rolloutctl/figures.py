@@ -1,5 +1,6 @@
 """What the results of a run add up to, by group and over all: pure. Masked rollouts count for no mean."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -57,11 +58,9 @@ def how_it_ended(result: Result) -> str:
 
 
 def group_figures(results: Iterable[Result], k: int) -> list[GroupFigures]:
-    """Figures of each group, in the order of the groups."""
-    groups: dict[int, list[Result]] = {}
-    for result in results:
-        groups.setdefault(result.group, []).append(result)
-    return [_group(sorted(groups[number], key=lambda result: result.index), k) for number in sorted(groups)]
+    """Figures of each group, in the order of the groups. The results come by index, and one group is kept at a time."""
+    groups = itertools.groupby(results, key=lambda result: result.group)
+    return [_group(list(members), k) for _, members in groups]
 
 
 def _group(members: Sequence[Result], k: int) -> GroupFigures:
@@ -82,31 +81,36 @@ def _group(members: Sequence[Result], k: int) -> GroupFigures:
     )
 
 
-def overall_figures(results: Sequence[Result], groups: Sequence[GroupFigures]) -> Figures:
-    """Figures of the whole run."""
-    graded = _graded(results)
-    by_group: dict[int, list[float]] = {}
-    for result in graded:
-        by_group.setdefault(result.group, []).append(result.reward or 0.0)
+def overall_figures(results: Iterable[Result], groups: Sequence[GroupFigures]) -> Figures:
+    """Figures of the whole run. Keeps numbers of the results, and no result."""
+    masked, by_group, outcomes = 0, dict[int, list[float]](), Counter[str]()
+    for result in results:
+        masked += result.outcome is not Outcome.COMPLETED
+        outcomes[how_it_ended(result)] += 1
+        for graded in _graded([result]):
+            by_group.setdefault(graded.group, []).append(graded.reward or 0.0)
+    rewards = [reward for group in by_group.values() for reward in group]
     return Figures(
-        graded=len(graded),
-        masked=sum(result.outcome is not Outcome.COMPLETED for result in results),
-        mean=mean([result.reward or 0.0 for result in graded]),
+        graded=len(rewards),
+        masked=masked,
+        mean=mean(rewards),
         standard_error=standard_error(list(by_group.values())),
         pass_at_1=mean([group.pass_at_1 for group in groups if group.pass_at_1 is not None]),
         pass_at_k=mean([group.pass_at_k for group in groups if group.pass_at_k is not None]),
-        outcomes=_outcomes(results),
+        outcomes=dict(outcomes.most_common()),
     )
 
 
 def batch_figures(results: Iterable[Result]) -> list[BatchFigures]:
     """Figures of each label, in the order in which they were submitted first; none where nothing has a label."""
-    batches: dict[str, list[Result]] = {}
-    for result in sorted(results, key=lambda result: result.group):
+    first: dict[str, int] = {}
+    rewards: dict[str, list[float]] = {}
+    for result in results:
         if result.batch is not None:
-            batches.setdefault(result.batch, []).append(result)
-    rewards = {label: [result.reward or 0.0 for result in _graded(members)] for label, members in batches.items()}
-    return [BatchFigures(label, len(found), mean(found)) for label, found in rewards.items()]
+            first[result.batch] = min(result.group, first.get(result.batch, result.group))
+            rewards.setdefault(result.batch, []).extend(graded.reward or 0.0 for graded in _graded([result]))
+    ordered = sorted(rewards, key=lambda label: first[label])
+    return [BatchFigures(label, len(rewards[label]), mean(rewards[label])) for label in ordered]
 
 
 def _graded(results: Sequence[Result]) -> list[Result]:

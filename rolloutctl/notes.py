@@ -1,10 +1,13 @@
 """What a person should know of a run beyond its numbers, said so that it makes sense without reading the code."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 
-from rollout_api.records import Outcome, Result, StopReason, Verdict
+from rollout_api.records import Outcome, Seal, StopReason
 from rollout_api.tasks import VerifierMode
+
+SHOWN = 5
+"""Rollouts that are named."""
 
 _STOPS = {
     StopReason.MAX_TURNS: "all turns were used (agent.maxTurns); what was there was graded.",
@@ -27,72 +30,85 @@ _MASKED = {
 }
 
 
-def notes(results: Sequence[Result], verdicts: Mapping[int, Verdict]) -> list[str]:
-    """One sentence or two for each thing that stands out; `verdicts` by index, where there are any."""
+class _Members:
+    """The rollouts that have something in common: how many they are, the first ones, and what is counted of them."""
+
+    def __init__(self) -> None:
+        self.count, self.times = 0, 0
+        self.words: Counter[str] = Counter()
+        self._first: list[int] = []
+
+    def add(self, index: int, words: Iterable[str] = (), times: int = 0) -> None:
+        """One more."""
+        self.count += 1
+        self.times += times
+        self.words.update(words)
+        if len(self._first) < SHOWN:
+            self._first.append(index)
+
+    @property
+    def rollouts(self) -> str:
+        """`1 rollout`, `9 rollouts`."""
+        return "1 rollout" if self.count == 1 else f"{self.count} rollouts"
+
+    @property
+    def look(self) -> str:
+        """Where to look: `Rollouts 0, 1, 2.`"""
+        listed = ", ".join(map(str, self._first))
+        return f"Rollout{'s' if self.count > 1 else ''} {listed}{', …' if self.count > SHOWN else ''}."
+
+    def counted(self, most: int = 5) -> str:
+        """The most frequent words."""
+        shown = sorted(self.words.items(), key=lambda item: (-item[1], item[0]))
+        parts = [name if count == 1 else f"{name} ×{count}" for name, count in shown[:most]]
+        return "; ".join(parts) + (f"; and {len(shown) - most} more" if len(shown) > most else "")
+
+
+def notes(seals: Iterable[Seal]) -> list[str]:
+    """One sentence or two for each thing that stands out. Goes through the seals once, and keeps none."""
+    by_outcome, by_stop, by_plugin = (defaultdict[str, _Members](_Members) for _ in range(3))
+    dropped, forked, shared = _Members(), _Members(), _Members()
+    for seal in seals:
+        result = seal.result
+        if result.outcome is not Outcome.COMPLETED:
+            by_outcome[result.outcome].add(result.index, [result.reason or "no reason given"])
+        elif result.stop_reason is not None:
+            by_stop[result.stop_reason].add(result.index)
+        if seal.verdict and seal.verdict.dropped:
+            dropped.add(result.index, set(seal.verdict.dropped))
+        if result.token_forks:
+            forked.add(result.index, times=result.token_forks)
+        for name, report in result.plugins.items():
+            if report.failed:
+                by_plugin[name].add(result.index, [str(report.error)], report.failed)
+        if seal.verdict and seal.verdict.mode is VerifierMode.SHARED:
+            shared.add(result.index)
     said = []
     for outcome, words in _MASKED.items():
-        members = [result for result in results if result.outcome is outcome]
-        if members:
-            reasons = Counter(result.reason or "no reason given" for result in members)
-            said.append(
-                f"{_rollouts(members)} {words} ({_counted(reasons)}): masked, outside every mean. {_look(members)}"
-            )
+        if members := by_outcome.get(outcome):
+            said.append(f"{members.rollouts} {words} ({members.counted()}): masked, outside every mean. {members.look}")
     for stop, words in _STOPS.items():
-        members = [result for result in results if result.outcome is Outcome.COMPLETED and result.stop_reason is stop]
-        if members:
-            said.append(f"{_rollouts(members)} ended with {stop.value}: {words} {_look(members)}")
-    dropped = {result.index: names for result in results if (names := _dropped(verdicts.get(result.index)))}
-    if dropped:
-        files = Counter(file for names in dropped.values() for file in set(names))
-        members = [result for result in results if result.index in dropped]
+        if members := by_stop.get(stop):
+            said.append(f"{members.rollouts} ended with {stop.value}: {words} {members.look}")
+    if dropped.count:
         said.append(
-            f"{_rollouts(members)} wrote files that could decide the verdict, so they were left out of the grading: "
-            f"{_counted(files, most=3)}. {_look(members)}"
+            f"{dropped.rollouts} wrote files that could decide the verdict, so they were left out of the grading: "
+            f"{dropped.counted(most=3)}. {dropped.look}"
         )
-    forked = [result for result in results if result.token_forks]
-    if forked:
+    if forked.count:
         said.append(
-            f"In {_rollouts(forked)} the model server encoded earlier answers to other token ids than it had sampled, "
-            f"{sum(result.token_forks for result in forked)} times: what was sampled before each is a training sample of "
-            f"its own (docs/token-exact.md). {_look(forked)}"
+            f"In {forked.rollouts} the model server encoded earlier answers to other token ids than it had sampled, "
+            f"{forked.times} times: what was sampled before each is a training sample of its own (docs/token-exact.md). "
+            f"{forked.look}"
         )
-    failed = Counter[str]()
-    for result in results:
-        failed.update({name: report.failed for name, report in result.plugins.items()})
-    for name, times in failed.items():
-        if times:
-            members = [result for result in results if name in result.plugins and result.plugins[name].failed]
-            said.append(
-                f"Plugin {name} failed {times} times, first with {members[0].plugins[name].error}. Rewards are the "
-                f"verifier's all the same; what the plugin should have done there is not done. {_look(members)}"
-            )
-    shared = [
-        result
-        for result in results
-        if (verdict := verdicts.get(result.index)) is not None and verdict.mode is VerifierMode.SHARED
-    ]
-    if shared:
+    for name, members in by_plugin.items():
         said.append(
-            f"{_rollouts(shared)} were graded in the agent's own workspace (verifier.mode: Shared): an agent could "
+            f"Plugin {name} failed {members.times} times, first with {next(iter(members.words))}. Rewards are the "
+            f"verifier's all the same; what the plugin should have done there is not done. {members.look}"
+        )
+    if shared.count:
+        said.append(
+            f"{shared.rollouts} were graded in the agent's own workspace (verifier.mode: Shared): an agent could "
             "forge these rewards."
         )
     return said
-
-
-def _dropped(verdict: Verdict | None) -> Sequence[str]:
-    return verdict.dropped if verdict else []
-
-
-def _rollouts(members: Sequence[Result]) -> str:
-    return "1 rollout" if len(members) == 1 else f"{len(members)} rollouts"
-
-
-def _counted(names: Mapping[str, int], most: int = 5) -> str:
-    shown = sorted(names.items(), key=lambda item: (-item[1], item[0]))
-    parts = [name if count == 1 else f"{name} ×{count}" for name, count in shown[:most]]
-    return "; ".join(parts) + (f"; and {len(shown) - most} more" if len(shown) > most else "")
-
-
-def _look(members: Iterable[Result]) -> str:
-    indices = [str(result.index) for result in members]
-    return f"Rollout{'s' if len(indices) > 1 else ''} {', '.join(indices[:5])}{', …' if len(indices) > 5 else ''}."

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 
 from rollout_api.records import Result
-from rolloutctl.console import Form, FormOption, answer_json, answer_table, number, out
+from rolloutctl.console import Form, FormOption, answer_json_list, answer_table, number, out
 from rolloutctl.figures import GroupFigures, group_figures, overall_figures
 from rolloutctl.runs import NewestJobArgument, find_run
 
@@ -22,7 +22,7 @@ async def _results(reference: str | None, form: Form) -> None:
     run = await find_run(reference, os.environ)
     ended = run.results()
     if form is Form.JSON:
-        answer_json([result.wire() for result in ended])
+        answer_json_list(result.wire() for result in ended)
     else:
         print_results(run.folder, ended, run.total, run.job.spec.group_size)
 

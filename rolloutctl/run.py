@@ -142,7 +142,7 @@ async def _report(summary: JobSummary) -> None:
     run = await find_run(summary.uri, os.environ)
     results = run.results()
     print_results(run.folder, results, summary.total, run.job.spec.group_size)
-    said = notes(results, {index: seal.verdict for index, seal in run.seals.items() if seal.verdict})
+    said = notes(run.seals.values())
     for note in said:
         out.print(Text(harmless(f"• {note}")))
     if said:

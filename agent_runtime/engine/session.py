@@ -168,7 +168,7 @@ class RolloutSession:
         """Where the run is recorded."""
         return self._context.record.store.uri
 
-    async def seals(self) -> dict[int, Seal]:
+    async def seals(self) -> Mapping[int, Seal]:
         """The sealed rollouts, with their verdicts, by index."""
         return await self._context.record.seals()
 

@@ -117,7 +117,7 @@ class JobRecord:
             raise ManifestChanged(self.store.uri, changes)
         return True
 
-    async def seals(self, wanted: Callable[[int], bool] = lambda index: True) -> dict[int, Seal]:
+    async def seals(self, wanted: Callable[[int], bool] = lambda index: True) -> Mapping[int, Seal]:
         """Seals by index, of the rollouts that are wanted. Raises RecordCorrupt naming the key of a damaged one."""
         return await read_seals(self.store, wanted)
 

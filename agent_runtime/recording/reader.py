@@ -1,7 +1,7 @@
 """Reading a run, finished or not: everything is derived from what is durable at this moment."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agent_runtime.recording import atif
@@ -18,7 +18,7 @@ from agent_runtime.recording.results import statistics_of
 from agent_runtime.recording.seals import parse_seal, read_seals
 from agent_runtime.recording.segments import Closing, RecordCorrupt, decode
 from agent_runtime.recording.store import Store
-from agent_runtime.rewards.normalize import with_advantages
+from agent_runtime.rewards.normalize import advantages
 from rollout_api.records import ObjectDigest, Record, Result, Seal
 from rollout_api.rollout_job import RolloutJob
 
@@ -26,12 +26,45 @@ _TOKENS = "-tokens.jsonl.zst"
 """The end of the key of a rollout's token sequences."""
 
 
+class _Compared(Mapping[int, Seal]):
+    """Seals whose results have advantages."""
+
+    def __init__(self, seals: Mapping[int, Seal], advantages: Mapping[int, float]) -> None:
+        self._seals, self._advantages = seals, advantages
+
+    def __getitem__(self, index: int) -> Seal:
+        seal = self._seals[index]
+        result = seal.result.model_copy(update={"advantage": self._advantages.get(index)})
+        return seal.model_copy(update={"result": result})
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._seals)
+
+    def __len__(self) -> int:
+        return len(self._seals)
+
+
+class _Results(Sequence[Result]):
+    """The results of seals, by index."""
+
+    def __init__(self, seals: Mapping[int, Seal]) -> None:
+        self._seals, self._indexes = seals, list(seals)
+
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return [self._seals[index].result for index in self._indexes[position]]
+        return self._seals[self._indexes[position]].result
+
+    def __len__(self) -> int:
+        return len(self._indexes)
+
+
 class NoSuchRun(Exception):
     """There is no run of that name, or no such rollout in it."""
 
 
 class RunReader:
-    """One run. Seals are read once, when it is opened; records when they are asked for.
+    """One run. Seals are read once, when it is opened, and kept on disk; records when they are asked for.
 
     Where the job has `spec.reward`, the seals' results have the advantages among the rollouts that are sealed so far.
     """
@@ -39,19 +72,19 @@ class RunReader:
     def __init__(self, store: Store, folder: str, job_file: JobFile, seals: Mapping[int, Seal]) -> None:
         self.store, self.folder, self.job_file = store, folder, job_file
         self.job = RolloutJob.model_validate(job_file.manifest)
-        results = with_advantages([seal.result for seal in seals.values()], self.job.spec.reward)
-        self.seals: Mapping[int, Seal] = {
-            result.index: seals[result.index].model_copy(update={"result": result}) for result in results
-        }
+        self.seals = seals
+        if self.job.spec.reward is not None:
+            found = advantages((seal.result for seal in seals.values()), self.job.spec.reward)
+            self.seals = _Compared(seals, found)
 
     @property
     def total(self) -> int | None:
         """Rollouts in all; None for a stream, which has no end yet."""
         return None if self.job.spec.tasks.stream else self.job_file.tasks.count * self.job.spec.group_size
 
-    def results(self) -> list[Result]:
-        """Results of the sealed rollouts, by index."""
-        return [seal.result for seal in self.seals.values()]
+    def results(self) -> Sequence[Result]:
+        """Results of the sealed rollouts, by index; each is read from the disk when it is asked for."""
+        return _Results(self.seals)
 
     def stats(self) -> dict[str, Any]:
         """Statistics of the sealed rollouts, as in `stats.json`."""

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import json
 import sqlite3
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Final
@@ -108,11 +109,44 @@ class SealedResults(Mapping[int, Result]):
         self._count += inserted.rowcount
 
 
-async def read_seals(store: Store, wanted: Wanted = lambda index: True) -> dict[int, Seal]:
-    """Whole seals below a run's folder by index, of the rollouts that are wanted. Raises RecordCorrupt."""
+class StoredSeals(Mapping[int, Seal]):
+    """Whole seals by index, in a temporary file: those of 100,000 rollouts would take gigabytes of memory."""
+
+    def __init__(self) -> None:
+        self._table = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, self._table.close)
+        self._table.execute("PRAGMA journal_mode = OFF")
+        self._table.execute("CREATE TABLE seals (number INTEGER PRIMARY KEY, data BLOB)")
+
+    def add(self, seal: Seal) -> None:
+        """Take in a seal."""
+        data = compress(seal.model_dump_json().encode())
+        self._table.execute("INSERT INTO seals VALUES (?, ?)", (seal.result.index, data))
+
+    def __getitem__(self, index: int) -> Seal:
+        found = self._table.execute("SELECT data FROM seals WHERE number = ?", (index,)).fetchone()
+        if found is None:
+            raise KeyError(index)
+        return Seal.model_validate_json(decompress(f"seals/{index}.json", found[0]))
+
+    def __contains__(self, index: object) -> bool:
+        return self._table.execute("SELECT 1 FROM seals WHERE number = ?", (index,)).fetchone() is not None
+
+    def __iter__(self) -> Iterator[int]:
+        return (number for (number,) in self._table.execute("SELECT number FROM seals ORDER BY number"))
+
+    def __len__(self) -> int:
+        count: int = self._table.execute("SELECT count(*) FROM seals").fetchone()[0]
+        return count
+
+
+async def read_seals(store: Store, wanted: Wanted = lambda index: True) -> StoredSeals:
+    """Whole seals below a run's folder, of the rollouts that are wanted. Raises RecordCorrupt."""
     indexes = sorted(index for meta in await store.list("seals") if wanted(index := sealed_index(meta.key)))
-    keys = [f"seals/{index}.json" for index in indexes]
-    return {seal.result.index: seal async for key, data in _objects(store, keys) for seal in [parse_seal(key, data)]}
+    seals = StoredSeals()
+    async for key, data in _objects(store, [f"seals/{index}.json" for index in indexes]):
+        seals.add(parse_seal(key, data))
+    return seals
 
 
 def parse_seal(key: str, data: bytes) -> Seal:

@@ -41,13 +41,12 @@ async def _report(reference: str, file: Path | None) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         problem = "is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
         raise CommandError(f"-o {path}: {problem}", hint="Name a file in a folder that exists.")
-    ordered = [run.seals[index] for index in sorted(run.seals)]
     # Whoever opens the file while it is written sees the old one or none, never half of one.
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         with unfinished.open("w", encoding="utf-8") as html, err.status("Reading transcripts…"):
-            html.write(page.head(_facts(run, await _aborted(run)), [seal.result for seal in ordered]))
-            for _, members in itertools.groupby(ordered, key=lambda seal: seal.result.group):
+            html.write(page.head(_facts(run, await _aborted(run)), run.results()))
+            for _, members in itertools.groupby(run.seals.values(), key=lambda seal: seal.result.group):
                 html.write(page.group(await asyncio.gather(*(_rollout(run, seal) for seal in members))))
             html.write(page.tail())
         unfinished.replace(path)

@@ -8,6 +8,7 @@ import html
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -101,8 +102,14 @@ def summary(job: JobFacts, results: Sequence[Result]) -> dict[str, Any]:
     """Everything but the transcripts, as page.js reads it."""
     groups = group_figures(results, job.group_size)
     overall = overall_figures(results, groups)
-    started = [result.started for result in results if result.started is not None]
-    ended = [result.ended for result in results if result.ended is not None]
+    sums, started, ended = Counter[str](), list[float](), list[float]()
+    for result in results:
+        started += [] if result.started is None else [result.started]
+        ended += [] if result.ended is None else [result.ended]
+        sums["promptTokens"] += result.usage.prompt_tokens
+        sums["completionTokens"] += result.usage.completion_tokens
+        sums["turns"] += result.turns
+        sums["toolCalls"] += result.tool_calls
     return {
         "made": time.time(),
         "job": {
@@ -125,10 +132,7 @@ def summary(job: JobFacts, results: Sequence[Result]) -> dict[str, Any]:
             "masked": overall.masked,
             "passAt1": overall.pass_at_1,
             "passAtK": overall.pass_at_k,
-            "promptTokens": sum(result.usage.prompt_tokens for result in results),
-            "completionTokens": sum(result.usage.completion_tokens for result in results),
-            "turns": sum(result.turns for result in results),
-            "toolCalls": sum(result.tool_calls for result in results),
+            **{name: sums[name] for name in ("promptTokens", "completionTokens", "turns", "toolCalls")},
             "wallSeconds": max(ended) - min(started) if started and ended else None,
         },
         "groups": [
@@ -148,7 +152,7 @@ def summary(job: JobFacts, results: Sequence[Result]) -> dict[str, Any]:
         "batches": [asdict(batch) for batch in batch_figures(results)],
         "rollouts": [
             _without_plugins(result) | {"tokens": result.usage.prompt_tokens + result.usage.completion_tokens}
-            for result in sorted(results, key=lambda result: result.index)
+            for result in results
         ],
     }
 

@@ -88,7 +88,7 @@ def results_of(job: Job) -> tuple[RunReader, list[Result]]:
     """The run, and its results when all rollouts went well at the first attempt that counts."""
     uri = job.manifest["spec"]["output"]["uri"]
     reader = asyncio.run(open_run(Store.open(uri, job.cluster.environ, patience_seconds=30), job.name))
-    found = reader.results()
+    found = list(reader.results())
     for result in found:
         assert (result.outcome, result.reward) == ("Completed", 1), result
         assert (result.token_capture, result.token_forks, result.branches) == ("Tokens", 0, 1), result

@@ -28,7 +28,7 @@ async def write_real_work(run: RunReader, folder: Path) -> int:
         path = folder / f"{trajectory['trajectory_id']}.json"
         path.write_text(json.dumps(trajectory, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         episodes.append({"completed": seal.result.outcome is Outcome.COMPLETED, **trajectory["episode_result"]})
-    statistics = statistics_of(episodes) | {"plugins": _plugins([seal.result for seal in run.seals.values()])}
+    statistics = statistics_of(episodes) | {"plugins": _plugins(run.results())}
     (folder / STATISTICS_FILE).write_text(json.dumps(statistics, indent=2) + "\n", encoding="utf-8")
     return len(episodes)
 

@@ -63,7 +63,7 @@ async def results(folder: Path, answers: dict[str, str], *environments: dict[str
 
     job = RolloutJob.model_validate(document(*environments, **spec))
     await run_job(job, base_dir=folder, environ={}, model=FunctionModel(answer, "test"))
-    return (await reader(folder)).results()
+    return list((await reader(folder)).results())
 
 
 async def reader(folder: Path) -> RunReader:

@@ -1,13 +1,19 @@
 """A person must learn from the end of a run why rollouts went wrong, without reading code or journals."""
 
-from rollout_api.records import Outcome, Result, StopReason, Verdict
+from collections.abc import Mapping, Sequence
+
+from rollout_api.records import Outcome, Result, Seal, StopReason, Verdict
 from rollout_api.tasks import VerifierMode
-from rolloutctl.notes import notes
+from rolloutctl import notes as module
 
 
 def result(index: int, outcome: Outcome = Outcome.COMPLETED, stop: StopReason | None = None, **more: object) -> Result:
     fields = {"index": index, "group": 0, "member": index, "task": "t", "mode": "Train", "seed": 0, "attempt": 1}
     return Result.model_validate(fields | {"outcome": outcome, "stop_reason": stop} | more)
+
+
+def notes(results: Sequence[Result], verdicts: Mapping[int, Verdict]) -> list[str]:
+    return module.notes(Seal(result=result, verdict=verdicts.get(result.index), objects=[]) for result in results)
 
 
 def test_an_ordinary_run_has_nothing_to_explain() -> None:
