@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from agent_runtime.executor.attempts import Attempt
+from agent_runtime.executor.bell import Bell
 from agent_runtime.executor.calls import MAX_INPUT_BYTES, MAX_JSON_BYTES, Call
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.fencing import Hold, read_hold
@@ -182,7 +183,8 @@ class _Waiting:
         self.number, self.process = number, process
         self.until = stream.loop.time() + ANSWER_SECONDS
         self._stream, self._attempt, self._asked = stream, attempt, asked
-        self._bells = [process.over, attempt.superseded, *([process.changed] if asked.lives_on else [])]
+        bells = (process.over, attempt.superseded)
+        self._bells: tuple[Bell, ...] = (*bells, process.changed) if asked.lives_on else bells
         self._listen()
 
     def look(self) -> None:

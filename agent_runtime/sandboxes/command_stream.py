@@ -98,8 +98,9 @@ class CommandStream(asyncio.Protocol):
             self._idle_since = time.monotonic()
 
     def _take(self, number: int, content: bytearray) -> None:
-        asked, now = self._asked.pop(number), self._loop.time()
+        asked = self._asked.pop(number)
         if content[0] == IS_RUNNING and (asked.ends_by is not None or len(content) == 1):
+            now = self._loop.time()
             if asked.ends_by is None or now < asked.ends_by:
                 self._asked[number] = asked._replace(until=now + SILENCE_SECONDS)
             elif not asked.answer.done():
