@@ -1,7 +1,7 @@
 """Reading a run, finished or not: everything is derived from what is durable at this moment."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agent_runtime.recording import atif
@@ -15,10 +15,9 @@ from agent_runtime.recording.job_record import (
 )
 from agent_runtime.recording.message_tree import linear
 from agent_runtime.recording.results import statistics_of
-from agent_runtime.recording.seals import parse_seal, read_seals
+from agent_runtime.recording.seals import StoredSeals, parse_seal, read_seals
 from agent_runtime.recording.segments import Closing, RecordCorrupt, decode
 from agent_runtime.recording.store import Store
-from agent_runtime.rewards.normalize import advantages
 from rollout_api.records import ObjectDigest, Record, Result, Seal
 from rollout_api.rollout_job import RolloutJob
 
@@ -26,34 +25,16 @@ _TOKENS = "-tokens.jsonl.zst"
 """The end of the key of a rollout's token sequences."""
 
 
-class _Compared(Mapping[int, Seal]):
-    """Seals whose results have advantages."""
-
-    def __init__(self, seals: Mapping[int, Seal], advantages: Mapping[int, float]) -> None:
-        self._seals, self._advantages = seals, advantages
-
-    def __getitem__(self, index: int) -> Seal:
-        seal = self._seals[index]
-        result = seal.result.model_copy(update={"advantage": self._advantages.get(index)})
-        return seal.model_copy(update={"result": result})
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._seals)
-
-    def __len__(self) -> int:
-        return len(self._seals)
-
-
 class _Results(Sequence[Result]):
     """The results of seals, by index."""
 
-    def __init__(self, seals: Mapping[int, Seal]) -> None:
+    def __init__(self, seals: StoredSeals) -> None:
         self._seals, self._indexes = seals, list(seals)
 
     def __getitem__(self, position: Any) -> Any:
         if isinstance(position, slice):
-            return [self._seals[index].result for index in self._indexes[position]]
-        return self._seals[self._indexes[position]].result
+            return [self._seals.result(index) for index in self._indexes[position]]
+        return self._seals.result(self._indexes[position])
 
     def __len__(self) -> int:
         return len(self._indexes)
@@ -69,13 +50,12 @@ class RunReader:
     Where the job has `spec.reward`, the seals' results have the advantages among the rollouts that are sealed so far.
     """
 
-    def __init__(self, store: Store, folder: str, job_file: JobFile, seals: Mapping[int, Seal]) -> None:
+    def __init__(self, store: Store, folder: str, job_file: JobFile, seals: StoredSeals) -> None:
         self.store, self.folder, self.job_file = store, folder, job_file
         self.job = RolloutJob.model_validate(job_file.manifest)
         self.seals = seals
         if self.job.spec.reward is not None:
-            found = advantages((seal.result for seal in seals.values()), self.job.spec.reward)
-            self.seals = _Compared(seals, found)
+            seals.compare(self.job.spec.reward)
 
     @property
     def total(self) -> int | None:

@@ -19,7 +19,9 @@ from pydantic import ValidationError
 from agent_runtime.recording.results import result_line
 from agent_runtime.recording.segments import RecordCorrupt, compress, decompress
 from agent_runtime.recording.store import READS_AT_ONCE, Store
+from agent_runtime.rewards.normalize import advantages
 from rollout_api.records import Outcome, Result, Seal
+from rollout_api.rewards import RewardNormalization
 
 INDEX: Final = "results-index"
 
@@ -115,19 +117,26 @@ class StoredSeals(Mapping[int, Seal]):
     def __init__(self) -> None:
         self._table = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self._table.close)
+        self._advantages: Mapping[int, float] | None = None
         self._table.execute("PRAGMA journal_mode = OFF")
-        self._table.execute("CREATE TABLE seals (number INTEGER PRIMARY KEY, data BLOB)")
+        self._table.execute("CREATE TABLE seals (number INTEGER PRIMARY KEY, line BLOB, data BLOB)")
 
-    def add(self, seal: Seal) -> None:
-        """Take in a seal."""
-        data = compress(seal.model_dump_json().encode())
-        self._table.execute("INSERT INTO seals VALUES (?, ?)", (seal.result.index, data))
+    def add(self, key: str, data: bytes) -> None:
+        """Take in a seal. Raises RecordCorrupt."""
+        result = parse_seal(key, data).result
+        self._table.execute("INSERT INTO seals VALUES (?, ?, ?)", (result.index, result_line(result), compress(data)))
+
+    def result(self, index: int) -> Result:
+        """The result alone, which takes a tenth of the time: a verdict is large."""
+        return self._compared(Result.model_validate_json(self._column("line", index)))
+
+    def compare(self, spec: RewardNormalization) -> None:
+        """Give the results their advantages among all of these."""
+        self._advantages = advantages(map(self.result, self), spec)
 
     def __getitem__(self, index: int) -> Seal:
-        found = self._table.execute("SELECT data FROM seals WHERE number = ?", (index,)).fetchone()
-        if found is None:
-            raise KeyError(index)
-        return Seal.model_validate_json(decompress(f"seals/{index}.json", found[0]))
+        seal = Seal.model_validate_json(decompress(f"seals/{index}.json", self._column("data", index)))
+        return seal.model_copy(update={"result": self._compared(seal.result)})
 
     def __contains__(self, index: object) -> bool:
         return self._table.execute("SELECT 1 FROM seals WHERE number = ?", (index,)).fetchone() is not None
@@ -139,13 +148,25 @@ class StoredSeals(Mapping[int, Seal]):
         count: int = self._table.execute("SELECT count(*) FROM seals").fetchone()[0]
         return count
 
+    def _compared(self, result: Result) -> Result:
+        if self._advantages is None:
+            return result
+        return result.model_copy(update={"advantage": self._advantages.get(result.index)})
+
+    def _column(self, name: str, index: int) -> bytes:
+        found = self._table.execute(f"SELECT {name} FROM seals WHERE number = ?", (index,)).fetchone()
+        if found is None:
+            raise KeyError(index)
+        data: bytes = found[0]
+        return data
+
 
 async def read_seals(store: Store, wanted: Wanted = lambda index: True) -> StoredSeals:
     """Whole seals below a run's folder, of the rollouts that are wanted. Raises RecordCorrupt."""
     indexes = sorted(index for meta in await store.list("seals") if wanted(index := sealed_index(meta.key)))
     seals = StoredSeals()
     async for key, data in _objects(store, [f"seals/{index}.json" for index in indexes]):
-        seals.add(parse_seal(key, data))
+        seals.add(key, data)
     return seals
 
 
