@@ -24,7 +24,10 @@ def extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Pa
         return
     if not (member.isreg() or member.islnk()):
         raise UnsafeMember(f"{member.name!r} is no file and no folder")
-    content = archive.extractfile(member)
+    try:
+        content = archive.extractfile(member)
+    except (KeyError, RecursionError):  # a hard link to what the archive does not hold, or back to itself
+        content = None
     if content is None:
         raise UnsafeMember(f"{member.name!r} is a link to {member.linkname!r}, which is no file")
     _make_place(path)
@@ -44,7 +47,7 @@ def extract_all(archive: tarfile.TarFile, folder: Path) -> list[str]:
                 links.append((member, _inside(member, folder)))
             else:
                 extract_member(archive, member, folder)
-        except (UnsafeMember, OSError, KeyError) as error:  # KeyError: a hard link to what the archive does not hold
+        except (UnsafeMember, OSError) as error:
             refused.append(str(error))
     for member, path in links:
         try:
