@@ -17,6 +17,7 @@ GROUP_NAME_CHARACTERS: Final = 39
 LENDS_RIGHTS: Final = frozenset(
     (
         *("hostNetwork", "hostPID", "hostIPC", "hostUsers", "hostPath", "hostPort", "privileged", "procMount"),
+        "hostProcess",
         *("allowPrivilegeEscalation", "capabilities", "sysctls", "seLinuxOptions", "appArmorProfile", "seccompProfile"),
     )
 )
