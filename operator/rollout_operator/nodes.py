@@ -29,8 +29,8 @@ def user_namespaces_label(handler: str) -> str:
 
 
 def has_user_namespaces(node: Manifest, handler: str) -> bool:
-    """Whether pods of a runtime handler can have a user namespace on a node."""
-    return handler in _reported(node)[0] and user_namespaces_label(handler) not in _labels(node)
+    """Whether pods of a runtime handler can have a user namespace on a node, or that is not known yet."""
+    return _is_starting(node) or (handler in _reported(node)[0] and user_namespaces_label(handler) not in _labels(node))
 
 
 def is_ready(node: Manifest) -> bool:
@@ -75,11 +75,12 @@ class NodeCounts:
         self.total = 0
         self.ready = 0
         self.without_image_volumes = 0
+        self._starting = 0
         self._able: dict[str, int] = {}
 
     def able(self, handler: str) -> int:
-        """The number of nodes where pods of a runtime handler can have user namespaces."""
-        return self._able.get(handler, 0)
+        """The number of nodes where pods of a runtime handler can have user namespaces, as far as is known."""
+        return self._able.get(handler, 0) + self._starting
 
     def add(self, node: Manifest) -> None:
         """Count a node."""
@@ -93,6 +94,9 @@ class NodeCounts:
         self.total += step
         self.ready += step * is_ready(node)
         self.without_image_volumes += step * (not has_image_volumes(node))
+        if _is_starting(node):
+            self._starting += step
+            return
         for handler in _reported(node)[0]:
             self._able[handler] = self._able.get(handler, 0) + step * has_user_namespaces(node, handler)
 
@@ -105,6 +109,12 @@ def _reported(node: Manifest) -> tuple[set[str], set[str]]:
     }
     usable = {"": False} | {name: has for name, has in handlers.items() if not name or _HANDLER.fullmatch(name)}
     return {name for name, has in usable.items() if has}, {name for name, has in usable.items() if not has}
+
+
+def _is_starting(node: Manifest) -> bool:
+    """Whether the kubelet has not reported its runtime yet, as just after its start."""
+    is_known = bool(node["status"].get("runtimeHandlers")) or any(key.startswith(LABEL_PREFIX) for key in _labels(node))
+    return not is_known and not is_ready(node)
 
 
 def _labels(node: Manifest) -> Mapping[str, Any]:

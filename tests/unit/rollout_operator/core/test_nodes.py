@@ -49,6 +49,13 @@ def test_node_that_is_not_ready_is_not_labelled() -> None:
     assert label_change(node(user_namespaces=False, ready=False)) == {}
 
 
+def test_node_whose_kubelet_has_just_started_is_not_taken_for_one_that_lacks_user_namespaces() -> None:
+    starting = node(handlers={}, ready=False)
+    assert has_user_namespaces(starting, "")
+    assert not has_user_namespaces(node(handlers={}, ready=True), "")
+    assert not has_user_namespaces(node(handlers={}, ready=False, labels={KEY: "false"}), "")
+
+
 def test_each_runtime_handler_has_a_label_of_its_own() -> None:
     found = node(handlers={"": True, "kata": False, "not_a-label/x": False})
     assert label_change(found) == {"userns.rollout.dev/kata": "false"}
