@@ -178,7 +178,7 @@ BAD: list[tuple[str, Any, str] | tuple[str, Any, str, str]] = [
     ("spec.output.secretRef", "my_secret", "form"),
     ("spec.security", "Root", "one of"),
     ("spec.suspend", "true", "type"),
-    ("spec.ttlSecondsAfterFinished", -1, "at least"),
+    ("spec.ttlSecondsAfterFinished", -2, "at least"),
 ]
 
 
