@@ -172,7 +172,6 @@ def test_a_node_keeps_whether_it_is_ready_and_what_its_runtime_can_do() -> None:
         "nodeInfo": {"containerRuntimeVersion": "containerd://2.1"},
     }
     assert (kept["spec"], kept["metadata"]["labels"]) == ({}, {"userns.rollout.dev/default": "false"})
-    assert kept["metadata"]["labels"] == {"a": "b"}
 
 
 def test_a_job_loses_its_pod_template_only() -> None:
