@@ -184,6 +184,7 @@ class _Grading:
             _TAKE_OVER.format(folders=shlex.join(folders)),
             key=self.key("take-over"),
             deadline_seconds=self.task.timeouts.verifier_seconds,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
             user=self.spec.user,
         )
         if not result.ok:

@@ -17,7 +17,7 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Literal
 
 from agent_runtime.executor.workspaces.archives import COPY_BYTES, walk
@@ -43,6 +43,9 @@ _CACHE = "__pycache__"
 _OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 # What belongs to an environment that shares the carried folder itself with the agent's work.
 _OF_ROOT_ENVIRONMENT = ("bin", "conda-meta", "include", "lib", "lib64", "pyvenv.cfg")
+
+# Folders of installed packages; those below a home are imported from before the system's.
+_OF_PACKAGES = ("site-packages", "dist-packages")
 
 # Names of folders that hold nothing but tests.
 _TEST_FOLDERS = ("test", "tests")
@@ -95,6 +98,8 @@ class Rules:
         self._metadata = re.compile(rf"({'|'.join(map(re.escape, form['metadata']))})(/|\Z)")
         self.tests = set(form["tests"]).union(*map(python_files, form["options"]))
         """Patterns of the names of files that pytest collects."""
+        self.programs: Sequence[str] = ()
+        """Absolute paths of the folders in which commands are looked for."""
         self.import_roots = {os.path.normpath(path) for path in form.get("importRoots", [])}
         """Folders from which the verifier's Python imports, which the agent may have made."""
         hidden = [os.path.normpath(path) for path in form["hidden"]]
@@ -217,6 +222,11 @@ class _Prepared:
             return None
         return self.kept.get(path) or self._reason_above(path.rpartition("/")[0])
 
+    def stands_for(self, path: str, kind: Kind) -> str | None:
+        """Why an entry must not be there: it would be imported in place of a protected file."""
+        file = f"{self._rules.imported_as(path, kind)}.py"
+        return SHADOWS_HIDDEN if file != path and file in self.kept and not self._rules.is_named(path) else None
+
     def _reason_above(self, folder: str) -> str | None:
         """Why a folder stays, or one above it. Remembered: an agent can nest folders deeply."""
         missed = []
@@ -335,6 +345,10 @@ class _Carrying:
         self._placed: dict[str, Kind] = {}
         self._told: dict[str, str] = {}
         self._more = 0
+        self._programs = [
+            path.removeprefix(f"{location}/") for path in rules.programs if path.startswith(f"{location}/")
+        ]
+        self._prepared_programs = {entry for folder in self._programs for entry, _ in self._entries(folder)}
 
     def carry(self, file: IO[bytes]) -> Message:
         for member, parts, content in members(file):
@@ -348,6 +362,7 @@ class _Carrying:
                 self._drop(path, reason)
         self._sweep()
         self._remove_planted_modules()
+        self._remove_planted_programs()
         self._target.finish()
         return {"dropped": [f"{_shown(path)} {reason}" for path, reason in self._told.items()], "more": self._more}
 
@@ -418,7 +433,9 @@ class _Carrying:
             # Sockets and devices are in no tar; the agent's cannot be here.
             if path in prepared.kept or path in prepared.ways or not rules.is_declared(path) or kind == "other":
                 continue
-            reason = rules.loaded(path, kind)
+            if kind == "folder" and name in _OF_PACKAGES:
+                rules.import_roots.add(path)
+            reason = rules.loaded(path, kind) or prepared.stands_for(path, kind)
             if reason == COMPILED or (path in self._placed and reason is None):
                 continue
             if kind == "folder" and path in self._placed and rules.leads_to_declared(path):
@@ -455,6 +472,17 @@ class _Carrying:
                             known = _joined(root, os.path.relpath(inner, folder))
                             if rules.imported_as(inner, inner_kind) == entry:
                                 self._judge_module(inner, inner_kind, known)
+
+    def _remove_planted_programs(self) -> None:
+        """Remove what the agent put before a program of the system where commands are looked for."""
+        others = [path for path in self._rules.programs if not path.startswith(f"{self._location}/")]
+        for folder in self._programs:
+            for entry, _ in self._entries(folder):
+                name = os.path.basename(entry)
+                if entry not in self._prepared_programs and any(
+                    os.path.lexists(os.path.join(other, name)) for other in others
+                ):
+                    self._plant_found(entry, entry, f"would be run in place of {name}")
 
     def _judge_module(self, path: str, kind: Kind, known_as: str) -> None:
         module = self._rules.imported_as(path, kind)
@@ -523,10 +551,10 @@ def _is_same(standing: str, member: tarfile.TarInfo, content: IO[bytes] | None) 
         return False
 
 
-def carry(location: str, stream: int, searched: Iterable[str] = ()) -> Message:
+def carry(location: str, stream: int, searched: Iterable[str] = (), programs: Sequence[str] = ()) -> Message:
     """Bring a line of rules and the tar that follows it into the folder at `location`, an absolute real path.
 
-    `searched` are the absolute paths from which Python imports in this workspace.
+    `searched` are the absolute paths from which Python imports in this workspace, `programs` those of its `PATH`.
     Returns `dropped`, what of the agent's was left out and why, and `more`, how many are not listed. Raises Refused.
     """
     with open(stream, "rb", closefd=False) as file:
@@ -538,4 +566,5 @@ def carry(location: str, stream: int, searched: Iterable[str] = ()) -> Message:
                 errno.EINVAL, "carry", "the body does not begin with a line of rules; see docs/executor.md"
             ) from None
         rules.import_roots |= {os.path.relpath(path, location) for path in searched if path.startswith(f"{location}/")}
+        rules.programs = programs
         return _Carrying(location, rules).carry(file)

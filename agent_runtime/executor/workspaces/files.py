@@ -179,8 +179,11 @@ def _untar(where: Surroundings, arguments: Message, stream: int) -> Message:
 def _carry(where: Surroundings, arguments: Message, stream: int) -> Message:
     location = where.locate(arguments["path"])
     os.makedirs(location, exist_ok=True)
-    searched = [where.locate(path) for path in where.environment.get("PYTHONPATH", "").split(":") if path]
-    return carrying.carry(os.path.realpath(location), stream, searched)
+    searched, programs = (
+        [where.locate(path) for path in where.environment.get(name, "").split(":") if path]
+        for name in ("PYTHONPATH", "PATH")
+    )
+    return carrying.carry(os.path.realpath(location), stream, searched, programs)
 
 
 def _snapshot(where: Surroundings, arguments: Message, stream: int) -> Message:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import tarfile
@@ -13,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.executor.workspaces import trees
+from agent_runtime.executor.workspaces import carrying, trees
 from agent_runtime.executor.workspaces.carrying import Rules, kind_of
 from agent_runtime.executor.workspaces.identity import Refused
 from agent_runtime.verification import carry_rules
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task
-from tests.support.carrying import carry, packed, rules, unpack
+from tests.support.carrying import carry, packed, piped, rules, unpack, write_all
 
 PREPARED = {
     "calc.py": "prepared",
@@ -310,6 +311,34 @@ def test_links_that_lead_out_or_are_loaded_unasked_are_not_carried(grading: Grad
     (grading.agent / name).symlink_to(target)
     grading.carry()
     assert not grading.has(name)
+
+
+@pytest.mark.parametrize("name", ["kept/test_a/__init__.py", "kept/test_a.abi3.so", "kept/test_a"])
+def test_nothing_is_imported_in_place_of_a_prepared_test(tmp_path: Path, name: str) -> None:
+    grading = Grading(tmp_path, {"kept/test_a.py": "prepared"})
+    write(grading.agent, {name: "evil"})
+    if name == "kept/test_a":
+        replaced_by_link(grading.agent, name, "evil")
+    grading.carry(hidden=[])
+    assert not grading.has(name)
+
+
+def test_a_package_under_a_known_name_is_not_planted_among_installed_packages(grading: Grading) -> None:
+    folder = ".local/lib/python3.11/site-packages"
+    write(grading.agent, {f"{folder}/pluggy/__init__.py": "evil", f"{folder}/mine/json.py": "work"})
+    grading.carry()
+    assert (grading.has(f"{folder}/pluggy/__init__.py"), grading.text(f"{folder}/mine/json.py")) == (False, "work")
+
+
+def test_a_program_is_not_planted_before_one_of_the_system(tmp_path: Path) -> None:
+    grading = Grading(tmp_path, {"bin/make": "prepared"})
+    system = tmp_path / "system"
+    write(system, {"python3": "", "make": ""})
+    write(grading.agent, {"bin/python3": "evil", "bin/tool": "work", "bin/make": "work"})
+    body = json.dumps(rules()).encode() + b"\n" + packed(grading.agent)
+    programs = [str(grading.graded.resolve() / "bin"), str(system)]
+    piped(write_all(body), lambda stream: carrying.carry(os.path.realpath(grading.graded), stream, programs=programs))
+    assert [grading.has(f"bin/{name}") for name in ("python3", "tool", "make")] == [False, True, True]
 
 
 def test_a_deeply_nested_tree_costs_a_few_opened_folders_an_entry(
