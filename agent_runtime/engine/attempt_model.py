@@ -74,6 +74,11 @@ class AttemptModel:
         failing = next((health.failing for health in self._under_way.values() if health.failing is not None), None)
         return self.failure if failing is None else ModelError("Unreachable", failing)
 
+    @property
+    def is_asked(self) -> bool:
+        """A call waits for its answer."""
+        return bool(self._under_way)
+
     def failing_seconds(self, now: float) -> float:
         """For how long no call has been answered, from the beginning of the first that failed."""
         return 0.0 if self._failing_since is None else now - self._failing_since

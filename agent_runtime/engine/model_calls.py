@@ -1,5 +1,6 @@
 """The model calls of one attempt that is driven turn by turn: what they ask for, and whose time they take."""
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from agent_runtime.engine.agent_clock import AgentClock
 from agent_runtime.engine.assignment import Assignment
 from agent_runtime.engine.attempt_log import NotReplayable
 from agent_runtime.engine.budgets import Budget
-from agent_runtime.engine.model_probe import probe
+from agent_runtime.engine.model_probe import SILENT, probe
 from agent_runtime.engine.seeds import turn_seed
 from agent_runtime.models.answered import answered
 from agent_runtime.models.base import CallHealth, Model, ModelError, ModelReply, ModelRequest, TokenPrefix
@@ -28,12 +29,18 @@ class ModelCalls:
     ) -> None:
         self._assignment, self._model, self._clock, self._on_failing = assignment, model, clock, on_failing
         self._health = CallHealth()
+        self._cut_off = False
+        """The latest call was cancelled before it had an answer."""
         self._session = f"rollout-{assignment.rollout.index}"
 
-    @property
-    def failing(self) -> str | None:
-        """Why the latest call has no answer so far; None while nothing fails."""
-        return self._health.failing
+    async def trouble(self) -> ModelError | None:
+        """Why the call that was cut off had no answer; None where there was none, or the model was only slow."""
+        if self._health.failing is not None:
+            return ModelError("Unreachable", self._health.failing)
+        silence = ModelError("Timeout", SILENT)
+        if self._cut_off:
+            await self.probe(silence)
+        return silence if self._cut_off and not silence.answers_others else None
 
     async def probe(self, error: ModelError) -> None:
         """See `model_probe.probe`."""
@@ -80,6 +87,9 @@ class ModelCalls:
         try:
             with self._assignment.watch.call(health):
                 reply = await answered(model.complete(request))
+        except asyncio.CancelledError:
+            self._cut_off = True
+            raise
         finally:
             self._clock.go_on(call)
             if health.failing is not None:

@@ -13,6 +13,8 @@ PROBE_TOKENS = 16  # OpenAI's reasoning models refuse fewer
 UPDATED = "OtherPolicy"
 """Reason that only an update of the policy brings about, and no request."""
 
+SILENT = "the call had no answer when the agent's time ran out, and neither had another one"
+
 
 async def probe(error: ModelError, model: Model | None, assignment: Assignment, session: str) -> None:
     """Note in the error whether the model answers a request with nothing of the policy in it.

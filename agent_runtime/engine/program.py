@@ -16,7 +16,7 @@ from agent_runtime.engine.assignment import Assignment, Oversight
 from agent_runtime.engine.attempt_model import AttemptModel
 from agent_runtime.engine.attribution import Action, OutOfTime, Phase, attribute
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
-from agent_runtime.engine.model_probe import probe
+from agent_runtime.engine.model_probe import SILENT, probe
 from agent_runtime.engine.program_policy import CALLS_A_TURN, PROMPT_FILE, Ended, doubtful_turn, filled, stop_of
 from agent_runtime.engine.staleness_policy import StalePolicy
 from agent_runtime.engine.workspace_model import WorkspaceModel, serve_model
@@ -219,6 +219,12 @@ class Program:
         if (trouble := self._model.trouble()) is not None:
             # The time ran out on a server that failed, not on the policy.
             self._fail(trouble)
+            return
+        silence = ModelError("Timeout", SILENT)
+        if is_asked := self._model.is_asked:
+            await probe(silence, self._current_model(), self._assignment, self._session)
+        if is_asked and not silence.answers_others:
+            self._fail(silence)
         else:
             self._fail(OutOfTime(f"timeouts.agentSeconds {seconds} ran out"))
 

@@ -147,9 +147,9 @@ class Turns:
             cause = self.fault
         elif isinstance(raised, TimeoutError) and self._clock.expired:
             cause = OutOfTime(f"timeouts.agentSeconds {self.task.timeouts.agent_seconds} ran out")
-            if self._models.failing is not None:
+            if (trouble := await self._clock.untimed(self._models.trouble())) is not None:
                 # The time ran out on a server that failed, not on the policy.
-                cause = ModelError("Unreachable", self._models.failing)
+                cause = trouble
         else:
             assert raised is not None, "an agent that returned, and no error"
             cause = AgentRaised(raised)

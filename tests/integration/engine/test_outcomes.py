@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.agents.base import Agent, AgentContext
+from agent_runtime.engine import model_probe
 from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary, RolloutSealed
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import RolloutSession
@@ -295,6 +296,23 @@ async def test_a_model_that_fails_at_all_requests_is_infrastructure_whatever_the
 
     ran = await run(a_job(tmp_path, group_size=1, attempts={"limit": 1}), tmp_path, OneCall(refuse))
     assert ran.outcomes == [("InfraFailed", "ServerError", None)]
+
+
+@pytest.mark.parametrize("answers_others", [True, False])
+async def test_time_that_ran_out_on_a_silent_model_is_the_policys_only_if_it_answers_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers_others: bool
+) -> None:
+    monkeypatch.setattr(model_probe, "PROBE_SECONDS", 0.5)
+
+    async def hang(request: ModelRequest) -> None:
+        is_probe = request.messages[-1]["content"] == "Say ok."
+        if request.turn == 1 or (is_probe and not answers_others):
+            await asyncio.sleep(3600)
+
+    job = a_job(tmp_path, group_size=1, agent_seconds=1, attempts={"limit": 1})
+    ran = await run(job, tmp_path, OneCall(hang))
+    expected = ("Completed", "AgentTimeout", 1.0) if answers_others else ("InfraFailed", "Timeout", None)
+    assert ran.outcomes == [expected]
 
 
 class Mistaken:
