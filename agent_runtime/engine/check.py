@@ -63,7 +63,7 @@ async def check_job(
     async def run(agent: str, tasks: Sequence[Task]) -> dict[str, Seal]:
         return await _run_agent(job, agent, tasks, base_dir, environ, provider, observer)
 
-    # What a task may be graded by in Shared alone is a matter of trying: Separate first, which no agent can forge.
+    # What a task may be graded by in Shared alone is a matter of trying: Separate first, where an agent reaches less.
     oracle = await run("Oracle", [_in_separate(job, task) for task in solvable])
     only_shared = {
         task.name
