@@ -33,6 +33,8 @@ REQUESTS_OWN_FAULTS = frozenset({"BadRequest", "NoToolParser", "TextModel"})
 """Reasons of a ModelError that depend on the content of the request, and so on what the policy wrote into it."""
 AT_ACTIONS = frozenset({"EnvironmentFailed", "EnvironmentHung", "EnvironmentDied"})
 """Reasons of an EnvironmentFailure that an action of the policy may have caused."""
+REQUEST_TOO_LARGE = "TooLarge"
+"""What the executor answers to a request over its bounds, or to more calls than it can remember."""
 AGENTS_TO_HANDLE = (FileError, NoSuchCheckpoint, LayerTooLarge)
 """Errors of a context call that are about this call alone. The agent may catch them and continue."""
 TRACEBACK_FRAMES = 20
@@ -222,6 +224,8 @@ def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Ruling:
     if failure.reason == "Idle" and situation.exposed and situation.phase is not Phase.STARTING:
         # The runner holds the workspace and keeps it alive, so it was not idle.
         evidence = Evidence.UNEXPLAINED
+    if failure.reason == REQUEST_TOO_LARGE and situation.exposed and situation.phase in (Phase.AGENT, Phase.COLLECTING):
+        return _used_up(failure.message, situation, is_gone=False)
     if not situation.exposed or evidence in (Evidence.NOT_LOST, Evidence.OUTSIDE):
         return _retry(failure.reason, failure.message, situation, counted=failure.reason not in UNCOUNTED)
     if situation.alone and evidence is Evidence.OWN_LIMIT:

@@ -16,6 +16,9 @@ from agent_runtime.tools.dispatch import dispatch
 from rollout_api.records import Observation
 from rollout_api.tasks import Task
 
+MOST_CALLS = 128
+"""Tool calls of one answer that are run, as many as OpenAI takes tools. Each has keys, which the executor must remember."""
+
 
 @dataclass(frozen=True)
 class CallsOfTurn:
@@ -57,11 +60,14 @@ class ToolRunner:
         Those in the workspace run in the order in which the model wrote them: one may need what another made.
         """
         results = await asyncio.gather(
-            *(self._run_one(turn, call, f"{turn.key}{position}") for position, call in enumerate(admitted)),
+            *(
+                self._run_one(turn, call, f"{turn.key}{position}")
+                for position, call in enumerate(admitted[:MOST_CALLS])
+            ),
             return_exceptions=True,
         )
         observations = []
-        for result in results:
+        for result in [*results, *map(_one_too_many, admitted[MOST_CALLS:])]:
             if isinstance(result, BaseException):
                 raise result
             self._observer(ToolEnded(self._index, result.tool, result.seconds, result.error))
@@ -92,3 +98,10 @@ class ToolRunner:
             return await running
         async with self._one_at_a_time:
             return await running
+
+
+def _one_too_many(call: ToolCall | Observation) -> Observation:
+    if isinstance(call, Observation):
+        return call  # a plugin refused it
+    message = f"At most {MOST_CALLS} tool calls of one answer are run. This one was not; make it in your next answer."
+    return Observation(call_id=call.id, tool=call.name, content=message, error=True)

@@ -35,6 +35,7 @@ from agent_runtime.recording.answers import answer_record, recorded_answer
 from agent_runtime.sandboxes.base import CommandResult, Workspace
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.schema import openai_definition
+from rollout_api.nesting import DEEPEST, too_deep
 from rollout_api.records import (
     IntentRecord,
     Message,
@@ -49,6 +50,8 @@ from rollout_api.tasks import TaskFile
 
 ACKNOWLEDGE_EVERY = 8
 """Turns between two watermarks: each is a request, and the executor remembers a few keys cheaply."""
+ACKNOWLEDGE_CALLS = 64
+"""Tool calls after which one is set sooner: each has some keys, and the executor remembers 4,096."""
 
 _REPLAY = object()
 """Why the agent's clock stands still while its calls are answered from the journal."""
@@ -98,6 +101,8 @@ class Turns:
         """The agent's own conversation, and those of the sub-agents that run now, each started by the one before it."""
         self._tools_may_have_run = False
         self._has_answered = False
+        self._unacknowledged = 0
+        """Tool calls whose keys the executor still remembers."""
         self._observed_turn = -1
         """The latest turn that has results of tool calls."""
         self._commands = 0
@@ -175,8 +180,11 @@ class Turns:
     async def talk(
         self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> ModelReply:
-        """The next turn, which is one of that conversation. Raises RuntimeError while a sub-agent of its runs."""
+        """The next turn, which is one of that conversation. Raises RuntimeError while a sub-agent of its runs, and
+        ValueError for what no record could hold."""
         self._require_latest(conversation)
+        if too_deep([messages, tools]):
+            raise ValueError(f"messages or tools are nested more than {DEEPEST} levels deep; make them flatter")
         return await self._guarded(self._call_model(conversation, messages, tools))
 
     async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
@@ -329,8 +337,9 @@ class Turns:
             reply, turn=self.turn, seconds=seconds, known=conversation.tokens.ids, agent_seconds=self.agent_seconds
         )
         await self._clock.untimed(self._log.write(response))
-        if self.turn and self.turn % ACKNOWLEDGE_EVERY == 0:
+        if self.turn and (self.turn % ACKNOWLEDGE_EVERY == 0 or self._unacknowledged >= ACKNOWLEDGE_CALLS):
             await self._states.workspace.acknowledge(self.turn)
+            self._unacknowledged = 0
         return response
 
     def _answered(self, conversation: Conversation, response: ResponseRecord, *, replayed: bool) -> ModelReply:
@@ -350,6 +359,7 @@ class Turns:
         self, conversation: Conversation, calls: Sequence[ToolCall], tools: Mapping[str, Tool], *, may_stop: bool
     ) -> list[Observation]:
         record = self._log.next(ObservationsRecord, self.turn)
+        self._unacknowledged += len(calls)
         self.exposed = self.exposed or bool(calls)
         if record is None:
             turn = self.turn if conversation.turn is None else conversation.turn

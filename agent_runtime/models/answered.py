@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelError, ModelReply
+from rollout_api.nesting import DEEPEST, too_deep
 
 LEAST_LOGPROB = -9999.0
 """In place of -inf, which JSON has no number for; vLLM sends the same for it."""
@@ -32,6 +33,8 @@ def storable(reply: ModelReply) -> ModelReply:
             raise ValueError("a logprob is not a number, expected a number of at most 0")
         logprobs = [value if math.isfinite(value) else LEAST_LOGPROB for value in logprobs]
     message = reply.message
+    if too_deep(message):
+        raise ValueError(f"the message is nested more than {DEEPEST} levels deep")
     try:
         json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:

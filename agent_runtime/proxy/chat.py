@@ -25,6 +25,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from agent_runtime.models.base import ModelReply, ModelRequest
 from rollout_api.model import Sampling
+from rollout_api.nesting import DEEPEST, too_deep
 from rollout_api.records import Message
 
 PROMPT_ROLE = "prompt"
@@ -158,6 +159,10 @@ def decoded(body: bytes) -> JsonObject:
         raise BadRequest(f"the body is no JSON ({error}); send a JSON object") from None
     if not isinstance(payload, dict):
         raise BadRequest(f"the body is a JSON {type(payload).__name__}, expected an object")
+    if too_deep(payload):
+        raise BadRequest(
+            f"the body is nested more than {DEEPEST} levels deep, which no record could hold; make it flatter"
+        )
     return payload
 
 

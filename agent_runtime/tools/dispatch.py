@@ -11,6 +11,7 @@ from agent_runtime.sandboxes.base import Fenced, SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import Tool, ToolContext, ToolError, ToolResult
 from agent_runtime.tools.function_tool import FunctionTool
 from agent_runtime.tools.schema import ArgumentsError, checked_arguments
+from rollout_api.nesting import DEEPEST, too_deep
 from rollout_api.records import Observation
 
 OBSERVATION_BYTES = 64 * 1024
@@ -27,6 +28,9 @@ async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolConte
     """
     started = time.monotonic()
     result = await _result(tools, call, context)
+    if too_deep(result.data):
+        message = f"the data that the tool returned is nested more than {DEEPEST} levels deep"
+        result = ToolResult(f"{result.content}\n({message}, and was left out)", result.error, result.stop)
     return Observation(
         call_id=call.id,
         tool=call.name,

@@ -61,7 +61,8 @@ LOADED = "is loaded by Python, pytest or their tools by itself"
 METADATA = "is package metadata, which can register pytest plugins"
 SHADOWS_HIDDEN = "would be imported in place of a hidden file"
 TEST = "is a test file, which pytest would run in the process of the verdict"
-RUN_FIRST = "would be run before the hidden tests beside it"
+RUN_FIRST = "would be run before the tests beside it"
+OF_TESTS = "is a module in a folder of tests, which they may import"
 LINKED = "is what a protected link of the prepared state leads to"
 
 
@@ -107,14 +108,25 @@ class Rules:
         self.hidden_folders = {os.path.dirname(path) or "." for path in hidden}
         """Folders of hidden files. Python imports what stands beside a test."""
         self.above_hidden = {folder for path in hidden for folder in _parents(path)} - self.hidden_folders
-        # Not those of other names: the solution may be a package with hidden tests in it.
-        of_tests = {
-            folder for folder in self.above_hidden | self.hidden_folders if os.path.basename(folder) in _TEST_FOLDERS
-        }
-        self.kept_first = (of_tests | {"."}) if hidden else set()
-        """Those of `run_first` whose prepared `__init__.py` the agent cannot change: a solution does not lie there."""
-        self.run_first = self.hidden_folders | self.kept_first
-        """Folders whose `__init__.py` pytest runs before the hidden tests below it."""
+        self.has_tests = bool(hidden)
+        """There are hidden tests, or prepared ones: found by `note_test`."""
+        self.test_folders: set[str] = set()
+        """Folders of tests. Their modules are run or imported by tests; a solution does not lie there."""
+        for path in hidden:
+            if path.endswith(".py"):
+                self.note_test(path)
+
+    @property
+    def run_first(self) -> set[str]:
+        """Folders whose `__init__.py` pytest runs before the tests below it."""
+        return self.hidden_folders | ({"."} if self.has_tests else set())
+
+    def note_test(self, path: str) -> None:
+        """There is a test at this path that the agent cannot change."""
+        self.has_tests = True
+        # Not folders of other names: the solution may be a package with tests in it.
+        of_tests = [folder for folder in _parents(path) if os.path.basename(folder) in _TEST_FOLDERS]
+        self.test_folders.update(of_tests[-1:])
 
     def is_declared(self, path: str) -> bool:
         """It may be carried, as an artifact or in one."""
@@ -144,6 +156,8 @@ class Rules:
             return LOADED
         if kind != "folder" and self._is_test(path):
             return TEST
+        if self.imported_as(path, kind) is not None and not self.test_folders.isdisjoint(_parents(path)):
+            return OF_TESTS
         is_before_source = name == "__init__.py" or name.endswith(_EXTENSIONS) or kind == "link"
         return SHADOWS_HIDDEN if is_before_source and self.imported_as(path, kind) in self._hidden_modules else None
 
@@ -211,8 +225,8 @@ class _Prepared:
         """Folders that are no packages."""
         self._location, self._rules = location, rules
         known = None
-        while known != rules.tests:  # what a configuration file says of tests is met on the way
-            known = set(rules.tests)
+        while known != (rules.tests, rules.test_folders, rules.has_tests):  # met on the way
+            known = set(rules.tests), set(rules.test_folders), rules.has_tests
             self._walk()
         self.ways = {folder for path in self.kept for folder in _parents(path)}
 
@@ -255,6 +269,8 @@ class _Prepared:
                 make_readable(parent, name, info)
             if kind == "link":
                 links.append(path)
+            if reason == TEST:
+                rules.note_test(path)
             if reason == LOADED and kind == "file" and name.endswith(_CONFIGURATIONS):
                 rules.tests |= python_files(_read(parent, name))
             if kind in ("folder", "link") and not rules.is_named(path) and self._is_environment(path):
@@ -262,7 +278,7 @@ class _Prepared:
             elif kind == "folder" and not self._has(path, "__init__.py"):
                 self.import_roots.add(path)
             module = rules.imported_as(path, kind)
-            if reason is None and module in rules.kept_first and not rules.is_named(path):
+            if reason is None and module == "." and rules.has_tests and not rules.is_named(path):
                 reason = RUN_FIRST
             if reason not in (None, COMPILED):
                 self.kept[path] = reason or ""

@@ -195,6 +195,7 @@ PLANTED = [
     "tests/deep/test_aaa.py",
     "tests/test_prepared.py",
     "tests/check_aaa.py",
+    "tests/__init__.py",
 ]
 
 

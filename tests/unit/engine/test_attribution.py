@@ -93,6 +93,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The pod exceeded its own disk, with other attempts", lost("StorageExceeded"), SHARED, AGAIN_ATTEMPT, ISOLATED),
     ("The workspace used up its memory, disk or processes", WorkspaceLimit("Memory", "m"), SHARED, COMPLETE, RESOURCE),
     ("The same, found when a runner takes over", WorkspaceLimit("Attacked", "m"), TAKEN_OVER, FAIL, RESOURCE),
+    ("The executor has to remember too many calls, or gets too large a one", lost("TooLarge"), SHARED, COMPLETE, RESOURCE),
     ("A checkpoint found no place", lost("NoPlace"), AGAIN, AGAIN_ATTEMPT, None),
     # The model
     ("The model server does not answer", ModelError("Unreachable", "m"), SHARED, AGAIN_ATTEMPT, None),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agent_runtime.agents.base import AgentContext, Stop
 from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt_log import AttemptLog, NotReplayable
+from agent_runtime.engine.tool_calls import MOST_CALLS
 from agent_runtime.engine.turns import Turns
 from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest
 from agent_runtime.recording.branches import token_forks
@@ -112,11 +113,15 @@ class Payment(Count):
 
 
 class NoWorkspace:
+    def __init__(self) -> None:
+        self.acknowledged: list[int] = []
+
     working_dir = "/workspace"
     handle: Mapping[str, Any] = {}
     description: Mapping[str, Any] = {}
 
-    async def acknowledge(self, turn: int) -> None: ...
+    async def acknowledge(self, turn: int) -> None:
+        self.acknowledged.append(turn)
 
 
 class Loop:
@@ -153,6 +158,30 @@ async def test_a_turn_costs_two_writes() -> None:
     assert await turns.run_agent(Loop()) == (StopReason.FINISHED, "all done")
     assert journal.writes == 2 * 6
     assert len(turns.take_unwritten()) == 1, "the last observations ride with the stop record"
+
+
+class Greedy(CountingModel):
+    """Asks for many calls at once, and in each answer."""
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        reply = await super().complete(request)
+        [call] = reply.message["tool_calls"]
+        if call["function"]["name"] == "count":
+            reply.message["tool_calls"] = [
+                {**call, "id": f"{call['id']}.{number}"} for number in range(MOST_CALLS + 72)
+            ]
+        return reply
+
+
+async def test_an_answer_with_very_many_calls_uses_up_no_more_than_the_executor_remembers() -> None:
+    log = list[str]()
+    turns = turns_of(MemoryJournal(), Greedy(3, log), log)
+    assert await turns.run_agent(Loop()) == (StopReason.FINISHED, "all done")
+    assert sum(line.startswith("tool ") for line in log) == 3 * MOST_CALLS
+    results = next(record.results for record in turns.records if isinstance(record, ObservationsRecord))
+    assert (len(results), sum(result.error for result in results)) == (MOST_CALLS + 72, 72)
+    assert "At most 128 tool calls" in results[-1].content
+    assert turns.workspace.acknowledged == [1, 2, 3], "the keys of one answer at most are remembered"  # type: ignore[attr-defined]
 
 
 @given(turns=st.integers(0, 6), crash=st.integers(0, 14))

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.executor.workspaces import carrying, trees
-from agent_runtime.executor.workspaces.carrying import Rules, kind_of
+from agent_runtime.executor.workspaces.carrying import OF_TESTS, RUN_FIRST, Rules, kind_of
 from agent_runtime.executor.workspaces.identity import Refused
 from agent_runtime.verification import carry_rules
 from rollout_api.rollout_job import Verifier
@@ -323,6 +323,19 @@ def test_nothing_is_imported_in_place_of_a_prepared_test(tmp_path: Path, name: s
     assert not grading.has(name)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["__init__.py", "tests/__init__.py", "tests/unit/__init__.py", "tests/unit/helper.py", "tests/subprocess.py"],
+)
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_modules_beside_prepared_tests_are_not_carried(tmp_path: Path, name: str, *, is_prepared: bool) -> None:
+    grading = Grading(tmp_path, {"tests/unit/test_a.py": "prepared"} | ({name: "prepared"} if is_prepared else {}))
+    write(grading.agent, {name: "evil", "tests/unit/data.json": "work", "src/test/client.py": "work"})
+    grading.carry(hidden=[])
+    assert (grading.text(name) if grading.has(name) else None) == ("prepared" if is_prepared else None)
+    assert (grading.text("tests/unit/data.json"), grading.text("src/test/client.py")) == ("work", "work")
+
+
 def test_a_package_under_a_known_name_is_not_planted_among_installed_packages(grading: Grading) -> None:
     folder = ".local/lib/python3.11/site-packages"
     write(grading.agent, {f"{folder}/pluggy/__init__.py": "evil", f"{folder}/mine/json.py": "work"})
@@ -445,10 +458,8 @@ def test_a_prepared_module_that_pytest_runs_before_hidden_tests_stays_as_prepare
     grading = Grading(tmp_path, {name: "prepared"})
     write(grading.agent, {name: "evil"})
     grading.carry(hidden=["tests/unit/test_calc.py", "tests/test_calc.py"])
-    assert (grading.text(name), grading.dropped) == (
-        "prepared",
-        [f"{name} would be run before the hidden tests beside it"],
-    )
+    reason = RUN_FIRST if name == "__init__.py" else OF_TESTS
+    assert (grading.text(name), grading.dropped) == ("prepared", [f"{name} {reason}"])
 
 
 @pytest.mark.parametrize("name", ["pkg/__init__.py", "pkg.py"])

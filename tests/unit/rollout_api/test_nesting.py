@@ -1,0 +1,35 @@
+"""What is refused as too deep, and that all else can be recorded and read back."""
+
+from typing import Any
+
+import pytest
+
+from agent_runtime.proxy.chat import BadRequest, decoded
+from rollout_api.nesting import DEEPEST, too_deep
+from rollout_api.records import IntentRecord, Observation, ObservationsRecord
+
+
+def nested(levels: int, kind: type = dict) -> Any:
+    value: Any = kind()
+    for _ in range(levels - 1):
+        value = {"a": value, "b": [1]} if kind is dict else [value, 1]
+    return value
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_the_deepest_that_is_not_refused_can_be_read_back(kind: type) -> None:
+    deep = nested(DEEPEST, kind)
+    assert (too_deep(deep), too_deep([deep]), too_deep(nested(100_000, kind))) == (False, True, True)
+    intent = IntentRecord(
+        turn=0, time=0.0, keep=0, messages=[{"role": "user", "content": deep}], tools=[{"parameters": deep}]
+    )
+    assert IntentRecord.model_validate_json(intent.model_dump_json()) == intent
+    results = [Observation(call_id="a", tool="b", content="c", seconds=0.0, data={"x": deep})]
+    ran = ObservationsRecord(turn=0, time=0.0, seconds=0.0, results=results)
+    assert ObservationsRecord.model_validate_json(ran.model_dump_json()) == ran
+
+
+def test_a_request_that_no_record_could_hold_is_refused() -> None:
+    body = b'{"tools": ' + b"[" * 200 + b"]" * 200 + b"}"
+    with pytest.raises(BadRequest, match="nested more than 128 levels deep"):
+        decoded(body)
