@@ -21,7 +21,7 @@ _METADATA = (
     "creationTimestamp", "deletionTimestamp",
 )  # fmt: skip
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_JOB_SPEC = ("suspend", "groupSize", "ttlSecondsAfterFinished")
+_JOB_SPEC = ("suspend", "groupSize", "ttlSecondsAfterFinished", "security")
 _CONTAINER_STATUS = ("name", "ready", "started", "restartCount", "state", "lastState")
 _POD_STATUS = ("phase", "reason", "message", "podIP", "startTime", "conditions", "qosClass")
 _STATUS: Mapping[str, type[BaseModel]] = {
@@ -131,6 +131,7 @@ def _without(wrong: list[tuple[int | str, ...]], field: str, value: Any) -> Any:
 def _job_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What is looked at while a job runs: its tasks alone may take a megabyte, and are read anew to start it."""
     kept = _pick(spec, *_JOB_SPEC)
+    kept["sandbox"] = _pick(spec.get("sandbox") or {}, "podTemplate")  # of every pod of its sandboxes
     kept["runners"] = _pick(spec.get("runners") or {}, "replicas")
     model = spec.get("model") or {}
     kept["model"] = _pick(model, "serverRef")

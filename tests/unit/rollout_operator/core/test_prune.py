@@ -125,6 +125,8 @@ def test_a_job_keeps_the_number_of_its_tasks_and_none_of_their_text() -> None:
         "tasks": {"inline": [{"name": str(number), "prompt": "x" * 1000} for number in range(3)]},
         "model": {"server": server},
         "runners": {"replicas": 3, "podTemplate": {"spec": {}}},
+        "sandbox": {"podTemplate": {"spec": {"volumes": []}}, "image": "x"},
+        "security": "Privileged",
         "plugins": [{"name": "a", "config": {"text": "x" * 1000}}],
     }
     kept = prune("RolloutJob", {"metadata": METADATA, "spec": spec, "status": {"observedGeneration": 4}})
@@ -134,6 +136,8 @@ def test_a_job_keeps_the_number_of_its_tasks_and_none_of_their_text() -> None:
         "tasks": {"inline": [None] * 3},
         "model": {"server": {"replicas": 2}},
         "runners": {"replicas": 3},
+        "sandbox": {"podTemplate": {"spec": {"volumes": []}}},
+        "security": "Privileged",
     }
     assert kept["status"] == {"observedGeneration": 4}
     assert "annotations" not in kept["metadata"]

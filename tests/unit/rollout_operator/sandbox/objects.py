@@ -6,6 +6,7 @@ from typing import Any
 from rollout_operator.cache import Cache
 from rollout_operator.config import OperatorConfig
 from rollout_operator.memory import Memory
+from rollout_operator.prune import prune
 from rollout_operator.sandbox.conditions import timestamp
 from rollout_operator.world import World
 
@@ -108,9 +109,10 @@ def disrupted(reason: str, message: str = "") -> list[Json]:
 def world(
     *objects: Json, now: datetime = NOW, keys: dict[str, str] | None = None, memory: Memory | None = None
 ) -> World:
-    """A world with these objects in its cache. All keys are known unless others are given."""
+    """A world with these objects in its cache, as the operator prunes them. All keys are known unless others are given."""
     cache = Cache()
     for each in objects:
-        cache.put(each.get("kind", "Node"), each)
+        kind = each.get("kind", "Node")
+        cache.put(kind, prune(kind, each))
     known = dict.fromkeys(("uid-s", "uid-j"), KEY) if keys is None else keys
     return World(cache, CONFIG, now, memory or Memory(), known)
