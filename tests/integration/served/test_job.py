@@ -9,7 +9,7 @@ import pytest
 from agent_runtime.engine.events import JobSummary
 from agent_runtime.engine.run import run_job
 from agent_runtime.models.served import fleet as fleet_module
-from agent_runtime.models.served import gate
+from agent_runtime.models.served import gate, pulse
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.recording.token_history import TokenHistory
@@ -17,7 +17,7 @@ from agent_runtime.sandboxes.dummy import DummyProvider
 from rollout_api.model_server import ServerState
 from rollout_api.records import ResponseRecord, Result
 from rollout_api.rollout_job import RolloutJob
-from tests.integration.served.fleet import until
+from tests.integration.served.fleet import PATIENCE_SECONDS, until
 from tests.integration.served.operated import OperatedFleet
 from tests.integration.served.talker import Talker
 from tests.support.vllm_server import logprobs_by, made_by
@@ -131,27 +131,25 @@ async def test_500_rollouts_in_flight_go_on_when_one_of_four_servers_cannot_load
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rollouts, tokens = 500, 12
-    async with OperatedFleet(tmp_path, servers=4, tokens_per_second=2) as fleet:
+    monkeypatch.setattr(pulse, "STALL_SECONDS", 10 * PATIENCE_SECONDS)  # servers that hold calls back do not hang
+    async with OperatedFleet(tmp_path, servers=4, tokens_per_second=20) as fleet:
         await fleet.until_open(0)
         failing = fleet.pods[1]
         first = failing.uid
         await fleet.fault(failing, load_failures=1000)
-        running = start(fleet, tmp_path, a_job(tmp_path, rollouts // MEMBERS, tokens))
-        await until(lambda: fleet.model.in_flight > 0.98 * rollouts)
-        enough = fleet.arrived.total() + 2 * rollouts
-        await until(lambda: fleet.arrived.total() >= enough)
         for pod in fleet.pods:
-            await fleet.fault(pod, hang=True)  # so that no call ends meanwhile, however busy the machine is
-        await until(lambda: fleet.model.in_flight > 0.98 * rollouts)  # some calls had ended before that
+            await fleet.fault(pod, hold_at=tokens - 1)  # so that no call ends meanwhile, however busy the machine is
+        running = start(fleet, tmp_path, a_job(tmp_path, rollouts // MEMBERS, tokens))
+        await until(lambda: fleet.arrived.total() == rollouts * (tokens - 1))
         fleet.ask_for(1)
         await until(lambda: fleet.status.policy.paused)
-        assert fleet.model.in_flight > 0.95 * rollouts
+        assert fleet.model.in_flight == rollouts
         await until(lambda: (first, ServerState.EVICTED) in [(s.uid, s.state) for s in fleet.status.servers])
         await fleet.until_open(1, least=3)
         monkeypatch.setattr(Talker, "enough", True)
         for pod in fleet.pods:
             if pod is not failing:
-                await fleet.fault(pod, hang=False)
+                await fleet.fault(pod, hold_at=None)
         summary = await running
         assert summary.outcomes["Completed"] == rollouts
         assert fleet.model.resent > 0.1 * rollouts, "those of the server that left"
@@ -159,5 +157,5 @@ async def test_500_rollouts_in_flight_go_on_when_one_of_four_servers_cannot_load
         assert failing.uid != first
         assert await fleet.really_loaded() == [1] * 4
         spans = await all_spans(fleet, tmp_path, tokens)
-    assert spans.count([0, 1]) > 0.2 * rollouts, "calls that were under way kept what they had"
-    assert all(versions in ([0], [0, 1], [1]) for versions in spans)
+    assert spans.count([0, 1]) > 0.6 * rollouts, "calls that were under way kept what they had"
+    assert all(versions in ([0, 1], [1]) for versions in spans)

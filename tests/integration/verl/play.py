@@ -249,12 +249,25 @@ def play_v1(
     }
 
 
+def start_ray() -> None:
+    """It gives its own processes 30 s to start (ray/_private/node.py), too few on a busy machine: up to three tries."""
+    for _ in range(2):
+        try:
+            ray.init(num_cpus=4, include_dashboard=False)
+        except Exception as error:  # noqa: BLE001 (ray raises Exception itself)
+            print(f"ray did not start: {error}", file=sys.stderr)
+            ray.shutdown()
+        else:
+            return
+    ray.init(num_cpus=4, include_dashboard=False)
+
+
 def main(folder: Path) -> None:
     """Play both trainers; write `played.json`."""
     tiny_model.make(folder / "model")
     write_dataset(folder / "train.parquet")
     config = settings(folder)
-    ray.init(num_cpus=4, include_dashboard=False)
+    start_ray()
     server = FakeServer.remote(str(folder / "model"))
     balancer = get_router_handle({"fake": server})
     rewards = RewardLoopManager(config)

@@ -34,7 +34,7 @@ def main(folder: Path, tasks: str, url: str) -> None:
     OmegaConf.set_struct(config, False)
     config = OmegaConf.merge(config, added)
     files = harbor_files(OmegaConf.to_container(config))["train_files"]
-    ray.init(num_cpus=4, include_dashboard=False)
+    play.start_ray()
     server = FakeServer.remote(str(folder / "model"))
     balancer = get_router_handle({"fake": server})
     rewards = RewardLoopManager(config)

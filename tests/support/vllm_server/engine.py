@@ -278,9 +278,11 @@ class Engine:
         self._admit()
         now = time.time()
         made = 0
-        most = self.faults.hang_after
+        most, held = self.faults.hang_after, self.faults.hold_at
+        limits = [limit for limit in (most, held) if limit is not None]
         for request in self.running:
-            made += self._make(request, count if most is None else min(count, most - len(request.ids)), now)
+            left = min([count, *(limit - len(request.ids) for limit in limits)])
+            made += self._make(request, left, now)
         if most is not None and any(len(request.ids) >= most for request in self.running):
             self.faults.hang, self.faults.hang_after = True, None
         if made:

@@ -17,6 +17,8 @@ class Faults:
     """The engine makes no token and answers nothing; /health says 200 and /metrics stands still."""
     hang_after: int | None = None
     """`hang` is set once a request has so many tokens; none gets more. A test need not catch an answer in its midst."""
+    hold_at: int | None = None
+    """A request with so many tokens gets no more while this is set; the engine is well, and answers."""
     status: int | None = None
     """Data routes answer this, such as 500, 503 or 429."""
     retry_after: float | None = None

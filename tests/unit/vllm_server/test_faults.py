@@ -51,6 +51,17 @@ async def test_an_engine_hangs_in_the_midst_of_an_answer_as_asked(
         assert (await asked)[1]["choices"][0]["token_ids"] == made_by(0, [1, 2, 3], 100, ignore_eos=True)
 
 
+async def test_a_request_is_held_at_so_many_tokens_by_an_engine_that_answers(standin: Standin) -> None:
+    async with standin(faults=Faults(hold_at=7), tokens_per_second=1000) as client:
+        asked = asyncio.create_task(client.post("/inference/v1/generate", GENERATE))
+        await until(lambda: client.server.served and len(client.server.served[0].ids) == 7)
+        short = {**GENERATE, "sampling_params": {**GENERATE["sampling_params"], "max_tokens": 5}}
+        assert (await client.post("/inference/v1/generate", short))[1]["choices"][0]["finish_reason"] == "length"
+        assert len(client.server.served[0].ids) == 7
+        await client.post("/_standin/faults", {"hold_at": None})
+        assert (await asked)[1]["choices"][0]["token_ids"] == made_by(0, [1, 2, 3], 100, ignore_eos=True)
+
+
 @pytest.mark.parametrize("tokens_per_second", [None, 1000])
 async def test_a_stream_is_cut_after_exactly_as_many_tokens_as_asked(
     standin: Standin, tokens_per_second: float | None
