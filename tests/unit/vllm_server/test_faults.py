@@ -11,7 +11,7 @@ import pytest
 from tests.support.vllm_server import Answer, Faults, ToolCall, made_by
 from tests.unit.vllm_server.conftest import MESSAGES, TOOLS, Standin, until
 
-GENERATE = {"token_ids": [1, 2, 3], "sampling_params": {"ignore_eos": True, "max_tokens": 100}}
+GENERATE: dict[str, Any] = {"token_ids": [1, 2, 3], "sampling_params": {"ignore_eos": True, "max_tokens": 100}}
 
 
 async def test_a_status_hits_as_many_requests_as_asked_and_says_when_to_come_again(standin: Standin) -> None:
