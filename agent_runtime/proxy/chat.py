@@ -30,6 +30,9 @@ from rollout_api.records import Message
 
 PROMPT_ROLE = "prompt"
 
+MOST_VALUES = 1 << 20
+"""In a request's body, by what parts them. A context of a million tokens has fewer; so many take 100 MB of memory."""
+
 JsonObject = dict[str, Any]
 
 Earlier = Callable[[str], Sequence[Message] | None]
@@ -153,6 +156,8 @@ class Translation(Protocol):
 
 def decoded(body: bytes) -> JsonObject:
     """The JSON object in the body of a request. Raises BadRequest."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise BadRequest(f"the body has more than {MOST_VALUES} values; send a shorter conversation")
     try:
         payload = json.loads(body)
     except (ValueError, RecursionError) as error:

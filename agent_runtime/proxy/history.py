@@ -6,7 +6,7 @@ from typing import Any
 
 from agent_runtime.models.base import ModelReply, TokenPrefix
 from agent_runtime.proxy.conversation import Conversations, Known
-from agent_runtime.proxy.limits import Spent
+from agent_runtime.proxy.limits import Spent, conversation_bytes
 from agent_runtime.recording.answers import recorded_answer
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
 
@@ -57,6 +57,7 @@ class History:
         """A call is dispatched."""
         self.next_turn = max(self.next_turn, intent.turn + 1)
         self.spent.requests += 1
+        self.spent.conversation_bytes += conversation_bytes([intent.messages, intent.tools])
 
     def add(self, intent: IntentRecord, response: ResponseRecord) -> None:
         """A call is answered."""

@@ -1,7 +1,8 @@
 """What a session may use up. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -10,6 +11,12 @@ from rollout_api.records import StopReason
 
 BODY_BYTES = 64 << 20
 """Larger than the conversation of any context window of today, image data included."""
+
+CONVERSATION_BYTES = 64 << 20
+"""Far above the text of any context window, and room for some hundred screenshots; what is recorded stays in memory."""
+
+VALUE_BYTES = 64
+"""What Python takes for an empty list or object, so for the least of the values that JSON can name with one byte."""
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -29,6 +36,8 @@ class Limits(ApiModel):
     """Calls under way; further ones wait for a place."""
     body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = BODY_BYTES
     """One request's body."""
+    conversation_bytes: Count = CONVERSATION_BYTES
+    """What all requests add to the conversations, `VALUE_BYTES` for each value of their JSON included."""
 
 
 @dataclass(slots=True)
@@ -38,6 +47,7 @@ class Spent:
     requests: int = 0
     turns: int = 0
     tokens: int = 0
+    conversation_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +68,25 @@ def exhausted(limits: Limits, spent: Spent, age_seconds: float) -> Exhausted | N
         return _over(StopReason.TOKEN_BUDGET, f"its {limits.tokens} tokens are used up")
     if limits.requests is not None and spent.requests >= limits.requests:
         return _over(StopReason.RESOURCE_LIMIT, f"its {limits.requests} requests are used up")
+    if spent.conversation_bytes >= limits.conversation_bytes:
+        return _over(StopReason.RESOURCE_LIMIT, f"its {limits.conversation_bytes} bytes of conversation are used up")
     return None
+
+
+def conversation_bytes(added: Any) -> int:
+    """What JSON adds to a conversation, see `Limits.conversation_bytes`. Takes no stack of its own, however deep it is."""
+    found, values = 0, [added]
+    while values:
+        value = values.pop()
+        found += VALUE_BYTES
+        if isinstance(value, str):
+            found += len(value)
+        elif isinstance(value, Mapping):
+            found += sum(map(len, value))
+            values += value.values()
+        elif isinstance(value, (list, tuple)):
+            values += value
+    return found
 
 
 def tokens_left(limits: Limits, spent: Spent) -> int | None:

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from agent_runtime.models.base import CallHealth, Model, ModelError, ModelReply, ModelRequest
@@ -16,7 +17,7 @@ from agent_runtime.proxy.call import Call, Ticket
 from agent_runtime.proxy.chat import PROMPT_ROLE, ChatRequest, ErrorKind, PromptModel
 from agent_runtime.proxy.coalescing import MOST_KEPT, Answers, Identity
 from agent_runtime.proxy.history import History, Place, Turn
-from agent_runtime.proxy.limits import Exhausted, Limits, Spent, exhausted, tokens_left
+from agent_runtime.proxy.limits import Exhausted, Limits, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
 from agent_runtime.proxy.refused import Refused, refused
 from agent_runtime.recording.answers import answer_record
@@ -338,7 +339,7 @@ class Session:
 
     def _check_budget(self) -> None:
         limits, spent, age = self.settings.limits, self._history.spent, time.time() - self.settings.created
-        under_way = Spent(spent.requests, spent.turns + len(self._live), spent.tokens)
+        under_way = replace(spent, turns=spent.turns + len(self._live))
         if (over := exhausted(limits, under_way, age)) is not None:
             # One that is reached only with calls under way may not be, should they fail.
             if exhausted(limits, spent, age) is not None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.proxy.limits import Limits, Spent, exhausted, tokens_left
+from agent_runtime.proxy.limits import Limits, Spent, conversation_bytes, exhausted, tokens_left
 
 COUNTS = st.one_of(st.none(), st.integers(1, 20))
 
@@ -33,3 +33,8 @@ def test_an_answer_may_use_what_is_left_and_never_less_than_a_token() -> None:
     assert tokens_left(Limits(), Spent(tokens=5)) is None
     assert tokens_left(Limits(tokens=8), Spent(tokens=5)) == 3
     assert tokens_left(Limits(tokens=5), Spent(tokens=9)) == 1
+
+
+def test_a_conversation_is_counted_with_what_its_values_take_in_memory() -> None:
+    assert conversation_bytes([{"role": "user", "content": "hello"}]) == 4 * 64 + len("rolecontent") + len("userhello")
+    assert conversation_bytes([[]] * 1000) == 1001 * 64

@@ -285,6 +285,7 @@ async def test_what_the_session_fixes_stands_whatever_the_client_asks_for() -> N
         (Limits(turns=1), StopReason.MAX_TURNS),
         (Limits(tokens=4), StopReason.TOKEN_BUDGET),
         (Limits(requests=1), StopReason.RESOURCE_LIMIT),
+        (Limits(conversation_bytes=64), StopReason.RESOURCE_LIMIT),
     ],
 )
 async def test_over_budget_is_refused_and_after_a_while_told_once(

@@ -33,3 +33,8 @@ def test_a_request_that_no_record_could_hold_is_refused() -> None:
     body = b'{"tools": ' + b"[" * 200 + b"]" * 200 + b"}"
     with pytest.raises(BadRequest, match="nested more than 128 levels deep"):
         decoded(body)
+
+
+def test_a_request_of_more_values_than_any_conversation_has_is_refused_before_it_is_read() -> None:
+    with pytest.raises(BadRequest, match="more than 1048576 values"):
+        decoded(b'{"tools": [' + b"[]," * (1 << 20) + b"[]]}")
