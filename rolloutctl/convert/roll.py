@@ -55,7 +55,8 @@ _REASONS = {
     "track_with": "rolloutctl run --tensorboard or --wandb writes scalars",
     "tracker_kwargs": "rolloutctl run --tensorboard or --wandb writes scalars",
     "render_save_dir": "every observation is recorded, and rolloutctl report shows it",
-    "env_monitor": "an environment that hangs is InfraFailed when timeouts.commandSeconds is over",
+    "env_monitor": "an environment that hangs twice when timeouts.commandSeconds is over is graded by the steps so far",
+    "eval_steps": "your trainer runs the job that --eval makes after every so many updates (docs/training-a-policy.md)",
 }
 
 
