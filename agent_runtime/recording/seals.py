@@ -72,8 +72,8 @@ class SealedResults(Mapping[int, Result]):
 
     async def load(self) -> None:
         """Read what is sealed in storage. Raises RecordCorrupt naming the key of a damaged seal."""
-        seals, entries = await asyncio.gather(self._store.list("seals"), self._store.list(INDEX))
-        unread = {index for meta in seals if self._wanted(index := sealed_index(meta.key)) and index not in self}
+        sealed, entries = await asyncio.gather(_sealed(self._store), self._store.list(INDEX))
+        unread = {index for index in sealed if self._wanted(index) and index not in self}
         async for key, data in _objects(self._store, [meta.key for meta in entries]):
             try:
                 rows = [row for row in map(_row, decompress(key, data).splitlines()) if row[0] in unread]
@@ -163,7 +163,7 @@ class StoredSeals(Mapping[int, Seal]):
 
 async def read_seals(store: Store, wanted: Wanted = lambda index: True) -> StoredSeals:
     """Whole seals below a run's folder, of the rollouts that are wanted. Raises RecordCorrupt."""
-    indexes = sorted(index for meta in await store.list("seals") if wanted(index := sealed_index(meta.key)))
+    indexes = sorted(filter(wanted, await _sealed(store)))
     seals = StoredSeals()
     async for key, data in _objects(store, [f"seals/{index}.json" for index in indexes]):
         seals.add(key, data)
@@ -183,12 +183,17 @@ def parse_seal(key: str, data: bytes) -> Seal:
     return seal
 
 
-def sealed_index(key: str) -> int:
-    """The rollout that the seal of this key ends. Raises RecordCorrupt."""
-    name = key.removeprefix("seals/").removesuffix(".json")
-    if not name.isdigit():
-        raise RecordCorrupt(key, "seals are named INDEX.json")
-    return int(name)
+async def _sealed(store: Store) -> list[int]:
+    """The rollouts that are sealed. Raises RecordCorrupt for other names, but for what file managers leave in folders."""
+    names = [meta.key.removeprefix("seals/") for meta in await store.list("seals")]
+    return [_sealed_index(name) for name in names if not name.startswith(".")]
+
+
+def _sealed_index(name: str) -> int:
+    index = name.removesuffix(".json")
+    if not index.isdigit():
+        raise RecordCorrupt(f"seals/{name}", "seals are named INDEX.json")
+    return int(index)
 
 
 async def _objects(store: Store, keys: list[str]) -> AsyncIterator[tuple[str, bytes]]:

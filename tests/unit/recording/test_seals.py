@@ -4,9 +4,12 @@ import random
 import tracemalloc
 from collections.abc import Callable
 
+import pytest
+
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.results import result_line, statistics_of, stats_json
-from agent_runtime.recording.seals import ENTRIES, INDEX, SealedResults
+from agent_runtime.recording.seals import ENTRIES, INDEX, SealedResults, read_seals
+from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from rollout_api.records import Outcome, Result, Seal
 
@@ -54,6 +57,17 @@ async def test_index_entry_without_a_seal_is_ignored(memory: Store, make_result:
     await found.load()
     assert 3 not in found
     assert len(found) == ENTRIES - 1
+
+
+async def test_only_what_file_managers_leave_among_seals_is_passed_over(memory: Store, make_result: MakeResult) -> None:
+    await sealed(memory, [make_result(0)])
+    await memory.put("seals/.DS_Store", b"")
+    found = SealedResults(memory)
+    await found.load()
+    assert (list(found), list(await read_seals(memory))) == ([0], [0])
+    await memory.put("seals/notes.txt", b"")
+    with pytest.raises(RecordCorrupt, match=r"seals/notes\.txt"):
+        await found.load()
 
 
 async def test_damaged_index_costs_requests_and_no_result(memory: Store, make_result: MakeResult) -> None:
