@@ -20,14 +20,22 @@ from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.layers import LayerTooLarge
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError
-from agent_runtime.sandboxes.base import Evidence, Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
+from agent_runtime.sandboxes.base import (
+    INTERRUPTED,
+    Evidence,
+    Fenced,
+    FileError,
+    SandboxFailure,
+    SetupFailed,
+    WorkspaceLimit,
+)
 from agent_runtime.verification.grade import VerifierUnavailable
 from rollout_api.records import StopReason, Unexplained
 
 UNEXPLAINED_LIMIT = 2
 """Unexplained failures of one kind, after which the policy is to blame: losses of a sandbox that hosted this rollout alone,
 failures of the model at its requests, of the environment at its actions. One may be chance."""
-UNCOUNTED = frozenset({"Interrupted", "Preempted"})
+UNCOUNTED = frozenset({INTERRUPTED, "Preempted"})
 """Reasons of a SandboxFailure that use up no attempt: the cluster reclaims its nodes as often as it has to."""
 REQUESTS_OWN_FAULTS = frozenset({"BadRequest", "NoToolParser", "TextModel"})
 """Reasons of a ModelError that depend on the content of the request, and so on what the policy wrote into it."""
@@ -221,6 +229,9 @@ def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Ruling:
     if isinstance(failure, SetupFailed) and situation.exposed and situation.phase is Phase.AGENT:
         # The setup of a later step: it runs in the state that the policy left.
         return _complete(StopReason.AGENT_ERROR, failure.message)
+    if failure.was_unheld:
+        message = f"this runner stood still for longer than sandbox.idleSeconds: {failure.message}"
+        return _retry(INTERRUPTED, message, situation, counted=False)
     if failure.reason == "Idle" and situation.exposed and situation.phase is not Phase.STARTING:
         # The runner holds the workspace and keeps it alive, so it was not idle.
         evidence = Evidence.UNEXPLAINED

@@ -47,6 +47,9 @@ _EVIDENCE = {
 class SandboxFailure(Exception):
     """A sandbox or workspace could not be acquired, or is lost. `reason` is one CamelCase word."""
 
+    was_unheld = False
+    """The runner had stood still for longer than `sandbox.idleSeconds`, after which a sandbox ends."""
+
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason, self.message = reason, message

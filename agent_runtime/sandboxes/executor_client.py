@@ -8,9 +8,12 @@ was lost and whatever listens at its address now knows nothing of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hmac
 import json
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -132,6 +135,9 @@ class ExecutorClient:
         kind, _, place = address.partition(":")
         self._socket_path = place if kind == "unix" else None
         self._standing = f"Host: executor\r\nAuthorization: Bearer {token}\r\n"
+        self._unheld_from = math.inf
+        """Monotonic seconds from which on the executor may end as idle, because this process did not ask in time. A policy
+        cannot bring that about: an executor that does not answer does not count."""
 
     async def call(
         self,
@@ -248,6 +254,25 @@ class ExecutorClient:
             )
         return health
 
+    async def keep_alive(self, idle_seconds: float) -> None:
+        """Ask often enough that a long model call does not look like a runner that has gone. Does not end."""
+        while True:
+            # Set before the pause: a process that was stopped (SIGSTOP, Ctrl-Z) may learn of the loss before it asks again.
+            self._unheld_from = min(self._unheld_from, time.monotonic() + idle_seconds)
+            try:
+                await asyncio.sleep(idle_seconds / 3)
+            finally:
+                if time.monotonic() < self._unheld_from:
+                    self._unheld_from = math.inf
+            with contextlib.suppress(SandboxFailure):
+                await self.health()
+                self._unheld_from = math.inf
+
+    def judged(self, failure: SandboxFailure) -> SandboxFailure:
+        """The failure, which says whether this process had stood still before it."""
+        failure.was_unheld = time.monotonic() > self._unheld_from
+        return failure
+
     async def is_alive(self, has_ended: Callable[[], Awaitable[bool]] | None = None) -> bool:
         """Whether this executor answers. An unanswered call is repeated, because a busy machine may miss one.
 
@@ -335,4 +360,5 @@ class ExecutorClient:
 
     def _lost(self, what: str, error: Exception) -> SandboxFailure:
         reason = f"{type(error).__name__} {error}".strip()
-        return SandboxFailure("SandboxLost", f"{what}: the executor at {self.address} does not answer ({reason})")
+        message = f"{what}: the executor at {self.address} does not answer ({reason})"
+        return self.judged(SandboxFailure("SandboxLost", message))

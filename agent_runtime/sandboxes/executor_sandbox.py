@@ -111,7 +111,7 @@ class ExecutorSandbox:
         self.client, self.mode = client, mode
         self._description, self._handle, self._environment = description, handle, environment
         self._groups = PreparedGroups(self._make_prepared, self._drop_prepared)
-        self._pulse = asyncio.create_task(self._keep_alive(idle_seconds / 3))
+        self._pulse = asyncio.create_task(client.keep_alive(idle_seconds))
 
     @contextlib.asynccontextmanager
     async def hosted(self, lease: Lease) -> AsyncIterator[None]:
@@ -257,10 +257,3 @@ class ExecutorSandbox:
         # Fenced: the executor does not know it any more.
         with contextlib.suppress(SandboxFailure, Fenced):
             await self.client.call("DELETE", f"/attempts/{name}", hold=Hold(name, PREPARING))
-
-    async def _keep_alive(self, seconds: float) -> None:
-        """A long model call must not look like a runner that has gone."""
-        while True:
-            await asyncio.sleep(seconds)
-            with contextlib.suppress(SandboxFailure):
-                await self.client.health()

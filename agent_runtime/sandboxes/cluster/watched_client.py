@@ -65,5 +65,5 @@ class WatchedClient(ExecutorClient):
                 if self._ended is None:
                     if failure.reason != "SandboxLost":
                         raise
-                    raise await self._find_out(failure) from failure
-        raise SandboxFailure(self._ended.word, self._ended.message)
+                    raise self.judged(await self._find_out(failure)) from failure
+        raise self.judged(SandboxFailure(self._ended.word, self._ended.message))

@@ -67,8 +67,10 @@ def at_request(kind: type[ModelError], reason: str = "ServerError") -> ModelErro
     return error
 
 
-def lost(reason: str) -> SandboxFailure:
-    return SandboxFailure(reason, "injected")
+def lost(reason: str, *, was_unheld: bool = False) -> SandboxFailure:
+    failure = SandboxFailure(reason, "injected")
+    failure.was_unheld = was_unheld
+    return failure
 
 
 # What happened, the error, the situation, what follows, and the stop reason or a note.
@@ -83,6 +85,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The node was lost", lost("NodeLost"), AGAIN, AGAIN_ATTEMPT, None),
     ("The pod was preempted", lost("Preempted"), AGAIN, AGAIN_ATTEMPT, FREE),
     ("No runner held the workspace for too long", lost("Interrupted"), AGAIN, AGAIN_ATTEMPT, FREE),
+    ("Lost after its runner itself stood still for too long", lost("Idle", was_unheld=True), AGAIN, AGAIN_ATTEMPT, FREE),
     ("Lost, unexplained, with other attempts in it", lost("SandboxLost"), SHARED, AGAIN_ATTEMPT, ISOLATED),
     ("Lost, unexplained, alone in it, once", lost("SandboxLost"), ALONE, AGAIN_ATTEMPT, ISOLATED),
     ("Lost, unexplained, alone in it, twice", lost("SandboxLost"), AGAIN, FAIL, RESOURCE),
@@ -131,6 +134,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The verifier's program is missing in the prepared state", VerifierUnavailable("m"), PREPARING, AGAIN_GRADING, None),
     ("The grading sandbox could not be acquired", lost("NoPlace"), PREPARING, AGAIN_GRADING, None),
     ("It was lost from outside", lost("NodeLost"), GRADING_AGAIN, AGAIN_GRADING, None),
+    ("Its runner stood still for too long", lost("SandboxLost", was_unheld=True), GRADING_AGAIN, AGAIN_GRADING, FREE),
     ("The artifacts cannot be unpacked", FileError("p", "m"), GRADING, FAIL, None),
     ("The code under test used up the workspace", WorkspaceLimit("Disk", "m"), GRADING, FAIL, None),
     ("Lost, unexplained, with other attempts in it", lost("SandboxLost"), GRADING, AGAIN_GRADING, ISOLATED),
@@ -198,6 +202,7 @@ policys = st.one_of(
     st.builds(lambda reason: SandboxFailure(reason, ""), st.sampled_from(REASONS)),
 )
 infrastructures = st.one_of(
+    st.builds(lambda reason: lost(reason, was_unheld=True), st.sampled_from(REASONS + OUTSIDE)),
     st.builds(lambda reason: SandboxFailure(reason, ""), st.sampled_from(OUTSIDE)),
     st.builds(ModelError, st.sampled_from(["Unreachable", "ModelFailed"]), TEXT),
     st.builds(PluginFailed, TEXT),

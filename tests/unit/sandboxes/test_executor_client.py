@@ -223,6 +223,57 @@ async def test_nobody_waits_for_a_local_executor_that_has_ended(tmp_path: Path) 
     await client.close()
 
 
+@pytest.fixture
+async def clock(client: ExecutorClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SimpleNamespace]:
+    """What the client takes for the time, while it keeps its executor alive."""
+    time = SimpleNamespace(now=0.0, monotonic=lambda: time.now)
+    monkeypatch.setattr(executor_client, "time", time)
+    time.pulse = asyncio.create_task(client.keep_alive(0.03))
+    await asyncio.sleep(0)
+    yield time
+    time.pulse.cancel()
+
+
+async def loss(client: ExecutorClient) -> SandboxFailure:
+    with pytest.raises(SandboxFailure) as failure:
+        await client.call("GET", "/workspaces")
+    return failure.value
+
+
+async def test_sandbox_lost_while_its_runner_stood_still_is_nobodys_doing(
+    server: ScriptedExecutor, client: ExecutorClient, clock: SimpleNamespace
+) -> None:
+    await server.stop()
+    clock.now = 1000.0
+    assert (await loss(client)).was_unheld, "a rollout to whom that happens twice would be graded with 0"
+    await asyncio.sleep(0.1)
+    clock.pulse.cancel()
+    assert (await loss(client)).was_unheld, "others who were in the sandbox find out later"
+
+
+async def test_sandbox_that_a_policy_ended_is_not_excused_however_late_that_shows(
+    server: ScriptedExecutor, client: ExecutorClient, clock: SimpleNamespace
+) -> None:
+    await server.stop()
+    for _ in range(20):
+        clock.now += 0.01
+        await asyncio.sleep(0.02)
+    assert not (await loss(client)).was_unheld
+    clock.pulse.cancel()
+    await asyncio.sleep(0)
+    clock.now += 1000.0
+    assert not (await loss(client)).was_unheld
+
+
+async def test_runner_that_stood_still_and_found_its_sandbox_alive_holds_it_again(
+    server: ScriptedExecutor, client: ExecutorClient, clock: SimpleNamespace
+) -> None:
+    clock.now = 1000.0
+    await asyncio.sleep(0.1)
+    await server.stop()
+    assert not (await loss(client)).was_unheld
+
+
 async def test_a_streamed_body_is_never_sent_in_two_halves(server: ScriptedExecutor, client: ExecutorClient) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b"one"
