@@ -3,7 +3,7 @@
     POST   /sessions/{id}            → {session_id, key, base_path}
     GET    /sessions/{id}            → the record; also for the session's own key
     GET    /sessions/{id}/traces     → rLLM's records; also for the session's own key
-    POST   /sessions/{id}/complete   its key gets 409 from now on
+    POST   /sessions/{id}/complete   its key gets 409 from now on  → {…, failure}
     DELETE /sessions/{id}            its key is unknown from now on
 
 All need the proxy's admin key as bearer, unless the proxy is keyless. No session is created but here.
@@ -128,14 +128,16 @@ class Admin:
         """Complete or delete a session where it is owned; one that is completed has no owner any more."""
         if await self._sessions.store.settings(name) is None:
             raise _no_such(name)
+        failure = None
         if not await self._sessions.store.is_completed(name):
             while not isinstance(found := await self._sessions.find(name, None), Session):
                 if (reply := await found.forward(request)) is not None:
                     return reply
             await self._sessions.complete(found)
+            failure = None if found.failure is None else str(found.failure)
         if delete:
             await self._sessions.store.delete(name)
-        return json_reply(200, {"session_id": name, "completed": True, "deleted": delete})
+        return json_reply(200, {"session_id": name, "completed": True, "deleted": delete, "failure": failure})
 
 
 def _no_such(name: str) -> Refused:

@@ -85,9 +85,9 @@ class Session:
         meter: Meter | None = None,
     ) -> None:
         self.settings = settings
-        self.failure: ModelError | None = None
-        """Why the latest call got no answer from the model; None after one that did. An agent that gives up while this is
-        set was failed, and did not fail."""
+        self.failure: ModelError | StorageError | None = None
+        """Why the latest call got no answer, of the model or of the storage; None after one that did. An agent that gives up
+        while this is set was failed, and did not fail."""
         self._model, self._journal, self._meter = model, journal, meter or Meter()
         self._on_over_budget = on_over_budget
         self._names = frozenset(settings.models or [model.name])
@@ -231,7 +231,7 @@ class Session:
         except Exception as error:
             self._answers.failed(identity, call)
             # What is refused for what it asks is its client's own doing.
-            if isinstance(error, ModelError) and refused(error).kind is not ErrorKind.BAD_REQUEST:
+            if isinstance(error, ModelError | StorageError) and refused(error).kind is not ErrorKind.BAD_REQUEST:
                 self.failure = error
             raise
         finally:

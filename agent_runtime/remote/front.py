@@ -7,11 +7,23 @@ trial's id) or a bearer token.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 
 from aiohttp import web
 
 from agent_runtime.proxy.http import request_key
 from agent_runtime.proxy.keys import session_of
+
+
+@dataclass
+class Reached:
+    """How the agent of a trial reaches its model."""
+
+    url: str
+    """Base URL, up to `/v1`, with the key in its path."""
+    key: str
+    failure: str | None = None
+    """Set when the session ends: why the agent's latest call got no answer, where nothing in this process shows it."""
 
 
 class Front:
@@ -60,6 +72,11 @@ class Front:
                 self._trials.pop(secret, None)
                 for call in self._calls.pop(secret, set()):
                     call.cancel()
+
+    @contextlib.asynccontextmanager
+    async def session(self, key: str, model: str) -> AsyncIterator[Reached]:
+        """How the agent of the trial with this key reaches the model of that name while the context is open."""
+        yield Reached(f"{self.url}/{key}/v1", key)
 
     async def _carry(self, request: web.Request) -> web.StreamResponse:
         segment = request.path.split("/")[1]

@@ -109,15 +109,21 @@ def not_honoured(settings: RemoteSettings) -> list[str]:
     """What the settings ask for in vain where this engine runs the trials."""
     if not settings.use_local_trial:
         return []
+    proxy = (
+        "remote_agent.proxy_server_url is not used with use_local_trial: sandboxes of this engine reach the model by it"
+    )
     found = {
         "environment_import_path": settings.environment_import_path,
         "environment_kwargs": settings.environment_kwargs,
         "agent_kwargs": settings.agent_kwargs if settings.agent_import_path is None else None,
     }
     return [
-        f"remote_agent.{name} is not honoured: rollout.custom.agent_rollouts says it here"
-        for name, value in found.items()
-        if value
+        *([proxy] if settings.proxy_server_url else []),
+        *(
+            f"remote_agent.{name} is not honoured: rollout.custom.agent_rollouts says it here"
+            for name, value in found.items()
+            if value
+        ),
     ]
 
 

@@ -42,6 +42,8 @@ class RemoteSettings:
     """Address that model calls of agents are listened for at."""
     proxy_port: int = 0
     """0: any that is free."""
+    proxy_server_url: str | None = None
+    """A session proxy that agents call; this process connects to it and answers. None: agents call this process."""
 
 
 def _text(value: Any) -> str:
@@ -128,13 +130,12 @@ SOURCES: Final = (
     _Source("environment_kwargs", "REMOTE_AGENT_ENVIRONMENT_KWARGS", _object),
     _Source("environment_import_path", "REMOTE_AGENT_ENVIRONMENT_IMPORT_PATH", _text),
     _Source("use_local_trial", "REMOTE_AGENT_USE_LOCAL_TRIAL", _flag),
+    _Source("proxy_server_url", "PROXY_SERVER_URL", _url),
     _Source("llm_proxy_ip", "LLM_PROXY_IP", _text, "proxy_server"),
     _Source("proxy_host", None, _text, "proxy_server", "host"),
     _Source("proxy_port", None, _port, "proxy_server", "port"),
 )
 """Where each field is read: `<place>.<key>` of the configuration, and the environment variable."""
-
-_STANDALONE = "PROXY_SERVER_URL"
 
 
 def read_settings(
@@ -166,12 +167,6 @@ def read_settings(
             values[source.field] = source.read(value)
         except (ValueError, TypeError) as error:
             problems.append(f"{where}: is {value!r:.200}: {error}")
-    standalone = environ.get(_STANDALONE) or (config.get("remote_agent") or {}).get("proxy_server_url")
-    if standalone:
-        problems.append(
-            f"{_STANDALONE}: is {standalone!r}, and a proxy beside the trainer is not used here: agents call the worker "
-            "itself; unset it, and set LLM_PROXY_IP to a host at which they reach the worker"
-        )
     if values.get("agent_name") and values.get("agent_import_path"):
         problems.append("agent_name and agent_import_path are both given; leave one of them out")
     if problems:

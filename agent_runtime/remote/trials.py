@@ -23,7 +23,8 @@ from agent_runtime.engine.program import PROGRAM_KEY
 from agent_runtime.proxy.keys import session_of
 from agent_runtime.remote.client import HarborClient, TrialLost
 from agent_runtime.remote.forms import RunResult, RunStatus
-from agent_runtime.remote.front import Front
+from agent_runtime.remote.front import Front, Reached
+from agent_runtime.remote.relayed import RelayedFront
 from agent_runtime.remote.settings import SERVER_KEY, RemoteSettings
 from agent_runtime.sandboxes.base import (
     INTERRUPTED,
@@ -111,9 +112,13 @@ class Trial(Nowhere):
         if key != PROGRAM_KEY:
             return _ended(0)
         variables = dict(env or {})
-        metadata = trial_request(self._settings, self._folder, variables)
-        seconds = self._settings.harbor_timeout + GRACE_SECONDS
-        result = await self._client.run(self._folder, metadata, idempotency_key=self._id, seconds=seconds)
+        model = variables["OPENAI_MODEL"]
+        async with self._front.session(variables["OPENAI_API_KEY"], model) as reached:
+            metadata = trial_request(self._settings, self._folder, reached, model)
+            seconds = self._settings.harbor_timeout + GRACE_SECONDS
+            result = await self._client.run(self._folder, metadata, idempotency_key=self._id, seconds=seconds)
+        if result.status != RunStatus.COMPLETED and reached.failure is not None:
+            raise TrialLost("ModelFailed", f"the agent's last call at the proxy failed: {reached.failure}")
         self._rewards = json.dumps(rewards_of(result)).encode()
         return _ended(0 if result.status == RunStatus.COMPLETED else 1, result.error or "")
 
@@ -142,16 +147,17 @@ class Trial(Nowhere):
         return self._front.serving(self._asked, server)
 
 
-def trial_request(settings: RemoteSettings, folder: Path, env: Mapping[str, str]) -> dict[str, Any]:
-    """The metadata of a trial. `env` has the model's URL, key and name, as a program in a sandbox is given them. Pure."""
-    key = env["OPENAI_API_KEY"]
-    base, _, _ = env["OPENAI_BASE_URL"].rpartition("/v1")
-    url = f"{base}/{key}/v1"
-    kwargs = {**(settings.agent_kwargs or {}), "model_base_url": url, "session_id": session_of(key)}
+def trial_request(settings: RemoteSettings, folder: Path, reached: Reached, model: str) -> dict[str, Any]:
+    """The metadata of a trial whose agent reaches `model` there. Pure."""
+    kwargs = {
+        **(settings.agent_kwargs or {}),
+        "model_base_url": reached.url,
+        "session_id": session_of(reached.key),
+    }
     agent: dict[str, Any] = {
-        "model_name": settings.model_name or f"openai/{env['OPENAI_MODEL']}",
+        "model_name": settings.model_name or f"openai/{model}",
         "max_timeout_sec": settings.harbor_timeout,
-        "llm_proxy_url": url,
+        "llm_proxy_url": reached.url,
         "kwargs": kwargs,
     }
     if settings.agent_import_path is not None:
@@ -164,8 +170,8 @@ def trial_request(settings: RemoteSettings, folder: Path, env: Mapping[str, str]
         "timeout_multiplier": 1.0,
         "verifier": {"disable": False},
         "environment_overrides": {
-            "OPENAI_API_KEY": key,
-            "OPENAI_BASE_URL": url,
+            "OPENAI_API_KEY": reached.key,
+            "OPENAI_BASE_URL": reached.url,
             **(settings.environment_overrides or {}),
         },
         "environment_kwargs": dict(settings.environment_kwargs or {}),
@@ -198,7 +204,11 @@ def make_trials(settings: RemoteSettings | None, environ: Mapping[str, str]) -> 
     """What makes the provider of each job of this process, all behind one front; None where this engine runs the trials."""
     if settings is None or settings.use_local_trial:
         return None
-    front = Front(settings.proxy_host, settings.proxy_port, _known_as(settings))
+    front = (
+        Front(settings.proxy_host, settings.proxy_port, _known_as(settings))
+        if settings.proxy_server_url is None
+        else RelayedFront(settings, environ, settings.harbor_timeout + GRACE_SECONDS)
+    )
     return lambda: HarborTrials(settings, environ, front)
 
 

@@ -1,6 +1,6 @@
 """The relay's messages: JSON objects, one a WebSocket text frame. Pure.
 
-    worker → proxy   worker_hello {worker_id, model, token_capture, capacity, prompts}
+    worker → proxy   worker_hello {worker_id, model, token_capture, capacity, prompts, sessions}
     proxy → worker   worker_hello_ack {worker_id}
     proxy → worker   completion_request {request_id, session_id, messages or prompt, tools, temperature, …, stream, …}
     worker → proxy   completion_chunk {request_id, text}…            where `stream` is true
@@ -66,6 +66,8 @@ class Hello(ApiModel, extra="ignore"):
     """Calls that it answers at once; None: as many as come."""
     prompts: bool = False
     """Whether it takes bare prompts: who does not know that field of a request would answer no messages at all."""
+    sessions: str | None = None
+    """It answers sessions whose names begin so, and no other worker does; None: it answers all others."""
 
 
 def hello(message: Mapping[str, Any]) -> Hello:
@@ -80,10 +82,13 @@ def hello(message: Mapping[str, Any]) -> Hello:
 
 
 def request_message(id: str, request: ModelRequest, model: str, prompt: Prompt | None = None) -> JsonObject:
-    """`completion_request`. With a bare prompt the messages of the request count for nothing."""
+    """`completion_request`. With a bare prompt the messages of the request count for nothing.
+
+    A field without a value is left out: a worker of PR #83 puts its own default in for a missing field, and none for a null.
+    """
     sampling, prefix = request.sampling, request.prefix
     limits = [limit for limit in (sampling.max_tokens, request.max_tokens) if limit is not None]
-    return {
+    fields = {
         "type": "completion_request",
         "request_id": id,
         "session_id": request.session,
@@ -105,20 +110,21 @@ def request_message(id: str, request: ModelRequest, model: str, prompt: Prompt |
         "turn": request.turn,
         "prefix": None if prefix is None else {"messages": prefix.messages, "ids": list(prefix.ids)},
     }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def request_of(message: Mapping[str, Any]) -> ModelRequest:
     """The call that a `completion_request` of our proxy asks for, without `on_text`. Raises FormError."""
     try:
-        prefix = message["prefix"]
+        prefix = message.get("prefix")
         return ModelRequest(
             messages=message["messages"],
-            tools=message["tools"] or [],
+            tools=message.get("tools") or [],
             sampling=Sampling(
-                temperature=message["temperature"],
-                top_p=message["top_p"],
-                max_tokens=message["max_tokens"],
-                stop=message["stop"] or [],
+                temperature=message.get("temperature"),
+                top_p=message.get("top_p"),
+                max_tokens=message.get("max_tokens"),
+                stop=message.get("stop") or [],
                 extra=message["extra"],
             ),
             seed=message["seed"],

@@ -90,6 +90,10 @@ class _Worker:
         """Whether it can answer such a call at all."""
         return self.hello.prompts or not is_prompt
 
+    def answers_for(self, session: str) -> bool:
+        """Whether the session is one of those that this worker alone answers."""
+        return self.hello.sessions is not None and session.startswith(self.hello.sessions)
+
     async def send(self, message: JsonObject) -> None:
         """Raises _WorkerLost, and ModelError where the message is too large for a frame."""
         text = json.dumps(message, separators=(",", ":"))
@@ -298,11 +302,12 @@ class Hub:
         came = clock()
         try:
             while not waiting.worker.done():
-                if self._workers and not any(worker.takes(is_prompt) for worker in self._workers.values()):
+                able = self._able(session).values()
+                if able and not any(worker.takes(is_prompt) for worker in able):
                     raise RequestRefused(
                         "NoPrompts", f"no connected worker of model {self.name} takes a bare prompt, only chat messages"
                     )
-                due = max(came, self._alone_since) + self._wait if not self._workers else clock() + self._wait
+                due = max(came, self._alone_since) + self._wait if not able else clock() + self._wait
                 if clock() >= due:
                     raise ModelError("NoWorker", f"no worker of model {self.name} was connected for {self._wait:g} s")
                 await asyncio.wait([waiting.worker], timeout=due - clock())
@@ -314,12 +319,19 @@ class Hub:
                 self._waiting.remove(waiting)
             raise
 
+    def _able(self, session: str) -> dict[str, _Worker]:
+        """The workers that may answer a session, by name."""
+        own = {name: worker for name, worker in self._workers.items() if worker.answers_for(session)}
+        return own or {name: worker for name, worker in self._workers.items() if worker.hello.sessions is None}
+
     def _hand_out(self) -> None:
         """Give the calls that wait longest to workers that have room."""
         for waiting in list(self._waiting):
             if not any(worker.room > 0 for worker in self._workers.values()):
                 break
-            able = {name: worker for name, worker in self._workers.items() if worker.takes(waiting.is_prompt)}
+            able = {
+                name: worker for name, worker in self._able(waiting.session).items() if worker.takes(waiting.is_prompt)
+            }
             in_flight = {name: worker.taken for name, worker in able.items()}
             limits = {name: worker.taken + worker.room for name, worker in able.items()}
             if (name := choose(waiting.session, in_flight, limits)) is not None:

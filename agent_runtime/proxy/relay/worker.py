@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -36,7 +37,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class Worker:
-    """Serves the proxy at `url` (`https://proxy.example`) with `model`, which is checked already."""
+    """Serves the proxy at `url` (`https://proxy.example`) with `model`, which is checked already.
+
+    With `sessions` it answers the sessions whose names begin so, and no others; the model is known there by whatever names
+    they were registered with. `on_change` is called with True when the proxy has taken the worker, and with False when that
+    connection ends.
+    """
 
     def __init__(
         self,
@@ -47,10 +53,13 @@ class Worker:
         *,
         capacity: int = CAPACITY,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        sessions: str | None = None,
+        on_change: Callable[[bool], None] = lambda connected: None,
     ) -> None:
         self.url = url.rstrip("/") + forms.PATH
         self._admin_key, self._model, self._name = admin_key, model, name
         self._capacity, self._heartbeat = capacity, heartbeat_seconds
+        self._sessions, self._on_change = sessions, on_change
         self._failures = 0
 
     async def run(self) -> NoReturn:
@@ -86,10 +95,11 @@ class Worker:
             said: JsonObject = {
                 "type": "worker_hello",
                 "worker_id": self._name,
-                "model": self._model.name,
+                "model": self._model.name if self._sessions is None else None,
                 "token_capture": self._model.token_capture,
                 "capacity": self._capacity,
                 "prompts": isinstance(self._model, PromptModel),
+                "sessions": self._sessions,
             }
             await socket.send_str(json.dumps(said))
             connection = _Connection(socket, self._model)
@@ -99,7 +109,11 @@ class Worker:
                     return f"expected worker_hello_ack, got {answer!r}"
                 _LOG.info("%s: connected as worker %s", self.url, self._name)
                 self._failures = 0
-                message = await connection.serve()
+                self._on_change(True)
+                try:
+                    message = await connection.serve()
+                finally:
+                    self._on_change(False)
             return self._ended(message)
 
     def _ended(self, message: aiohttp.WSMessage) -> str:

@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig  # type: ignore[import-not-found
 from omegaconf import DictConfig, OmegaConf  # type: ignore[import-not-found]
 from verl.trainer.main_ppo import main as train  # type: ignore[import-not-found]
 
+from agent_runtime.proxy.serve import ADMIN_KEY_VARIABLE
 from agent_runtime.remote.dataset import harbor_files
 from agent_runtime.remote.settings import SERVER_KEY, as_environment, given_at, read_settings
 from agent_runtime.remote.task_path import ROOTS_VARIABLE
@@ -28,7 +29,7 @@ def prepare(config: DictConfig, environ: Mapping[str, str], overrides: Sequence[
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
     settings = read_settings(plain, environ, given_at(overrides, plain))
     variables = {} if settings is None else as_environment(settings)
-    variables |= {name: environ[name] for name in (SERVER_KEY, ROOTS_VARIABLE) if environ.get(name)}
+    variables |= {name: environ[name] for name in (SERVER_KEY, ADMIN_KEY_VARIABLE, ROOTS_VARIABLE) if environ.get(name)}
     for key, files in harbor_files(plain).items():
         OmegaConf.update(config, f"data.{key}", files, merge=False)
     for name, value in variables.items():

@@ -1,45 +1,16 @@
 """`rolloutctl proxy` and `rolloutctl proxy-worker` as a person starts them, with a vLLM behind the worker alone."""
 
 import asyncio
-import contextlib
-import os
 import signal
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from agent_runtime.proxy.serve import ADMIN_KEY_VARIABLE
+from tests.support.proxy_process import KEY, rolloutctl, said, url_of
 from tests.support.vllm_server import VllmStandIn
 
-KEY = "0123456789abcdef-the-admin-key"
 BEARER = {"Authorization": f"Bearer {KEY}"}
-ENVIRON = {**os.environ, ADMIN_KEY_VARIABLE: KEY}
-
-
-@contextlib.asynccontextmanager
-async def rolloutctl(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "rolloutctl.main", *arguments, env=ENVIRON, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-async def said(process: asyncio.subprocess.Process, words: str) -> str:
-    """The line of its log with these words."""
-    assert process.stderr is not None
-    async with asyncio.timeout(300):
-        while line := (await process.stderr.readline()).decode():
-            if words in line:
-                return line
-    raise AssertionError(f"it ended without saying {words!r}")
 
 
 async def stopped(process: asyncio.subprocess.Process) -> int:
@@ -53,7 +24,7 @@ async def test_a_model_behind_a_nat_answers_token_for_token_and_a_killed_worker_
         rolloutctl("proxy", "--relay", "--model", "tiny", "--port", "0", "--store", str(tmp_path)) as proxy,
         aiohttp.ClientSession() as client,
     ):
-        url = "http://127.0.0.1:" + (await said(proxy, "at http://")).rsplit(":", 1)[1].strip()
+        url = await url_of(proxy)
         worker = ("proxy-worker", "--url", url, "--model", "tiny", "--endpoint", f"{vllm.url}/v1")
         async with rolloutctl(*worker) as first, rolloutctl(*worker) as second:
             await asyncio.gather(said(first, "connected as worker"), said(second, "connected as worker"))

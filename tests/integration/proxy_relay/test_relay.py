@@ -337,6 +337,22 @@ async def test_a_bare_prompt_goes_to_no_worker_that_would_take_it_for_an_empty_c
         assert (await last)[0] == 400
 
 
+async def test_a_session_that_one_worker_alone_answers_goes_to_no_other(tmp_path: Path) -> None:
+    async with bench(tmp_path, wait_seconds=0.5) as relay:
+        every = NamedModel(own="every")
+        await relay.start(every)
+        base_url = {}
+        for name in ("a", "b"):
+            async with relay.client.post(f"{relay.url}/sessions/{name}-1", headers=BEARER) as reply:
+                base_url[name] = relay.url + (await reply.json())["base_path"]
+            # Its model has a name of its own: whoever registers the sessions names it there.
+            await relay.start(NamedModel(own=name, name="of-trials"), sessions=f"{name}-")
+        answers = [content((await relay.ask())[1])]
+        for relay.base_url in (base_url["a"], base_url["b"]):
+            answers += [content((await relay.ask(str(number)))[1]) for number in range(3)]
+        assert answers == ["every done", *["a done"] * 3, *["b done"] * 3]
+
+
 async def test_failures_of_the_model_behind_the_relay_keep_their_status(tmp_path: Path) -> None:
     async with bench(tmp_path) as relay:
         model = NamedModel(failures=[ContextExceeded("too long"), ModelError("Timeout", "slow"), ValueError("a bug")])

@@ -1,20 +1,23 @@
 """verl's rollouts as trials on a Harbor server: a real server, real sandboxes, a policy in this process for verl's."""
 
 import asyncio
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from agent_runtime.models.base import TokenPrefix
+from agent_runtime.proxy.serve import ADMIN_KEY_VARIABLE
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.remote.rows import HarborRows, with_remote_agent
 from agent_runtime.remote.settings import read_settings
 from agent_runtime.remote.trials import make_trials
+from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.trainers.verl.job import Kind
 from agent_runtime.trainers.verl.model import LLMClientModel
 from agent_runtime.trainers.verl.rollouts import Member, Rollouts
@@ -22,6 +25,7 @@ from agent_runtime.trainers.verl.rows import read_row
 from rollout_api.records import IntentRecord, Message
 from tests.support.harbor_server import asking, harbor_server, job
 from tests.support.harbor_tasks import hello_world
+from tests.support.proxy_process import KEY, rolloutctl, url_of
 
 
 @dataclass
@@ -81,15 +85,17 @@ def config(folder: Path, **remote: Any) -> dict[str, Any]:
     }
 
 
-async def play(folder: Path, policy: Policy, members: int = 1, **remote: Any) -> list[Member]:
+async def play(
+    folder: Path, policy: Policy, members: int = 1, environ: Mapping[str, str] | None = None, **remote: Any
+) -> list[Member]:
     """The rollouts of one row, as a worker of verl runs them."""
-    settings = read_settings(config(folder, **remote), {})
+    settings = read_settings(config(folder, **remote), environ or {})
     assert settings is not None
     running = Rollouts(
         with_remote_agent(config(folder, **remote), settings),
         policy.model,
         {},
-        make_trials(settings, {}),
+        make_trials(settings, environ or {}),
     )
     row = read_row({"uid": "u", "index": 0, "instance_id": "hello"}, HarborRows(config(folder, **remote), {}, settings))
     try:
@@ -211,3 +217,106 @@ async def test_what_was_rolled_out_is_recorded_as_every_other_run(tmp_path: Path
     (intent,) = [record for record in await run.records(0) if isinstance(record, IntentRecord)]
     assert intent.tools is not None
     assert [tool["function"]["name"] for tool in intent.tools] == ["write"]
+
+
+# A standalone proxy (PROXY_SERVER_URL): a process of its own, which agents call, and to which the trainer connects.
+
+
+async def test_trials_behind_a_standalone_proxy_are_recorded_token_for_token(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    async with (
+        rolloutctl("proxy", "--relay", "--model", "any", "--port", "0", "--store", str(tmp_path / "store")) as proxy,
+        harbor_server(tmp_path / "server", job("mini", asking(turns=2))) as (harbor, _),
+    ):
+        environ = {"PROXY_SERVER_URL": await url_of(proxy), ADMIN_KEY_VARIABLE: KEY}
+        workers = [tmp_path / name for name in ("a", "b")]
+        for worker in workers:
+            shutil.copytree(tmp_path / "tasks", worker / "tasks")
+        played = await asyncio.gather(
+            *(play(worker, Policy(), 2, environ, agent_name="mini", harbor_server_url=harbor) for worker in workers)
+        )
+        proxy.terminate()
+        assert proxy.stderr is not None
+        log = (await proxy.stderr.read()).decode()
+
+    assert log.count("has connected") == len(workers)
+    for member in [member for members in played for member in members]:
+        assert (member.result.outcome, member.result.reward) == ("Completed", 1.0), member.result.message
+        (sample,) = member.samples
+        text = "".join(map(chr, [*sample.prompt_ids, *sample.response_ids]))
+        assert text == "[write]Write `Hello, world!` into hello.txt.\nokAnd 0?ok"
+        trained = [chr(token) for token, mask in zip(sample.response_ids, sample.response_mask, strict=True) if mask]
+        assert "".join(trained) == "okok"
+    assert not list((tmp_path / "store").rglob("*.json*")), "a trial that has ended leaves no session whose key is good"
+
+
+async def test_a_trial_whose_standalone_proxy_dies_is_tried_again_and_is_no_reward_of_zero(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    policy = Policy()
+    policy.free.clear()
+    command = ("proxy", "--relay", "--keyless", "--model", "any", "--store", str(tmp_path / "store"), "--port")
+    async with harbor_server(tmp_path / "server", job("mini", asking(turns=1))) as (harbor, _):
+        async with rolloutctl(*command, "0") as proxy:
+            url = await url_of(proxy)
+            environ = {"PROXY_SERVER_URL": url}
+            playing = asyncio.create_task(
+                play(tmp_path, policy, environ=environ, agent_name="mini", harbor_server_url=harbor)
+            )
+            while not policy.working:
+                assert not playing.done(), playing.result()
+                await asyncio.sleep(0.02)
+            proxy.kill()
+            await proxy.wait()
+        async with rolloutctl(*command, url.rpartition(":")[2]):
+            policy.free.set()
+            (member,) = await playing
+
+    assert (member.result.outcome, member.result.reward, member.result.attempt) == ("Completed", 1.0, 1)
+
+
+async def test_a_failure_that_only_the_standalone_proxy_sees_is_no_reward_of_zero(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    store = tmp_path / "store"
+
+    class GivesUp(ForeignServer):
+        """Its agent calls the model while the proxy cannot write its record, and gives up."""
+
+        async def run(self, request: web.Request) -> web.Response:
+            answer = await super().run(request)
+            body = {"model": "verl", "messages": [{"role": "user", "content": "hello"}]}
+            store.rename(tmp_path / "away")
+            store.touch()
+            try:
+                url = f"{self.asked[-1]['agent']['llm_proxy_url']}/chat/completions"
+                async with ClientSession() as http, http.post(url, json=body) as reply:
+                    assert reply.status == 503, await reply.text()
+            finally:
+                store.unlink()
+                (tmp_path / "away").rename(store)
+            return answer
+
+    foreign = GivesUp(
+        {"status": "error", "rewards": {"reward": 0.0}, "error": "NonZeroAgentExitCodeError: exit code 1"}
+    )
+    async with (
+        rolloutctl("proxy", "--relay", "--keyless", "--model", "any", "--port", "0", "--store", str(store)) as proxy,
+        foreign as harbor,
+    ):
+        environ = {"PROXY_SERVER_URL": await url_of(proxy)}
+        (member,) = await play(
+            tmp_path, Policy(), environ=environ, agent_name="a", harbor_server_url=harbor, max_retries=1
+        )
+
+    assert member.is_lost
+    assert member.result.message.startswith("the agent's last call at the proxy failed"), member.result.message
+
+
+@pytest.mark.parametrize("keys", [{ADMIN_KEY_VARIABLE: "x" * 20}, {}])
+async def test_a_standalone_proxy_that_refuses_the_trainer_is_told_before_the_first_trial(
+    tmp_path: Path, keys: dict[str, str]
+) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    async with rolloutctl("proxy", "--relay", "--model", "any", "--port", "0", "--store", str(tmp_path)) as proxy:
+        environ = {"PROXY_SERVER_URL": await url_of(proxy), **keys}
+        with pytest.raises(SandboxFailure, match=r"proxy_server_url: .* refused the admin key"):
+            await play(tmp_path, Policy(), environ=environ, agent_name="a")

@@ -48,7 +48,7 @@ def test_bad_values_are_all_told_at_once_with_the_name_of_each() -> None:
         "REMOTE_AGENT_USE_LOCAL_TRIAL": "maybe",
         "HARBOR_TIMEOUT": "-1",
         "HARBOR_SERVER_URL": "harbor:8080",
-        "PROXY_SERVER_URL": "http://proxy",
+        "PROXY_SERVER_URL": "proxy:8080",
     }
 
     with pytest.raises(SettingsError) as refused:
@@ -62,7 +62,12 @@ def test_bad_values_are_all_told_at_once_with_the_name_of_each() -> None:
 
 def test_workers_are_told_what_was_decided() -> None:
     settings = RemoteSettings(
-        agent_name="a", agent_kwargs={"x": [1]}, max_retries=5, use_local_trial=True, llm_proxy_ip="10.0.0.1"
+        agent_name="a",
+        agent_kwargs={"x": [1]},
+        max_retries=5,
+        use_local_trial=True,
+        llm_proxy_ip="10.0.0.1",
+        proxy_server_url="http://proxy",
     )
 
     assert read_settings({"remote_agent": {"agent_name": "b"}}, as_environment(settings)) == settings
