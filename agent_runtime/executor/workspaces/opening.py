@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import resource
 import signal
 import socket
 
@@ -18,9 +17,6 @@ from agent_runtime.executor.workspaces.hosts import OverlayHost, PlainHost
 from agent_runtime.executor.workspaces.peer import Peer, PeerGone
 from agent_runtime.executor.workspaces.spawned import spawn
 from agent_runtime.executor.workspaces.zygote import take_zygote
-
-# A workspace takes four descriptors; the usual soft limit of 1,024 would end at some 200 of them.
-_DESCRIPTORS = 65536
 
 
 async def open_overlay_or_plain(config: HostConfig) -> tuple[OverlayHost | PlainHost, str | None]:
@@ -63,12 +59,8 @@ def _lock(state_dir: str) -> int:
 
 
 def _settle() -> None:
-    """Prepare the executor's own process: unreadable for tools, reaping what falls to it, room for descriptors."""
+    """Prepare the executor's own process: unreadable for tools, reaping what falls to it."""
     kernel.hide_from_tools()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     if os.getpid() == 1:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, _reap)

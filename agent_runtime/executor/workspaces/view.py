@@ -54,9 +54,11 @@ def _lay_over(ground: Ground, name: str, parent: str) -> None:
 def process_limits(request: Message, *, own_users: bool = True) -> dict[int, int]:
     """The rlimits that keep what a workspace's limits allow one process or user.
 
-    The kernel counts processes by user; that means something only where the users are the workspace's own.
+    The kernel counts processes by user; that means something only where the users are the workspace's own. It also counts
+    the descriptors that a user has sent through sockets, over all workspaces, and refuses to send more to whoever's own
+    limit they exceed. Half of what this process has keeps the tools from having that happen to what serves workspaces.
     """
-    limits = {resource.RLIMIT_CORE: 0}
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2}
     if own_users:
         limits[resource.RLIMIT_NPROC] = request["processes"] or _MAX_PROCESSES
     sizes = [size for size in (request["fileBytes"], request["diskBytes"]) if size is not None]

@@ -223,6 +223,42 @@ async def test_using_everything_up_hits_only_the_culprit(
     assert (await run(culprit, "echo again")).output == "again\n"
 
 
+# Sends descriptors through sockets that nobody reads, as many at once as the kernel lets one user have on their way.
+_SENDS_DESCRIPTORS = """
+import array, resource, socket, time
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+pairs = []
+try:
+    while True:
+        pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+        pairs[-1][0].setblocking(False)
+        try:
+            while True:
+                pairs[-1][0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * 253))])
+        except BlockingIOError:
+            pass
+except OSError as error:
+    print(error.strerror, flush=True)
+time.sleep(1000)
+"""
+
+
+async def test_descriptors_on_their_way_keep_no_neighbour_from_being_made(masked: Inside) -> None:
+    """The kernel counts them by user, over all workspaces: their rollouts would be lost, or could not be graded."""
+    neighbour, culprit = await masked.make(), await masked.make()
+    command, output = await start(culprit, [_PYTHON, "-c", _SENDS_DESCRIPTORS])
+    told = await asyncio.get_running_loop().run_in_executor(None, os.read, output, 100)
+    assert told == b"Too many references: cannot splice\n"
+    for _ in range(10):
+        assert (await run(await masked.make(), "echo made")).output == "made\n"
+    master, slave = await neighbour.open_terminal(24, 80)
+    os.close(master)
+    os.close(slave)
+    await command.signal(signal.SIGKILL, tree=True)
+    await read_all(output)
+
+
 @pytest.fixture(params=["masked", "plain"])
 def either(request: pytest.FixtureRequest) -> Inside:
     inside: Inside = request.getfixturevalue(request.param)
