@@ -22,6 +22,7 @@ from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError
 from agent_runtime.sandboxes.base import (
     INTERRUPTED,
+    DiskFailed,
     Evidence,
     Fenced,
     FileError,
@@ -145,6 +146,8 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
             return _used_up(f"{error.cause}: {error.message}", situation, is_gone=False)
         case ArtifactsTooLarge() if situation.phase is Phase.COLLECTING:
             return _used_up(str(error), situation, is_gone=False)
+        case DiskFailed() if situation.phase is Phase.GRADING:
+            return _retry("DiskFailed", str(error), situation)
         case FileError() | LayerTooLarge() if situation.exposed:
             return _of_files(error, situation)
         case VerifierUnavailable() if situation.phase is Phase.GRADING_IN_PLACE:

@@ -89,6 +89,10 @@ class FileError(Exception):
         self.path, self.message = path, message
 
 
+class DiskFailed(FileError):
+    """The file system below the workspace is full or broken. A workspace's own disk limit raises WorkspaceLimit instead."""
+
+
 @dataclass(frozen=True)
 class Fence:
     """One runner's hold on an attempt: who acts with a lower epoch, or an equal one of another holder, is refused."""

@@ -20,7 +20,15 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from agent_runtime.executor.frames import UPGRADE
-from agent_runtime.sandboxes.base import CommandResult, Fence, Fenced, FileError, SandboxFailure, WorkspaceLimit
+from agent_runtime.sandboxes.base import (
+    CommandResult,
+    DiskFailed,
+    Fence,
+    Fenced,
+    FileError,
+    SandboxFailure,
+    WorkspaceLimit,
+)
 from agent_runtime.sandboxes.command_frames import Refused, Running, answer, command_content, no_answer
 from agent_runtime.sandboxes.command_stream import CommandStream, CommandStreams
 from agent_runtime.sandboxes.executor_connection import Body, Connection, Connections, Headers
@@ -34,6 +42,7 @@ REPLY_SECONDS = 30.0
 # The executor ends a command at its deadline. One that still runs so much later says that the executor is broken.
 DEADLINE_GRACE_SECONDS = 60.0
 LIMIT_CAUSES = frozenset({"Memory", "Disk", "Processes", "Attacked"})
+DISK_ERRNOS = frozenset({"ENOSPC", "EDQUOT", "EIO"})
 
 Query = Sequence[tuple[str, str]]
 ProtocolT = TypeVar("ProtocolT", bound=asyncio.Protocol)
@@ -108,7 +117,8 @@ def refusal(status: int, body: bytes, what: str) -> Exception:
         case "NotFound":
             return SandboxFailure("WorkspaceLost", message)
         case "FileError":
-            return FileError(str(error.get("path", "")), message)
+            kind = DiskFailed if error.get("errno") in DISK_ERRNOS else FileError
+            return kind(str(error.get("path", "")), message)
         case "Unauthorized":
             return SandboxFailure("SandboxLost", f"another executor answers at this address: {message}")
     return ExecutorRefusal(code, message, {k: v for k, v in error.items() if k not in ("code", "message")})

@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from agent_runtime.sandboxes.base import Ancestors, CommandResult, FileError, Workspace, WorkspaceLimit
+from agent_runtime.sandboxes.base import Ancestors, CommandResult, DiskFailed, FileError, Workspace, WorkspaceLimit
 from agent_runtime.verification import reward_file
 from agent_runtime.verification.artifacts import is_below
 from agent_runtime.verification.junit import (
@@ -191,9 +191,9 @@ class _Grading:
             output = result.stderr.decode(errors="replace").strip()[-OUTPUT_BYTES:]
             raise _Failed(f"the working directory cannot be given to the verifier's user: {result.cause or output}")
 
-    def unavailable(self, message: str, by_artifacts: bool) -> Exception:
+    def unavailable(self, message: str, error: FileError, by_artifacts: bool) -> Exception:
         """The policy can cause everything in its own workspace; in another one, what its artifacts can."""
-        is_policys = by_artifacts or self.rules.mode is VerifierMode.SHARED
+        is_policys = self.rules.mode is VerifierMode.SHARED or (by_artifacts and not isinstance(error, DiskFailed))
         return _Failed(message) if is_policys else VerifierUnavailable(message)
 
     async def put_files(self) -> None:
@@ -204,12 +204,12 @@ class _Grading:
         try:
             await self.untar_files(root, inside, "replace")
         except FileError as error:
-            raise self.unavailable(f"the hidden files cannot be written: {error}", True) from error
+            raise self.unavailable(f"the hidden files cannot be written: {error}", error, True) from error
         try:
             await self.untar_files("/", {path: file for path, file in files.items() if path not in inside}, "follow")
         except FileError as error:
             message = f"the hidden files outside of {root} cannot be written: {error}"
-            raise self.unavailable(message, False) from error
+            raise self.unavailable(message, error, False) from error
 
     def is_carried(self, path: str) -> bool:
         """It lies in a folder into which the artifacts come, so the agent may have put something in its way."""
@@ -228,7 +228,7 @@ class _Grading:
             await self.workspace.remove(path, key=self.key(f"wipe-{name}"))
         except FileError as error:
             message = f"{path} cannot be removed before grading: {error}"
-            raise self.unavailable(message, self.is_carried(path)) from error
+            raise self.unavailable(message, error, self.is_carried(path)) from error
 
     async def make_folder(self, path: str, name: str) -> None:
         """Files are written with their parents: a file that is written and removed leaves its folder."""
@@ -236,7 +236,7 @@ class _Grading:
             await self.workspace.write(f"{path}/.rollout", b"", key=self.key(f"make-{name}"))
             await self.workspace.remove(f"{path}/.rollout", key=self.key(f"made-{name}"))
         except FileError as error:
-            raise self.unavailable(f"{path} cannot be made: {error}", self.is_carried(path)) from error
+            raise self.unavailable(f"{path} cannot be made: {error}", error, self.is_carried(path)) from error
 
     async def run_commands(self) -> None:
         """Run all commands within the task's `verifierSeconds`; what the time does not suffice for is failed."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.sandboxes.base import FileError, WorkspaceLimit
+from agent_runtime.sandboxes.base import DiskFailed, FileError, WorkspaceLimit
 from agent_runtime.verification import VerifierUnavailable, carry_rules, grade
 from agent_runtime.verification.grade import require_startable
 from rollout_api.records import Verdict
@@ -236,13 +236,16 @@ async def test_memory_used_up_while_grading_is_a_failed_verdict(workspace: Any) 
 
 
 async def test_who_is_to_blame_for_a_hidden_file_that_cannot_be_written(workspace: Any) -> None:
-    broken = Broken(workspace, "untar", FileError("x", "no space"))
+    broken = Broken(workspace, "untar", FileError("x", "a folder is in the way"))
     inside = task(commands=["true"], files=[{"path": "a/test.py", "content": ""}])
     outside = task(commands=["true"], files=[{"path": "/opt/test.py", "content": ""}])
     assert (await grade(inside, Verifier(), broken, key_turn=1)).reward == 0
-    with pytest.raises(VerifierUnavailable, match="outside of /workspace cannot be written: no space"):
+    with pytest.raises(VerifierUnavailable, match="outside of /workspace cannot be written: a folder is in the way"):
         await grade(outside, Verifier(), broken, key_turn=1)
     assert (await grade(outside, SHARED, broken, key_turn=1)).reward == 0
+    full = Broken(workspace, "untar", DiskFailed("x", "no space"))
+    with pytest.raises(VerifierUnavailable, match="cannot be written: no space"):
+        await grade(inside, Verifier(), full, key_turn=1)
 
 
 async def test_a_task_without_verifier_is_the_callers_mistake(workspace: Any) -> None:

@@ -31,7 +31,7 @@ from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.layers import LayerTooLarge
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError, StorageUnavailable
-from agent_runtime.sandboxes.base import Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
+from agent_runtime.sandboxes.base import DiskFailed, Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
 from agent_runtime.verification.grade import VerifierUnavailable
 from rollout_api.records import StopReason, Unexplained
 
@@ -136,6 +136,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("It was lost from outside", lost("NodeLost"), GRADING_AGAIN, AGAIN_GRADING, None),
     ("Its runner stood still for too long", lost("SandboxLost", was_unheld=True), GRADING_AGAIN, AGAIN_GRADING, FREE),
     ("The artifacts cannot be unpacked", FileError("p", "m"), GRADING, FAIL, None),
+    ("They cannot be unpacked because the disk of the machine is full", DiskFailed("p", "m"), GRADING, AGAIN_GRADING, None),
     ("The code under test used up the workspace", WorkspaceLimit("Disk", "m"), GRADING, FAIL, None),
     ("Lost, unexplained, with other attempts in it", lost("SandboxLost"), GRADING, AGAIN_GRADING, ISOLATED),
     ("Lost, unexplained, alone in it, once", lost("SandboxLost"), GRADING_ALONE, AGAIN_GRADING, ISOLATED),

@@ -20,7 +20,15 @@ from agent_runtime.executor.output import Caps, Output
 from agent_runtime.executor.processes import Process
 from agent_runtime.sandboxes import command_stream as sandbox_stream
 from agent_runtime.sandboxes import executor_client
-from agent_runtime.sandboxes.base import Fence, Fenced, FileError, SandboxFailure, WorkspaceLimit, WorkspaceSpec
+from agent_runtime.sandboxes.base import (
+    DiskFailed,
+    Fence,
+    Fenced,
+    FileError,
+    SandboxFailure,
+    WorkspaceLimit,
+    WorkspaceSpec,
+)
 from agent_runtime.sandboxes.executor_client import (
     ExecutorClient,
     ExecutorRefusal,
@@ -499,6 +507,17 @@ async def test_a_path_that_the_model_got_wrong_is_its_file_error(
         await workspace.read("a\0b", key="1:read")
     with pytest.raises(FileError):
         await workspace.read("\ud800", key="2:read")
+
+
+@pytest.mark.parametrize(("errno", "is_disks"), [("ENOSPC", True), ("EIO", True), ("EACCES", False)])
+async def test_a_full_disk_is_told_apart_from_what_stands_in_a_files_way(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace, errno: str, is_disks: bool
+) -> None:
+    """Otherwise a correct solution gets reward 0 where the machine that grades it has a full disk."""
+    server.script = [error("FileError", 422, errno=errno)]
+    with pytest.raises(FileError) as raised:
+        await workspace.write("a", b"x", key="1:write")
+    assert isinstance(raised.value, DiskFailed) is is_disks
 
 
 async def test_removing_nothing_is_fine_and_its_stat_is_none(
