@@ -104,6 +104,8 @@ class TaskVerifier(ApiModel):
     """`junit`: the report that the commands write, relative to the working directory."""
     collect: Annotated[list[Command], Field(max_length=64)] = []
     """Run in the agent's workspace when it is done, before its artifacts are taken; for mode Separate."""
+    prepare: Annotated[list[Command], Field(max_length=64)] = []
+    """Run in the workspace that grades before the artifacts come into it; for mode Separate."""
     artifacts_folder: Path | None = None
     """The folder, relative to the working directory, that alone goes to the grading, over `spec.verifier.artifacts`."""
     reward: RewardRule | None = None
@@ -174,7 +176,7 @@ class TaskStep(ApiModel):
     @field_validator("verifier")
     @classmethod
     def _is_graded_where_it_was_worked(cls, verifier: TaskVerifier | None) -> TaskVerifier | None:
-        given = verifier and (verifier.image or verifier.collect or verifier.artifacts_folder)
+        given = verifier and (verifier.image or verifier.collect or verifier.prepare or verifier.artifacts_folder)
         if verifier is not None and (given or verifier.mode is VerifierMode.SEPARATE):
             raise ValueError(
                 "a step is graded in the agent's own workspace; leave mode Separate and what belongs to it out"

@@ -8,7 +8,7 @@ from agent_runtime.engine.attribution import Action, Phase, Situation, attribute
 from agent_runtime.recording.journal import Journal
 from agent_runtime.sandboxes.base import INTERRUPTED, Fence, SandboxFailure, SandboxProvider, Workspace, WorkspaceSpec
 from agent_runtime.verification.artifacts import carry_rules
-from agent_runtime.verification.grade import CommandWatch, grade, require_startable
+from agent_runtime.verification.grade import CommandWatch, VerifierUnavailable, grade, require_startable
 from rollout_api.base import quantity_value
 from rollout_api.records import ArtifactsRecord, StopRecord, Verdict
 from rollout_api.rollout_job import Verifier
@@ -48,6 +48,17 @@ async def collect(task: Task, workspace: Workspace, turn: int) -> str | None:
             output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
             return f"verifier.collect[{number}] failed with {result.cause or result.exit_code}: {output}"
     return None
+
+
+async def _prepare(task: Task, workspace: Workspace, turn: int) -> None:
+    """Run `verifier.prepare` in the workspace that grades, without anything of the agent in it."""
+    for number, command in enumerate(task.verifier.prepare if task.verifier else ()):
+        seconds = task.timeouts.verifier_seconds
+        result = await workspace.run(command, key=f"{turn}:prepare-{number}", deadline_seconds=seconds)
+        if not result.ok:
+            output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
+            ending = result.cause or f"exit code {result.exit_code}"
+            raise VerifierUnavailable(f"verifier.prepare[{number}] ended with {ending}: {output}")
 
 
 async def store_artifacts(
@@ -103,6 +114,7 @@ async def grade_artifacts(
             )
             # From here on, what cannot start or is lost may be so because of what the policy made.
             apart = await require_startable(task, workspace, key_turn=turn)
+            await _prepare(task, workspace, turn)
             exposed = True
             folder, rules = carry_rules(task, verifier, workspace.working_dir)
             dropped = await workspace.carry(folder, rules, artifacts(), key=f"{turn}:artifacts")

@@ -354,7 +354,7 @@ class _Reader:
         if path != "verifier":
             variables |= {variable.name: variable for variable in self.env(f"{path}.env")}
         carried = self.carried() if self.is_separate() and path == "verifier" else None
-        restore = "" if carried is None else carried[1]
+        gather, restore = ("", "") if carried is None else carried
         return TaskVerifier(
             kind=VerifierKind.REWARD_FILE,
             files=list(files.values()),
@@ -362,7 +362,8 @@ class _Reader:
             env=list(variables.values()),
             user=user,
             mode=VerifierMode.SHARED if carried is None else VerifierMode.SEPARATE,
-            collect=[] if carried is None else [carried[0]],
+            collect=[] if carried is None else [f"{self.hooks()}{gather}"],
+            prepare=[] if carried is None else [gather],
             artifacts_folder=None if carried is None else COLLECTED,
             image=None if carried is None else self.grading_image(),
         )
@@ -379,10 +380,16 @@ class _Reader:
             return None
         return self.built("tests", f"{self.folder.name}-tests", "verifier.environment.build_timeout_sec")
 
+    def hooks(self) -> str:
+        """What runs in the agent's workspace before its artifacts are gathered. Those of other services are reported."""
+        return "".join(f"{hook.get('command', ':')}\n" for hook in self.verifier.get("collect", []))
+
     def carried(self) -> tuple[str, str]:
         """Shell scripts that gather the declared artifacts, and that put them back where they were.
 
-        Links are followed both times: one that the agent made must not lead the grading to the grading's own files.
+        Links are followed both times: one that the agent made must not lead the grading to the grading's own files. The
+        grading's own are gathered first, and the agent's carried over them: so what Python loads by itself is protected
+        by the same rules as in any prepared folder.
         """
         entries = [
             entry if isinstance(entry, str) else entry.get("source", "")
@@ -390,9 +397,7 @@ class _Reader:
         ]
         working_dir = self.working_dir or "."
         sources = dict.fromkeys([CONVENTION, *(posixpath.normpath(str(entry)) for entry in entries)])
-        # Looked at only for their commands: the hooks of other services are reported.
-        hooks = "".join(f"{hook.get('command', ':')}\n" for hook in self.verifier.get("collect", []))
-        gather, restore = f"{hooks}rm -rf {COLLECTED}; mkdir -p {COLLECTED}\n", ""
+        gather, restore = f"rm -rf {COLLECTED}; mkdir -p {COLLECTED}\n", ""
         for number, source in enumerate(sources):
             full = posixpath.normpath(posixpath.join(working_dir, source))
             kept, there = f"{COLLECTED}/{number}", shlex.quote(source)

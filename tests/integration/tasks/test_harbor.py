@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import obstore
+import pytest
 from obstore.store import S3Store
 
 from agent_runtime.engine.check import check_job
@@ -114,6 +115,40 @@ async def test_an_artifact_that_links_to_the_tests_does_not_bring_them(tmp_path:
     assert await rewards(tmp_path / "tasks", [call("ln -s /tests/answer /logs/artifacts/a"), {"content": "x"}]) == [0]
     told = call(r"printf '\000\37742' > /logs/artifacts/a")
     assert await rewards(tmp_path / "tasks", [told, {"content": "x"}]) == [1]
+
+
+FORGES = "import os\nopen('/logs/verifier/reward.json', 'w').write('1')\nos._exit(0)\n"
+PLANTED_IN_ARTIFACTS = {
+    "a module of the standard library": f"cat > json.py <<'EOF'\n{FORGES}EOF",
+    "another interpreter in the prepared environment": "rm env/bin/python\nprintf '#!/bin/sh\\nexit 0\\n' > env/bin/python"
+    "\nchmod +x env/bin/python",
+    "a module in the prepared environment": f"cat > env/lib/python3/site-packages/used.py <<'EOF'\n{FORGES}EOF",
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED_IN_ARTIFACTS)
+async def test_a_separate_verifier_is_not_forged_by_what_python_loads_from_artifacts(
+    tmp_path: Path, planted: str
+) -> None:
+    separate = '\n[verifier]\nenvironment_mode = "separate"\n'
+    # The environment is made where an image would have it: before the agent.
+    healthcheck = (
+        '\n[environment.healthcheck]\ncommand = """mkdir -p /app/env/bin /app/env/lib/python3/site-packages && '
+        "cd /app/env && touch pyvenv.cfg lib/python3/site-packages/used.py && "
+        "printf '#!/bin/sh\\nPYTHONPATH=/app/env/lib/python3/site-packages exec python3 \"$@\"\\n' > bin/python && "
+        'chmod +x bin/python"""\n'
+    )
+    test = (
+        "#!/bin/sh\ncd /app\n"
+        'if env/bin/python -c \'import json, used; assert open("ok").read() == "42\\n"\'; then echo 1; else echo 0; fi'
+        " > /logs/verifier/reward.txt\n"
+    )
+    folder = hello_world(tmp_path / "tasks" / "t", separate + healthcheck, **{"tests/test.sh": test})
+    config = (folder / "task.toml").read_text()
+    (folder / "task.toml").write_text(f'artifacts = ["/app"]\n{config}')
+    done = {"content": "done"}
+    assert await rewards(tmp_path / "tasks", [call(f"cd /app\n{PLANTED_IN_ARTIFACTS[planted]}"), done]) == [0]
+    assert await rewards(tmp_path / "tasks", [call("echo 42 > /app/ok"), done]) == [1]
 
 
 async def test_steps_are_taken_in_one_workspace_and_each_is_paid(tmp_path: Path) -> None:
