@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
+from agent_runtime.remote.environment import changed_sandbox, read_environment, resources_of
 from agent_runtime.remote.forms import AgentRequest, RolloutDetail, RunRequest, RunResult, RunStatus, VerifierRequest
+from agent_runtime.sandboxes.oci_store import place_of
 from rollout_api.manifest import explain, path_of, validate
 from rollout_api.records import Outcome, Record, ResponseRecord, Result, Verdict
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, RolloutJob
@@ -15,11 +18,6 @@ from rollout_api.tasks import Task
 PROVIDER_PREFIXES: Final = ("openai/", "hosted_vllm/")
 """What LiteLLM, which Harbor's agents name models for, takes off before it asks the endpoint."""
 _LONGEST: Final = 604_800
-_HARBORS_RESOURCES: Final = {
-    "override_cpus": ("cpu", "{:g}"),
-    "override_memory_mb": ("memory", "{:g}Mi"),
-    "override_storage_mb": ("disk", "{:g}Mi"),
-}
 
 
 @dataclass(frozen=True)
@@ -89,24 +87,26 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
         warnings += [
             f"agent.kwargs.{name} is not honoured: job {template_name} says how its agent works" for name in kwargs
         ]
+    environment = read_environment(request.environment_kwargs, template.spec.sandbox.provider)
+    if place_of(image := environment.task.get("image", ""), Path()) is not None:
+        raise RunRefused(f"environment_kwargs: {image!r} is a path of the server; name an image of a registry")
     where = f"job {template_name} says where sandboxes come from"
-    warnings += [f"environment_kwargs.{name} is not honoured: {where}" for name in request.environment_kwargs]
-    resources = {
-        field: form.format(overrides.pop(name))
-        for name, (field, form) in _HARBORS_RESOURCES.items()
-        if isinstance(overrides.get(name), int | float)
-    }
+    warnings += [f"environment_kwargs.{name} is not honoured: {where}" for name in environment.not_honoured]
+    own = spec.get("sandbox", {})
+    spec["sandbox"] = {**own, **environment.job}
+    if "kodo" in environment.job:
+        spec["sandbox"]["kodo"] = {**own.get("kodo", {}), **environment.job["kodo"]}
+    resources = resources_of(overrides, "override_")
     for name in [name for name in overrides if name.startswith("override_")]:
         warnings.append(f"environment_overrides.{name} is not honoured: {overrides.pop(name)!r}")
     changed = _timed(task, request)
     if request.verifier.disable:
         changed["verifier"] = None
         changed["steps"] = [{**step, "verifier": None} for step in changed["steps"]]
-    sandbox = changed["sandbox"]
-    kept = [variable for variable in sandbox["env"] if variable["name"] not in overrides]
-    sandbox["env"] = [*kept, *({"name": name, "value": str(value)} for name, value in overrides.items())]
+    added: dict[str, Any] = {"env": [{"name": name, "value": str(value)} for name, value in overrides.items()]}
     if resources:
-        sandbox["resources"] = {**(sandbox.get("resources") or {}), **resources}
+        added["resources"] = resources
+    changed["sandbox"] = changed_sandbox(changed_sandbox(changed["sandbox"], environment.task), added)
     manifest = {
         "apiVersion": template.api_version,
         "kind": template.kind,

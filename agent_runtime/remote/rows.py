@@ -5,15 +5,16 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from agent_runtime.remote.environment import HARBORS, Environment, changed_sandbox, read_environment
 from agent_runtime.remote.plan import without_provider
 from agent_runtime.remote.settings import RemoteSettings, SettingsError
 from agent_runtime.remote.task_path import roots_of, task_path
 from agent_runtime.tasks import load_tasks
-from rollout_api.sandbox import SandboxOverrides
+from rollout_api.sandbox import Provider, SandboxOverrides
 from rollout_api.tasks import Task, TaskFormat, Tasks, TaskSource, TaskVerifier, Timeouts, VerifierKind, VerifierMode
 
 _WEEK: Final = 604_800
@@ -51,7 +52,12 @@ class HarborRows:
 
     def _read(self, folder: Path) -> Task:
         tasks = Tasks(from_=TaskSource(uri=str(folder.resolve()), format=TaskFormat.HARBOR))
-        return load_tasks(tasks, folder, self.environ).tasks[0]
+        task = load_tasks(tasks, folder, self.environ).tasks[0]
+        changes = {} if self.settings is None else environment_of(self.settings).task
+        if not changes:
+            return task
+        wire: dict[str, Any] = task.sandbox.model_dump(mode="json", by_alias=True)
+        return task.model_copy(update={"sandbox": SandboxOverrides.model_validate(changed_sandbox(wire, changes))})
 
     def _of_server(self, folder: Path) -> Task:
         return Task(
@@ -81,6 +87,10 @@ def with_remote_agent(config: Mapping[str, Any], settings: RemoteSettings | None
     else:
         named = _local_agent(settings)
         custom["agent"] = {**named, **agent}
+        own = custom.get("sandbox") or {}
+        job = environment_of(settings).job
+        if job:
+            custom["sandbox"] = {**job, **own}
         if settings.environment_overrides:
             sandbox = dict(custom.get("sandbox") or {})
             added = [{"name": name, "value": str(value)} for name, value in settings.environment_overrides.items()]
@@ -105,6 +115,17 @@ def model_name_of(settings: RemoteSettings | None) -> str:
     return "verl" if settings is None or settings.model_name is None else without_provider(settings.model_name)
 
 
+def environment_of(settings: RemoteSettings) -> Environment:
+    """What `environment_import_path` and `environment_kwargs` come to for a local trial. A class of one's own gets them."""
+    path = settings.environment_import_path
+    if path is not None and path not in HARBORS:
+        return Environment()
+    job = dict(HARBORS.get(path or "", {}))
+    read = read_environment(settings.environment_kwargs or {}, job.get("provider", Provider.LOCAL))
+    kodo = {**job.get("kodo", {}), **read.job.get("kodo", {})}
+    return replace(read, job={**job, **read.job, **({"kodo": kodo} if kodo else {})})
+
+
 def not_honoured(settings: RemoteSettings) -> list[str]:
     """What the settings ask for in vain where this engine runs the trials."""
     if not settings.use_local_trial:
@@ -112,18 +133,12 @@ def not_honoured(settings: RemoteSettings) -> list[str]:
     proxy = (
         "remote_agent.proxy_server_url is not used with use_local_trial: sandboxes of this engine reach the model by it"
     )
-    found = {
-        "environment_import_path": settings.environment_import_path,
-        "environment_kwargs": settings.environment_kwargs,
-        "agent_kwargs": settings.agent_kwargs if settings.agent_import_path is None else None,
-    }
+    found = [f"environment_kwargs.{name}" for name in environment_of(settings).not_honoured]
+    if settings.agent_kwargs and settings.agent_import_path is None:
+        found.append("agent_kwargs")
     return [
         *([proxy] if settings.proxy_server_url else []),
-        *(
-            f"remote_agent.{name} is not honoured: rollout.custom.agent_rollouts says it here"
-            for name, value in found.items()
-            if value
-        ),
+        *(f"remote_agent.{name} is not honoured: rollout.custom.agent_rollouts says it here" for name in found),
     ]
 
 

@@ -52,6 +52,14 @@ def _text(value: Any) -> str:
     return value
 
 
+def _reference(value: Any) -> str:
+    text = _text(value)
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise ValueError("expected `module:Class`")
+    return text
+
+
 def _seconds(value: Any) -> float:
     number = float(value)
     if not 0 < number <= 604_800:
@@ -120,7 +128,7 @@ SOURCES: Final = (
     _Source("harbor_server_url", "HARBOR_SERVER_URL", _url),
     _Source("harbor_timeout", "HARBOR_TIMEOUT", _seconds),
     _Source("agent_name", "REMOTE_AGENT_NAME", _text),
-    _Source("agent_import_path", "REMOTE_AGENT_IMPORT_PATH", _text),
+    _Source("agent_import_path", "REMOTE_AGENT_IMPORT_PATH", _reference),
     _Source("model_name", "REMOTE_MODEL_NAME", _text),
     _Source("agent_kwargs", "REMOTE_AGENT_KWARGS", _object),
     _Source("max_retries", "REMOTE_AGENT_MAX_RETRIES", _count),
@@ -128,7 +136,7 @@ SOURCES: Final = (
     _Source("task_path_template", "REMOTE_AGENT_TASK_PATH_TEMPLATE", _text),
     _Source("environment_overrides", "REMOTE_AGENT_ENVIRONMENT_OVERRIDES", _object),
     _Source("environment_kwargs", "REMOTE_AGENT_ENVIRONMENT_KWARGS", _object),
-    _Source("environment_import_path", "REMOTE_AGENT_ENVIRONMENT_IMPORT_PATH", _text),
+    _Source("environment_import_path", "REMOTE_AGENT_ENVIRONMENT_IMPORT_PATH", _reference),
     _Source("use_local_trial", "REMOTE_AGENT_USE_LOCAL_TRIAL", _flag),
     _Source("proxy_server_url", "PROXY_SERVER_URL", _url),
     _Source("llm_proxy_ip", "LLM_PROXY_IP", _text, "proxy_server"),

@@ -22,6 +22,7 @@ from yarl import URL
 from agent_runtime.engine.program import PROGRAM_KEY
 from agent_runtime.proxy.keys import session_of
 from agent_runtime.remote.client import HarborClient, TrialLost
+from agent_runtime.remote.environment import own_provider
 from agent_runtime.remote.forms import RunResult, RunStatus
 from agent_runtime.remote.front import Front, Reached
 from agent_runtime.remote.relayed import RelayedFront
@@ -201,9 +202,12 @@ def rewards_of(result: RunResult) -> dict[str, float]:
 
 
 def make_trials(settings: RemoteSettings | None, environ: Mapping[str, str]) -> Callable[[], SandboxProvider] | None:
-    """What makes the provider of each job of this process, all behind one front; None where this engine runs the trials."""
-    if settings is None or settings.use_local_trial:
+    """What makes the provider of each job of this process, trials of a server all behind one front; None where our settings
+    say where sandboxes come from. Raises SettingsError."""
+    if settings is None:
         return None
+    if settings.use_local_trial:
+        return own_provider(settings)
     front = (
         Front(settings.proxy_host, settings.proxy_port, _known_as(settings))
         if settings.proxy_server_url is None

@@ -18,6 +18,7 @@ from verl.utils.skip import SkipManager  # type: ignore[import-not-found]
 
 from agent_runtime.remote.rows import not_honoured, with_remote_agent
 from agent_runtime.remote.settings import read_settings
+from agent_runtime.remote.trials import make_trials
 from agent_runtime.trainers.verl.groups import groups_of, shares_of
 from agent_runtime.trainers.verl.job import Kind, rollout_job
 from agent_runtime.trainers.verl.worker import RolloutWorker
@@ -35,6 +36,7 @@ class RolloutManager(AgentLoopManager):  # type: ignore[misc]
         settings = OmegaConf.to_container(self.config, resolve=True)
         remote = read_settings(settings, os.environ)
         rollout_job(with_remote_agent(settings, remote), Kind(members=1, validate=False))
+        make_trials(remote, os.environ)
         for warning in () if remote is None else not_honoured(remote):
             log.warning("%s", warning)
         if self.rollout_config.get("enable_rollout_routing_replay", False):

@@ -337,7 +337,7 @@ async def test_a_bare_prompt_goes_to_no_worker_that_would_take_it_for_an_empty_c
         assert (await last)[0] == 400
 
 
-async def test_a_session_that_one_worker_alone_answers_goes_to_no_other(tmp_path: Path) -> None:
+async def test_session_of_one_worker_goes_to_no_other_worker(tmp_path: Path) -> None:
     async with bench(tmp_path, wait_seconds=0.5) as relay:
         every = NamedModel(own="every")
         await relay.start(every)

@@ -129,6 +129,27 @@ async def test_a_local_trial_is_the_same_task_run_by_this_engine(tmp_path: Path)
     assert (member.result.outcome, member.result.reward) == ("Completed", 1.0), member.result.message
 
 
+async def test_a_local_trial_uses_the_users_own_agent_and_sandboxes(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "hello")
+    own: dict[str, Any] = {"environment_import_path": "tests.support.own_trials:Sandboxes", "use_local_trial": True}
+
+    (solved,) = await play(
+        tmp_path, Policy(), agent_name="oracle", environment_kwargs={"folder": str(tmp_path / "mine")}, **own
+    )
+    (told,) = await play(
+        tmp_path,
+        Policy(),
+        agent_import_path="tests.support.own_trials:Agent",
+        environment_kwargs={"folder": str(tmp_path / "mine")},
+        **own,
+    )
+
+    assert (solved.result.outcome, solved.result.reward) == ("Completed", 1.0), solved.result.message
+    assert (told.result.outcome, told.result.reward) == ("Completed", 0.0), told.result.message
+    assert (tmp_path / "mine" / "sandboxes").is_dir()
+    assert [chr(token) for token in told.samples[0].response_ids] == ["o", "k"]
+
+
 class ForeignServer:
     """PR #83's own server: it answers when the trial has ended, and knows nothing of our headers."""
 
@@ -250,7 +271,7 @@ async def test_trials_behind_a_standalone_proxy_are_recorded_token_for_token(tmp
     assert not list((tmp_path / "store").rglob("*.json*")), "a trial that has ended leaves no session whose key is good"
 
 
-async def test_a_trial_whose_standalone_proxy_dies_is_tried_again_and_is_no_reward_of_zero(tmp_path: Path) -> None:
+async def test_trial_is_retried_when_its_standalone_proxy_dies(tmp_path: Path) -> None:
     hello_world(tmp_path / "tasks" / "hello")
     policy = Policy()
     policy.free.clear()
@@ -274,7 +295,7 @@ async def test_a_trial_whose_standalone_proxy_dies_is_tried_again_and_is_no_rewa
     assert (member.result.outcome, member.result.reward, member.result.attempt) == ("Completed", 1.0, 1)
 
 
-async def test_a_failure_that_only_the_standalone_proxy_sees_is_no_reward_of_zero(tmp_path: Path) -> None:
+async def test_failure_that_only_the_proxy_sees_is_not_graded_as_zero(tmp_path: Path) -> None:
     hello_world(tmp_path / "tasks" / "hello")
     store = tmp_path / "store"
 
@@ -312,7 +333,7 @@ async def test_a_failure_that_only_the_standalone_proxy_sees_is_no_reward_of_zer
 
 
 @pytest.mark.parametrize("keys", [{ADMIN_KEY_VARIABLE: "x" * 20}, {}])
-async def test_a_standalone_proxy_that_refuses_the_trainer_is_told_before_the_first_trial(
+async def test_trainer_that_the_proxy_refuses_fails_before_the_first_trial(
     tmp_path: Path, keys: dict[str, str]
 ) -> None:
     hello_world(tmp_path / "tasks" / "hello")

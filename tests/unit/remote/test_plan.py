@@ -58,6 +58,22 @@ def test_limits_and_resources_are_those_of_the_request() -> None:
     assert [line.split()[0] for line in plan.warnings] == ["environment_overrides.override_gpus"]
 
 
+def test_the_environment_of_a_run_is_honoured_as_far_as_it_means_something_here() -> None:
+    plan = planned(
+        environment_kwargs={"docker_image": "registry/swe:1", "cpus": 2, "claim_timeout": 90, "registry": "r"}
+    )
+
+    assert (plan.task.sandbox.image, plan.task.sandbox.resources.cpu) == ("registry/swe:1", "2")
+    assert plan.job.spec.sandbox.start_seconds == 90
+    assert [line.split()[0] for line in plan.warnings] == ["environment_kwargs.registry"]
+
+
+def test_an_environment_cannot_make_a_folder_of_the_server_its_image() -> None:
+    for image in ("/", "oci:/srv/images", "../secrets"):
+        with pytest.raises(RunRefused, match="is a path of the server"):
+            planned(environment_kwargs={"image": image})
+
+
 def test_a_run_without_verifier_is_not_graded() -> None:
     assert planned(verifier={"disable": True}).task.verifier is None
 

@@ -103,9 +103,15 @@ def test_an_agent_that_is_not_here_is_told_with_those_that_are() -> None:
 
 
 def test_what_a_local_trial_does_not_honour_is_told() -> None:
-    settings = RemoteSettings(use_local_trial=True, environment_kwargs={"namespace": "d"}, agent_kwargs={"cost": 0})
+    settings = RemoteSettings(
+        use_local_trial=True,
+        environment_kwargs={"namespace": "d", "cpus": 1},
+        agent_kwargs={"cost": 0},
+        proxy_server_url="http://proxy",
+    )
 
     assert [line.split()[0] for line in not_honoured(settings)] == [
-        "remote_agent.environment_kwargs",
+        "remote_agent.proxy_server_url",
+        "remote_agent.environment_kwargs.namespace",
         "remote_agent.agent_kwargs",
     ]
