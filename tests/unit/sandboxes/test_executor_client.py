@@ -234,7 +234,8 @@ async def test_nobody_waits_for_a_local_executor_that_has_ended(tmp_path: Path) 
 @pytest.fixture
 async def clock(client: ExecutorClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SimpleNamespace]:
     """What the client takes for the time, while it keeps its executor alive."""
-    time = SimpleNamespace(now=0.0, monotonic=lambda: time.now)
+    time = SimpleNamespace(now=0.0)
+    time.monotonic = lambda: time.now
     monkeypatch.setattr(executor_client, "time", time)
     time.pulse = asyncio.create_task(client.keep_alive(0.03))
     await asyncio.sleep(0)
