@@ -1,8 +1,8 @@
 """The clock of an agent: how much of its time it has used, over all runners of the attempt.
 
 Time in which it was kept waiting by what is not its own does not count: storage, plugins, an environment, a failing model
-server, the replay of what an earlier runner recorded. Calls may run side by side; what several of them lost at once is lost
-once.
+server, the replay of what an earlier runner recorded, and time in which the whole process stood still. Calls may run side by
+side; what several of them lost at once is lost once.
 """
 
 import asyncio
@@ -16,6 +16,27 @@ Span = tuple[float, float]
 """Beginning and end, by one clock."""
 T = TypeVar("T")
 
+TICK_SECONDS = 5.0
+"""A clock that runs is read at least so often."""
+
+
+class WorkingTime:
+    """The loop's time, without stretches in which this process stood still: stopped (SIGSTOP, Ctrl-Z), or frozen with its
+    container. They show because nobody read the time for much longer than `TICK_SECONDS`.
+    """
+
+    def __init__(self) -> None:
+        self._time = asyncio.get_running_loop().time
+        self._read_at = self._time()
+        self._stood_still = 0.0
+
+    def __call__(self) -> float:
+        now = self._time()
+        if now - self._read_at > 2 * TICK_SECONDS:
+            self._stood_still += now - self._read_at
+        self._read_at = now
+        return now - self._stood_still
+
 
 class AgentClock:
     """Counts from `start` on. All times are seconds; `used_before` was used under earlier runners (`agent_seconds_of`)."""
@@ -25,7 +46,7 @@ class AgentClock:
         """What the agent has in all."""
         self.expired = False
         """Whether `running` ended the agent because its time was over."""
-        self.now = now or asyncio.get_running_loop().time
+        self.now = now or WorkingTime()
         self._used_before = used_before
         self._started: float | None = None
         self._lost: list[Span] = []
@@ -33,6 +54,7 @@ class AgentClock:
         self._waits: dict[object, float] = {}
         """What keeps the agent waiting now, and since when."""
         self._timeout: asyncio.Timeout | None = None
+        self._tick: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Count from now on."""
@@ -46,9 +68,11 @@ class AgentClock:
         try:
             async with timeout:
                 self._timeout = timeout
-                self._reschedule()
+                self._keep_ticking()
                 yield
         finally:
+            if self._tick is not None:
+                self._tick.cancel()
             self.expired, self._timeout = timeout.expired(), None
             self.wait(self)
 
@@ -89,9 +113,15 @@ class AgentClock:
             self._lost = union([*self._lost, (begin, end)])
         self._reschedule()
 
+    def _keep_ticking(self) -> None:
+        self._reschedule()
+        self._tick = asyncio.get_running_loop().call_later(TICK_SECONDS, self._keep_ticking)
+
     def _reschedule(self) -> None:
         if self._timeout is not None and not self._timeout.expired():
-            self._timeout.reschedule(None if self._waits else self.now() + self.seconds - self.used())
+            # A timer that is set for later would go off when a process that stood still continues.
+            is_set = not self._waits and (left := self.seconds - self.used()) <= TICK_SECONDS
+            self._timeout.reschedule(asyncio.get_running_loop().time() + left if is_set else None)
 
 
 def union(spans: Sequence[Span]) -> list[Span]:

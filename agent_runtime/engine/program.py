@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent_runtime.agents.base import Stop
-from agent_runtime.engine.agent_clock import AgentClock, agent_seconds_of
+from agent_runtime.engine.agent_clock import TICK_SECONDS, AgentClock, agent_seconds_of
 from agent_runtime.engine.assignment import Assignment, Oversight
 from agent_runtime.engine.attempt_model import AttemptModel
 from agent_runtime.engine.attribution import Action, OutOfTime, Phase, attribute
@@ -215,7 +215,7 @@ class Program:
         seconds, now = self._clock.seconds, self._clock.now
         # Time that it was given meanwhile shows only when the time is up.
         while (left := seconds - self._clock.used()) > 0 and self._model.failing_seconds(now()) < seconds:  # noqa: ASYNC110
-            await asyncio.sleep(max(left, _TICK_SECONDS))
+            await asyncio.sleep(min(max(left, _TICK_SECONDS), TICK_SECONDS))
         if (trouble := self._model.trouble()) is not None:
             # The time ran out on a server that failed, not on the policy.
             self._fail(trouble)

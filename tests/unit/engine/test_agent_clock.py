@@ -1,12 +1,14 @@
 """An agent's time is charged with what it used itself, over all runners, and each lost second is given back once."""
 
 import asyncio
+import time
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_runtime.engine import agent_clock
 from agent_runtime.engine.agent_clock import AgentClock, union
 
 MOMENTS = st.integers(0, 60)
@@ -86,6 +88,27 @@ async def test_the_clock_stands_still_until_the_last_of_several_waits_is_over() 
     used = clock.used()
     await asyncio.sleep(0.01)
     assert clock.used() == used, "the agent has ended"
+
+
+async def test_agent_does_not_pay_for_time_in_which_its_process_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_clock, "TICK_SECONDS", 0.1)
+    clock = AgentClock(1)
+    async with clock.running():
+        await asyncio.sleep(0.1)
+        time.sleep(1.5)  # noqa: ASYNC251 (as SIGSTOP does)
+        await asyncio.sleep(0.01)
+    assert not clock.expired, "a run that was stopped with Ctrl-Z would grade all its rollouts as AgentTimeout"
+    assert clock.used() < 1
+
+
+async def test_agent_that_works_on_comes_to_the_end_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_clock, "TICK_SECONDS", 0.1)
+    clock = AgentClock(0.5)
+    with pytest.raises(TimeoutError):
+        async with clock.running():
+            await asyncio.sleep(60)
+    assert clock.expired
+    assert clock.used() >= 0.5
 
 
 async def test_time_that_was_used_up_under_an_earlier_runner_ends_the_agent_at_once() -> None:
