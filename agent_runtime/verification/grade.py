@@ -90,7 +90,9 @@ async def grade(
     except WorkspaceLimit as limit:
         verdict = grading.failed(f"the grading was ended: {limit.message}")
     is_outside = (task.verifier.report or "").startswith("/")
-    forgeable = not apart or is_outside or runs_agents_modules(task.verifier, verifier)
+    # Tests of other languages are carried as ordinary work: where none is named, those that the agent added count as well.
+    counts_agents_tests = task.verifier.kind is VerifierKind.JUNIT and not task.verifier.tests
+    forgeable = not apart or is_outside or counts_agents_tests or runs_agents_modules(task.verifier, verifier)
     mode = verifier.mode or VerifierMode.SEPARATE
     return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": forgeable})
 

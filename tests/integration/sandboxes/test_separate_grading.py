@@ -150,6 +150,40 @@ async def test_code_under_test_that_replaces_the_report_is_out_of_reach_or_the_v
     assert verdict.reward == (1 if forgeable else 0), verdict
 
 
+RUNS_ALL_TESTS = """\
+echo '<testsuite>' > report.xml
+for test in *_test.sh; do
+  result=$(sh $test || echo '<failure/>')
+  echo "<testcase name='$test'>$result</testcase>" >> report.xml
+done
+echo '</testsuite>' >> report.xml
+"""
+
+
+@pytest.mark.parametrize(("tests", "reward", "forgeable"), [([], 0.75, True), (["hidden_test.sh"], 0, False)])
+async def test_a_verdict_that_tests_of_the_agent_count_for_is_forgeable(
+    provider_of: Callable[..., LocalProvider], tests: list[str], reward: float, forgeable: bool
+) -> None:
+    provider = provider_of("Overlay", "1000:1000")
+    await provider.open()
+    try:
+        verdict = await graded(
+            provider,
+            ["for number in 1 2 3; do echo true > ${number}_test.sh; done"],
+            setup=[],
+            user="1000:1000",
+            verifier_user="0",
+            kind="junit",
+            report="report.xml",
+            commands=[RUNS_ALL_TESTS],
+            files=[{"path": "hidden_test.sh", "content": "test -e solved"}],
+            tests=tests,
+        )
+    finally:
+        await provider.close()
+    assert (verdict.reward, verdict.forgeable) == (reward, forgeable), verdict
+
+
 def quoted(command: str) -> str:
     return "'" + command.replace("'", "'\\''") + "'"
 
