@@ -1,4 +1,4 @@
-"""Environments that nobody trusts, in sandbox pods: what they are worth, and that one that hangs is no reward."""
+"""Environments that nobody trusts, in sandbox pods: what they are worth, and what one that hangs at an action is."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from tests.support.scripted import scripted_job
 ANSWERS = {"played": ["go", "go", "end"], "hanging": ["go", "hang"]}
 
 
-def test_an_environment_is_played_in_a_sandbox_pod_and_one_that_hangs_there_is_masked(
+def test_an_environment_is_played_in_a_sandbox_pod_and_one_that_hangs_at_an_action_is_graded(
     new_job: Callable[[Object], Job],
 ) -> None:
     """The game is in the task's files alone: no runner could open it."""
@@ -33,4 +33,6 @@ def test_an_environment_is_played_in_a_sandbox_pod_and_one_that_hangs_there_is_m
     job.wait("Succeeded")
     played, hanging = job.results()
     assert (played["outcome"], played["reward"], played["turns"]) == ("Completed", 3, 3)
-    assert (hanging["outcome"], hanging["reason"], hanging.get("reward")) == ("InfraFailed", "EnvironmentHung", None)
+    # Masked, an action that hangs would be a way out of a bad episode; tried once more, for it may have been chance.
+    assert (hanging["outcome"], hanging["stopReason"], hanging["reward"]) == ("Completed", "ResourceLimit", 1)
+    assert [failed["reason"] for failed in hanging["failedAttempts"]] == ["EnvironmentHung"]
