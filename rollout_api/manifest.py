@@ -310,9 +310,9 @@ def explain(error: ValidationError, model: type[BaseModel], value: Any) -> list[
     """The field and the message of everything that pydantic found wrong with a value, in plain words."""
     found: dict[Location, list[str]] = {}
     located = [(_location(details, value), details) for details in error.errors(include_url=False)]
+    parents = {location[:length] for location, _ in located for length in range(len(location))}
     for location, details in located:
-        inside = any(len(other) > len(location) and other[: len(location)] == location for other, _ in located)
-        if details["type"] in ("literal_error", "enum") and inside:
+        if details["type"] in ("literal_error", "enum") and location in parents:
             continue  # the list was meant, and what is wrong in it is told by itself
         message = _wording(details, location, model)
         if message not in found.setdefault(location, []):

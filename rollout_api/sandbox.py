@@ -67,7 +67,10 @@ HostPort = Annotated[
         max_length=259,
     ),
 ]
-NetworkAccess = Literal["None", "Public"] | Annotated[list[HostPort], Field(min_length=1, max_length=256)]
+# The CRD cannot check a union's members, so the first wrong entry ends the check: 4096 tasks may each have hundreds.
+NetworkAccess = (
+    Literal["None", "Public"] | Annotated[list[HostPort], Field(min_length=1, max_length=256, fail_fast=True)]
+)
 """`None`; `Public` (no private, link-local or cluster address); or the host:port pairs that may be reached."""
 
 

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import aiohttp
 import kopf
 
+from rollout_api.nesting import read_json
 from rollout_operator.actions import Manifest
 from rollout_operator.config import WRITE_SECONDS
 from rollout_operator.kinds import KINDS
@@ -29,10 +30,8 @@ SILENCE_SECONDS = 120.0
 """The API server sends a bookmark about once a minute; a watch that is silent for two is dead."""
 WATCH_SECONDS = 1800
 """The API server ends a watch then; it is resumed at once."""
-PAGE = 250
-"""Objects of one list response: bounds the memory that parsing takes."""
-PAGE_OF_LARGE = {"RolloutJob": 10}
-"""The same for a kind whose objects may have megabytes."""
+PAGE = 10
+"""Objects of one list response: bounds the memory that parsing takes, because a tenant's object may have a megabyte."""
 _ADMISSION_SAYS = ("violates PodSecurity", "denied the request", "denied request", "unable to validate against any")
 """Words of a 403 about the object itself: Pod Security, webhooks, ValidatingAdmissionPolicies, OpenShift's constraints. Any
 other 403 may pass: a full quota, a ServiceAccount that is not there yet, rights that are being granted."""
@@ -138,7 +137,7 @@ class KubeApi:
 
     async def pages(self, kind: str, namespace: str, selector: str) -> AsyncIterator[tuple[list[Manifest], str]]:
         """All objects of a kind, a page at a time, with the resourceVersion to watch from."""
-        query = {"limit": str(PAGE_OF_LARGE.get(kind, PAGE))} | ({"labelSelector": selector} if selector else {})
+        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:
             page = await self._call("GET", KINDS[kind].path(namespace), query, seconds=LIST_SECONDS)
             metadata = page["metadata"]
@@ -163,7 +162,7 @@ class KubeApi:
             async for chunk in response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    event = json.loads(line)
+                    event = read_json(line)
                     if event["type"] == "ERROR":
                         raise ApiError(
                             event["object"].get("code") or 500, event["object"].get("message") or "watch error"
@@ -195,7 +194,7 @@ class KubeApi:
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         timeout = aiohttp.ClientTimeout(total=seconds)
         async with _as_api_errors(), await self._send(method, url, data, content_type, timeout) as response:
-            answer: dict[str, Any] = json.loads(await response.read())
+            answer: dict[str, Any] = read_json(await response.read())
             return answer
 
     async def _send(

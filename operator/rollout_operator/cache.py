@@ -35,7 +35,7 @@ class Cache:
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[_Name, Manifest]] = {}
-        self._owned: dict[tuple[str, str], dict[_Name, Manifest]] = {}
+        self._owned: dict[tuple[str, str, str], dict[_Name, Manifest]] = {}
         self._pods_by_node: dict[NodeName, dict[_Name, Manifest]] = {}
         self.nodes = NodeCounts()
 
@@ -47,10 +47,11 @@ class Cache:
         """All objects of a kind."""
         return self._objects.get(kind, {}).values()
 
-    def owned(self, kind: str, owner_uid: str) -> tuple[Manifest, ...]:
+    def owned(self, kind: str, namespace: str, owner_uid: str) -> tuple[Manifest, ...]:
         """Objects of a kind whose controller has that uid: the Pods of a Sandbox or of a Job, the Sandboxes, the Job
-        and the NetworkPolicies of a RolloutJob."""
-        return tuple(self._owned.get((kind, owner_uid), {}).values())
+        and the NetworkPolicies of a RolloutJob. An owner is in the namespace of what it owns; anybody can write its uid
+        into an object elsewhere."""
+        return tuple(self._owned.get((kind, namespace, owner_uid), {}).values())
 
     def pods_on(self, node: NodeName) -> tuple[Manifest, ...]:
         """Pods that were placed on a node."""
@@ -63,7 +64,7 @@ class Cache:
         self.remove(kind, *name)
         self._objects.setdefault(kind, {})[name] = obj
         if owner := controller_of(obj):
-            self._owned.setdefault((kind, owner["uid"]), {})[name] = obj
+            self._owned.setdefault((kind, name[0], owner["uid"]), {})[name] = obj
         if kind == "Pod" and (node := obj["spec"].get("nodeName")):
             self._pods_by_node.setdefault(node, {})[name] = obj
         if kind == "Node":
@@ -76,7 +77,7 @@ class Cache:
         if old is None:
             return
         if owner := controller_of(old):
-            _drop(self._owned, (kind, owner["uid"]), key)
+            _drop(self._owned, (kind, namespace, owner["uid"]), key)
         if kind == "Pod" and (node := old["spec"].get("nodeName")):
             _drop(self._pods_by_node, node, key)
         if kind == "Node":

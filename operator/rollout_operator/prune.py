@@ -4,13 +4,16 @@ Tenants and their runners write parts of these objects. Whatever does not have t
 that everything behind the cache may rely on it: one tenant's malformed status must not stop the operator for all.
 """
 
+import json
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from rollout_api.base import API_GROUP
 from rollout_api.model_server import ModelServerStatus
+from rollout_api.nesting import DEEPEST, too_deep
 from rollout_api.rollout_job import RolloutJobStatus, RunnerReport
 from rollout_api.sandbox import SandboxStatus
 from rollout_operator.actions import Manifest
@@ -20,25 +23,28 @@ _METADATA = (
     "name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "ownerReferences",
     "creationTimestamp", "deletionTimestamp",
 )  # fmt: skip
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_READ_KEYS = (f"{API_GROUP}/", "batch.kubernetes.io/", "kueue.x-k8s.io/")
+"""Beginnings of the labels and annotations that somebody reads."""
 _JOB_SPEC = ("suspend", "groupSize", "ttlSecondsAfterFinished", "security")
 _CONTAINER_STATUS = ("name", "ready", "started", "restartCount", "state", "lastState")
 _POD_STATUS = ("phase", "reason", "message", "podIP", "startTime", "conditions", "qosClass")
+EXCESS = "excess"
+"""Field of an object whose spec was too large to be kept: why."""
 _STATUS: Mapping[str, type[BaseModel]] = {
     "Sandbox": SandboxStatus,
     "RolloutJob": RolloutJobStatus,
     "ModelServer": ModelServerStatus,
     "RolloutShard": RunnerReport,
 }
+MOST_CHARACTERS = 65_536
+"""Of a spec that is kept whole. Hundreds of one tenant's objects of a megabyte each would fill the operator's memory."""
 _LONGEST_SHARED = 64
 """Strings up to this length repeat (names, reasons, nodes, times) and are kept once."""
 
 
 def prune(kind: str, obj: Manifest) -> Manifest:
     """The object, or the part of it that is worth its memory. Never the one that was given: equal strings are shared."""
-    kept = {"metadata": _pick(obj["metadata"], *_METADATA)}
-    if annotations := kept["metadata"].get("annotations"):
-        kept["metadata"]["annotations"] = {k: v for k, v in annotations.items() if k != _LAST_APPLIED}
+    kept: dict[str, Any] = {"metadata": _metadata(obj["metadata"])}
     match kind:
         case "Pod":
             kept |= {"spec": _pod_spec(obj["spec"]), "status": _pod_status(obj.get("status", {}))}
@@ -66,6 +72,8 @@ def prune(kind: str, obj: Manifest) -> Manifest:
         case "Sandbox" | "ModelServer":
             kept |= _pick(obj, "apiVersion", "kind")
             kept |= {"spec": readable_spec(obj.get("spec")), "status": readable_status(kind, obj.get("status"))}
+            if why := excess(kept["spec"]):
+                kept |= {"spec": {}, EXCESS: why}
     shared: Manifest = _share(kept)
     return shared
 
@@ -88,6 +96,24 @@ def readable_status(kind: str, status: Any) -> dict[str, Any]:
                 return {}
         else:
             break
+    return kept
+
+
+def excess(value: Any) -> str | None:
+    """Why a value is too large to be kept and planned with; None for what people write."""
+    if too_deep(value):
+        return f"is nested more than {DEEPEST} levels deep; nothing in a manifest has to be"
+    if (size := len(json.dumps(value))) > MOST_CHARACTERS:
+        return f"has {size} characters as JSON, expected at most {MOST_CHARACTERS}; make it smaller"
+    return None
+
+
+def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    kept = _pick(metadata, *_METADATA)
+    for field in ("labels", "annotations"):
+        if field in kept and (field == "annotations" or excess(kept[field])):
+            kept[field] = {key: value for key, value in kept[field].items() if key.startswith(_READ_KEYS)}
+    kept["ownerReferences"] = [owner for owner in kept.get("ownerReferences", ()) if owner.get("controller")]
     return kept
 
 
@@ -131,7 +157,8 @@ def _without(wrong: list[tuple[int | str, ...]], field: str, value: Any) -> Any:
 def _job_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     """What is looked at while a job runs: its tasks alone may take a megabyte, and are read anew to start it."""
     kept = _pick(spec, *_JOB_SPEC)
-    kept["sandbox"] = _pick(spec.get("sandbox") or {}, "podTemplate")  # of every pod of its sandboxes
+    template = _pick(spec.get("sandbox") or {}, "podTemplate")  # of every pod of its sandboxes
+    kept["sandbox"] = {} if excess(template) else template  # such a job never starts (rollout_job/resolve.py)
     kept["runners"] = _pick(spec.get("runners") or {}, "replicas")
     model = spec.get("model") or {}
     kept["model"] = _pick(model, "serverRef")

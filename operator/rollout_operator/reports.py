@@ -17,8 +17,8 @@ def report_of(shard: Manifest) -> RunnerReport | None:
         return None
 
 
-def reports_of(cache: Cache, job_uid: str) -> Iterator[RunnerReport]:
+def reports_of(cache: Cache, namespace: str, job_uid: str) -> Iterator[RunnerReport]:
     """The reports of a job's runners, in no order."""
-    for shard in cache.owned("RolloutShard", job_uid):
+    for shard in cache.owned("RolloutShard", namespace, job_uid):
         if report := report_of(shard):
             yield report

@@ -20,6 +20,7 @@ from kubernetes.aio import client, config
 
 from agent_runtime.sandboxes.cluster.sandbox_view import owner_uid
 from rollout_api.base import API_GROUP, API_VERSION
+from rollout_api.nesting import read_json
 
 JsonObject = dict[str, Any]
 
@@ -226,7 +227,7 @@ class KubeApi:
             raise _Transient(_api_error(status, reply), min(asked, LONGEST_PAUSE_SECONDS))
         if status >= 400:
             raise _api_error(status, reply)
-        found: JsonObject = json.loads(reply)
+        found: JsonObject = read_json(reply)
         return found
 
     async def _send(
@@ -267,7 +268,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[JsonObject]
         if not line.endswith(b"\n"):
             # Cut off in the middle: the rest comes with the next watch.
             return
-        event: JsonObject = json.loads(line)
+        event: JsonObject = read_json(line)
         if event["type"] == "ERROR":
             status = event["object"]
             raise ApiError(status.get("code", 500), status.get("reason", "Unknown"), status.get("message", ""))

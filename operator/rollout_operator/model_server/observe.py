@@ -178,7 +178,7 @@ def _download(world: World, job: Manifest | None) -> Download | None:
         return None
     conditions = (job.get("status") or {}).get("conditions") or ()
     true = {found["type"]: found for found in conditions if found["status"] == "True"}
-    pods = [pod.get("status") or {} for pod in world.cache.owned("Pod", uid_of(job))]
+    pods = [pod.get("status") or {} for pod in world.cache.owned("Pod", job["metadata"]["namespace"], uid_of(job))]
     failed = true.get("FailureTarget") or true.get("Failed")
     words = "; ".join(dict.fromkeys(word for status in pods if (word := _last_words(status))))
     return Download(
@@ -202,7 +202,7 @@ def _runners(world: World, ref: Ref) -> Iterator[Runner]:
         status = job.get("status") or {}
         if any(c["type"] in _ENDED and c["status"] == "True" for c in status.get("conditions") or ()):
             continue
-        for report in reports_of(world.cache, uid_of(job)):
+        for report in reports_of(world.cache, ref.namespace, uid_of(job)):
             if report.state in _AT_WORK:
                 yield Runner(f"{uid_of(job)}/{report.index}", report.policy_update)
 

@@ -9,6 +9,7 @@ from rollout_api.base import quantity_value
 from rollout_api.manifest import Problem, explain, path_of, validate
 from rollout_api.model_server import NAME_RULE, RESERVED_SUFFIXES, ModelServer, TransferMode
 from rollout_operator.actions import Manifest
+from rollout_operator.prune import EXCESS
 from rollout_operator.sandbox import template
 
 GROUP_NAME_CHARACTERS: Final = 39
@@ -34,6 +35,8 @@ class Parsed(NamedTuple):
 
 def parse(manifest: Manifest, privileged_namespaces: Sequence[str]) -> Parsed:
     """Read a ModelServer."""
+    if why := manifest.get(EXCESS):
+        return Parsed(None, (Problem("spec", why),))
     try:
         server = validate(ModelServer, {field: value for field, value in manifest.items() if field != "status"})
     except ValidationError as error:

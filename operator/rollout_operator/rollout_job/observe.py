@@ -173,9 +173,9 @@ def secret_fact(uid: str) -> tuple[str, str]:
 
 def observe(world: World, obj: Manifest) -> Observed:
     """Look at a RolloutJob."""
-    uid = uid_of(obj)
-    batch_job = next(iter(world.cache.owned("Job", uid)), None)
-    pods = world.cache.owned("Pod", uid_of(batch_job)) if batch_job else ()
+    namespace, uid = obj["metadata"]["namespace"], uid_of(obj)
+    batch_job = next(iter(world.cache.owned("Job", namespace, uid)), None)
+    pods = world.cache.owned("Pod", namespace, uid_of(batch_job)) if batch_job else ()
     return Observed(
         manifest=obj,
         config=world.config,
@@ -184,11 +184,11 @@ def observe(world: World, obj: Manifest) -> Observed:
         batch_job=None if batch_job is None else _batch_job(batch_job),
         pods=tuple(_runner_pod(pod, world.now) for pod in pods),
         sandboxes=tuple(
-            (Ref("Sandbox", sandbox["metadata"]["namespace"], sandbox["metadata"]["name"]), uid_of(sandbox))
-            for sandbox in world.cache.owned("Sandbox", uid)
+            (Ref("Sandbox", namespace, sandbox["metadata"]["name"]), uid_of(sandbox))
+            for sandbox in world.cache.owned("Sandbox", namespace, uid)
             if "deletionTimestamp" not in sandbox["metadata"]
         ),
-        shards=frozenset(shard["metadata"]["name"] for shard in world.cache.owned("RolloutShard", uid)),
+        shards=frozenset(shard["metadata"]["name"] for shard in world.cache.owned("RolloutShard", namespace, uid)),
         reports=_reports(world.cache, obj),
         told_lately=world.recall(counts_fact(uid)) is not None,
         secret_checked=world.recall(secret_fact(uid)) is not None,
@@ -199,7 +199,11 @@ def observe(world: World, obj: Manifest) -> Observed:
 
 def _reports(cache: Cache, job: Manifest) -> tuple[RunnerReport, ...]:
     """One report for each index; a report that no runner of this job can have written is left out."""
-    found = {report.index: report for report in reports_of(cache, uid_of(job)) if report.index < replicas_of(job)}
+    found = {
+        report.index: report
+        for report in reports_of(cache, job["metadata"]["namespace"], uid_of(job))
+        if report.index < replicas_of(job)
+    }
     return tuple(found[index] for index in sorted(found))
 
 

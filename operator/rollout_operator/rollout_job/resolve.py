@@ -22,6 +22,7 @@ from rollout_api.sandbox import Security
 from rollout_operator.actions import Manifest
 from rollout_operator.config import Defaults, OperatorConfig
 from rollout_operator.model_server.problems import problems_of
+from rollout_operator.prune import excess
 from rollout_operator.rollout_job.access import job_file
 from rollout_operator.rollout_job.runner_job import PARTS
 from rollout_operator.sandbox import template
@@ -156,6 +157,9 @@ def _image_problems(spec: RolloutJobSpec) -> list[Problem]:
 
 def _template_problems(spec: RolloutJobSpec) -> list[Problem]:
     """What the pods of the job would be refused for, told before one is asked for."""
+    given = {"sandbox": spec.sandbox.pod_template, "runners": spec.runners.pod_template}
+    if too_large := [Problem(f"spec.{where}.podTemplate", why) for where in given if (why := excess(given[where]))]:
+        return too_large
     pod_template = template.without_nulls(spec.sandbox.pod_template or {})
     refuse = template.well_formed if spec.security is Security.PRIVILEGED else template.refusals
     runners = template.without_nulls(spec.runners.pod_template or {})

@@ -13,6 +13,7 @@ from rollout_operator.actions import Fact, Manifest, Ref
 from rollout_operator.cache import controller_of, uid_of
 from rollout_operator.config import OperatorConfig
 from rollout_operator.nodes import NodeCounts
+from rollout_operator.prune import EXCESS
 from rollout_operator.sandbox.conditions import moment
 from rollout_operator.sandbox.validate import Job, parse_spec
 from rollout_operator.world import World
@@ -128,7 +129,7 @@ def observe(world: World, sandbox: Manifest) -> Observed:
         generation=metadata.get("generation"),
         created=moment(metadata["creationTimestamp"]),
         is_deleted="deletionTimestamp" in metadata or job == GONE,
-        spec=parse_spec(sandbox.get("spec") or {}),
+        spec=[f"spec: {why}"] if (why := sandbox.get(EXCESS)) else parse_spec(sandbox.get("spec") or {}),
         status=status,
         job=job if isinstance(job, Job) else None,
         keep=(sandbox.get("spec") or {}).get("whenFinished") == "Retain",
@@ -142,7 +143,7 @@ def observe(world: World, sandbox: Manifest) -> Observed:
         overlay_refusal=world.recall(overlay_refused(namespace)),
         image_volumes_refusal=world.recall(IMAGE_VOLUMES_REFUSED),
         key=world.keys.get(owner_uid),
-        policies=frozenset(policy["metadata"]["name"] for policy in cache.owned("NetworkPolicy", owner_uid)),
+        policies=frozenset(policy["metadata"]["name"] for policy in cache.owned("NetworkPolicy", namespace, owner_uid)),
         last_error=world.last_error,
         config=world.config,
         now=world.now,

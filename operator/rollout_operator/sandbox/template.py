@@ -201,9 +201,9 @@ def refusals(template: Mapping[str, Json], where: str, own: OwnParts = SANDBOX_P
             found.append(f"{path}.name: {volume['name']} is the operator's own volume; choose another name")
         if ("emptyDir" in volume) == ("image" in volume):
             found.append(f"{path}: expected exactly one of emptyDir and image")
+    names = {volume.get("name") for volume in volumes}
     for index, container in enumerate(spec.get("containers", [])):
         path = f"{where}.spec.containers[{index}]"
-        names = {volume.get("name") for volume in volumes}
         for number, mount in enumerate(container.get("volumeMounts", [])):
             found += _refused_mount(mount, names, f"{path}.volumeMounts[{number}]", own.folder)
     return found

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.proxy.chat import BadRequest, decoded
-from rollout_api.nesting import DEEPEST, too_deep
+from rollout_api.nesting import DEEPEST, read_json, too_deep
 from rollout_api.records import IntentRecord, Observation, ObservationsRecord
 
 
@@ -38,3 +38,10 @@ def test_a_request_that_no_record_could_hold_is_refused() -> None:
 def test_a_request_of_more_values_than_any_conversation_has_is_refused_before_it_is_read() -> None:
     with pytest.raises(BadRequest, match="more than 1048576 values"):
         decoded(b'{"tools": [' + b"[]," * (1 << 20) + b"[]]}")
+
+
+def test_json_of_any_depth_is_read_and_too_deep_values_stay_recognizable() -> None:
+    deep = b'{"a": [' * 50_000 + b"1" + b"]}" * 50_000
+    found = read_json(b'{"metadata": {"name": "}\\"{"}, "spec": ' + deep + b', "status": {"x": [1, null]}}')
+    assert (found["metadata"], found["status"]) == ({"name": '}"{'}, {"x": [1, None]})
+    assert too_deep(found["spec"])

@@ -43,7 +43,7 @@ class Pods(RuleBasedStateMachine):
             expected = [
                 p for p in self.model.values() if any(r["uid"] == owner for r in p["metadata"]["ownerReferences"])
             ]
-            assert _names(self.cache.owned("Pod", owner)) == _names(expected)
+            assert _names(self.cache.owned("Pod", "n", owner)) == _names(expected)
         for node in ("node-1", "node-2"):
             expected = [p for p in self.model.values() if p["spec"].get("nodeName") == node]
             assert _names(self.cache.pods_on(node)) == _names(expected)
@@ -69,4 +69,14 @@ def test_an_owner_that_is_no_controller_does_not_count() -> None:
     obj = pod("a")
     obj["metadata"]["ownerReferences"] = [{"kind": "RolloutJob", "name": "x", "uid": "owner-1"}]
     cache.put("Pod", obj)
-    assert cache.owned("Pod", "owner-1") == ()
+    assert cache.owned("Pod", "n", "owner-1") == ()
+
+
+def test_an_object_of_another_namespace_is_never_owned() -> None:
+    cache = Cache()
+    forged = pod("a", "owner-1")
+    forged["metadata"]["namespace"] = "elsewhere"
+    cache.put("Pod", forged)
+    assert cache.owned("Pod", "n", "owner-1") == ()
+    cache.remove("Pod", "elsewhere", "a")
+    assert not cache._owned

@@ -295,3 +295,57 @@ def test_a_lost_key_is_replaced_only_when_no_sandbox_uses_it() -> None:
             await until(lambda: api.of("Secret") and not condition(job(), "Reconciled"), "a new key")
 
     asyncio.run(run())
+
+
+def test_an_object_of_another_namespace_that_names_a_job_as_its_owner_does_not_end_the_job() -> None:
+    api = MemoryApi()
+    job = api.put("RolloutJob", manifest("RolloutJob", "j", JOB_SPEC))
+    owner = {"kind": "RolloutJob", "name": "j", "uid": job["metadata"]["uid"], "controller": True}
+    gone = {"type": "Failed", "status": "True", "reason": "Forged", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    metadata = {"name": "forged", "namespace": "elsewhere", "ownerReferences": [owner]}
+    api.put("Job", {"kind": "Job", "metadata": metadata, "spec": {}, "status": {"conditions": [gone]}})
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: ("Job", "t", "j-runner") in api.objects, "the job's runners")
+            await until(lambda: condition(api.objects["RolloutJob", "t", "j"], "Ready"), "a condition")
+            assert condition(api.objects["RolloutJob", "t", "j"], "Failed")["status"] == "False"
+
+    asyncio.run(run())
+
+
+def _nested(levels: int) -> Json:
+    value: Json = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [({"spec": {"x": "y" * 70_000}}, "expected at most 65536"), (_nested(150), "nested more than 128 levels")],
+)
+def test_a_spec_of_excessive_size_or_depth_is_invalid_and_not_kept(template: Json, words: str) -> None:
+    api = MemoryApi()
+    sandbox = {**JOB_SPEC["sandbox"], "podTemplate": template}
+    wholes = {
+        "Sandbox": {"image": "i", "podTemplate": template},
+        "RolloutJob": {**JOB_SPEC, "sandbox": sandbox},
+        "ModelServer": {**SERVER_SPEC, "podTemplate": template},
+    }
+    api.objects = {
+        (kind, "t", "large"): api.put(kind, manifest(kind, "large", {})) | {"spec": spec}
+        for kind, spec in wholes.items()
+    }
+
+    def told(kind: str) -> str:
+        obj = api.objects[kind, "t", "large"]
+        return str((condition(obj, "Finished") or condition(obj, "Invalid")).get("message", ""))
+
+    async def run() -> None:
+        async with operator_on(api) as loop:
+            await until(lambda: all(words in told(kind) for kind in wholes), "a condition of each")
+            for kind in wholes:
+                assert len(json.dumps(loop._cache.get(kind, "t", "large"))) < 5000
+
+    asyncio.run(run())

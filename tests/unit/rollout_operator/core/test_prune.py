@@ -63,7 +63,7 @@ METADATA = {
     "resourceVersion": "7",
     "labels": {"a": "b"},
     "managedFields": [{"manager": "x", "fieldsV1": {"f:spec": {}}}],
-    "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "kept": "yes"},
+    "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "rollout.dev/kept": "yes"},
     "ownerReferences": [{"kind": "Sandbox", "name": "s", "uid": "o", "controller": True}],
 }
 
@@ -90,7 +90,7 @@ def test_a_pod_keeps_its_place_its_state_and_its_owner_but_not_its_command() -> 
     kept = prune("Pod", pod)
     assert kept["metadata"] == {
         key: METADATA[key] for key in METADATA if key not in ("managedFields", "annotations")
-    } | {"annotations": {"kept": "yes"}}
+    } | {"annotations": {"rollout.dev/kept": "yes"}}
     assert kept["spec"] == {
         "nodeName": "node-1",
         "hostUsers": False,
@@ -193,5 +193,5 @@ def test_of_what_keeps_the_pods_of_model_servers_the_number_and_the_digest_are_k
     for kind in ("StatefulSet", "LeaderWorkerSet"):
         kept = prune(kind, body)
         assert kept["spec"] == {"replicas": 3}
-        assert kept["metadata"]["annotations"] == {"kept": "yes"}
+        assert kept["metadata"]["annotations"] == {"rollout.dev/kept": "yes"}
         assert kept["metadata"]["resourceVersion"] == "7"
