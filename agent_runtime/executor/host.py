@@ -73,7 +73,8 @@ class FileFailure(Exception):
 
 
 class WorkspaceFailure(Exception):
-    """The workspace itself is gone; `cause` names why (Memory, Disk, Processes, Attacked, WorkspaceEnded, CreateFailed)."""
+    """The workspace itself is gone; `cause` names why (Memory, Disk, Processes, Attacked, WorkspaceEnded, CreateFailed),
+    or there is no room for what is to be written (DiskFull)."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)

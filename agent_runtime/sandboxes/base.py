@@ -22,6 +22,8 @@ Ancestors = Literal["refuse", "replace", "follow"]
 
 INTERRUPTED = "Interrupted"
 """Reason of an attempt that was lost because no runner held it for a while."""
+DISK_FULL = "DiskFull"
+"""Reason of a workspace that cannot be relied on, because others have filled the disk that it writes to."""
 
 
 class Evidence(StrEnum):
@@ -37,7 +39,7 @@ class Evidence(StrEnum):
 _EVIDENCE = {
     Evidence.OUTSIDE: (
         *("Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "DeadlineExceeded", "Idle"),
-        INTERRUPTED,
+        *(INTERRUPTED, DISK_FULL),
     ),
     Evidence.OWN_LIMIT: ("OOMKilled", "StorageExceeded"),
     Evidence.UNEXPLAINED: ("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed"),

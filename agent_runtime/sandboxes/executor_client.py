@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from agent_runtime.executor.frames import UPGRADE
 from agent_runtime.sandboxes.base import (
+    DISK_FULL,
     CommandResult,
     DiskFailed,
     Fence,
@@ -110,6 +111,8 @@ def refusal(status: int, body: bytes, what: str) -> Exception:
             return Fenced(message)
         case "WorkspaceFailed" if error.get("cause") in LIMIT_CAUSES:
             return WorkspaceLimit(error["cause"], message)
+        case "WorkspaceFailed" if error.get("cause") == DISK_FULL:
+            return disk_full(message)
         case "WorkspaceFailed":
             return SandboxFailure("WorkspaceLost", message)
         case "NotFound" if "path" in error:
@@ -122,6 +125,13 @@ def refusal(status: int, body: bytes, what: str) -> Exception:
         case "Unauthorized":
             return SandboxFailure("SandboxLost", f"another executor answers at this address: {message}")
     return ExecutorRefusal(code, message, {k: v for k, v in error.items() if k not in ("code", "message")})
+
+
+def disk_full(what: str) -> SandboxFailure:
+    """The failure of what could not be done, or not be relied on, because others have filled the disk."""
+    return SandboxFailure(
+        DISK_FULL, f"{what}: the disk under the sandbox is full, and not by this workspace; make room"
+    )
 
 
 def query_string(query: Query) -> str:

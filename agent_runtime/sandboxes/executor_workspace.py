@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from agent_runtime.sandboxes.base import (
+    DISK_FULL,
     Ancestors,
     CommandResult,
     Fence,
@@ -33,6 +34,7 @@ from agent_runtime.sandboxes.executor_client import (
     MissingFile,
     Query,
     Reply,
+    disk_full,
 )
 from agent_runtime.sandboxes.executor_connection import Body
 from agent_runtime.sandboxes.executor_values import (
@@ -176,6 +178,8 @@ class ExecutorWorkspace:
             raise
         if answer.cause in ("Memory", "Disk"):
             raise WorkspaceLimit(answer.cause, f"the command used up the {answer.cause.lower()} of its workspace")
+        if answer.cause == DISK_FULL:
+            raise disk_full(f"command {key} of {self.name}")
         if answer.cause in ("WorkspaceEnded", "Attacked"):
             await self.require_live()
         return answer

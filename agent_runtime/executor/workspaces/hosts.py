@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -26,6 +27,10 @@ _HELLO = 0
 # Killing all that a workspace leaves behind takes milliseconds, or 10 s against a fork bomb; tools may hinder who does it.
 _SWEEP_SECONDS = 15.0
 _NOBODY = "65534:65534"
+# With less room than this, what a command wrote may be cut off.
+_FULL_BYTES = 4 * 1024 * 1024
+# Who uses less of a full disk is not what filled it, however small the disk is.
+_LEAST_SHARE_BYTES = 64 * 1024 * 1024
 # CLOCK_REALTIME_COARSE of linux/time.h, from which files get their times: a little behind the finer one.
 _FILE_CLOCK = 5
 
@@ -77,6 +82,9 @@ class Host:
         self._live: set[LiveWorkspace] = set()
         written = config.state_dir if self.own_layers else config.root
         self._watch = Watch(written, config.memory_bytes, config.disk_bytes, self.measure_disk)
+        self._written = written
+        # If others left the workspaces half of the room, and it is used up, one of them has at least this much.
+        self._share = max(_LEAST_SHARE_BYTES, self._room() // (2 * self.places))
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     async def ask(self, message: Message) -> Message:
@@ -159,6 +167,24 @@ class Host:
     async def measure_disk(self, workspace: LiveWorkspace, enough: int | None) -> int:
         """Bytes of disk that the workspace's files take."""
         raise NotImplementedError
+
+    @property
+    def is_disk_full(self) -> bool:
+        """Nothing can be written any more, whoever has filled the disk."""
+        return self._room() < _FULL_BYTES
+
+    def _room(self) -> float:
+        info = os.statvfs(self._written)
+        # A file system that is not to be written to, or does not tell its size, as some in memory, is never full.
+        has_size = info.f_blocks and not info.f_flag & os.ST_RDONLY
+        return info.f_bavail * info.f_frsize if has_size else math.inf
+
+    async def cause_of_full_disk(self, workspace: LiveWorkspace) -> str:
+        """`Disk` where that workspace has filled it, else `DiskFull`."""
+        used = workspace.last.disk_bytes
+        with contextlib.suppress(WorkspaceFailure):
+            used = max(used, await self.measure_disk(workspace, None))
+        return "Disk" if used >= self._share else "DiskFull"
 
     async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
         """Kill a workspace's init and everything in the workspace."""

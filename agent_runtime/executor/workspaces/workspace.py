@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import signal
@@ -85,8 +86,14 @@ class Command:
         self._cause = self._cause or cause
 
     def end(self, code: int | None, number: int | None) -> None:
-        if watcher := self._finish():
+        if self._cause is None and self._workspace.is_disk_full:
+            self._workspace.help(self._end_on_full_disk(code, number))
+        elif watcher := self._finish():
             watcher.ended(Exit(code, number, self._cause))
+
+    async def _end_on_full_disk(self, code: int | None, number: int | None) -> None:
+        self.blame(await self._workspace.cause_of_full_disk())
+        self.end(code, number)
 
     def refuse(self, failure: FileFailure | WorkspaceFailure) -> None:
         """It is not, or no longer, to be started."""
@@ -183,7 +190,7 @@ class LiveWorkspace:
         if is_asked:
             close_all(sorted(set(descriptors)))
         else:
-            self._help(self._start_later(command, number, request, descriptors))
+            self.help(self._start_later(command, number, request, descriptors))
         return command
 
     async def _start_later(
@@ -202,7 +209,7 @@ class LiveWorkspace:
         for command in self._commands.values():
             if command.asked_at is not None and command.asked_at < latest:
                 command.asked_at = math.inf
-                self._help(self._end_silent(command))
+                self.help(self._end_silent(command))
 
     async def _end_silent(self, command: Command) -> None:
         try:
@@ -212,7 +219,8 @@ class LiveWorkspace:
         else:
             command.end(None, signal.SIGKILL)
 
-    def _help(self, work: Coroutine[Any, Any, None]) -> None:
+    def help(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this beside everything else."""
         task = asyncio.get_running_loop().create_task(work)
         self._helpers.add(task)
         task.add_done_callback(self._helpers.discard)
@@ -282,8 +290,20 @@ class LiveWorkspace:
         if "lost" in reply:
             raise FileFailure(4, str(arguments.get("path", "/")), f"{operation} was killed inside the workspace")
         if "error" in reply:
-            raise _failure(reply)
+            failure = _failure(reply)
+            if failure.errno == errno.ENOSPC and self.is_disk_full:
+                raise WorkspaceFailure(await self.cause_of_full_disk(), failure.message)
+            raise failure
         return reply
+
+    @property
+    def is_disk_full(self) -> bool:
+        """As Host says."""
+        return self._host.is_disk_full
+
+    async def cause_of_full_disk(self) -> str:
+        """As Host says."""
+        return await self._host.cause_of_full_disk(self)
 
     async def request(self, message: Message, *, seconds: float) -> tuple[Message, list[int]]:
         """Ask init. Raises WorkspaceFailure when it has gone or does not answer in time."""

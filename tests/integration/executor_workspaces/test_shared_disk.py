@@ -1,13 +1,20 @@
-"""`Plain` on a disk that others write to as well, as every pod's is."""
+"""On a disk that others write to as well, as every pod's is."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import subprocess
 import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from agent_runtime.executor.host import Limits
-from tests.integration.executor_workspaces.helpers import Inside, run
+import pytest
+
+from agent_runtime.executor.host import Limits, WorkspaceFailure
+from agent_runtime.executor.workspaces import open_host
+from agent_runtime.executor.workspaces.config import HostConfig
+from tests.integration.executor_workspaces.helpers import Inside, run, write
 
 LIMIT = 20_000_000
 
@@ -31,3 +38,48 @@ async def test_what_a_workspace_writes_to_the_disk_ends_it(plain: Inside) -> Non
     fill = "mkdir deep; for i in $(seq 100); do head -c 1000000 /dev/zero > deep/$i; sleep 0.02; done; sleep 100"
     assert (await run(workspace, fill)).exit.cause == "Disk"
     assert workspace.usage()["diskBytes"] > LIMIT
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 300 MB."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", tmp_path], check=True)
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+@contextlib.asynccontextmanager
+async def overlay_on(disk: Path) -> AsyncIterator[Inside]:
+    (disk / "state").mkdir()
+    host, _ = await open_host(HostConfig(state_dir=str(disk / "state"), mode="Overlay", places=2))
+    try:
+        yield Inside(host)
+    finally:
+        await host.close()
+
+
+async def test_disk_that_others_filled_is_not_taken_for_a_commands_own_failure(small_disk: Path) -> None:
+    async with overlay_on(small_disk) as overlay:
+        workspace = await overlay.make()
+        assert (await run(workspace, "echo some > own && cat own")).output == "some\n"
+        with contextlib.suppress(OSError), (small_disk / "of others").open("wb", buffering=0) as hog:
+            while hog.write(bytes(100_000)):
+                pass
+        assert (await run(workspace, "seq 100000 > numbers")).exit.cause == "DiskFull", (
+            "a test would fail, with reward 0"
+        )
+        with pytest.raises(WorkspaceFailure) as failure:
+            await write(workspace, "/hidden_test.py", bytes(1_000_000))
+        assert failure.value.cause == "DiskFull"
+
+
+async def test_workspace_that_filled_the_disk_has_used_it_up(small_disk: Path) -> None:
+    async with overlay_on(small_disk) as overlay:
+        workspace = await overlay.make()
+        filled = await run(workspace, "cat /dev/zero > hog; echo done")
+        assert filled.exit.cause == "Disk", "a policy could have itself masked"
+        with pytest.raises(WorkspaceFailure) as failure:
+            await write(workspace, "/answer", bytes(1_000_000))
+        assert failure.value.cause == "Disk"

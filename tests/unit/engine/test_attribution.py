@@ -97,6 +97,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The workspace used up its memory, disk or processes", WorkspaceLimit("Memory", "m"), SHARED, COMPLETE, RESOURCE),
     ("The same, found when a runner takes over", WorkspaceLimit("Attacked", "m"), TAKEN_OVER, FAIL, RESOURCE),
     ("The executor has to remember too many calls, or gets too large a one", lost("TooLarge"), SHARED, COMPLETE, RESOURCE),
+    ("Others have filled the disk under the sandbox", lost("DiskFull"), AGAIN, AGAIN_ATTEMPT, None),
     ("A checkpoint found no place", lost("NoPlace"), AGAIN, AGAIN_ATTEMPT, None),
     # The model
     ("The model server does not answer", ModelError("Unreachable", "m"), SHARED, AGAIN_ATTEMPT, None),
@@ -134,6 +135,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The verifier's program is missing in the prepared state", VerifierUnavailable("m"), PREPARING, AGAIN_GRADING, None),
     ("The grading sandbox could not be acquired", lost("NoPlace"), PREPARING, AGAIN_GRADING, None),
     ("It was lost from outside", lost("NodeLost"), GRADING_AGAIN, AGAIN_GRADING, None),
+    ("Others have filled the disk under the sandbox", lost("DiskFull"), GRADING_AGAIN, AGAIN_GRADING, None),
     ("Its runner stood still for too long", lost("SandboxLost", was_unheld=True), GRADING_AGAIN, AGAIN_GRADING, FREE),
     ("The artifacts cannot be unpacked", FileError("p", "m"), GRADING, FAIL, None),
     ("They cannot be unpacked because the disk of the machine is full", DiskFailed("p", "m"), GRADING, AGAIN_GRADING, None),
@@ -182,7 +184,7 @@ def test_docs_show_the_same_table() -> None:
 
 
 REASONS = ["SandboxLost", "WorkspaceLost", "Crashed", "ExecutorFailed", "OOMKilled", "StorageExceeded", "Idle"]
-OUTSIDE = ["Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "Interrupted", "NoPlace"]
+OUTSIDE = ["Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "Interrupted", "NoPlace", "DiskFull"]
 situations = st.builds(
     Situation,
     phase=st.sampled_from(Phase),

@@ -467,6 +467,15 @@ async def test_what_the_policy_used_up_is_its_own_doing(
     assert limit.value.cause == cause
 
 
+async def test_command_that_met_a_disk_which_others_filled_has_no_result(
+    server: ScriptedExecutor, workspace: ExecutorWorkspace
+) -> None:
+    server.answers = [ended(1, cause="DiskFull")]
+    with pytest.raises(SandboxFailure) as failure:
+        await workspace.run("make", key="1:bash", deadline_seconds=60)
+    assert failure.value.reason == "DiskFull"
+
+
 async def test_a_command_that_ended_with_its_workspace_is_told_why_the_workspace_ended(
     server: ScriptedExecutor, workspace: ExecutorWorkspace
 ) -> None:
@@ -548,6 +557,7 @@ async def test_release_after_release_is_fine_but_not_against_the_runner_who_hold
     [
         (500, b'{"error":{"code":"WorkspaceFailed","message":"m","cause":"Processes"}}', WorkspaceLimit, None),
         (500, b'{"error":{"code":"WorkspaceFailed","message":"m","cause":null}}', SandboxFailure, "WorkspaceLost"),
+        (500, b'{"error":{"code":"WorkspaceFailed","message":"m","cause":"DiskFull"}}', SandboxFailure, "DiskFull"),
         (404, b'{"error":{"code":"NotFound","message":"m"}}', SandboxFailure, "WorkspaceLost"),
         (404, b'{"error":{"code":"NotFound","message":"m","path":"/a"}}', MissingFile, None),
         (401, b'{"error":{"code":"Unauthorized","message":"m"}}', SandboxFailure, "SandboxLost"),
