@@ -13,7 +13,7 @@ from typing import IO, Final
 
 from agent_runtime.recording.artifacts import ArtifactsTooLarge, Packer, unpacked
 from agent_runtime.recording.segments import RecordCorrupt
-from agent_runtime.recording.store import Store
+from agent_runtime.recording.store import Store, write_spool
 from rollout_api.records import Layer
 
 FOLDER: Final = "layers"
@@ -57,7 +57,7 @@ class Layers:
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as spool:
             try:
                 async for piece in packer.packed():
-                    spool.write(piece)
+                    write_spool(spool, piece)
             except ArtifactsTooLarge:
                 raise LayerTooLarge(f"a layer takes more than sandbox.snapshotLimit, {limit} bytes") from None
             layer = Layer(digest=digest.hexdigest(), bytes=packer.size)

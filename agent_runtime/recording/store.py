@@ -240,7 +240,7 @@ class Store:
             async for chunk in chunks:
                 digest.update(chunk)
                 size += len(chunk)
-                spool.write(chunk)
+                write_spool(spool, chunk)
             if size < PART_BYTES:
                 spool.seek(0)
                 created = await self.create(key, spool.read())
@@ -403,6 +403,19 @@ class _Pauses:
             )
         await asyncio.sleep(min(left, random.uniform(0, self.pause)))
         self.pause = min(self.pause * 2, _LONGEST_PAUSE_SECONDS)
+
+
+def write_spool(spool: tempfile.SpooledTemporaryFile[bytes], data: bytes) -> None:
+    """Add to what waits for storage on this machine's disk. Raises StorageError where that has no room: how much there is to
+    store is the policy's choice, which must not cost it an attempt.
+    """
+    try:
+        spool.write(data)
+    except OSError as error:
+        raise StorageError(
+            f"{tempfile.gettempdir()}: what is to be stored waits there, and could not be written: {error}; make room or "
+            "set TMPDIR, and run the same command again to resume"
+        ) from error
 
 
 def _delete_local(objects: LocalStore, path: str) -> None:
