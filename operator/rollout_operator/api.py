@@ -86,11 +86,12 @@ class KubeApi:
                 return None
             raise
 
-    async def create(self, body: Manifest) -> Manifest:
-        """Create an object. Status 409: there is one of that name."""
+    async def create(self, body: Manifest, *, dry_run: bool = False) -> Manifest:
+        """Create an object, or with `dry_run` only see what it would be. Status 409: there is one of that name."""
         kind = body["kind"]
+        verb, query = ("dry-run", {"dryRun": "All"}) if dry_run else ("create", None)
         return await self._write(
-            kind, "create", "POST", KINDS[kind].path(body["metadata"].get("namespace", "")), body=body
+            kind, verb, "POST", KINDS[kind].path(body["metadata"].get("namespace", "")), query, body=body
         )
 
     async def replace(self, body: Manifest) -> Manifest:

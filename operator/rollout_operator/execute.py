@@ -45,6 +45,9 @@ RECONCILED = "Reconciled"
 MESSAGE_CHARACTERS = 1024
 BROKEN = -1
 """Status of a failure of the operator itself."""
+_KEEPS_USER_NAMESPACES = ("keeps-user-namespaces",)
+_KEEPS_SECONDS = 3600.0
+"""After which the API server is asked again whether it keeps the field."""
 _MAKES = Create | EnsureKey | ReadKey
 
 
@@ -216,6 +219,7 @@ class Execution:
         ref = action.ref
         try:
             async with self._creates.in_flight:
+                await self._check_user_namespace(action.body)
                 created = await self._api.create(action.body)
         except ApiError as error:
             if error.status == CONFLICT:
@@ -227,6 +231,20 @@ class Execution:
             raise ApiError(error.status, f"creating {ref}: {error.message}", error.retry_after) from error
         self._expect(key, ref, created)
         return False
+
+    async def _check_user_namespace(self, body: Manifest) -> None:
+        """Raise an ApiError unless a pod gets the user namespace that it asks for.
+
+        Where the feature is off, the API server silently drops the field: a pod of Overlay would be root on its node.
+        """
+        if body["kind"] != "Pod" or body["spec"].get("hostUsers") is not False:
+            return
+        if self._memory.recall(_KEEPS_USER_NAMESPACES, time.time()) is None:
+            if (await self._api.create(body, dry_run=True))["spec"].get("hostUsers") is not False:
+                raise ApiError(
+                    422, "the API server drops hostUsers: false; enable its feature gate UserNamespacesSupport"
+                )
+            self._memory.learn(Remember(_KEEPS_USER_NAMESPACES, "", _KEEPS_SECONDS), time.time())
 
     async def _accept_existing(self, ref: Ref, body: Manifest) -> None:
         """An object of that name is ours if it has our controller; else it has to go first."""

@@ -34,6 +34,8 @@ class MemoryApi:
         self.objects: dict[tuple[str, str, str], Json] = {}
         self.writes: list[str] = []
         self.refuse: Refuse = lambda verb, kind, body: None
+        self.admit: Callable[[Json], Json] = lambda body: body
+        """What becomes of an object that is created."""
         self.seconds = 0.0
         """Time of one write."""
         self.most_at_once = self._at_once = 0
@@ -63,11 +65,13 @@ class MemoryApi:
     async def find(self, kind: str, namespace: str, name: str) -> Json | None:
         return copy.deepcopy(self.objects.get((kind, namespace, name)))
 
-    async def create(self, body: Mapping[str, Any]) -> Json:
+    async def create(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Json:
+        if dry_run:
+            return self.admit(copy.deepcopy(dict(body)))
         await self._write("create", body["kind"], body)
         if (body["kind"], body["metadata"].get("namespace", ""), body["metadata"]["name"]) in self.objects:
             raise ApiError(409, "exists")
-        return self.put(body["kind"], copy.deepcopy(dict(body)))
+        return self.put(body["kind"], self.admit(copy.deepcopy(dict(body))))
 
     async def replace(self, body: Mapping[str, Any]) -> Json:
         await self._write("replace", body["kind"], body)

@@ -349,3 +349,27 @@ def test_a_spec_of_excessive_size_or_depth_is_invalid_and_not_kept(template: Jso
                 assert len(json.dumps(loop._cache.get(kind, "t", "large"))) < 5000
 
     asyncio.run(run())
+
+
+def test_no_overlay_pod_is_made_where_the_api_server_drops_its_user_namespace() -> None:
+    api = MemoryApi()
+    made: list[Json] = []
+
+    def drop(body: Json) -> Json:
+        spec = {key: value for key, value in body.get("spec", {}).items() if key != "hostUsers"}
+        return {**body, "spec": spec}
+
+    api.admit = drop
+    api.refuse = lambda verb, kind, body: made.append(dict(body)) if (verb, kind) == ("create", "Pod") else None
+    api.put("Sandbox", manifest("Sandbox", "auto", {"image": "i"}))
+    api.put("Sandbox", manifest("Sandbox", "overlay", {"image": "i", "workspaces": {"mode": "Overlay"}}))
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: ("Pod", "t", "auto") in api.objects, "a Plain pod")
+            told = await until(lambda: condition(api.objects["Sandbox", "t", "overlay"], "Finished"), "an end")
+            assert (told["reason"], "UserNamespacesSupport" in told["message"]) == ("Invalid", True)
+        assert [pod["metadata"]["name"] for pod in made] == ["auto"]
+        assert "SYS_ADMIN" not in json.dumps(made)
+
+    asyncio.run(run())
