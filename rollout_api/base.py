@@ -31,6 +31,7 @@ class ApiModel(BaseModel):
 # Kubernetes object names are DNS labels here, not subdomains: they become parts of pod names and label values.
 ObjectName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=52)]
 """A DNS-1123 label; 52 leaves 11 characters of the 63 for the suffixes of pods."""
+Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 
 TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+=-]*$", max_length=200)]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]

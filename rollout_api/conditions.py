@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
-from rollout_api.base import ApiModel, ObjectName
+from rollout_api.base import ApiModel, Namespace, ObjectName
 
 
 def _is_a_time(text: str) -> str:
@@ -28,7 +28,7 @@ class Metadata(ApiModel):
 
     name: ObjectName
     """Name of the object."""
-    namespace: ObjectName | None = None
+    namespace: Namespace | None = None
     """Namespace; a laptop has none."""
     uid: Annotated[str, StringConstraints(max_length=64)] | None = None
     """Set by the API server, or by the first run of a job on a laptop."""

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, ValidationError
 
-from rollout_api.base import ApiModel, ObjectName, Quantity, ShortText
+from rollout_api.base import ApiModel, Namespace, ObjectName, Quantity, ShortText
 from rollout_api.model import ModelSpec
 from rollout_api.rollout_job import Output
 
@@ -17,7 +17,6 @@ WRITE_SECONDS = 5
 """Time-out of a write. A lease outlives its holder's right to write by at least so much: what one leader has begun is over
 before the next one begins."""
 
-Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Rate = Annotated[float, Field(gt=0, le=10_000)]
 

@@ -166,3 +166,9 @@ def _calls_to_resolve(tasks: int) -> int:
 def test_a_manifest_with_thousands_of_wrong_fields_does_not_stop_the_operator() -> None:
     _calls_to_resolve(1)  # Schemas are made once.
     assert _calls_to_resolve(400) < 2.5 * _calls_to_resolve(200)
+
+
+def test_a_job_runs_in_a_namespace_with_the_longest_name() -> None:
+    job = manifest()
+    job["metadata"]["namespace"] = "n" * 63
+    assert not resolve(job, CONFIG).problems
