@@ -70,8 +70,10 @@ class Outages:
         found = []
         with Path(self._cluster.details["auditLog"]).open() as log:
             for line in log:
-                # A cheap look first: the log is long.
-                if f'"{namespace}"' in line and (write := _write(json.loads(line))).namespace == namespace:
+                # A cheap look first: the log is long. A dry run writes nothing.
+                if f'"{namespace}"' not in line or "dryRun=" in line:
+                    continue
+                if (write := _write(json.loads(line))).namespace == namespace:
                     found.append(write)
         return sorted(found, key=lambda write: write.time)
 
