@@ -118,7 +118,7 @@ async def bench(folder: Path, **options: Any) -> AsyncIterator[Bench]:
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
     ):
         found = Bench(hub, proxy.address, client)
-        limits = {"limits": {"bodyBytes": forms.FRAME_BYTES}}
+        limits = {"limits": {"bodyBytes": forms.FRAME_BYTES, "conversationBytes": 4 * forms.FRAME_BYTES}}
         async with client.post(f"{proxy.address}/sessions/s", headers=BEARER, json=limits) as reply:
             found.base_url = proxy.address + (await reply.json())["base_path"]
         try:
