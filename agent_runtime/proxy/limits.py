@@ -12,8 +12,9 @@ from rollout_api.records import StopReason
 BODY_BYTES = 64 << 20
 """Larger than the conversation of any context window of today, image data included."""
 
-CONVERSATION_BYTES = 64 << 20
-"""Far above the text of any context window, and room for some hundred screenshots; what is recorded stays in memory."""
+CONVERSATION_BYTES = 512 << 20
+"""What is recorded stays in memory. A program that writes its history anew in each call, three screenshots of 1 MB in it,
+comes to some 170 calls with it."""
 
 VALUE_BYTES = 64
 """What Python takes for an empty list or object, so for the least of the values that JSON can name with one byte."""
