@@ -1,7 +1,7 @@
 """Grading an attempt: in a new workspace into which only its artifacts go, or, forgeable, in the agent's own."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from agent_runtime.engine.attribution import Action, Phase, Situation, attribute
@@ -17,7 +17,7 @@ from rollout_api.tasks import Task, VerifierMode
 GRADING_TURN = 1_000_000
 """Turn of the idempotency keys of a grading: above every turn of an agent, so that no watermark forgets them."""
 SHOWN_OUTPUT = 2_000
-"""Characters of a failed collecting command's output: its end is where the error is."""
+"""Characters of a failed command's output: its end is where the error is."""
 TURNS_PER_EPOCH = 1_000
 """Each epoch, and each try in it, grades under keys of its own: a grading is done again, never continued."""
 
@@ -41,24 +41,25 @@ async def collect(task: Task, workspace: Workspace, turn: int) -> str | None:
     A failure is the policy's doing: the same commands ran well in the state that it was given. What they did not leave is
     not there to be graded. Raises WorkspaceLimit and SandboxFailure from the workspace.
     """
-    for number, command in enumerate(task.verifier.collect if task.verifier else ()):
-        seconds = task.timeouts.verifier_seconds
-        result = await workspace.run(command, key=f"{turn}:collect-{number}", deadline_seconds=seconds)
-        if not result.ok:
-            output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
-            return f"verifier.collect[{number}] failed with {result.cause or result.exit_code}: {output}"
-    return None
+    return await _run_all("collect", task.verifier.collect if task.verifier else (), task, workspace, turn)
 
 
 async def _prepare(task: Task, workspace: Workspace, turn: int) -> None:
     """Run `verifier.prepare` in the workspace that grades, without anything of the agent in it."""
-    for number, command in enumerate(task.verifier.prepare if task.verifier else ()):
+    commands = task.verifier.prepare if task.verifier else ()
+    if (failure := await _run_all("prepare", commands, task, workspace, turn)) is not None:
+        raise VerifierUnavailable(failure)
+
+
+async def _run_all(field: str, commands: Sequence[str], task: Task, workspace: Workspace, turn: int) -> str | None:
+    """Run the commands of that field of the verifier. Why one failed, the rest not run; None when all ran well."""
+    for number, command in enumerate(commands):
         seconds = task.timeouts.verifier_seconds
-        result = await workspace.run(command, key=f"{turn}:prepare-{number}", deadline_seconds=seconds)
+        result = await workspace.run(command, key=f"{turn}:{field}-{number}", deadline_seconds=seconds)
         if not result.ok:
             output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
-            ending = result.cause or f"exit code {result.exit_code}"
-            raise VerifierUnavailable(f"verifier.prepare[{number}] ended with {ending}: {output}")
+            return f"verifier.{field}[{number}] failed with {result.cause or result.exit_code}: {output}"
+    return None
 
 
 async def store_artifacts(
