@@ -22,7 +22,7 @@ TICK_SECONDS = 5.0
 
 class WorkingTime:
     """The loop's time, without stretches in which this process stood still: stopped (SIGSTOP, Ctrl-Z), or frozen with its
-    container. They show because nobody read the time for much longer than `TICK_SECONDS`.
+    container. It recognises them by two readings that lie more than twice `TICK_SECONDS` apart.
     """
 
     def __init__(self) -> None:

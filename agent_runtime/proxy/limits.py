@@ -75,7 +75,7 @@ def exhausted(limits: Limits, spent: Spent, age_seconds: float) -> Exhausted | N
 
 
 def conversation_bytes(added: Any) -> int:
-    """What JSON adds to a conversation, see `Limits.conversation_bytes`. Takes no stack of its own, however deep it is."""
+    """The size of JSON as `Limits.conversation_bytes` counts it. Not recursive: deep JSON cannot exhaust the stack."""
     found, values = 0, [added]
     while values:
         value = values.pop()

@@ -19,7 +19,7 @@ HARBORS: Final[Mapping[str, Mapping[str, Any]]] = {
         "kodo": {"backend": "Kubernetes"},
     },
 }
-"""Environments of Harbor that a provider of ours stands for, as fields of `spec.sandbox`."""
+"""Harbor's environment classes, and the fields of `spec.sandbox` that take their place."""
 RESOURCES: Final = {"cpus": ("cpu", "{:g}"), "memory_mb": ("memory", "{:g}Mi"), "storage_mb": ("disk", "{:g}Mi")}
 """Harbor's names, and ours with their form."""
 _IMAGES: Final = ("image", "docker_image", "sandbox_image")

@@ -275,7 +275,7 @@ class ExecutorClient:
         return health
 
     async def keep_alive(self, idle_seconds: float) -> None:
-        """Ask often enough that a long model call does not look like a runner that has gone. Does not end."""
+        """Ask the executor for its health until cancelled, so that it does not end as idle during a long model call."""
         while True:
             # Set before the pause: a process that was stopped (SIGSTOP, Ctrl-Z) may learn of the loss before it asks again.
             self._unheld_from = min(self._unheld_from, time.monotonic() + idle_seconds)

@@ -223,7 +223,7 @@ async def test_using_everything_up_hits_only_the_culprit(
     assert (await run(culprit, "echo again")).output == "again\n"
 
 
-# Sends descriptors through sockets that nobody reads, as many at once as the kernel lets one user have on their way.
+# Sends as many descriptors as the kernel allows one user to have in flight, through sockets that nobody reads.
 _SENDS_DESCRIPTORS = """
 import array, resource, socket, time
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
