@@ -11,13 +11,19 @@ import typer
 from agent_runtime.recording.gc import Plan, Run, collect
 from rolloutctl.console import Form, FormOption, answer_json, answer_table, say
 from rolloutctl.errors import CommandError
-from rolloutctl.runs import DEFAULT_OUTPUT, open_existing, place_of
+from rolloutctl.runs import DEFAULT_OUTPUT, open_place
 
 DAY_SECONDS = 24 * 3600.0
 
 
 def gc(
-    where: Annotated[str, typer.Argument(metavar="[WHERE]", help="Folder, URI or manifest.")] = DEFAULT_OUTPUT,
+    where: Annotated[
+        str,
+        typer.Argument(
+            metavar="[WHERE]",
+            help="A folder or URI of runs; or one run, a manifest or a job's name, and other runs are not touched.",
+        ),
+    ] = DEFAULT_OUTPUT,
     older_than_days: Annotated[
         float | None, typer.Option("--older-than-days", min=0, help="Runs whose last write is longer ago.")
     ] = None,
@@ -28,14 +34,8 @@ def gc(
     """Delete old runs. Given both rules, a run goes when both say so. A run that may be at work is never touched."""
     if older_than_days is None and keep is None:
         raise CommandError("say which runs are old: --older-than-days, --keep, or both")
-    place = place_of(where)
     plan = asyncio.run(
-        collect(
-            open_existing(place.uri, os.environ),
-            older_than_seconds=None if older_than_days is None else older_than_days * DAY_SECONDS,
-            keep_newest=keep,
-            dry_run=not delete,
-        )
+        _collect(where, None if older_than_days is None else older_than_days * DAY_SECONDS, keep, dry_run=not delete)
     )
     if form is Form.JSON:
         rules = {"delete": plan.delete, "keep": plan.keep, "spared": plan.spared}
@@ -44,6 +44,16 @@ def gc(
         answer_json({"deleted": delete, **found, "layers": layers})
     else:
         _print(plan, delete)
+
+
+async def _collect(where: str, older_than_seconds: float | None, keep: int | None, *, dry_run: bool) -> Plan:
+    store, place = await open_place(where, os.environ)
+    plan = await collect(
+        store, older_than_seconds=older_than_seconds, keep_newest=keep, only=place.name, dry_run=dry_run
+    )
+    if place.name is not None and not plan.runs:
+        raise CommandError(f"{place.uri} holds no run of {place.name!r}; nothing was deleted")
+    return plan
 
 
 def _print(plan: Plan, deleted: bool) -> None:

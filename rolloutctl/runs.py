@@ -48,8 +48,7 @@ def place_of(reference: str | None) -> Place:
         return Place(DEFAULT_OUTPUT, None)
     path = Path(reference)
     if "://" in reference:
-        parent, _, name = reference.rstrip("/").rpartition("/")
-        return Place(parent, name) if _RUN_FOLDER.fullmatch(name) else Place(reference.rstrip("/"), None)
+        return Place(reference.rstrip("/"), None)
     if path.is_dir():
         is_run = (path / "job.json").is_file()
         return Place(str(path.resolve().parent), path.resolve().name) if is_run else Place(reference, None)
@@ -61,14 +60,19 @@ def place_of(reference: str | None) -> Place:
     return Place(DEFAULT_OUTPUT, reference)
 
 
+async def open_place(reference: str | None, environ: Mapping[str, str]) -> tuple[Store, Place]:
+    """The storage that a person's reference points at, and what to look for in it. Raises CommandError, StorageError."""
+    place = place_of(reference)
+    store = open_existing(place.uri, environ)
+    if place.name is None and await store.get("job.json") is not None:  # the URI of a run
+        place = Place(*place.uri.rsplit("/", 1))
+        store = open_existing(place.uri, environ)
+    return store, place
+
+
 async def find_run(reference: str | None, environ: Mapping[str, str] | None = None) -> RunReader:
     """The run that is meant. Raises CommandError naming what there is instead, NoSuchRun and StorageError."""
-    place = place_of(reference)
-    environ = os.environ if environ is None else environ
-    store = open_existing(place.uri, environ)
-    if place.name is None and await store.get("job.json") is not None:
-        parent, _, folder = place.uri.rpartition("/")  # the URI of a run whose folder was renamed
-        return await open_run(open_existing(parent, environ), folder)
+    store, place = await open_place(reference, os.environ if environ is None else environ)
     if place.name is not None and (_RUN_FOLDER.fullmatch(place.name) or await read_job_file(store, place.name)):
         return await open_run(store, place.name)
     folders = await _runs_by_job(store)

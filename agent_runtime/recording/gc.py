@@ -44,6 +44,19 @@ class Plan:
     layers: tuple[ObjectMeta, ...] = ()
     """Layers of workspaces that go, because no other run names them."""
 
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Every run that was decided about."""
+        return self.delete + self.keep + self.spared
+
+    def only(self, name: str) -> "Plan":
+        """What is decided about the run in the folder `name` and the runs of the job `name`."""
+        delete, keep, spared = (
+            tuple(run for run in runs if name in (run.folder, run.name))
+            for runs in (self.delete, self.keep, self.spared)
+        )
+        return Plan(delete, keep, spared)
+
 
 async def list_runs(store: Store) -> list[Run]:
     """All runs, oldest first. A folder without a readable `job.json` is none, and is left alone."""
@@ -131,12 +144,15 @@ async def collect(
     *,
     older_than_seconds: float | None = None,
     keep_newest: int | None = None,
+    only: str | None = None,
     dry_run: bool = True,
 ) -> Plan:
-    """Apply a retention rule; a dry run only says what would go."""
+    """Apply a retention rule; a dry run only says what would go. `only` names the one run or job that it applies to."""
     decided = plan(
         await list_runs(store), now=time.time(), older_than_seconds=older_than_seconds, keep_newest=keep_newest
     )
+    if only is not None:
+        decided = decided.only(only)
     if dry_run:
         layers = await unnamed_layers(store, leaving=decided.delete, now=time.time())
         return replace(decided, layers=tuple(layers))
