@@ -1,5 +1,6 @@
 """Agents by the names that a manifest uses."""
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -41,4 +42,12 @@ def find_agent(name: str) -> Callable[[], Agent]:
         raise ExtensionError(f"agent {name!r} is {found!r}, not a class; see docs/agents-and-tools.md")
     if not inspect.iscoroutinefunction(getattr(found, "run", None)):
         raise ExtensionError(f"agent {name!r} is {found!r}, which has no `async def run(self, context)`")
+    with contextlib.suppress(ValueError):  # a class without a signature
+        try:
+            inspect.signature(found).bind()
+        except TypeError as error:
+            raise ExtensionError(
+                f"agent {name!r} cannot be made without arguments: {error}; give them defaults, and read options of the "
+                "manifest from context.spec.config"
+            ) from None
     return cast(type[Agent], found)

@@ -17,6 +17,7 @@ from agent_runtime.engine.branching import Origin
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
 from agent_runtime.engine.turns import Turns
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, ToolCall
+from agent_runtime.models.extensions import contained
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.sandboxes.base import (
@@ -122,7 +123,8 @@ class Branching:
         )
         try:
             async with asyncio.timeout(origin.task.timeouts.agent_seconds):
-                await self._make_agent().run(turns)
+                with contained():
+                    await self._make_agent().run(turns)
         except TimeoutError as error:
             raise SandboxFailure(
                 "RerunFailed", f"the tool calls up to turn {origin.turn} took longer than timeouts.agentSeconds"

@@ -13,6 +13,7 @@ from agent_runtime.agents.base import Agent, AgentContext
 from agent_runtime.engine.attribution import Action
 from agent_runtime.engine.grading import GRADING_TURN, TURNS_PER_EPOCH, grade_in_place
 from agent_runtime.engine.turns import Turns
+from agent_runtime.models.extensions import contained
 from agent_runtime.sandboxes.base import SetupFailed, Workspace, WorkspaceLimit
 from agent_runtime.verification.grade import CommandWatch
 from agent_runtime.verification.reward_file import FOLDER, TESTS_FOLDER
@@ -50,7 +51,8 @@ class InSteps:
             context.begin_conversation()
             self._at_work = number, step, step_task
             try:
-                await self._make().run(context)
+                with contained():
+                    await self._make().run(context)
             except Exception as error:
                 _, ruling = await context.ruling_of(error)
                 if ruling.action is not Action.COMPLETE or ruling.stop_reason not in GOES_ON:

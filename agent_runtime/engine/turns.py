@@ -31,6 +31,7 @@ from agent_runtime.engine.sub_agent import SubAgent
 from agent_runtime.engine.tool_calls import CallsOfTurn, ToolRunner
 from agent_runtime.engine.workspace_states import Keeping, WorkspaceStates
 from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
+from agent_runtime.models.extensions import contained
 from agent_runtime.recording.answers import answer_record, recorded_answer
 from agent_runtime.sandboxes.base import CommandResult, Workspace
 from agent_runtime.tools.base import Tool
@@ -134,7 +135,13 @@ class Turns:
             async with self._clock.running():
                 if self._log.replaying:
                     self._clock.wait(_REPLAY)
-                message = await agent.run(self)
+                with contained():
+                    message = await agent.run(self)
+            if not isinstance(message, str | None):  # its type may depend on what the model answered
+                raise TypeError(
+                    f"{type(agent).__name__}.run returned a value of type {type(message).__name__}; "
+                    "expected the final message as text, or None"
+                )
         except Exception as error:  # noqa: BLE001 see ruling_of
             raised = error
         if raised is None and self.fault is None:

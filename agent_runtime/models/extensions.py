@@ -1,8 +1,10 @@
 """Names in a manifest that stand for Python objects: built-ins, entry points, `module:name`, and what was registered."""
 
+import asyncio
+import contextlib
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -11,12 +13,28 @@ class ExtensionError(Exception):
     """A name in the manifest stands for nothing that can be loaded; the message says why and what to do."""
 
 
+@contextlib.contextmanager
+def contained(*also: type[BaseException]) -> Iterator[None]:
+    """Turn what a user's code raises to end a process or a task, and `also`, into an ordinary error of that code.
+
+    `sys.exit()` in one rollout would end the run with all rollouts. A CancelledError that the code raises would look like a
+    cancellation of the rollout, which would never get a result. A real cancellation passes.
+    """
+    ends: tuple[type[BaseException], ...] = (SystemExit, asyncio.CancelledError, *also)
+    try:
+        yield
+    except ends as error:
+        if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
+            raise
+        raise RuntimeError(f"{type(error).__name__} was raised{f': {error}' if str(error) else ''}") from error
+
+
 def load_object(reference: str, what: str) -> Any:
     """The object at `module:name`. `what` says what it is for (`tool`, `agent`). Raises ExtensionError."""
     module_name, _, name = reference.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script calls sys.exit() where it is run and not imported
         hint = ""
         if isinstance(error, ModuleNotFoundError) and module_name.split(".")[0] == (error.name or "").split(".")[0]:
             hint = "; install the package, or put the folder of the module on PYTHONPATH"

@@ -12,6 +12,7 @@ from agent_runtime.models.base import (
     ModelReply,
     ModelRequest,
 )
+from agent_runtime.models.extensions import contained
 from agent_runtime.models.openai_endpoint import parse_completion
 
 ModelFunction = Callable[..., Awaitable[str | dict[str, Any] | ModelReply]]
@@ -38,7 +39,8 @@ class FunctionModel:
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Call the function; it returns text, a message in OpenAI's form, or a ModelReply. See `Model.complete`."""
         try:
-            returned = await self._function(**self._arguments(request))
+            with contained():
+                returned = await self._function(**self._arguments(request))
         except (ModelError, ContextExceeded, ContentFiltered):
             raise
         except Exception as error:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agent_runtime.models.extensions import contained
+
 PATIENCE_SECONDS = 1.0
 """For a thread whose last call ran out of time: it is back at its loop at once, or still blocked."""
 
@@ -73,11 +75,6 @@ def _nothing() -> None:
 
 
 async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    try:
+    with contained(KeyboardInterrupt):  # no Ctrl-C comes to this thread
         value = function(**arguments)
         return await value if inspect.isawaitable(value) else value
-    except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
-            raise
-        # What would end the thread, or look like a rollout that was cancelled, is the plugin's failure like any other.
-        raise RuntimeError(f"{type(error).__name__} was raised") from error

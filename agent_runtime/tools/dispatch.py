@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_runtime.models.base import ToolCall
-from agent_runtime.models.extensions import nearest
+from agent_runtime.models.extensions import contained, nearest
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import Tool, ToolContext, ToolError, ToolResult
 from agent_runtime.tools.function_tool import FunctionTool
@@ -56,7 +56,8 @@ async def _result(tools: Mapping[str, Tool], call: ToolCall, context: ToolContex
     try:
         if not isinstance(tool, FunctionTool):  # which checks them by its own signature
             arguments = checked_arguments(tool.parameters, arguments)
-        return await tool.execute(arguments, context)
+        with contained():
+            return await tool.execute(arguments, context)
     except ArgumentsError as error:
         return _format_error("InvalidArguments", f"The arguments of {call.name} are not valid.\n{error}")
     except ToolError as error:

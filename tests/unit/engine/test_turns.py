@@ -249,15 +249,31 @@ async def test_an_agent_that_swallows_errors_cannot_hide_that_the_model_was_down
         (ContextExceeded("too long"), StopReason.CONTEXT_EXCEEDED),
         (Stop(StopReason.TOOL_FORMAT), StopReason.TOOL_FORMAT),
         (RuntimeError("a bug of the agent's own"), StopReason.AGENT_ERROR),
+        (SystemExit(3), StopReason.AGENT_ERROR),
+        (asyncio.CancelledError(), StopReason.AGENT_ERROR),
     ],
 )
-async def test_what_the_policy_causes_is_a_stop_reason_and_never_a_retry(error: Exception, reason: StopReason) -> None:
+async def test_what_the_policy_causes_is_a_stop_reason_and_never_a_retry(
+    error: BaseException, reason: StopReason
+) -> None:
     class Raising(Loop):
         async def run(self, context: AgentContext) -> str | None:
             raise error
 
     stopped, _ = await turns_of(MemoryJournal(), CountingModel(1, []), []).run_agent(Raising())
     assert stopped is reason
+
+
+@pytest.mark.parametrize("returned", [5, {"answer": 5}, b"five"])
+async def test_agent_that_returns_no_text_is_graded_and_never_retried(returned: Any) -> None:
+    class Parsing(Loop):
+        async def run(self, context: AgentContext) -> str | None:
+            return returned  # as json.loads(reply.text) does, when the model answers with a number
+
+    turns = turns_of(MemoryJournal(), CountingModel(1, []), [])
+    reason, message = await turns.run_agent(Parsing())
+    assert reason is StopReason.AGENT_ERROR
+    assert f"Parsing.run returned a value of type {type(returned).__name__}" in message
 
 
 async def test_memory_used_up_by_a_tool_call_is_the_policys_own_resource_limit() -> None:

@@ -96,6 +96,9 @@ async def test_what_a_function_raises_is_not_the_policys_doing_unless_it_says_so
     async def broken(messages: Any, **kw: Any) -> Any:
         raise ZeroDivisionError("oops")
 
+    async def exits(messages: Any, **kw: Any) -> Any:
+        raise SystemExit(3)
+
     async def full(messages: Any, **kw: Any) -> Any:
         raise ContextExceeded("full")
 
@@ -104,6 +107,8 @@ async def test_what_a_function_raises_is_not_the_policys_doing_unless_it_says_so
 
     with pytest.raises(ModelError, match=r"FunctionFailed: f raised ZeroDivisionError: oops"):
         await FunctionModel(broken, "f").complete(request())
+    with pytest.raises(ModelError, match=r"FunctionFailed: f raised RuntimeError: SystemExit was raised: 3"):
+        await FunctionModel(exits, "f").complete(request())
     with pytest.raises(ContextExceeded):
         await FunctionModel(full, "f").complete(request())
     with pytest.raises(ModelError, match=r"BadResponse: f returned 7"):

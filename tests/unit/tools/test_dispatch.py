@@ -89,15 +89,33 @@ async def test_what_a_tool_says_of_the_call_is_told_as_it_stands_and_is_no_forma
     assert (observation.content, observation.error, observation.data) == ("no such file", True, {})
 
 
-async def test_a_tool_that_breaks_does_not_break_the_rollout() -> None:
-    observation = await call("fails", "{}", {"fails": failing(KeyError("x"))})
-    assert observation.content == "The tool fails failed with KeyError: 'x'"
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError("x"), "KeyError: 'x'"),
+        (SystemExit(3), "RuntimeError: SystemExit was raised: 3"),
+        (asyncio.CancelledError(), "RuntimeError: CancelledError was raised"),
+    ],
+)
+async def test_a_tool_that_breaks_does_not_break_the_rollout(error: Any, words: str) -> None:
+    observation = await call("fails", "{}", {"fails": failing(error)})
+    assert observation.content == f"The tool fails failed with {words}"
     assert observation.error
 
 
-@pytest.mark.parametrize(
-    "error", [SandboxFailure("NodeLost", "m"), WorkspaceLimit("Memory", "m"), Fenced(), asyncio.CancelledError()]
-)
+async def test_tool_call_ends_when_its_rollout_is_cancelled() -> None:
+    async def endless() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    running = asyncio.create_task(call("endless", "{}", {"endless": FunctionTool(endless)}))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@pytest.mark.parametrize("error", [SandboxFailure("NodeLost", "m"), WorkspaceLimit("Memory", "m"), Fenced()])
 async def test_the_end_of_the_attempt_is_never_shown_to_the_model_as_a_result(error: Any) -> None:
     with pytest.raises(type(error)):
         await call("fails", "{}", {"fails": failing(error)})

@@ -33,6 +33,10 @@ class Patient:
     async def run(self, context):
         return None
 
+class Demanding(Patient):
+    def __init__(self, retries):
+        self.retries = retries
+
 half_a_tool = object()
 '''
 
@@ -42,6 +46,7 @@ def package(tmp_path: Any, monkeypatch: Any) -> Any:
     """An installed package with entry points."""
     (tmp_path / "weighing_kit.py").write_text(MODULE)
     (tmp_path / "broken_kit.py").write_text("1 / 0\n")
+    (tmp_path / "exiting_kit.py").write_text("raise SystemExit(2)\n")
     metadata = tmp_path / "weighing_kit-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: weighing-kit\nVersion: 1.0\n")
@@ -59,6 +64,13 @@ def test_the_default_tools_of_a_manifest_are_all_there() -> None:
     assert list(tools) == ["bash", "editor", "search", "finish"]
     assert all(isinstance(made, Tool) for made in tools.values())
     assert all(made.description and made.parameters["type"] == "object" for made in tools.values())
+
+
+def test_agent_that_cannot_be_made_or_imported_is_named_before_the_run(package: Any) -> None:
+    with pytest.raises(ExtensionError, match=r"weighing_kit:Demanding.*'retries'; .*context\.spec\.config"):
+        find_agent("weighing_kit:Demanding")
+    with pytest.raises(ExtensionError, match=r"importing exiting_kit failed with SystemExit: 2"):
+        find_agent("exiting_kit:Agent")
 
 
 def test_a_set_gives_all_its_tools() -> None:
