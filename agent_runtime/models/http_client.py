@@ -20,6 +20,7 @@ from rollout_api.cluster import POLICY_VERSION_HEADER, SERVER_NOT_READY
 CONNECT_SECONDS = 30.0
 """A SYN that is dropped would else use up the whole deadline; a call that is accepted may take long."""
 ERROR_CHARACTERS = 500  # of a server's own words in a message
+KEY_CHARACTERS = 16  # of a real key at least; `EMPTY` and the like are no secrets, and may be words of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class JsonClient:
         self.base_url = base_url.rstrip("/")
         self._headers = {"Content-Type": "application/json", "User-Agent": "agent-rollouts", **headers}
         self._key_origin = key_origin
+        keys = [headers.get(name, "").removeprefix("Bearer ") for name in ("Authorization", "x-api-key")]
+        self._keys = [key.encode() for key in keys if len(key) >= KEY_CHARACTERS]
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self._urls: dict[str, URL] = {}
@@ -197,7 +200,10 @@ class JsonClient:
             if response.status < 300:
                 self._check_policy(salt, response)
                 return await receive(response)
-            return _Refused(_decoded(response.status, await response.read()), response.headers)
+            words = await response.read()
+            for key in self._keys:  # some servers repeat the key that they refuse, and messages are recorded
+                words = words.replace(key, b"[API key]")
+            return _Refused(_decoded(response.status, words), response.headers)
         except BaseException:
             # A cancellation included: a connection that is closed makes the server stop its work.
             response.close()

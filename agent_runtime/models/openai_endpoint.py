@@ -62,7 +62,7 @@ class OpenAIEndpoint:
             for optional in OPTIONAL_FIELDS:
                 answer = await self._probe(max_tokens_field, optional)
                 if answer.status == 200:
-                    self._remember(max_tokens_field, optional, parse_completion(answer.payload))
+                    self._remember(max_tokens_field, optional, parse_completion(answer.payload, self._client.base_url))
                     return
                 if answer.status not in (400, 422):
                     raise await self._refused(answer)
@@ -110,7 +110,7 @@ class OpenAIEndpoint:
         )
         if answer.status != 200:
             raise await self._refused(answer)
-        reply = parse_completion(answer.payload)
+        reply = parse_completion(answer.payload, self._client.base_url)
         if request.on_text is not None and reply.text:
             request.on_text(reply.text)
         return reply
@@ -134,7 +134,7 @@ class OpenAIEndpoint:
                         request.on_text(piece)
         except TimeoutError:
             raise ModelError("Timeout", f"{self._client.base_url} did not finish within {self._seconds:g} s") from None
-        return parse_completion(parts.payload())
+        return parse_completion(parts.payload(), self._client.base_url)
 
     async def _probe(self, max_tokens_field: str, optional: Mapping[str, Any]) -> Answer:
         messages = [{"role": "user", "content": "Say ok."}]
@@ -173,17 +173,20 @@ async def served_models(client: JsonClient) -> str:
     return f"it serves {', '.join(names) or 'no model at all'}; set endpoint.name to one of these"
 
 
-def parse_completion(payload: Any) -> ModelReply:
-    """A chat completion as a reply. Raises ModelError (BadResponse) naming what is missing or of the wrong type."""
+def parse_completion(payload: Any, source: str = "the model") -> ModelReply:
+    """A chat completion as a reply. Raises ModelError (BadResponse) naming what is missing or of the wrong type.
+
+    `source` names the server in that message.
+    """
     if not isinstance(payload, Mapping):
-        raise ModelError("BadResponse", f"expected a JSON object, got {str(payload)[:200]!r}")
+        raise ModelError("BadResponse", f"{source}: expected a chat completion as JSON, got {str(payload)[:200]!r}")
     choices = payload.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
-        raise ModelError("BadResponse", f"choices: expected a list with one object, got {str(payload)[:200]}")
+        raise ModelError("BadResponse", f"{source}: choices: expected a list with one object, got {str(payload)[:200]}")
     choice = choices[0]
     message = choice.get("message")
     if not isinstance(message, Mapping):
-        raise ModelError("BadResponse", f"choices[0].message: expected an object, got {message!r}")
+        raise ModelError("BadResponse", f"{source}: choices[0].message: expected an object, got {message!r}")
     message = _normalised(message)
     completion_ids = _numbers(choice.get("token_ids"))
     logprobs = _logprobs(choice.get("logprobs"))

@@ -113,7 +113,7 @@ async def connect(server: Server) -> AsyncIterator[Callable[..., Model]]:
             "callSeconds": 20,
             "apiKeyFrom": {"env": "TEST_KEY"},
         } | endpoint
-        model = open_model(ModelSpec.model_validate({"endpoint": spec}), {"TEST_KEY": "secret\n"})
+        model = open_model(ModelSpec.model_validate({"endpoint": spec}), {"TEST_KEY": "secret-key-of-the-job\n"})
         opened.append(model)
         return model
 

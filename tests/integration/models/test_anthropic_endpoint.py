@@ -68,7 +68,7 @@ async def test_a_conversation_with_tool_results_is_what_anthropic_declares(
         {"type": "tool_result", "tool_use_id": "toolu_1", "content": "42"},
         {"type": "text", "text": "go on"},
     ]
-    assert headers["x-api-key"] == "secret"
+    assert headers["x-api-key"] == "secret-key-of-the-job"
     assert headers["anthropic-version"]
 
 

@@ -32,7 +32,9 @@ async def test_what_is_sent_is_what_openai_declares(server: Any, connect: Any, m
     assert set(body) <= declared
     assert (body["max_tokens"], body["temperature"], body["top_p"], body["stop"]) == (40, 0.5, 0.9, ["x"])
     assert (body["seed"], body["user"], body["tools"]) == (5, "u", [TOOL])
-    assert headers["Authorization"] == "Bearer secret", "a line break after the key must not reach the header"
+    assert headers["Authorization"] == "Bearer secret-key-of-the-job", (
+        "a line break after the key must not reach the header"
+    )
     assert headers["X-Session-ID"] == "s"
 
 
@@ -217,10 +219,12 @@ async def test_cancelling_a_call_closes_its_connection_so_the_server_stops_gener
 async def test_a_refused_key_says_where_it_came_from(
     code: Any, server: Any, connect: Any, make_request: Any, faults: Any
 ) -> None:
-    server.plan(faults["status"](code, {"error": {"message": "Incorrect API key"}}))
-    with pytest.raises(ModelConfigError, match=r"environment variable TEST_KEY.*Incorrect API key") as caught:
+    server.plan(faults["status"](code, {"error": {"message": "Incorrect API key: secret-key-of-the-job"}}))
+    with pytest.raises(
+        ModelConfigError, match=r"environment variable TEST_KEY.*Incorrect API key: \[API key\]"
+    ) as caught:
         await connect().complete(make_request())
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(caught.value), "the message is recorded with the rollout"
 
 
 async def test_an_unknown_model_names_those_that_are_served(server: Any, connect: Any, faults: Any) -> None:
@@ -356,6 +360,13 @@ async def test_an_answer_of_another_shape_is_a_bad_response(
     server.plan(faults["status"](200, body))
     with pytest.raises(ModelError, match="BadResponse"):
         await connect().complete(make_request())
+
+
+async def test_page_in_place_of_a_completion_names_the_server(server: Any, connect: Any, faults: Any) -> None:
+    server.plan(faults["status"](200, "<html>Welcome to nginx</html>"))
+    with pytest.raises(ModelError, match="Welcome to nginx") as caught:
+        await connect().check()
+    assert server.url in str(caught.value)
 
 
 async def test_an_empty_answer_stays_an_answer(server: Any, connect: Any, make_request: Any) -> None:
