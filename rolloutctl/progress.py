@@ -120,6 +120,8 @@ def _lines(event: Event) -> list[tuple[str, str]]:
     """What is worth a line of its own, with its style."""
     if isinstance(event, JobStarted):
         resumed = f"Resuming {event.name}: {event.sealed} of {event.total} rollouts are done already."
+        if event.sealed == event.total:
+            resumed += " Nothing is left to run. --new starts another run, as after a change of your agent's code."
         started = f"Running {event.name}: {event.total if event.total is not None else 'a stream of'} rollouts."
         lines = [(resumed if event.resumed else started, "bold"), (f"Recording to {event.uri}", "")]
         return lines + [(f"Warning: {warning}", "yellow") for warning in event.warnings]
