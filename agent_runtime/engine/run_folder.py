@@ -17,9 +17,14 @@ class RunInProgress(Exception):
 
     def __init__(self, run: str, holder: str) -> None:
         pid = holder.partition(" ")[0] or "PID"
+        stop = f"stop it with `kill -INT {pid}` and run the same command to resume"
+        if pid == str(os.getpid()):
+            stop = (
+                "leave its loop by `async with contextlib.aclosing(Client().run(...)) as groups:`, which waits for that"
+            )
         super().__init__(
-            f"{run} is in progress: process {holder or 'unknown'} works on it. Wait for its end, stop it with "
-            f"`kill -INT {pid}` and run the same command to resume, or start another run with --new (Client: new=True)."
+            f"{run} is in progress: process {holder or 'unknown'} works on it. Wait for its end, {stop}, "
+            "or start another run with --new (Client: new=True)."
         )
 
 

@@ -29,6 +29,16 @@ def test_refused_start_leaves_the_folder_of_the_live_run_alone(tmp_path: Path) -
     assert (run_folder(UID) / "sandboxes" / "record").exists(), "live sandboxes stay for the next process"
 
 
+def test_start_while_a_loop_of_this_process_holds_the_run_does_not_advise_to_kill_it() -> None:
+    with (
+        run_lock(UID, 0, "fix"),
+        pytest.raises(RunInProgress, match=r"contextlib\.aclosing") as caught,
+        run_lock(UID, 0, "fix"),
+    ):
+        pass
+    assert "kill" not in str(caught.value)
+
+
 def test_lock_has_one_holder_while_others_end_and_start() -> None:
     holders, most = 0, 0
     counting = threading.Lock()
