@@ -25,6 +25,8 @@ from agent_runtime.executor.workspaces.trees import remove
 _SHM_BYTES = 1024**3
 # Where no limit is given: enough for any build, and far below the 32,768 process ids that a machine may have.
 _MAX_PROCESSES = 8192
+# The kernel allows 3,072 pseudo-terminals in all containers of a machine together. One workspace must not take them all.
+_MAX_TERMINALS = 64
 # Tools go before the executor when the machine itself runs out of memory.
 _OOM_SCORE = 900
 HELLO = 0
@@ -225,7 +227,7 @@ def _mount_view(ground: Ground, own: str, footing: Message) -> list[int]:
         "/dev/pts",
         "devpts",
         kernel.MS_NOSUID | kernel.MS_NOEXEC,
-        f"newinstance,ptmxmode=0666,mode=620{group}",
+        f"newinstance,ptmxmode=0666,mode=620,max={_MAX_TERMINALS}{group}",
     )
     for bind, target in zip(binds, ground.binds, strict=True):
         kernel.mount(f"/proc/self/fd/{bind}", target, flags=kernel.MS_BIND)

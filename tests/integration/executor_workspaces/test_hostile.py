@@ -244,6 +244,30 @@ time.sleep(1000)
 """
 
 
+_TAKES_TERMINALS = """
+import os, resource, time
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+try:
+    taken = []
+    while True:
+        taken.append(os.openpty())
+except OSError:
+    print("taken", flush=True)
+time.sleep(600)
+"""
+
+
+async def test_a_workspace_that_takes_all_terminals_leaves_its_neighbours_theirs(masked: Inside) -> None:
+    workspace, neighbour = await masked.make(), await masked.make()
+    taking, output = await start(workspace, [_PYTHON, "-c", _TAKES_TERMINALS])
+    assert await asyncio.to_thread(os.read, output, 99) == b"taken\n"
+    done = await run(neighbour, [_PYTHON, "-c", "import os; os.openpty()"])
+    await taking.signal(signal.SIGKILL, tree=True)
+    await read_all(output)
+    assert done.ok, done.output
+
+
 async def test_descriptors_on_their_way_keep_no_neighbour_from_being_made(masked: Inside) -> None:
     """The kernel counts them by user, over all workspaces: their rollouts would be lost, or could not be graded."""
     neighbour, culprit = await masked.make(), await masked.make()
