@@ -14,7 +14,8 @@ from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task, VerifierKind
 
-_PYTHON_PATH = re.compile(r"""PYTHONPATH=((?:[^\s'";&|]|"[^"]*"|'[^']*')+)""")
+_SEARCHED = re.compile(r"""(?<![A-Za-z_])(PATH|PYTHONPATH)=((?:`pwd`|\$\(pwd\)|[^\s'"`;&|]|"[^"]*"|'[^']*')+)""")
+_BETWEEN = re.compile(r"""[:'"]|(?:\$\{?PWD\}?|\$\(pwd\)|`pwd`)/?""")
 
 
 def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, dict[str, Any]]:
@@ -24,14 +25,18 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
     hidden = [posixpath.join(working_dir, file.path) for file in (task.verifier.files if task.verifier else ())]
     variables = {variable.name: variable.value for variable in (task.verifier.env if task.verifier else ())}
     commands = task.verifier.commands if task.verifier else []
-    searched = ":".join([variables.get("PYTHONPATH", ""), *_PYTHON_PATH.findall("\n".join(commands))])
-    imported = [posixpath.join(working_dir, path) for path in re.split(r"[:'\"]|\$\{?PWD\}?/?", searched) if path]
     is_pytest = task.verifier is not None and task.verifier.kind is VerifierKind.PYTEST
     texts = [file.content for file in (task.verifier.files if task.verifier else ()) if file.content]
+    given = [(name, variables.get(name, "")) for name in ("PATH", "PYTHONPATH")]
+    searched: dict[str, list[str]] = {"PATH": [], "PYTHONPATH": []}
+    for name, value in [*given, *_SEARCHED.findall("\n".join([*commands, *texts]))]:
+        paths = (posixpath.join(working_dir, path) for path in _BETWEEN.split(value) if path)
+        searched[name] += [posixpath.relpath(path, root) for path in paths if is_below(path, root)]
     return folder or ".", {
         "artifacts": verifier.artifacts if folder is None else ["."],
         "hidden": [posixpath.relpath(path, root) for path in hidden if is_below(path, root)],
-        "importRoots": [posixpath.relpath(path, root) for path in imported if is_below(path, root)],
+        "importRoots": searched["PYTHONPATH"],
+        "programFolders": searched["PATH"],
         "names": sorted(LOADED_BY_THEMSELVES),
         "tests": [*TEST_FILES, *(_named_tests(commands) if is_pytest else ())],
         "options": [text for text in (*variables.values(), *commands, *texts) if "python_files" in text],

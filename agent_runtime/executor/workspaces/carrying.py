@@ -89,6 +89,10 @@ def _joined(folder: str, name: str) -> str:
     return name if folder in ("", ".") else f"{folder}/{name}"
 
 
+# A verifier's own PATH may name them where that of the workspace does not.
+_SYSTEM_PROGRAMS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
 class Rules:
     """What may be carried. Pure; paths are relative to the carried folder and normal, `.` is the folder itself."""
 
@@ -101,6 +105,8 @@ class Rules:
         """Patterns of the names of files that pytest collects."""
         self.programs: Sequence[str] = ()
         """Absolute paths of the folders in which commands are looked for."""
+        self.program_folders = [os.path.normpath(path) for path in form.get("programFolders", [])]
+        """Those in which the verifier's commands are looked for besides, which the agent may have made."""
         self.import_roots = {os.path.normpath(path) for path in form.get("importRoots", [])}
         """Folders from which the verifier's Python imports, which the agent may have made."""
         hidden = [os.path.normpath(path) for path in form["hidden"]]
@@ -361,9 +367,8 @@ class _Carrying:
         self._placed: dict[str, Kind] = {}
         self._told: dict[str, str] = {}
         self._more = 0
-        self._programs = [
-            path.removeprefix(f"{location}/") for path in rules.programs if path.startswith(f"{location}/")
-        ]
+        inside = (path.removeprefix(f"{location}/") for path in rules.programs if path.startswith(f"{location}/"))
+        self._programs = [*inside, *rules.program_folders]
         self._prepared_programs = {entry for folder in self._programs for entry, _ in self._entries(folder)}
 
     def carry(self, file: IO[bytes]) -> Message:
@@ -491,8 +496,12 @@ class _Carrying:
 
     def _remove_planted_programs(self) -> None:
         """Remove what the agent put before a program of the system where commands are looked for."""
-        others = [path for path in self._rules.programs if not path.startswith(f"{self._location}/")]
-        for folder in self._programs:
+        given = [path for path in self._rules.programs if not path.startswith(f"{self._location}/")]
+        others = [*given, *_SYSTEM_PROGRAMS]
+        # As with modules, a link may stand for the folder now. What lies outside is the prepared state's.
+        places = {os.path.realpath(os.path.join(self._location, folder)) for folder in self._programs}
+        inside = {place for place in places if f"{place}/".startswith(f"{self._location}/")}
+        for folder in sorted(os.path.relpath(place, self._location) for place in inside):
             for entry, _ in self._entries(folder):
                 name = os.path.basename(entry)
                 if entry not in self._prepared_programs and any(

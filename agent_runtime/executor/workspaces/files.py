@@ -180,7 +180,12 @@ def _carry(where: Surroundings, arguments: Message, stream: int) -> Message:
     location = where.locate(arguments["path"])
     os.makedirs(location, exist_ok=True)
     searched, programs = (
-        [where.locate(path) for path in where.environment.get(name, "").split(":") if path]
+        [
+            known
+            for path in where.environment.get(name, "").split(":")
+            if path
+            for known in (os.path.normpath(where.locate(path)), os.path.realpath(where.locate(path)))
+        ]
         for name in ("PYTHONPATH", "PATH")
     )
     return carrying.carry(os.path.realpath(location), stream, searched, programs)

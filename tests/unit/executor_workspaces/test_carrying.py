@@ -490,6 +490,33 @@ def test_the_folders_of_a_pythonpath_in_a_command_are_import_roots(command: str)
     assert "new/src" in carry_rules(task, Verifier(), "/workspace")[1]["importRoots"]
 
 
+@pytest.mark.parametrize(
+    ("command", "env", "content"),
+    [
+        ('PATH="$PWD/tools:$PATH" run', {}, ""),
+        ("export PATH=tools/:$PATH; run", {}, ""),
+        ("PATH=$(pwd)/tools:$PATH run", {}, ""),
+        ("run", {"PATH": "/workspace/tools:/usr/bin"}, ""),
+        ("sh run.sh", {}, 'export PATH="$(pwd)/tools:$PATH"\nrun\n'),
+    ],
+)
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_program_is_not_planted_in_a_new_folder_of_the_verifiers_path(
+    grading: Grading, command: str, env: dict[str, str], content: str, is_link: bool
+) -> None:
+    write(grading.agent, {"mine/cat" if is_link else "tools/cat": "evil", "tools2/x": "", "mine/solve": "work"})
+    if is_link:
+        (grading.agent / "tools").symlink_to("mine")
+    variables = [{"name": name, "value": value} for name, value in env.items()]
+    verifier = {"commands": [command], "env": variables, "files": [{"path": "run.sh", "content": content}]}
+    _, form = carry_rules(
+        Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier}), Verifier(), "/workspace"
+    )
+    grading.dropped = carry(grading.graded, packed(grading.agent), form)
+    assert [grading.has("tools/cat"), grading.has("mine/solve")] == [False, True]
+    assert any("would be run in place of cat" in line for line in grading.dropped)
+
+
 def test_a_new_package_that_hidden_tests_lie_in_is_carried(tmp_path: Path) -> None:
     grading = Grading(tmp_path, {"calc.py": "c"})
     write(grading.agent, {"src/pkg/__init__.py": "work"})
