@@ -14,7 +14,7 @@ from agent_runtime.engine.attribution import Action
 from agent_runtime.engine.grading import GRADING_TURN, TURNS_PER_EPOCH, grade_in_place
 from agent_runtime.engine.turns import Turns
 from agent_runtime.models.extensions import contained
-from agent_runtime.sandboxes.base import SetupFailed, Workspace, WorkspaceLimit
+from agent_runtime.sandboxes.base import WORKSPACE_USER, SetupFailed, Workspace, WorkspaceLimit
 from agent_runtime.verification.grade import CommandWatch
 from agent_runtime.verification.reward_file import FOLDER, TESTS_FOLDER
 from rollout_api.records import Record, StepRecord, StopReason, TestVerdict, Verdict
@@ -104,7 +104,7 @@ class InSteps:
         key = f"{GRADING_TURN + self._epoch * TURNS_PER_EPOCH + number}:clear"
         try:
             for place, path in enumerate(traces(task)):
-                await workspace.remove(path, key=f"{key}-{place}")
+                await workspace.remove(path, key=f"{key}-{place}", owner=WORKSPACE_USER)
             await workspace.enter("agent", key=f"{key}-enter")
         except WorkspaceLimit:
             pass  # the next call of the agent meets it, and ends as ResourceLimit

@@ -33,7 +33,7 @@ from agent_runtime.engine.workspace_states import Keeping, WorkspaceStates
 from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
 from agent_runtime.models.extensions import contained
 from agent_runtime.recording.answers import answer_record, recorded_answer
-from agent_runtime.sandboxes.base import CommandResult, Workspace
+from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.schema import openai_definition
 from rollout_api.nesting import DEEPEST, too_deep
@@ -236,7 +236,12 @@ class Turns:
         for number, file in enumerate(files):
             await self._guarded(
                 self._states.workspace.write(
-                    file.path, file.data(), key=f"{key}.{number}", mode=file.mode, replace=True
+                    file.path,
+                    file.data(),
+                    key=f"{key}.{number}",
+                    mode=file.mode,
+                    replace=True,
+                    owner=WORKSPACE_USER if file in self.task.solution_files else None,
                 )
             )
 

@@ -179,6 +179,13 @@ class Query:
             raise self._complaint(f"query {name}: one of {', '.join(choices)} expected, got {_shown(value)}")
         return value
 
+    def user(self, name: str) -> str | None:
+        """A user, empty for the workspace's default one; None where the field is not given."""
+        value = self._one(name)
+        if value is not None and "\0" in value:
+            raise self._complaint(f"query {name}: a value without NUL characters expected, got {_shown(value)}")
+        return value
+
     def mode(self, name: str) -> int | None:
         """File permissions in octal, 0 to 7777."""
         value = self._one(name)

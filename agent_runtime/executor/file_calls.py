@@ -41,6 +41,7 @@ async def write(call: Call) -> StoredReply:
         "path": query.text("path"),
         "mode": query.mode("mode"),
         "replace": query.choice("replace", ("true", "false"), "false") == "true",
+        "owner": query.user("owner"),
     }
     query.done()
     await _upload(call, "write", arguments)
@@ -50,7 +51,7 @@ async def write(call: Call) -> StoredReply:
 async def remove(call: Call) -> StoredReply:
     """DELETE /workspaces/{w}/files"""
     query = call.query()
-    arguments = {"path": query.text("path")}
+    arguments = {"path": query.text("path"), "owner": query.user("owner")}
     query.done()
     call.no_fields()
     hosted = call.owned()
@@ -83,6 +84,7 @@ async def unpack(call: Call) -> StoredReply:
     arguments = {
         "path": query.text("path"),
         "ancestors": query.choice("ancestors", ("refuse", "replace", "follow"), "refuse"),
+        "owner": query.user("owner"),
     }
     query.done()
     await _upload(call, "untar", arguments)

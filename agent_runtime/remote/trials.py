@@ -123,10 +123,10 @@ class Trial(Nowhere):
         self._rewards = json.dumps(rewards_of(result)).encode()
         return _ended(0 if result.status == RunStatus.COMPLETED else 1, result.error or "")
 
-    async def write(self, path: str, data: bytes, *, key: str, mode: str = "644", replace: bool = False) -> None:
+    async def write(self, path: str, data: bytes, *, key: str, **_: Any) -> None:
         """The grading's own folder is made and removed: there is nothing of it here."""
 
-    async def remove(self, path: str, *, key: str) -> None:
+    async def remove(self, path: str, *, key: str, **_: Any) -> None:
         """See `write`."""
 
     async def stat(self, path: str, *, key: str | None = None) -> FileStat | None:

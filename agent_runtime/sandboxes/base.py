@@ -103,6 +103,10 @@ class Fence:
     holder: str
 
 
+WORKSPACE_USER = ""
+"""As the `owner` of a file operation: the user of the workspace's commands."""
+
+
 class StartState(Protocol):
     """A state that a workspace may begin with, such as that of a turn of another rollout."""
 
@@ -185,6 +189,10 @@ class Workspace(Protocol):
     Calls that change something take a `key`, `TURN:NAME`: the same key again gives the same result, or joins the call that
     still runs, also after a crash of the caller. A read with a key gives the same bytes again as well.
 
+    File operations have the rights of the workspace's user, and what they make belongs to it. With an `owner` they have,
+    in `Overlay`, the rights of the workspace's root, and what they make belongs to that user, `WORKSPACE_USER` or another.
+    Give one only where the policy chooses neither path nor content.
+
     Every call may raise SandboxFailure (the sandbox is lost), WorkspaceLimit (the policy ended it) and Fenced.
     """
 
@@ -214,10 +222,19 @@ class Workspace(Protocol):
     async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:
         """A file's content, up to `limit` bytes. Relative paths start at the working directory. Raises FileError."""
 
-    async def write(self, path: str, data: bytes, *, key: str, mode: str = "644", replace: bool = False) -> None:
+    async def write(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        key: str,
+        mode: str = "644",
+        replace: bool = False,
+        owner: str | None = None,
+    ) -> None:
         """Write a file, parents made. `replace` removes whatever stands there first. Raises FileError."""
 
-    async def remove(self, path: str, *, key: str) -> None:
+    async def remove(self, path: str, *, key: str, owner: str | None = None) -> None:
         """Remove a file, or a folder with all below it; nothing there is fine."""
 
     async def stat(self, path: str, *, key: str | None = None) -> FileStat | None:
@@ -229,7 +246,15 @@ class Workspace(Protocol):
     def tar(self, path: str, *, exclude: Sequence[str] = ()) -> AsyncIterator[bytes]:
         """A tar of a file or folder, names relative to it, as a stream."""
 
-    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str, ancestors: Ancestors = "refuse") -> None:
+    async def untar(
+        self,
+        path: str,
+        data: AsyncIterator[bytes],
+        *,
+        key: str,
+        ancestors: Ancestors = "refuse",
+        owner: str | None = None,
+    ) -> None:
         """Unpack a tar below a path; names that leave it are refused with FileError.
 
         `ancestors` says what happens to a link or file where a folder belongs: `replace` puts a folder in its place,

@@ -268,7 +268,16 @@ class DummyWorkspace:
         data: bytes = await self._once("read", key, (path, limit), work)
         return data
 
-    async def write(self, path: str, data: bytes, *, key: str, mode: str = "644", replace: bool = False) -> None:
+    async def write(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        key: str,
+        mode: str = "644",
+        replace: bool = False,
+        owner: str | None = None,
+    ) -> None:
         """See Workspace."""
 
         async def work() -> None:
@@ -281,7 +290,7 @@ class DummyWorkspace:
 
         await self._once("write", key, (path, data, mode, replace), work)
 
-    async def remove(self, path: str, *, key: str) -> None:
+    async def remove(self, path: str, *, key: str, owner: str | None = None) -> None:
         """See Workspace."""
 
         async def work() -> None:
@@ -336,7 +345,15 @@ class DummyWorkspace:
         await self.untar(path, data, key=key)
         return []
 
-    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str, ancestors: Ancestors = "refuse") -> None:
+    async def untar(
+        self,
+        path: str,
+        data: AsyncIterator[bytes],
+        *,
+        key: str,
+        ancestors: Ancestors = "refuse",
+        owner: str | None = None,
+    ) -> None:
         """See Workspace: there are no links here."""
         archive = b"".join([chunk async for chunk in data])
 

@@ -61,6 +61,10 @@ def _request_failure(process: str, refusal: ExecutorRefusal, *others: str) -> Ex
     return FileError(process, refusal.message) if refusal.reason in (*REQUEST_REFUSALS, *others) else refusal
 
 
+def _owned(owner: str | None) -> Query:
+    return [] if owner is None else [("owner", owner)]
+
+
 class ExecutorWorkspace:
     """Implements `Workspace` over an ExecutorClient.
 
@@ -273,15 +277,24 @@ class ExecutorWorkspace:
         query = [("offset", "0"), ("limit", str(limit))]
         return (await self._file("GET", "files", path, key, query)).body
 
-    async def write(self, path: str, data: bytes, *, key: str, mode: str = "644", replace: bool = False) -> None:
+    async def write(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        key: str,
+        mode: str = "644",
+        replace: bool = False,
+        owner: str | None = None,
+    ) -> None:
         """See Workspace."""
-        query = [("mode", mode), ("replace", "true" if replace else "false")]
+        query = [("mode", mode), ("replace", "true" if replace else "false"), *_owned(owner)]
         await self._file("PUT", "files", path, key, query, data)
 
-    async def remove(self, path: str, *, key: str) -> None:
+    async def remove(self, path: str, *, key: str, owner: str | None = None) -> None:
         """See Workspace."""
         try:
-            await self._file("DELETE", "files", path, key)
+            await self._file("DELETE", "files", path, key, _owned(owner))
         except MissingFile:
             return
 
@@ -304,9 +317,17 @@ class ExecutorWorkspace:
         async for chunk in self._client.stream(f"{self._path}/tar", query):
             yield chunk
 
-    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str, ancestors: Ancestors = "refuse") -> None:
+    async def untar(
+        self,
+        path: str,
+        data: AsyncIterator[bytes],
+        *,
+        key: str,
+        ancestors: Ancestors = "refuse",
+        owner: str | None = None,
+    ) -> None:
         """See Workspace. A connection that breaks ends it with SandboxFailure: the stream cannot be read again."""
-        await self._file("PUT", "tar", path, key, [("ancestors", ancestors)], data)
+        await self._file("PUT", "tar", path, key, [("ancestors", ancestors), *_owned(owner)], data)
 
     async def carry(
         self, path: str, rules: Mapping[str, Any], data: AsyncIterator[bytes], *, key: str

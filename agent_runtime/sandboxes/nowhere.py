@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from agent_runtime.sandboxes.base import Ancestors, CommandResult, Fence, FileStat, Phase, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.base import CommandResult, Fence, FileStat, Phase, SandboxFailure, WorkspaceSpec
 
 
 def _none() -> SandboxFailure:
@@ -41,11 +41,11 @@ class Nowhere:
         """Refused."""
         raise _none()
 
-    async def write(self, path: str, data: bytes, *, key: str, mode: str = "644", replace: bool = False) -> None:
+    async def write(self, path: str, data: bytes, *, key: str, **_: Any) -> None:
         """Refused."""
         raise _none()
 
-    async def remove(self, path: str, *, key: str) -> None:
+    async def remove(self, path: str, *, key: str, **_: Any) -> None:
         """Refused."""
         raise _none()
 
@@ -61,7 +61,7 @@ class Nowhere:
         """Refused."""
         raise _none()
 
-    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str, ancestors: Ancestors = "refuse") -> None:
+    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str, **_: Any) -> None:
         """Refused."""
         raise _none()
 

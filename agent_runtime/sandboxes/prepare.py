@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from agent_runtime.sandboxes.base import (
+    WORKSPACE_USER,
     CommandResult,
     FileError,
     SetupFailed,
@@ -61,10 +62,14 @@ async def prepare(workspace: Workspace, spec: WorkspaceSpec) -> None:
     try:
         async with asyncio.timeout(spec.setup_seconds + SETUP_GRACE_SECONDS):
             # An empty archive makes the folder, without a program of the image.
-            await workspace.untar(spec.working_dir, _empty_tar(), key=f"{LIFECYCLE_TURN}:working-dir")
+            await workspace.untar(
+                spec.working_dir, _empty_tar(), key=f"{LIFECYCLE_TURN}:working-dir", owner=WORKSPACE_USER
+            )
             for number, file in enumerate(spec.files):
                 key = f"{LIFECYCLE_TURN}:file-{number}"
-                await workspace.write(file.path, file.data(), key=key, mode=file.mode, replace=True)
+                await workspace.write(
+                    file.path, file.data(), key=key, mode=file.mode, replace=True, owner=WORKSPACE_USER
+                )
             if spec.setup:
                 await workspace.enter("setup", key=f"{LIFECYCLE_TURN}:setup-network")
             for number, command in enumerate(spec.setup):

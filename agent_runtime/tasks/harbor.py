@@ -22,6 +22,7 @@ from rollout_api.tasks import StepReward, Task, TaskFile, TaskStep, TaskVerifier
 
 CONFIG: Final = "task.toml"
 TESTS, SOLUTION, CONVENTION = "/tests", "/solution", "/logs/artifacts"
+LOGS, MARK = ("/logs/agent", CONVENTION), ".rollout"
 COLLECTED: Final = ".rollout-artifacts"
 """Where artifacts wait in the working directory to be carried to the grading."""
 
@@ -110,8 +111,10 @@ class _Reader:
         return Task(
             name=re.sub(r"[^A-Za-z0-9._@+=-]", "-", self.folder.name),
             prompt=prompt,
+            # Files are put in by root, and their folders with them: the image need not let the agent's user make these.
+            files=[TaskFile(path=f"{folder}/{MARK}", content="") for folder in LOGS],
             setup=[
-                "mkdir -p /logs/agent /logs/artifacts && chmod 777 /logs/agent /logs/artifacts",
+                " && ".join(f"rm {folder}/{MARK} && chmod 777 {folder}" for folder in LOGS),
                 *self.healthcheck(),
             ],
             solution=solution,

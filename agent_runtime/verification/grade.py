@@ -6,7 +6,15 @@ import tarfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from agent_runtime.sandboxes.base import Ancestors, CommandResult, DiskFailed, FileError, Workspace, WorkspaceLimit
+from agent_runtime.sandboxes.base import (
+    WORKSPACE_USER,
+    Ancestors,
+    CommandResult,
+    DiskFailed,
+    FileError,
+    Workspace,
+    WorkspaceLimit,
+)
 from agent_runtime.verification import reward_file
 from agent_runtime.verification.artifacts import is_below
 from agent_runtime.verification.junit import (
@@ -147,6 +155,8 @@ class _Grading:
     ) -> None:
         self.task, self.spec, self.rules, self.workspace, self.turn = task, spec, rules, workspace, turn
         self.watch, self.apart = watch, apart
+        self.owner = spec.user or WORKSPACE_USER
+        """Of all that is put in for the verifier, and removed before it: its commands read it, and write beside it."""
         self.commands: list[CommandVerdict] = []
 
     def key(self, name: str) -> str:
@@ -223,11 +233,13 @@ class _Grading:
     async def untar_files(self, folder: str, files: Mapping[str, TaskFile], ancestors: Ancestors) -> None:
         if files:
             archive = _tar(folder, files)
-            await self.workspace.untar(folder, archive, key=self.key(f"files-{ancestors}"), ancestors=ancestors)
+            await self.workspace.untar(
+                folder, archive, key=self.key(f"files-{ancestors}"), ancestors=ancestors, owner=self.owner
+            )
 
     async def remove(self, path: str, name: str) -> None:
         try:
-            await self.workspace.remove(path, key=self.key(f"wipe-{name}"))
+            await self.workspace.remove(path, key=self.key(f"wipe-{name}"), owner=self.owner)
         except FileError as error:
             message = f"{path} cannot be removed before grading: {error}"
             raise self.unavailable(message, error, self.is_carried(path)) from error
@@ -235,8 +247,8 @@ class _Grading:
     async def make_folder(self, path: str, name: str) -> None:
         """Files are written with their parents: a file that is written and removed leaves its folder."""
         try:
-            await self.workspace.write(f"{path}/.rollout", b"", key=self.key(f"make-{name}"))
-            await self.workspace.remove(f"{path}/.rollout", key=self.key(f"made-{name}"))
+            await self.workspace.write(f"{path}/.rollout", b"", key=self.key(f"make-{name}"), owner=self.owner)
+            await self.workspace.remove(f"{path}/.rollout", key=self.key(f"made-{name}"), owner=self.owner)
         except FileError as error:
             raise self.unavailable(f"{path} cannot be made: {error}", error, self.is_carried(path)) from error
 

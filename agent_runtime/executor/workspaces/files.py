@@ -1,5 +1,8 @@
 """File operations inside a workspace. Each runs in a child of init, with the rights of the workspace's default user.
 
+With an `owner`, in `Overlay`, it has the rights of the workspace's root, and what it makes belongs to that user: so a
+verifier is prepared where neither the agent's user nor its own may write.
+
 The folder tree belongs to the tools, so it may hold anything: FIFOs (opening one to read waits for ever, so everything is
 opened O_NONBLOCK and must be a regular file), links to anywhere, names that are not UTF-8, trees deeper than a path may
 be long. A path is followed as the tools themselves would follow it; nothing here can reach more than they can.
@@ -46,7 +49,12 @@ def run(channel: Channel, number: int, request: Message, descriptors: list[int],
         where.bound()
         os.umask(0o022)
         if not (where.layer and request["operation"] in _WHOLE_LAYER):
-            become(Accounts((os.geteuid(), os.getegid())).look_up(where.user))
+            accounts, owner = Accounts((os.geteuid(), os.getegid())), arguments.get("owner")
+            # Only a workspace with a root folder of its own has a root user whose rights reach nothing else.
+            if owner is None or not where.isolated:
+                become(accounts.look_up(where.user))
+            else:
+                become(accounts.look_up(owner or where.user), keep_capabilities=True)
         reply = _OPERATIONS[request["operation"]](where, arguments, stream)
     except Refused as refusal:
         reply = {"errno": refusal.errno, "path": refusal.path, "error": refusal.message}

@@ -127,14 +127,22 @@ def _database(path: str) -> bytes:
     return b""
 
 
-def become(identity: Identity) -> None:
-    """Take that identity for good. Raises Refused where this process may not."""
+def become(identity: Identity, *, keep_capabilities: bool = False) -> None:
+    """Take that identity for good. Raises Refused where this process may not.
+
+    With `keep_capabilities`, which root of a workspace alone may ask for, permissions of files do not bind this process,
+    and what it makes still belongs to that identity.
+    """
     try:
+        if keep_capabilities:
+            kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
         if (os.geteuid(), os.getegid()) != (identity.uid, identity.gid) or os.geteuid() == 0:
             with contextlib.suppress(PermissionError):
                 os.setgroups(identity.groups)
             os.setresgid(identity.gid, identity.gid, identity.gid)
             os.setresuid(identity.uid, identity.uid, identity.uid)
+        if keep_capabilities:
+            kernel.raise_container_capabilities()
     except OSError as error:
         raise Refused(
             error.errno or errno.EPERM,

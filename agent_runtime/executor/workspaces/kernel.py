@@ -34,6 +34,7 @@ MS_PRIVATE = 0x40000
 MNT_DETACH = 0x2
 
 PR_SET_DUMPABLE = 4
+PR_SET_KEEPCAPS = 8
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -206,6 +207,11 @@ def keep_only_container_capabilities() -> None:
     for capability in range(_LAST_CAPABILITY + 1):
         if capability not in CONTAINER_CAPABILITIES:
             prctl(PR_CAPBSET_DROP, capability)
+    raise_container_capabilities()
+
+
+def raise_container_capabilities() -> None:
+    """Have exactly CONTAINER_CAPABILITIES in the permitted and effective sets, of those that are permitted already."""
     mask = sum(1 << capability for capability in CONTAINER_CAPABILITIES)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)

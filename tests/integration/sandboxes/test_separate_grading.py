@@ -150,6 +150,31 @@ async def test_code_under_test_that_replaces_the_report_is_out_of_reach_or_the_v
     assert verdict.reward == (1 if forgeable else 0), verdict
 
 
+WRITES_REWARD = "grep -qx solved answer.txt && echo 1 > /logs/verifier/reward.txt && touch /opt/hidden/cache"
+
+
+@pytest.mark.parametrize("verifier_user", [None, "0", "1001"])
+async def test_reward_file_is_graded_when_no_user_may_write_outside_of_the_working_directory(
+    provider_of: Callable[..., LocalProvider], verifier_user: str | None
+) -> None:
+    provider = provider_of("Overlay", "1000:1000")
+    await provider.open()
+    try:
+        verdict = await graded(
+            provider,
+            ["echo solved > answer.txt"],
+            setup=[],
+            user="1000:1000",
+            verifier_user=verifier_user,
+            kind="rewardFile",
+            commands=["sh /opt/hidden/test.sh"],
+            files=[{"path": "/opt/hidden/test.sh", "content": WRITES_REWARD, "mode": "600"}],
+        )
+    finally:
+        await provider.close()
+    assert (verdict.reward, verdict.forgeable) == (1, verifier_user != "0"), verdict
+
+
 RUNS_ALL_TESTS = """\
 echo '<testsuite>' > report.xml
 for test in *_test.sh; do

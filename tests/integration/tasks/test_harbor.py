@@ -75,6 +75,22 @@ async def rewards(folder: Path, agent: str | Sequence[Turn], **spec: Any) -> lis
     return [result.reward for result in results]
 
 
+USERS = '\n[agent]\nuser = "1000"\n\n[verifier]\nuser = "1001"\n'
+SEPARATE_USERS = (
+    'artifacts = ["/app/hello.txt"]\n[environment]\nnetwork_mode = "no-network"\nworkdir = "/app"\n'
+    '[agent]\nuser = "1000"\n[verifier]\nenvironment_mode = "separate"\n'
+)
+
+
+async def test_agents_and_verifiers_of_other_users_than_root_start_and_are_graded(tmp_path: Path) -> None:
+    hello_world(tmp_path / "tasks" / "shared", USERS)
+    hello_world(tmp_path / "tasks" / "separate", **{"task.toml": SEPARATE_USERS})
+    steps = in_two_steps(tmp_path / "tasks" / "steps")
+    (steps / "task.toml").write_text((steps / "task.toml").read_text() + USERS)
+    assert await rewards(tmp_path / "tasks", "Oracle") == [1, 1, 0.75]
+    assert await rewards(tmp_path / "tasks", [call("id -u > hello.txt")]) == [0, 0, 0.25]
+
+
 async def test_the_solution_is_paid_and_doing_nothing_is_not(tmp_path: Path) -> None:
     hello_world(tmp_path / "tasks" / "hello-world")
     (solved,) = await run(tmp_path / "tasks", "Oracle")

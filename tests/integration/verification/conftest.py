@@ -58,7 +58,9 @@ class FolderWorkspace:
         except OSError as error:
             raise FileError(path, str(error)) from error
 
-    async def write(self, path: str, data: bytes, *, key: str, mode: str = "644", replace: bool = False) -> None:
+    async def write(
+        self, path: str, data: bytes, *, key: str, mode: str = "644", replace: bool = False, **_: Any
+    ) -> None:
         place = self._at(path)
         try:
             if replace:
@@ -69,7 +71,7 @@ class FolderWorkspace:
         except OSError as error:
             raise FileError(path, str(error)) from error
 
-    async def remove(self, path: str, *, key: str) -> None:
+    async def remove(self, path: str, *, key: str, **_: Any) -> None:
         place = self._at(path)
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)
@@ -94,7 +96,9 @@ class FolderWorkspace:
     async def tar(self, path: str, *, exclude: Sequence[str] = ()) -> AsyncIterator[bytes]:
         yield await asyncio.to_thread(packed, self._at(path))
 
-    async def untar(self, path: str, data: AsyncIterator[bytes], *, key: str, ancestors: Ancestors = "refuse") -> None:
+    async def untar(
+        self, path: str, data: AsyncIterator[bytes], *, key: str, ancestors: Ancestors = "refuse", **_: Any
+    ) -> None:
         whole = b"".join([chunk async for chunk in data])
         await asyncio.to_thread(unpack, self._at(path), whole, ancestors)
 

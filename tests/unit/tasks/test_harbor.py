@@ -57,7 +57,7 @@ def test_the_prompt_has_no_canary_and_the_tests_are_hidden_files(tmp_path: Path)
     assert hidden["/tests/data/big.bin"].data() == binary
     assert {file.path for file in task.solution_files} == {"/solution/solve.sh", "/solution/helper"}
     assert task.verifier.commands == ["/bin/bash /tests/test.sh"]
-    assert not task.files
+    assert {file.path for file in task.files} == {"/logs/agent/.rollout", "/logs/artifacts/.rollout"}
 
 
 def test_settings_of_a_task_become_ours(tmp_path: Path) -> None:
