@@ -115,10 +115,11 @@ class Journal:
                 *written,
             ],
         )
-        key = f"seals/{self._index}.json"
-        if await self._store.create(key, segments.json_bytes(seal)):
-            return result
-        return parse_seal(key, await self._store.get(key) or b"").result
+        key, data = f"seals/{self._index}.json", segments.json_bytes(seal)
+        if not await self._store.create(key, data):
+            data = await self._store.get(key) or b""
+        # As it is stored: whoever uses the result meets what a later process reads, and no half of a surrogate pair.
+        return parse_seal(key, data).result
 
     async def _write_once(self, key: str, data: bytes) -> ObjectDigest:
         if not await self._store.create(key, data):

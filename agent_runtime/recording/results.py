@@ -7,9 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pydantic_core import PydanticSerializationError
-
-from agent_runtime.recording.segments import json_bytes
 from agent_runtime.rewards.statistics import mean, pass_at_k, sample_std, standard_error
 from rollout_api.records import Outcome, PluginReport, Result
 
@@ -31,11 +28,8 @@ def in_order(versions: Iterable[str]) -> list[str]:
 
 
 def result_line(result: Result) -> bytes:
-    """A line of `results.jsonl`. Half a surrogate pair becomes `?`, as in the seal."""
-    try:
-        return result.model_dump_json(exclude_none=True).encode() + b"\n"
-    except PydanticSerializationError:
-        return result_line(Result.model_validate_json(json_bytes(result)))
+    """A line of `results.jsonl`."""
+    return result.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
 def statistics_of(results: Iterable[Result]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.agents.base import AgentContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import JobSummary
 from agent_runtime.engine.run import run_job
@@ -22,7 +23,7 @@ from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from agent_runtime.recording.stream import Feed, StreamClosed, StreamRecord
 from agent_runtime.sandboxes.dummy import DummyProvider
-from rollout_api.records import Outcome, Result, Usage
+from rollout_api.records import Outcome, Result, StopReason, Usage
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
 
@@ -165,6 +166,28 @@ async def test_an_open_job_takes_groups_until_it_is_closed_and_gives_each_out_on
     assert (await record.fed_groups(0), await record.fed_groups(1)) == ({0, 2, 4}, {1, 3, 5})
     with pytest.raises(StreamClosed, match="6 groups"):
         await StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {})).submit(Task.model_validate(a_task(9)))
+
+
+class QuotesAFileName:
+    """An agent whose error quotes the name of a file, which has a byte that is not UTF-8."""
+
+    async def run(self, context: AgentContext) -> str:
+        await context.call_model([{"role": "user", "content": context.task.prompt}])
+        raise ValueError("cannot read " + b"caf\xe9".decode(errors="surrogateescape"))
+
+
+async def test_open_job_goes_on_when_an_agents_error_quotes_bytes_that_are_not_utf_8(tmp_path: Path) -> None:
+    job = a_job(tmp_path, {"stream": {}})
+    shard = asyncio.create_task(run_shard(job, Shard(0, 1), Commands(), agent=QuotesAFileName))
+    record = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
+    await record.submit(Task.model_validate(a_task(0)))
+    await record.close()
+    assert (await shard).completed
+    fed = await record.fed(0, 0)
+    assert fed is not None
+    assert [(result.stop_reason, result.message) for result in fed.results] == [
+        (StopReason.AGENT_ERROR, "ValueError: cannot read caf?")
+    ] * 2
 
 
 async def test_open_job_completes_when_a_submit_follows_the_close_of_another_client(tmp_path: Path) -> None:

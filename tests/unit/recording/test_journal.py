@@ -65,6 +65,14 @@ async def test_appending_before_the_earlier_epochs_are_closed_is_a_mistake_that_
         await journal.append([note("too early")])
 
 
+async def test_sealed_result_is_the_stored_one_without_half_of_a_surrogate_pair(
+    record: JobRecord, make_result: MakeResult
+) -> None:
+    sealed = await (await begun(record)).seal(make_result(0, message="half \ud83d"), None, [])
+    assert sealed.message == "half ?"
+    assert sealed == (await record.seals())[0].result
+
+
 @dataclass(frozen=True)
 class LosingStore(Store):
     """Writes what it is given and is interrupted before it can say so, as often as `losses` has entries."""

@@ -96,12 +96,6 @@ async def test_results_and_statistics_are_the_same_bytes_with_and_without_the_in
     assert written == [[b"".join(map(result_line, results)), stats_json(statistics_of(results))]] * 2
 
 
-async def test_lone_surrogate_in_a_result_does_not_end_the_run(memory: Store, make_result: MakeResult) -> None:
-    found = SealedResults(memory)
-    await found.add(make_result(0, message="half \ud83d"))
-    assert found[0].message == "half ?"
-
-
 async def test_finished_rollout_keeps_under_a_hundred_bytes_in_memory(memory: Store, make_result: MakeResult) -> None:
     found = SealedResults(memory)
     await found.add(make_result(0))
