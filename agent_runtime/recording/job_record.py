@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import re
 import tempfile
 import time
@@ -10,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from agent_runtime.recording.manifest_diff import differences
 from agent_runtime.recording.results import result_line, statistics_of, stats_json, with_groups
@@ -54,7 +55,7 @@ class JobFile(ApiModel):
 
     version: int = RECORD_VERSION
     uid: str
-    created: float = Field(default_factory=time.time)
+    created: float
     """Unix seconds."""
     manifest: dict[str, Any]
     tasks: TaskList
@@ -86,13 +87,14 @@ class JobRecord:
         A job with `metadata.uid` has one run. Otherwise it is the newest run of that name. `new` always gives another
         run. Raises ManifestChanged, NameTaken, RecordCorrupt.
         """
-        name, uid = job.metadata.name, job.metadata.uid
-        if new:
-            uid = str(uuid.uuid4())
-        elif uid is None and (newest := await newest_run(store, name)) is not None:
+        name, uid, created = job.metadata.name, job.metadata.uid, time.time()
+        if (new or uid is None) and (newest := await newest_run(store, name)) is not None:
+            # Where the clock was set back, or another machine's is ahead, a new run is still the newest.
+            created = max(created, math.nextafter(newest[1].created, math.inf))
             uid = newest[1].uid
-        uid = uid or str(uuid.uuid4())
-        wanted = JobFile(uid=uid, manifest=job.wire(), tasks=task_list(tasks))
+        if new or uid is None:
+            uid = str(uuid.uuid4())
+        wanted = JobFile(uid=uid, created=created, manifest=job.wire(), tasks=task_list(tasks))
         record = cls(store, f"{name}-{uid[:8]}", job, wanted)
         record.resumed = await record._exists()
         return record

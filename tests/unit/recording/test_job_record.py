@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.recording.gc import list_runs, plan
 from agent_runtime.recording.job_record import JobRecord, ManifestChanged, NameTaken
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
@@ -32,6 +33,17 @@ async def test_the_same_manifest_goes_on_with_its_newest_run(
     assert (first.resumed, other.resumed, again.resumed) == (False, False, True)
     assert first.folder != other.folder == again.folder
     assert again.uid == other.uid
+
+
+async def test_new_run_is_the_newest_when_the_clock_was_set_back(
+    folder: Store, make_job: MakeJob, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_runtime.recording.job_record.time.time", lambda: 2_000_000_000.0)
+    await JobRecord.open(folder, make_job(), tasks)
+    monkeypatch.setattr("agent_runtime.recording.job_record.time.time", lambda: 1_999_990_000.0)
+    new = await JobRecord.open(folder, make_job(), tasks, new=True)
+    assert (await JobRecord.open(folder, make_job(), tasks)).folder == new.folder
+    assert [run.folder for run in plan(await list_runs(folder), now=2e9, keep_newest=1).keep] == [new.folder]
 
 
 async def test_find_writes_nothing_so_a_failed_start_leaves_no_run(

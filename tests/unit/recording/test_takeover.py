@@ -87,7 +87,7 @@ class SteppedStore(Store):
 
 
 JOB = small_job()
-JOB_FILE = JobFile(uid="0", manifest=JOB.wire(), tasks=task_list([]))
+JOB_FILE = JobFile(uid="0", created=0, manifest=JOB.wire(), tasks=task_list([]))
 
 
 def note(text: str) -> StopRecord:
