@@ -15,10 +15,12 @@ from typing import Any, Self
 
 from agent_runtime.engine.session import FinishedGroup
 from agent_runtime.recording.branches import Branch
+from agent_runtime.recording.job_record import read_abort
 from agent_runtime.recording.reader import NoSuchRun, RunReader, sealed_tokens
 from agent_runtime.recording.stream import FedGroup, StreamRecord
 from rollout_api.records import Result
 from rollout_api.tasks import Task
+from rolloutctl.client import RunAborted
 from rolloutctl.errors import CommandError
 from rolloutctl.runs import find_run
 
@@ -72,10 +74,12 @@ class JobStream:
     async def groups(self, skip: Collection[int] = ()) -> AsyncIterator[FinishedGroup]:
         """Finished groups, oldest of each runner first; ends when the stream is closed and all are out.
 
-        `skip` are the numbers that the trainer's own checkpoint has.
+        `skip` are the numbers that the trainer's own checkpoint has. Raises RunAborted after the last group of a run that
+        was given up.
         """
         following = dict.fromkeys(range(self._shards), 0)
         seen = 0
+        aborted: dict[str, Any] | None = None
         while True:
             found = await asyncio.gather(*(self._record.fed(shard, at) for shard, at in following.items()))
             for fed in found:
@@ -87,6 +91,10 @@ class JobStream:
             if not any(found):
                 if seen == await self._record.closed():
                     return
+                if aborted is not None:
+                    raise RunAborted(aborted["message"])
+                # Raised after one more look: a group may have been given out before the run was given up.
+                aborted = await read_abort(self._store)
                 await asyncio.sleep(POLL_SECONDS)
 
     async def tokens(self, result: Result) -> list[Branch]:

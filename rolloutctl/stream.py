@@ -10,8 +10,9 @@ import typer
 
 from agent_runtime.engine.session import FinishedGroup
 from agent_runtime.tasks import read_rows
+from rolloutctl.client import RunAborted
 from rolloutctl.console import Form, FormOption, answer_stream, number, out, say
-from rolloutctl.errors import EXIT_CODES, CommandError
+from rolloutctl.errors import EXIT_CODES, CommandError, Exit
 from rolloutctl.job_stream import JobStream
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Feed a job that stays open, and follow it.")
@@ -61,15 +62,22 @@ async def _submit(job: str, source: str, label: str | None, form: Form) -> None:
 
 async def _tail(job: str, skip: list[int], form: Form) -> None:
     stream = await JobStream.open(job)
-    async for group in stream.groups(skip):
-        if form is Form.JSON:
-            answer_stream().write(json.dumps(_wire(group), ensure_ascii=False) + "\n")
-            answer_stream().flush()
-        else:
-            rewards = [result.reward for result in group.results if result.reward is not None]
-            mean = number(sum(rewards) / len(rewards) if rewards else None, 3)
-            label = f" [{group.label}]" if group.label else ""
-            out.print(f"{group.sequence}{label} {group.task.name}: {len(group.results)} rollouts, mean reward {mean}")
+    try:
+        async for group in stream.groups(skip):
+            _print(group, form)
+    except RunAborted as aborted:
+        raise CommandError(f"The run was given up: {aborted}", code=Exit.ABORTED) from aborted
+
+
+def _print(group: FinishedGroup, form: Form) -> None:
+    if form is Form.JSON:
+        answer_stream().write(json.dumps(_wire(group), ensure_ascii=False) + "\n")
+        answer_stream().flush()
+    else:
+        rewards = [result.reward for result in group.results if result.reward is not None]
+        mean = number(sum(rewards) / len(rewards) if rewards else None, 3)
+        label = f" [{group.label}]" if group.label else ""
+        out.print(f"{group.sequence}{label} {group.task.name}: {len(group.results)} rollouts, mean reward {mean}")
 
 
 async def _close(job: str) -> int:

@@ -12,6 +12,8 @@ from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import GroupFinished, RolloutSealed
 from agent_runtime.engine.rollout import RolloutRun
 from agent_runtime.plugins.of_group import STOPPED, GroupPlugins
+from agent_runtime.recording.job_record import read_abort
+from agent_runtime.recording.store import Store
 from agent_runtime.rewards.normalize import with_group_advantages
 from rollout_api.records import Result
 from rollout_api.tasks import Task
@@ -21,6 +23,12 @@ GroupCallback = Callable[[int, Task, Sequence[Result]], Awaitable[None]]
 
 class JobAborted(Exception):
     """Too much is lost to infrastructure; the message says how much."""
+
+
+async def abort_message(run: Store) -> str | None:
+    """Why another process gave the run up; None where none did."""
+    aborted = await read_abort(run)
+    return None if aborted is None else f"an earlier process gave this run up: {aborted['message']}"
 
 
 @dataclass

@@ -12,7 +12,7 @@ from agent_runtime.engine.branching import Origin, find_origins
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import JobEnded, JobStarted, JobSummary, Observer
-from agent_runtime.engine.groups import Groups, JobAborted
+from agent_runtime.engine.groups import Groups, JobAborted, abort_message
 from agent_runtime.engine.opening import Surroundings, open_run, output_uri
 from agent_runtime.engine.shard import WHOLE_JOB, Shard
 from agent_runtime.engine.stream_feed import StreamFeed
@@ -87,7 +87,7 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
     )
     stream = StreamFeed(context) if streamed else None
     groups = Groups(context, _nothing_more if stream is None else stream.group_finished)
-    aborted = await _abort_message(context)
+    aborted = await abort_message(context.record.store)
     if aborted is None:
         aborted = await _work(context, groups, stream or _Listed(tasks), stop)
     if stream is not None:
@@ -145,13 +145,8 @@ async def _aborted_by_another(context: RunContext) -> str:
     """Why another shard's runner aborted the job, as soon as it did. Never returns where there is one shard."""
     while True:
         await asyncio.sleep(ABORT_POLL_SECONDS)
-        if context.shard.count > 1 and (aborted := await _abort_message(context)) is not None:
+        if context.shard.count > 1 and (aborted := await abort_message(context.record.store)) is not None:
             return aborted
-
-
-async def _abort_message(context: RunContext) -> str | None:
-    aborted = await context.record.aborted()
-    return None if aborted is None else f"an earlier process gave this run up: {aborted['message']}"
 
 
 async def _nothing_more(group: int, task: Task, results: Sequence[Result]) -> None:

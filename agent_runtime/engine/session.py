@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import Observer
-from agent_runtime.engine.groups import Groups
+from agent_runtime.engine.groups import Groups, JobAborted, abort_message
 from agent_runtime.engine.opening import Surroundings, open_run, refuse_text_only
 from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
@@ -79,15 +79,21 @@ class RolloutSession:
         self._next = 0
         self._total: int | None = None
         """Groups in all, once the stream is closed."""
-        self._closed = self._abandoned = False
+        self._closed = self._abandoned = self._resumed = False
 
     async def __aenter__(self) -> Self:
-        """Open storage, sandboxes and model, and go on with what an earlier session left."""
+        """Open storage, sandboxes and model, and go on with what an earlier session left. Raises JobAborted where it was
+        given up."""
         self._context: RunContext = await self._run.__aenter__()
         self._stream = StreamRecord(self._context.record.store)
         self._feed = Feed(self._stream, shard=0)
         self._groups = Groups(self._context, self._group_finished)
-        await self._resume()
+        try:
+            await self._resume()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        self._resumed = True
         return self
 
     async def __aexit__(
@@ -100,7 +106,7 @@ class RolloutSession:
         await self._groups.stop()
         for model in self._models:
             await model.close()
-        self._context.finished = self._abandoned or not self._unfinished
+        self._context.finished = self._abandoned or (self._resumed and not self._unfinished)
         await self._run.__aexit__(kind, error, traceback)
 
     async def submit(self, task: Task | Mapping[str, Any], label: str | None = None) -> int:
@@ -209,6 +215,9 @@ class RolloutSession:
         return self._finished.popleft()
 
     async def _resume(self) -> None:
+        if (aborted := await abort_message(self._context.record.store)) is not None:
+            self._abandoned = True
+            raise JobAborted(aborted)
         await self._feed.open()
         for number in await self._stream.numbers():
             entry = await self._stream.entry(number)

@@ -143,11 +143,6 @@ class JobRecord:
         """Write why the job has to end. The first reason stands."""
         await self.store.create("abort.json", _json({"reason": reason, "message": message, "time": time.time()}))
 
-    async def aborted(self) -> dict[str, Any] | None:
-        """`{reason, message, time}` when somebody aborted the job."""
-        data = await self.store.get("abort.json")
-        return None if data is None else _parsed_json("abort.json", data)
-
     async def finish_shard(self, shard: int, verdict: dict[str, Any]) -> None:
         """Write a shard's verdict. A shard that ends twice keeps the first."""
         await self.store.create(f"shards/{shard}.json", _json(verdict))
@@ -222,6 +217,12 @@ async def read_job_file(store: Store, folder: str) -> JobFile | None:
     if found.version > RECORD_VERSION:
         raise RecordCorrupt(key, f"version {found.version} is newer than {RECORD_VERSION}; use a newer agent-rollouts")
     return found
+
+
+async def read_abort(store: Store) -> dict[str, Any] | None:
+    """`{reason, message, time}` of a run that was aborted, from its own store; None where it was not."""
+    data = await store.get("abort.json")
+    return None if data is None else _parsed_json("abort.json", data)
 
 
 async def read_attempt_numbers(store: Store, index: int) -> list[int]:

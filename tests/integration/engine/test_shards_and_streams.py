@@ -14,6 +14,7 @@ import pytest
 from agent_runtime.agents.base import AgentContext
 from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import JobSummary
+from agent_runtime.engine.groups import JobAborted
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.run_folder import RunInProgress
 from agent_runtime.engine.session import RolloutSession
@@ -268,6 +269,17 @@ async def test_what_a_trainer_hands_to_a_session_at_once_comes_back_as_its_own_g
     assert groups == {number: (f"task-{row}", f"row {row}") for row, number in enumerate(numbers)}
     record = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
     assert await record.fed_groups(0) == set(range(8))
+
+
+async def test_session_of_a_run_that_was_given_up_does_not_go_on_with_it(tmp_path: Path) -> None:
+    async with a_session(tmp_path, Commands(seconds=60)) as session:
+        await session.submit(a_task(0))
+        await session.abandon("Cancelled", "somebody asked for it")
+    model = Commands()
+    with pytest.raises(JobAborted, match="somebody asked for it"):
+        async with a_session(tmp_path, model) as session:
+            await session.close()
+    assert not model.asked
 
 
 @pytest.mark.usefixtures("overtaking")

@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rolloutctl.errors import CommandError
+from agent_runtime.recording.job_record import JobRecord
+from agent_runtime.recording.store import Store
+from agent_runtime.recording.stream import StreamRecord
+from rollout_api.tasks import Tasks, TaskStream
+from rolloutctl.errors import CommandError, Exit
 from rolloutctl.job_stream import JobStream
+from tests.support.records import completed, small_job
 
 STARTER = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"
 
@@ -104,3 +109,29 @@ async def test_a_trainer_may_open_a_stream_before_its_runners_have_started(job: 
     await asyncio.sleep(0)
     away.rename(written)
     assert await (await opening).close() == 0
+
+
+async def open_job(folder: Path) -> JobRecord:
+    """An open job's run, without a runner."""
+    job = small_job()
+    spec = job.spec.model_copy(update={"tasks": Tasks(stream=TaskStream())})
+    return await JobRecord.open(Store.open(str(folder), {}), job.model_copy(update={"spec": spec}), [])
+
+
+def test_follower_gets_the_last_group_and_the_reason_when_a_run_is_given_up(
+    rolloutctl_program: list[str], tmp_path: Path
+) -> None:
+    async def give_up() -> JobRecord:
+        record = await open_job(tmp_path)
+        stream = await JobStream.open(record.store.uri, {})
+        for number in range(2):
+            await stream.submit({"name": f"task-{number}", "prompt": "Do it."})
+        await StreamRecord(record.store).give_out(0, 0, [completed(task="task-0")])
+        await record.abort("InfraFailures", "20 of 20 ended rollouts were lost")
+        return record
+
+    tail = [*rolloutctl_program, "stream", "tail", asyncio.run(give_up()).store.uri, "-o", "json"]
+    followed = subprocess.run(tail, capture_output=True, text=True, timeout=120, check=False)
+    assert [json.loads(line)["group"] for line in followed.stdout.splitlines()] == [0]
+    assert followed.returncode == Exit.ABORTED
+    assert "20 of 20 ended rollouts were lost" in followed.stderr

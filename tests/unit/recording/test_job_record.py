@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.recording.gc import list_runs, plan
-from agent_runtime.recording.job_record import JobRecord, ManifestChanged, NameTaken
+from agent_runtime.recording.job_record import JobRecord, ManifestChanged, NameTaken, read_abort
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from rollout_api.records import Result, Seal
@@ -109,10 +109,10 @@ async def test_seals_are_read_by_index_and_a_damaged_one_is_named(record: JobRec
 
 
 async def test_the_first_reason_to_abort_stands(record: JobRecord) -> None:
-    assert await record.aborted() is None
+    assert await read_abort(record.store) is None
     await record.abort("InfraFailures", "too many")
     await record.abort("Other", "later")
-    aborted: dict[str, Any] = await record.aborted() or {}
+    aborted: dict[str, Any] = await read_abort(record.store) or {}
     assert (aborted["reason"], aborted["message"]) == ("InfraFailures", "too many")
 
 
