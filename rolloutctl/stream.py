@@ -27,7 +27,7 @@ def submit(
     form: FormOption = Form.TEXT,
 ) -> None:
     """Submit tasks, each as a group of its own. What was submitted is durable when this ends."""
-    asyncio.run(_submit(job, tasks, label, form))
+    asyncio.run(submit_tasks(job, tasks, label, form))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -46,14 +46,22 @@ def close(job: JobArgument) -> None:
     say(f"Closed with {asyncio.run(_close(job))} groups.")
 
 
-async def _submit(job: str, source: str, label: str | None, form: Form) -> None:
+async def submit_tasks(job: str, source: str, label: str | None, form: Form) -> None:
+    """See `submit`."""
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:
         raise CommandError(f"{source}: {error.strerror}", hint="Give a JSONL file, or - for standard input.") from error
     tasks = read_rows(iter([data]), source)
     stream = await JobStream.open(job)
-    numbers = [await stream.submit(task, label) for task in tasks]
+    numbers: list[int] = []
+    try:
+        for task in tasks:
+            numbers.append(await stream.submit(task, label))
+    except BaseException:
+        done = f"Only the first {len(numbers)} of {len(tasks)} tasks were submitted"
+        say(f"{done}; remove them from {source} before you submit the rest.")
+        raise
     if form is Form.JSON:
         answer_stream().write(json.dumps(numbers) + "\n")
     else:

@@ -12,11 +12,13 @@ import pytest
 import yaml
 
 from agent_runtime.recording.job_record import JobRecord
-from agent_runtime.recording.store import Store
+from agent_runtime.recording.store import StorageUnavailable, Store
 from agent_runtime.recording.stream import StreamRecord
 from rollout_api.tasks import Tasks, TaskStream
+from rolloutctl.console import Form
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.job_stream import JobStream
+from rolloutctl.stream import submit_tasks
 from tests.support.records import completed, small_job
 
 STARTER = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"
@@ -135,3 +137,21 @@ def test_follower_gets_the_last_group_and_the_reason_when_a_run_is_given_up(
     assert [json.loads(line)["group"] for line in followed.stdout.splitlines()] == [0]
     assert followed.returncode == Exit.ABORTED
     assert "20 of 20 ended rollouts were lost" in followed.stderr
+
+
+async def test_submit_that_breaks_off_says_how_many_tasks_were_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, create = await open_job(tmp_path), Store.create
+
+    async def refuse_the_third(store: Store, key: str, data: bytes) -> bool:
+        if key == "stream/2.json":
+            raise StorageUnavailable("storage is away")
+        return await create(store, key, data)
+
+    monkeypatch.setattr(Store, "create", refuse_the_third)
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({"name": f"task-{number}", "prompt": "Do it."}) + "\n" for number in range(4)))
+    with pytest.raises(StorageUnavailable):
+        await submit_tasks(record.store.uri, str(tasks), None, Form.TEXT)
+    assert "Only the first 2 of 4 tasks were submitted" in capsys.readouterr().err
