@@ -17,6 +17,9 @@ _REQUEST_RETRY: Final[Any] = {
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=5), "base": 2},
 }
 
+REQUEST_SECONDS: Final = 60
+"""For one request with its body. obstore's own 30 s are too short for a part of a large object over a slow link."""
+
 # The settings that obstore takes from its environment (obstore.store.S3Config, GCSConfig, AzureConfig). Other variables of
 # the same prefix, AWS_PROFILE for one, are not known to it, and an unknown one is refused.
 _SETTINGS: Final = {
@@ -33,7 +36,10 @@ _SETTINGS: Final = {
 
 def remote_objects(scheme: str, bucket: str, environ: Mapping[str, str]) -> RemoteObjects:
     """The bucket, or for `az` the container, with the settings of `environ`. Raises what obstore does, OSError."""
-    options: Any = {"allow_http": any(v.startswith("http://") for k, v in environ.items() if "ENDPOINT" in k)}
+    options: Any = {
+        "allow_http": any(v.startswith("http://") for k, v in environ.items() if "ENDPOINT" in k),
+        "timeout": timedelta(seconds=REQUEST_SECONDS),
+    }
     if bundle := environ.get("AWS_CA_BUNDLE"):
         options["root_certificate"] = Path(bundle).read_bytes()
     if scheme == "s3":

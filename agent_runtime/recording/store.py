@@ -15,7 +15,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Final, Literal, TypeVar
@@ -48,6 +48,10 @@ INLINE_BYTES: Final = 1 << 20
 
 READS_AT_ONCE: Final = 64
 """Hides a store's 20–40 ms a request, and stays far below the 256 descriptors that some systems give a process."""
+
+LARGE_AT_ONCE: Final = 4
+"""Requests of a store that carry more than `INLINE_BYTES` at once. Each has `REQUEST_SECONDS`, and over a slow link too many
+side by side would all run out of them, again and again."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 15.0
@@ -134,6 +138,9 @@ class Store:
     """Empty, or ends with a slash."""
     patience_seconds: float = PATIENCE_SECONDS
     on_request: RequestObserver = lambda operation, seconds, failed: None
+    _large: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE), repr=False, compare=False
+    )
 
     @classmethod
     def open(cls, uri: str, environ: Mapping[str, str], *, patience_seconds: float = PATIENCE_SECONDS) -> "Store":
@@ -192,8 +199,9 @@ class Store:
         """Write an object of any size from a file, whatever stands there. Nothing is visible before all of it is."""
 
         async def write() -> None:
-            file.seek(0)
-            await obstore.put_async(self.objects, self.prefix + key, file, chunk_size=PART_BYTES, max_concurrency=2)
+            async with self._large:
+                file.seek(0)
+                await obstore.put_async(self.objects, self.prefix + key, file, chunk_size=PART_BYTES, max_concurrency=2)
 
         await self._retried("put", key, write)
 
@@ -259,7 +267,8 @@ class Store:
             end = min(start + PART_BYTES, size)
 
             async def read(start: int = start, end: int = end) -> bytes:
-                return bytes(await obstore.get_range_async(self.objects, self.prefix + key, start=start, end=end))
+                async with self._large:
+                    return bytes(await obstore.get_range_async(self.objects, self.prefix + key, start=start, end=end))
 
             yield await self._retried("get", key, read)
 
@@ -334,7 +343,8 @@ class Store:
             else:
                 obstore.put(self.objects, self.prefix + key, data, mode=mode, use_multipart=False)
         else:
-            await obstore.put_async(self.objects, self.prefix + key, data, mode=mode, use_multipart=False)
+            async with self._large if len(data) > INLINE_BYTES else contextlib.nullcontext():
+                await obstore.put_async(self.objects, self.prefix + key, data, mode=mode, use_multipart=False)
 
     async def _size(self, key: str) -> int | None:
         async def read() -> int:

@@ -5,12 +5,16 @@ import hashlib
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
 from agent_runtime.recording.store import (
     FINAL_CODES,
+    INLINE_BYTES,
+    LARGE_AT_ONCE,
     PART_BYTES,
     TRANSIENT_CODES,
     StorageError,
@@ -91,6 +95,23 @@ async def test_a_source_that_fails_leaves_no_object_and_its_own_exception(store:
         await store.create_stream("large", chunks())
     assert await store.get("large") is None
     assert await store.list("") == []
+
+
+async def test_large_objects_are_written_a_few_at_a_time(memory: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    put, under_way, most = obstore.put_async, 0, 0
+
+    async def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        return await put(*arguments, **options)
+
+    monkeypatch.setattr(obstore, "put_async", counted)
+    folder = memory.below("run")
+    await asyncio.gather(*(folder.create(f"large-{n}", bytes(INLINE_BYTES + 1)) for n in range(LARGE_AT_ONCE + 4)))
+    assert most == LARGE_AT_ONCE
 
 
 async def test_the_probe_accepts_a_good_store_and_leaves_nothing_in_it(store: Store) -> None:
