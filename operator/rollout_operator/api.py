@@ -10,13 +10,14 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import aiohttp
 import kopf
 
 from rollout_api.nesting import read_json
+from rollout_operator import paging
 from rollout_operator.actions import Manifest
 from rollout_operator.config import WRITE_SECONDS
 from rollout_operator.kinds import KINDS
@@ -30,8 +31,6 @@ SILENCE_SECONDS = 120.0
 """The API server sends a bookmark about once a minute; a watch that is silent for two is dead."""
 WATCH_SECONDS = 1800
 """The API server ends a watch then; it is resumed at once."""
-PAGE = 10
-"""Objects of one list response: bounds the memory that parsing takes, because a tenant's object may have a megabyte."""
 _ADMISSION_SAYS = ("violates PodSecurity", "denied the request", "denied request", "unable to validate against any")
 """Words of a 403 about the object itself: Pod Security, webhooks, ValidatingAdmissionPolicies, OpenShift's constraints. Any
 other 403 may pass: a full quota, a ServiceAccount that is not there yet, rights that are being granted."""
@@ -58,6 +57,19 @@ class ApiError(Exception):
     def lacks_kind(self) -> bool:
         """Of a create: the cluster has no such kind. A missing namespace has the same status."""
         return self.status == 404 and "namespaces " not in self.message
+
+
+class Page(NamedTuple):
+    """A part of a list."""
+
+    objects: list[Manifest] | None
+    """None when they have too many bytes to be parsed at once: ask for fewer."""
+    size: int
+    """Bytes of the answer; of what was read of it when it has too many."""
+    token: str = ""
+    """From which the next page begins; empty after the last one."""
+    version: str = ""
+    """resourceVersion of the whole list, to watch from."""
 
 
 class KubeApi:
@@ -136,16 +148,20 @@ class KubeApi:
             body["gracePeriodSeconds"] = grace_seconds
         return await self._write(kind, "delete", "DELETE", KINDS[kind].path(namespace, name), body=body)
 
-    async def pages(self, kind: str, namespace: str, selector: str) -> AsyncIterator[tuple[list[Manifest], str]]:
-        """All objects of a kind, a page at a time, with the resourceVersion to watch from."""
-        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
-        while True:
-            page = await self._call("GET", KINDS[kind].path(namespace), query, seconds=LIST_SECONDS)
-            metadata = page["metadata"]
-            yield page["items"], metadata["resourceVersion"]
-            if not metadata.get("continue"):
-                return
-            query["continue"] = metadata["continue"]
+    async def page(self, kind: str, namespace: str, selector: str, limit: int, token: str) -> "Page":
+        """At most `limit` objects of a kind, from where the page with that `token` ended (empty: the first page)."""
+        query = {"limit": str(limit)} | ({"labelSelector": selector} if selector else {})
+        query |= {"continue": token} if token else {}
+        url, timeout = f"{KINDS[kind].path(namespace)}?{urlencode(query)}", aiohttp.ClientTimeout(total=LIST_SECONDS)
+        body = bytearray()
+        async with _as_api_errors(), await self._send("GET", url, timeout=timeout) as response:
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if limit > 1 and len(body) > paging.MOST_BYTES:
+                    return Page(None, len(body))
+            answer = read_json(bytes(body))
+        metadata = answer["metadata"]
+        return Page(answer["items"], len(body), metadata.get("continue") or "", metadata["resourceVersion"])
 
     async def watch(
         self, kind: str, namespace: str, selector: str, version: str

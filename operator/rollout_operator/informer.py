@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from rollout_operator import paging
 from rollout_operator.actions import Manifest
 from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
 from rollout_operator.kinds import OPTIONAL
@@ -64,26 +65,40 @@ class Informer:
                 ended = ApiError(UNREACHABLE, "the watch ended")
             except ApiError as error:
                 ended = error
-            self.alive = time.monotonic()
-            if self._version and self.alive - began >= RETRY_LIMIT_SECONDS:
+            if self._version and time.monotonic() - began >= RETRY_LIMIT_SECONDS:
                 self._failures = 0
             if ended.status == GONE:
                 self._version = ""  # Too old to resume from: list again.
             if ended.status in ABSENT and self.kind in OPTIONAL and not self.synced.is_set():
                 log.warning("%s: doing without", ended.message)
                 self.synced.set()
-            await self._pause(ended)
+            await self._pause(ended, self._failures)
+            self._failures += 1
 
     async def _list(self) -> None:
         present = set()
-        newest = ""
-        async for page, version in self._api.pages(self.kind, self._namespace, self._selector):
-            newest = version
-            self.alive = time.monotonic()
-            for obj in page:
+        limit, token, failures = paging.FIRST, "", 0
+        while True:
+            try:
+                page = await self._api.page(self.kind, self._namespace, self._selector, limit, token)
+            except ApiError as error:
+                if not token or error.status == GONE:
+                    raise
+                # From the same page, not from the first: a long list would never end while a few requests fail.
+                await self._pause(error, failures)
+                failures += 1
+                continue
+            self.alive, failures = time.monotonic(), 0
+            limit = paging.next_limit(limit, page.size)
+            if page.objects is None:
+                continue
+            for obj in page.objects:
                 present.add((obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
                 self._tell(self._sink.seen, obj, listed=True)
-            del page
+            token, newest = page.token, page.version
+            del page  # Else its objects would be in memory together with those of the next one.
+            if not token:
+                break
             await asyncio.sleep(0)
         self._sink.relisted(self.kind, self._namespace, present)
         self._version = newest
@@ -106,11 +121,13 @@ class Informer:
             name = f"{obj['metadata'].get('namespace', '')}/{obj['metadata'].get('name', '')}"
             log.exception("%s %s cannot be read and is ignored in this version", self.kind, name)
 
-    async def _pause(self, error: ApiError) -> None:
+    async def _pause(self, error: ApiError, failures: int) -> None:
+        """Wait after an error, the longer the more of them there were before it in a row."""
+        self.alive = time.monotonic()
         absent = error.status in ABSENT and self.kind in OPTIONAL
         limit = ABSENT_LIMIT_SECONDS if absent else RETRY_LIMIT_SECONDS
-        pause = min(limit, RETRY_SECONDS * 2 ** min(self._failures, 12))
-        self._failures += 1
-        level = logging.WARNING if self._failures in (2, 10) or self._failures % 100 == 0 else logging.DEBUG
-        log.log(level, "watching %s: %s (try %d)", self.kind, error.message, self._failures)
+        pause = min(limit, RETRY_SECONDS * 2 ** min(failures, 12))
+        tries = failures + 1
+        level = logging.WARNING if tries in (2, 10) or tries % 100 == 0 else logging.DEBUG
+        log.log(level, "watching %s: %s (try %d)", self.kind, error.message, tries)
         await asyncio.sleep(max(error.retry_after, pause * (0.5 + random.random() / 2)))

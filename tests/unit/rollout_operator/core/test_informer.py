@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from rollout_operator.api import ApiError, KubeApi
+from rollout_operator.api import UNREACHABLE, ApiError, KubeApi, Page
 from rollout_operator.informer import ABSENT_LIMIT_SECONDS, RETRY_LIMIT_SECONDS, Informer
+from rollout_operator.paging import AIM_BYTES, FIRST
 
 
 class Api:
@@ -17,9 +18,9 @@ class Api:
     def __init__(self, error: ApiError | None, events: int) -> None:
         self.error, self.events, self.lists = error, events, 0
 
-    async def pages(self, kind: str, namespace: str, selector: str) -> AsyncIterator[tuple[list[Any], str]]:
+    async def page(self, kind: str, namespace: str, selector: str, limit: int, token: str) -> Page:
         self.lists += 1
-        yield [], "1"
+        return Page([], 100, "", "1")
 
     async def watch(self, *_: str) -> AsyncIterator[tuple[str, Any]]:
         for number in range(self.events):
@@ -79,7 +80,7 @@ def test_an_informer_lists_an_absent_optional_kind_every_five_minutes(
     kind: str, at_least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Absent(Api):
-        def pages(self, *_: str) -> AsyncIterator[tuple[list[Any], str]]:
+        async def page(self, *_: object) -> Page:
             raise ApiError(404, "the server could not find the requested resource")
 
     last = pauses(Absent(None, 0), monkeypatch, rounds=20, kind=kind)[-1]
@@ -92,18 +93,60 @@ def test_an_informer_lists_again_when_its_version_is_too_old(monkeypatch: pytest
     assert api.lists == 3
 
 
-def test_an_object_that_cannot_be_read_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Listing(Api):
-        async def pages(self, *_: str) -> AsyncIterator[tuple[list[Any], str]]:
-            yield [{"metadata": {"name": name}} for name in ("evil", "good")], "1"
+class Listing:
+    """One object after another in pages of one. `answers` are what requests get before they get a page."""
 
+    def __init__(self, names: list[str], answers: list[ApiError | Page]) -> None:
+        self.names, self.answers = names, answers
+        self.asked: list[tuple[int, str]] = []
+
+    async def page(self, kind: str, namespace: str, selector: str, limit: int, token: str) -> Page:
+        self.asked.append((limit, token))
+        if self.answers and token:
+            answer = self.answers.pop()
+            if isinstance(answer, ApiError):
+                raise answer
+            return answer
+        at = int(token or 0)
+        following = str(at + 1) if at + 1 < len(self.names) else ""
+        return Page([{"metadata": {"name": self.names[at]}}], AIM_BYTES, following, "1")
+
+    async def watch(self, *_: str) -> AsyncIterator[tuple[str, Any]]:
+        await asyncio.sleep(60)
+        yield "", {}
+
+
+def listed(api: Listing) -> list[str]:
+    """Names that an informer has seen when its first list is complete."""
     sink = Sink()
 
     async def run() -> None:
-        informer = Informer(cast("KubeApi", Listing(None, 0)), "Pod", "", "", sink)
+        informer = Informer(cast("KubeApi", api), "Pod", "", "", sink)
         work = asyncio.create_task(informer.run())
         await asyncio.wait_for(informer.synced.wait(), 30)
         work.cancel()
 
     asyncio.run(run())
-    assert sink.names == ["good"]
+    return sink.names
+
+
+def test_an_object_that_cannot_be_read_hides_no_other() -> None:
+    assert listed(Listing(["evil", "good"], [])) == ["good"]
+
+
+def test_a_list_resumes_at_the_page_that_failed() -> None:
+    errors = [ApiError(429, "slow down"), ApiError(500, "no"), ApiError(UNREACHABLE, "no answer")]
+    api = Listing(["a", "b", "c"], [*errors])
+    assert listed(api) == ["a", "b", "c"]
+    assert [token for _, token in api.asked] == ["", "1", "1", "1", "1", "2"]
+
+
+def test_a_list_whose_continuation_has_expired_begins_anew() -> None:
+    api = Listing(["a", "b"], [ApiError(410, "the provided continue parameter is too old")])
+    assert listed(api) == ["a", "a", "b"]
+
+
+def test_a_page_with_too_many_bytes_is_asked_for_again_with_fewer_objects() -> None:
+    api = Listing(["a", "b", "c"], [Page(None, 5 * AIM_BYTES)])
+    assert listed(api) == ["a", "b", "c"]
+    assert api.asked == [(FIRST, ""), (FIRST, "1"), (FIRST // 5, "1"), (FIRST // 5, "2")]
