@@ -43,7 +43,10 @@ _LONGEST_SHARED = 64
 
 
 def prune(kind: str, obj: Manifest) -> Manifest:
-    """The object, or the part of it that is worth its memory. Never the one that was given: equal strings are shared."""
+    """The object, or the part of it that is worth its memory. Never the one that was given: equal strings are shared.
+
+    Whatever a tenant can make long is left out when it is longer than any that serves a purpose.
+    """
     kept: dict[str, Any] = {"metadata": _metadata(obj["metadata"])}
     match kind:
         case "Pod":
@@ -54,14 +57,14 @@ def prune(kind: str, obj: Manifest) -> Manifest:
             kept["metadata"]["labels"] = {key: labels[key] for key in labels if key.startswith(LABEL_PREFIX)}
             kept["metadata"].pop("annotations", None)
         case "Job":
-            spec = {key: value for key, value in obj["spec"].items() if key != "template"}
-            kept |= {"spec": spec, "status": obj.get("status", {})}
+            kept |= {"spec": _pick(obj["spec"], "suspend"), "status": obj.get("status", {})}
         case "StatefulSet" | "LeaderWorkerSet":
             kept |= {"spec": _pick(obj["spec"], "replicas"), "status": obj.get("status", {})}
         case "NetworkPolicy" | "Service" | "PersistentVolumeClaim" | "PodDisruptionBudget":
             pass
         case "RolloutShard":
-            kept["status"] = readable_status(kind, obj.get("status"))
+            status = obj.get("status")
+            kept["status"] = {} if excess(status) else readable_status(kind, status)
         case "RolloutJob":
             kept |= _pick(obj, "apiVersion", "kind")
             kept |= {
@@ -113,7 +116,8 @@ def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     for field in ("labels", "annotations"):
         if field in kept and (field == "annotations" or excess(kept[field])):
             kept[field] = {key: value for key, value in kept[field].items() if key.startswith(_READ_KEYS)}
-    kept["ownerReferences"] = [owner for owner in kept.get("ownerReferences", ()) if owner.get("controller")]
+    owners = [owner for owner in kept.get("ownerReferences", ()) if owner.get("controller")]
+    kept["ownerReferences"] = [] if excess(owners) else owners
     return kept
 
 
@@ -123,8 +127,7 @@ def _pick(source: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 def _pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     kept = _pick(spec, "nodeName", "hostUsers", "activeDeadlineSeconds")
-    kept["initContainers"] = [_pick(container, "name") for container in spec.get("initContainers", ())]
-    kept["volumes"] = [_pick(volume, "name", "image") for volume in spec.get("volumes", ()) if "image" in volume]
+    kept["volumes"] = [{"name": volume["name"], "image": {}} for volume in spec.get("volumes", ()) if "image" in volume]
     return kept
 
 
