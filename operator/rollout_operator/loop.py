@@ -64,7 +64,9 @@ class Loop:
         self._errands, self._execution, self._events, self._metrics = errands, execution, events, metrics
         errands.on_done = lambda ref: self._wake([ref])
         execution.on_progress = lambda ref: self._queues[ref.kind].advance(ref)
-        self._queues: dict[str, WorkQueue[Ref]] = {kind: WorkQueue(time.monotonic) for kind in self._controllers}
+        self._queues: dict[str, WorkQueue[Ref]] = {
+            kind: WorkQueue(time.monotonic, lambda ref: ref.namespace) for kind in self._controllers
+        }
         for kind, queue in self._queues.items():
             metrics.watch_queue(kind, queue)
         self._held: set[Ref] = set()

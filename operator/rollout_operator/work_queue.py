@@ -16,13 +16,21 @@ BACKOFF_SECONDS, BACKOFF_LIMIT_SECONDS = 0.2, 30.0
 class WorkQueue(Generic[K]):
     """A key that is added while it waits is there once; added while it is worked on, it comes back afterwards.
 
+    Groups of keys take turns, so that one tenant's thousand objects do not hold up another's.
     Times are seconds of `clock`. Not thread-safe: one event loop.
     """
 
-    def __init__(self, clock: Callable[[], float], jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        group_of: Callable[[K], Hashable] = lambda key: None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
         self._clock = clock
+        self._group_of = group_of
         self._jitter = jitter
-        self._ready: dict[K, float] = {}  # in order of arrival -> when it was added
+        self._ready: dict[Hashable, dict[K, float]] = {}
+        """By group: keys in order of arrival, and when each was added. The group whose turn is next comes first."""
         self._working: dict[K, float] = {}  # -> since when
         self._advanced: dict[K, float] = {}  # -> when its work last got further
         self._again: dict[K, float] = {}
@@ -38,7 +46,7 @@ class WorkQueue(Generic[K]):
 
     def depth(self) -> int:
         """Keys that are due and wait for a worker."""
-        return len(self._ready)
+        return sum(map(len, self._ready.values()))
 
     def unfinished(self) -> list[float]:
         """For each key that is worked on, the seconds since its worker took it."""
@@ -59,7 +67,7 @@ class WorkQueue(Generic[K]):
 
     def add(self, key: K) -> None:
         """Have the key worked on as soon as possible."""
-        target = self._again if key in self._working else self._ready
+        target = self._again if key in self._working else self._ready.setdefault(self._group_of(key), {})
         if key not in target:
             target[key] = self._clock()
             self.on_add()
@@ -88,8 +96,10 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     def take_ready(self) -> K | None:
-        """Take the key that has waited longest, if one is due. Its delay is forgotten: its work says anew when to come
-        back. `done` must follow."""
+        """Take the key that has waited longest in the group whose turn it is, if one is due. `done` must follow.
+
+        Its delay is forgotten: its work says anew when to come back.
+        """
         now = self._clock()
         while self._delayed and self._delayed[0][0] <= now:
             due, _, key = heapq.heappop(self._delayed)
@@ -98,8 +108,12 @@ class WorkQueue(Generic[K]):
                 self.add(key)
         if not self._ready:
             return None
-        key = next(iter(self._ready))
-        self.on_take(now - self._ready.pop(key))
+        group = next(iter(self._ready))
+        line = self._ready.pop(group)
+        key = next(iter(line))
+        self.on_take(now - line.pop(key))
+        if line:
+            self._ready[group] = line
         self._due.pop(key, None)
         self._working[key] = now
         return key
@@ -109,7 +123,7 @@ class WorkQueue(Generic[K]):
         del self._working[key]
         self._advanced.pop(key, None)
         if (added := self._again.pop(key, None)) is not None:
-            self._ready[key] = added
+            self._ready.setdefault(self._group_of(key), {})[key] = added
             self._changed.set()
 
     async def take(self) -> K:

@@ -125,3 +125,12 @@ async def test_a_key_that_changes_while_it_is_worked_on_is_looked_at_again_but_n
     assert queue.take_ready() is None
     queue.done("key")
     assert await asyncio.wait_for(queue.take(), 5) == "key"
+
+
+def test_another_groups_key_is_taken_before_a_thousand_that_came_earlier() -> None:
+    queue: WorkQueue[str] = WorkQueue(lambda: 0.0, group_of=lambda key: key[0])
+    for number in range(1000):
+        queue.add(f"a{number}")
+    queue.add("b")
+    assert [queue.take_ready() for _ in range(3)] == ["a0", "b", "a1"]
+    assert queue.depth() == 998
