@@ -267,7 +267,7 @@ async def test_what_the_policy_causes_is_a_stop_reason_and_never_a_retry(
 @pytest.mark.parametrize("returned", [5, {"answer": 5}, b"five"])
 async def test_agent_that_returns_no_text_is_graded_and_never_retried(returned: Any) -> None:
     class Parsing(Loop):
-        async def run(self, context: AgentContext) -> str | None:
+        async def run(self, context: AgentContext) -> Any:
             return returned  # as json.loads(reply.text) does, when the model answers with a number
 
     turns = turns_of(MemoryJournal(), CountingModel(1, []), [])
