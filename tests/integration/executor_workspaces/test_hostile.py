@@ -338,7 +338,9 @@ async def test_a_tool_that_ends_what_serves_it_is_named_as_the_one_who_did(plain
     )
     failure = await asyncio.wait_for(workspace.failed, 20)
     ended = await asyncio.wait_for(command.exited, 20)
-    assert (failure.cause, ended.cause) == ("Attacked", "Attacked")
+    assert failure.cause == "Attacked"
+    # Init may report the end of its helper before it is killed itself; such a command was killed as by any other signal.
+    assert ended.cause == "Attacked" or (ended.cause, ended.signal) == (None, signal.SIGKILL)
     await read_all(output)  # nothing of it lives on
     with pytest.raises(WorkspaceFailure) as told:
         await run(workspace, "true")
