@@ -12,13 +12,16 @@ from rich.text import Text
 
 from agent_runtime.engine.branching import find_origins
 from agent_runtime.engine.check import check_job
-from agent_runtime.engine.opening import Surroundings
+from agent_runtime.engine.opening import Surroundings, check_tasks
 from agent_runtime.engine.preflight import missing_programs
 from agent_runtime.engine.validation import wrong_fields
+from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.plugins.registry import load_plugins, unheard
 from agent_runtime.tasks import LoadedTasks, TaskProblem, TaskSourceError, load_tasks
 from rollout_api.manifest import ManifestError, load_manifest, located
+from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
+from rollout_api.tasks import Task
 from rolloutctl.console import Form, FormOption, answer_json, answer_table, err, number, out, say
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.manifest import describe, read_manifest
@@ -52,6 +55,7 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
             loaded = LoadedTasks([origin.task for origin in origins])
         elif not stream:
             loaded = load_tasks(job.spec.tasks, base_dir, os.environ)
+        asyncio.run(_check_tasks(job, loaded.tasks))
     except TaskSourceError as error:
         in_tasks = error
     if fields or in_tasks.problems:
@@ -78,6 +82,14 @@ def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: 
         if valid:
             out.print(f"{manifest} is valid: {amount}.", soft_wrap=True)
     raise typer.Exit(Exit.OK if valid else Exit.BAD_INPUT)
+
+
+async def _check_tasks(job: RolloutJob, tasks: Sequence[Task]) -> None:
+    environments = EnvironmentPool()
+    try:
+        await check_tasks(job, tasks, environments)
+    finally:
+        await environments.close()
 
 
 def check(manifest: ManifestArgument, provider: ProviderOption = None, form: FormOption = Form.TEXT) -> None:

@@ -11,9 +11,11 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from agent_runtime.engine.opening import output_uri
-from agent_runtime.recording.job_record import read_job_file
+from agent_runtime.recording.job_record import manifest_changes, read_job_file
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
+from rollout_api.rollout_job import RolloutJob
+from rolloutctl.console import say
 from rolloutctl.errors import CommandError, did_you_mean
 from rolloutctl.manifest import read_manifest
 
@@ -40,6 +42,8 @@ class Place:
 
     uri: str
     name: str | None
+    job: RolloutJob | None = None
+    """The manifest that was named."""
 
 
 def place_of(reference: str | None) -> Place:
@@ -54,7 +58,7 @@ def place_of(reference: str | None) -> Place:
         return Place(str(path.resolve().parent), path.resolve().name) if is_run else Place(reference, None)
     if path.is_file() or path.suffix in (".yaml", ".yml", ".json"):
         job = read_manifest(path)
-        return Place(output_uri(job, path.resolve().parent), job.metadata.name)
+        return Place(output_uri(job, path.resolve().parent), job.metadata.name, job)
     if "/" in reference:
         raise CommandError(f"{reference}: there is no such folder or file", hint=_HELP)
     return Place(DEFAULT_OUTPUT, reference)
@@ -65,7 +69,8 @@ async def open_place(reference: str | None, environ: Mapping[str, str]) -> tuple
     place = place_of(reference)
     store = open_existing(place.uri, environ)
     if place.name is None and await store.get("job.json") is not None:  # the URI of a run
-        place = Place(*place.uri.rsplit("/", 1))
+        uri, _, folder = place.uri.rpartition("/")
+        place = Place(uri, folder)
         store = open_existing(place.uri, environ)
     return store, place
 
@@ -73,6 +78,14 @@ async def open_place(reference: str | None, environ: Mapping[str, str]) -> tuple
 async def find_run(reference: str | None, environ: Mapping[str, str] | None = None) -> RunReader:
     """The run that is meant. Raises CommandError naming what there is instead, NoSuchRun and StorageError."""
     store, place = await open_place(reference, os.environ if environ is None else environ)
+    run = await _find(store, place, is_named=reference is not None)
+    if place.job is not None and (changed := manifest_changes(run.job_file, place.job)):
+        lines = "".join(f"\n  {change}" for change in changed)
+        say(f"{reference} differs from the manifest that {run.folder} ran with:{lines}", "yellow")
+    return run
+
+
+async def _find(store: Store, place: Place, *, is_named: bool) -> RunReader:
     if place.name is not None and (_RUN_FOLDER.fullmatch(place.name) or await read_job_file(store, place.name)):
         return await open_run(store, place.name)
     folders = await _runs_by_job(store)
@@ -83,7 +96,7 @@ async def find_run(reference: str | None, environ: Mapping[str, str] | None = No
             f"{place.uri} holds no run of {place.name!r}, but of {_listed(sorted(folders))}."
             f"{did_you_mean(place.name, folders)}"
         )
-    if place.name is None and len(folders) > 1 and reference is not None:
+    if place.name is None and len(folders) > 1 and is_named:
         raise CommandError(f"{place.uri} holds runs of {_listed(sorted(folders))}; say which one", hint=_HELP)
     wanted = [folder for job, of_job in folders.items() if place.name in (None, job) for folder in of_job]
     begun = [(job_file.created, folder) for folder in wanted if (job_file := await read_job_file(store, folder))]

@@ -24,6 +24,7 @@ from agent_runtime.environments.open import check_environments
 from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.models.base import CallHealth, Model, ModelConfigError
 from agent_runtime.models.factory import open_model
+from agent_runtime.models.scripted import no_script
 from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.layers import Layers
@@ -76,6 +77,34 @@ def refuse_text_only(job: RolloutJob, model: Model) -> None:
         )
 
 
+async def check_tasks(
+    job: RolloutJob, tasks: Sequence[Task], environments: EnvironmentPool, *, has_own_model: bool = False
+) -> None:
+    """Check that the job's agent, environments and scripted model can take its tasks.
+
+    `has_own_model`: the job's own model is not used. Raises TaskSourceError with all problems.
+    """
+    problems: list[TaskProblem] = []
+    agent, model = job.spec.agent, job.spec.model
+    if agent.is_command:
+        problems += [TaskProblem(f"task {task.name}", None, NOT_FOR_PROGRAMS) for task in tasks if task.steps]
+    if (
+        model is not None
+        and model.scripted is not None
+        and agent.type not in AGENTS_WITHOUT_MODEL
+        and not has_own_model
+    ):
+        scripted = {entry.task for entry in model.scripted.tasks}
+        missing = filter(None, (no_script(scripted, task.name) for task in tasks))
+        problems += [TaskProblem("spec.model.scripted.tasks", None, message) for message in missing]
+    try:
+        await check_environments(tasks, agent, environments)
+    except TaskSourceError as error:
+        problems += error.problems
+    if problems:
+        raise TaskSourceError(problems)
+
+
 @contextlib.asynccontextmanager
 async def open_run(
     job: RolloutJob,
@@ -91,8 +120,6 @@ async def open_run(
     Raises what is wrong with any part of it.
     """
     is_command = job.spec.agent.is_command
-    if is_command and (stepped := next((task.name for task in tasks if task.steps), None)) is not None:
-        raise TaskSourceError([TaskProblem(f"task {stepped}", None, NOT_FOR_PROGRAMS)])
     make_agent = None if is_command else surroundings.agent or find_agent(job.spec.agent.type)
     keys = server_keys(job.spec.agent, surroundings.environ)
     tools = open_tools([] if is_command else job.spec.agent.tools, surroundings.tools)
@@ -111,7 +138,7 @@ async def open_run(
         stack.callback(plugins.close)
         environments = EnvironmentPool()
         stack.push_async_callback(environments.close)
-        await check_environments(tasks, job.spec.agent, environments)
+        await check_tasks(job, tasks, environments, has_own_model=surroundings.model is not None)
         place = _place_of_model(job, surroundings)
         # Of its own: a server that answers the check's few tokens may still be stuck at a rollout's prompt.
         model = await _checked_model(job, surroundings, stack, ModelWatch(place, observer))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Collection
 
 from agent_runtime.models.base import ModelConfigError, ModelReply, ModelRequest
 from rollout_api.model import Scripted, ScriptedTurn
@@ -21,11 +22,8 @@ class ScriptedModel:
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """The turn of the script. Raises ModelConfigError for a task without a script."""
-        if request.task not in self._members:
-            raise ModelConfigError(
-                "NoScript",
-                f"model.scripted has no script for task {request.task!r}; it has {', '.join(sorted(self._members))}",
-            )
+        if (message := no_script(self._members, request.task)) is not None:
+            raise ModelConfigError("NoScript", message)
         members = self._members[request.task]
         turns = members[request.member % len(members)].turns
         turn = turns[min(request.turn, len(turns) - 1)]
@@ -37,6 +35,15 @@ class ScriptedModel:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+def no_script(scripted: Collection[str], task: str) -> str | None:
+    """The problem with a task of that name where the script has turns for `scripted` alone; None if it is one of them."""
+    return (
+        None
+        if task in scripted
+        else f"model.scripted has no script for task {task!r}; it has {', '.join(sorted(scripted))}"
+    )
 
 
 def _reply(request: ModelRequest, turn: ScriptedTurn) -> ModelReply:

@@ -115,7 +115,7 @@ class JobRecord:
                 f"{self.store.uri} belongs to another job (uid {standing.uid}, this one is {self.uid}); "
                 "give one of them another name, or another output.uri"
             )
-        if changes := _changes(standing, self._job_file):
+        if changes := _changes(standing, self._job_file, self.job):
             raise ManifestChanged(self.store.uri, changes)
         return True
 
@@ -230,10 +230,15 @@ async def read_attempt_numbers(store: Store, index: int) -> list[int]:
     return sorted(int(folder) for folder in await store.folders(f"attempts/{index}") if folder.isdigit())
 
 
-def _changes(standing: JobFile, wanted: JobFile) -> list[str]:
+def manifest_changes(standing: JobFile, job: RolloutJob) -> list[str]:
+    """How a job differs from that of a run, tasks of files aside: lines `field: old → new`."""
     # Read with the models of today, so that a field that a newer version added is no change.
-    before = _fixed(RolloutJob.model_validate(standing.manifest).wire()["spec"])
-    changes = differences(before, _fixed(wanted.manifest["spec"]), "spec")
+    before = RolloutJob.model_validate(standing.manifest).wire()["spec"]
+    return differences(_fixed(before), _fixed(job.wire()["spec"]), "spec")
+
+
+def _changes(standing: JobFile, wanted: JobFile, job: RolloutJob) -> list[str]:
+    changes = manifest_changes(standing, job)
     if not changes and standing.tasks != wanted.tasks:
         if (standing.tasks.count, standing.tasks.names) != (wanted.tasks.count, wanted.tasks.names):
             changes = differences(standing.tasks.names, wanted.tasks.names, "tasks")

@@ -288,6 +288,18 @@ def test_a_changed_manifest_is_refused_and_new_starts_another_run(shell: Shell) 
     assert shell("results", "slow").returncode == 0
 
 
+def test_results_of_a_manifest_that_was_edited_since_says_what_differs(shell: Shell) -> None:
+    shell("init")
+    assert shell("run", "job.yaml").returncode == 0
+    assert "differs" not in shell("results", "job.yaml").stderr
+    manifest = shell.folder / "job.yaml"
+    manifest.write_text(manifest.read_text().replace("groupSize: 3", "groupSize: 4"))
+    told = shell("results", "job.yaml", "-o", "json")
+    assert "spec.groupSize: 3 → 4" in told.stderr
+    assert len(json.loads(told.stdout)) == 6, "the run's own results, and nothing but JSON"
+    assert "differs" not in shell("results", "starter").stderr
+
+
 def test_failed_start_leaves_no_run_behind(shell: Shell) -> None:
     assert shell("init").returncode == 0
     assert shell("run", "job.yaml").returncode == 0
@@ -384,6 +396,44 @@ def test_every_name_key_and_place_that_cannot_be_used_is_found_at_once(shell: Sh
     assert "spec.output.uri: scheme 'ftp' is unknown" in shell("validate", path.name).stderr.replace(
         "Value error, ", ""
     )
+
+
+def test_validate_names_tasks_that_script_environments_and_agent_cannot_take(shell: Shell) -> None:
+    verifier = {"commands": ["true"]}
+    spec = {"mode": "Eval", "output": {"uri": "out"}}
+    inline = [{"name": name, "prompt": "Go.", "verifier": verifier} for name in ("one", "two")]
+    script = {"tasks": [{"task": "one", "members": [{"turns": [{"content": "Done."}]}]}]}
+    stepped = {"name": "in-steps", "prompt": "Go.", "steps": [{"name": "first", "prompt": "Go.", "verifier": verifier}]}
+    endpoint = {"endpoint": {"baseURL": "http://127.0.0.1:9/v1", "name": "m"}}
+    jobs = [
+        (
+            {"tasks": {"inline": inline}, "model": {"scripted": script}},
+            "spec.model.scripted.tasks: model.scripted has no script for task 'two'; it has one",
+        ),
+        (
+            {
+                "tasks": {"environments": [{"id": "FrozenLaek", "groups": 1}]},
+                "agent": {"type": "Environment"},
+                "model": endpoint,
+            },
+            "environment 'FrozenLaek' cannot be made",
+        ),
+        (
+            {"tasks": {"inline": [stepped]}, "agent": {"type": "Command", "command": ["true"]}, "model": endpoint},
+            "task in-steps: has steps",
+        ),
+    ]
+    for changes, problem in jobs:
+        job = {
+            "apiVersion": "rollout.dev/v1alpha1",
+            "kind": "RolloutJob",
+            "metadata": {"name": "j"},
+            "spec": spec | changes,
+        }
+        (shell.folder / "job.yaml").write_text(yaml.safe_dump(job))
+        validated = shell("validate", "job.yaml")
+        assert validated.returncode == 2, validated.stdout
+        assert problem in validated.stderr
 
 
 def test_every_broken_line_of_a_task_file_is_named(shell: Shell) -> None:
