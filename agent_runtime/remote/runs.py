@@ -6,6 +6,7 @@ between is the job's own record. So a server that was killed goes on with what i
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -57,6 +58,10 @@ class Conflict(Exception):
     """An idempotency key that came with another request before."""
 
 
+class FolderInUse(OSError):
+    """Another server serves the runs of this folder."""
+
+
 class Full(Exception):
     """The server has as many runs as it takes."""
 
@@ -104,10 +109,23 @@ class Runs:
         self._places = asyncio.Semaphore(concurrency)
         self._working: dict[str, asyncio.Task[RunResult]] = {}
         self._cancelled: dict[str, asyncio.Event] = {}
+        self._held = contextlib.ExitStack()
+        """The lock of the folder; the kernel releases it when this process dies."""
 
     async def open(self) -> None:
-        """Go on with what an earlier server left. A run whose client waited is given up: nobody can fetch it any more."""
+        """Go on with what an earlier server left. A run whose client waited is given up: nobody can fetch it any more.
+
+        Raises FolderInUse."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = os.open(self._folder, os.O_RDONLY)
+        self._held.callback(os.close, held)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._held.close()
+            raise FolderInUse(
+                f"another server keeps its runs in {self._folder.resolve()}; stop it first, or use another folder (--folder)"
+            ) from None
         for path in sorted(self._folder.iterdir()):
             if path.name.startswith(_INCOMING):
                 shutil.rmtree(path, ignore_errors=True)
@@ -134,7 +152,9 @@ class Runs:
 
         Raises RunRefused, BadArchive, TaskSourceError, Conflict, Full.
         """
-        digest = _digest(request)
+        await asyncio.to_thread(unpack, archive, incoming / _TASK)
+        archive.unlink()
+        digest = await asyncio.to_thread(_digest, request, incoming / _TASK)
         run_id = f"run-{hashlib.sha256(key.encode()).hexdigest()[:24] if key else secrets.token_hex(12)}"
         if (known := self._known_digest(run_id)) is not None:
             if known != digest:
@@ -142,8 +162,6 @@ class Runs:
             return run_id
         if len(self._working) >= MOST_WAITING:
             raise Full(f"{MOST_WAITING} runs are under way; try again later")
-        await asyncio.to_thread(unpack, archive, incoming / _TASK)
-        archive.unlink()
         planned = await asyncio.to_thread(self._planned, run_id, request, incoming / _TASK)
         kept = _Kept(request=request, digest=digest, awaited=awaited, warnings=list(planned.warnings))
         await asyncio.to_thread(_write, incoming / _REQUEST, kept.model_dump_json())
@@ -182,6 +200,7 @@ class Runs:
         for task in self._working.values():
             task.cancel()
         await asyncio.gather(*self._working.values(), return_exceptions=True)
+        self._held.close()
 
     @property
     def count(self) -> int:
@@ -320,9 +339,13 @@ def _why(kept: _Kept) -> str:
     return "its client went away, or the server was started anew meanwhile" if kept.awaited else "somebody asked for it"
 
 
-def _digest(request: RunRequest) -> str:
-    """Of what was asked for, without the archive: gzip writes the time into it, so a folder is never the same bytes."""
-    return hashlib.sha256(json.dumps(request.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+def _digest(request: RunRequest, task: Path) -> str:
+    """Of what was asked for and the files of the task: an archive has the time in it, so it is never the same bytes."""
+    digest = hashlib.sha256(json.dumps(request.model_dump(mode="json"), sort_keys=True).encode())
+    for path in sorted(path for path in task.rglob("*") if path.is_file()):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(task)}\0{content}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 def _write(path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.remote.archive import pack
 from agent_runtime.remote.forms import PATH
+from agent_runtime.remote.runs import FolderInUse
 from rollout_api.records import AttemptRecord
 from tests.support.harbor_server import KEY, asking, harbor_server, job, job_manifest, start_serve
 from tests.support.harbor_tasks import hello_world
@@ -155,10 +156,31 @@ async def test_the_same_key_is_one_run_also_when_both_requests_come_at_once(tmp_
         answers = await asyncio.gather(*(post(url, archive, **{"Idempotency-Key": "a"}) for _ in range(3)))
         again = await post(url, archive, **{"Idempotency-Key": "a"})
         other = await post(url, archive, {"task_path": "another"}, **{"Idempotency-Key": "a"})
+        (tmp_path / "hello" / "instruction.md").write_text("Write something else.")
+        other_task = await post(url, pack(tmp_path / "hello"), **{"Idempotency-Key": "a"})
 
     assert [answer["run_id"] for _, answer in [*answers, again]] == [again[1]["run_id"]] * 4
     assert len(list((tmp_path / "out").iterdir())) == 1
-    assert other[0] == 409
+    assert (other[0], other_task[0]) == (409, 409)
+
+
+async def test_second_server_on_a_folder_is_refused_and_takes_no_run_from_the_first(tmp_path: Path) -> None:
+    """It ended the runs that clients waited for, and told clients that polled that theirs had failed."""
+    archive, model = pack(hello_world(tmp_path / "hello")), HeldModel()
+    async with model as model_url, harbor_server(tmp_path, job("mini", asking(turns=1))) as (url, _):
+        metadata = {
+            "agent": {"llm_proxy_url": model_url},
+            "environment_overrides": {"OPENAI_API_KEY": "of-the-session"},
+        }
+        waiting = asyncio.create_task(post(url, archive, metadata))
+        while not model.calls:
+            assert not waiting.done(), waiting.result()
+            await asyncio.sleep(0.05)
+        with pytest.raises(FolderInUse, match="--folder"):
+            async with harbor_server(tmp_path, job("mini", asking(turns=1))):
+                pass
+        model.free.set()
+        assert (await waiting)[1]["status"] == "completed"
 
 
 class HeldModel:
