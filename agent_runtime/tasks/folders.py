@@ -162,13 +162,16 @@ def find_folders(place: SourcePlace, marker: str) -> list[Folder]:
 def _local(root: Path, place: SourcePlace, marker: str) -> list[Folder]:
     if not root.is_dir():
         raise place.unreadable("there is no such folder")
-    found = []
+    found: list[Folder] = []
+    problems: list[TaskProblem] = []
     listed = _listed_locally(root)
     for folder, names, files in os.walk(root):
         if marker in files:
             names.clear()
-            found.append(_local_folder(Path(folder), _those_below(listed, os.path.relpath(folder, root))))
+            found.append(_local_folder(Path(folder), _those_below(listed, os.path.relpath(folder, root)), problems))
         names[:] = sorted(name for name in names if name != ".git")
+    if problems:
+        raise TaskSourceError(problems)
     return found
 
 
@@ -205,27 +208,33 @@ def _is_executable(path: Path) -> bool:
     return bool(path.stat().st_mode & stat.S_IXUSR)
 
 
-def _local_folder(root: Path, listed: frozenset[str]) -> Folder:
+def _local_folder(root: Path, listed: frozenset[str], problems: list[TaskProblem]) -> Folder:
     paths: dict[str, Path] = {}
     real = root.resolve()
     for folder, names, files in os.walk(real):
         for name in [*files, *(name for name in names if os.path.islink(f"{folder}/{name}"))]:
             path = Path(folder) / name
-            if path.is_symlink() and not path.resolve().is_relative_to(real):
-                message = (
-                    f"is a link that leads out of the task's folder, to {path.resolve()}; put the file itself there"
-                )
-                raise TaskSourceError([TaskProblem(str(path), None, message)])
-            if path.is_symlink() and path.is_dir():
-                message = "is a link to a folder; put the folder itself there"
-                raise TaskSourceError([TaskProblem(str(path), None, message)])
-            if path.stat().st_size > FILE_BYTES:
-                raise TaskSourceError([TaskProblem(str(path), None, _too_large(path.stat().st_size))])
-            paths[path.relative_to(real).as_posix()] = path
+            if (message := _unusable(path, real)) is None:
+                paths[path.relative_to(real).as_posix()] = path
+            else:
+                problems.append(TaskProblem(str(path), None, message))
     paths.pop(EXECUTABLES, None)
     readers = {name: paths[name].read_bytes for name in sorted(paths)}
     executable = frozenset(name for name, path in paths.items() if _is_executable(path)) | listed
     return Folder(real.name, str(root), readers, executable)
+
+
+def _unusable(path: Path, root: Path) -> str | None:
+    """Why a file cannot be part of a task's folder; None where it can."""
+    target = Path(os.path.realpath(path))  # Path.resolve raises for links that lead to themselves
+    if not target.is_relative_to(root):
+        return f"is a link that leads out of the task's folder, to {target}; put the file itself there"
+    if target.is_dir():
+        return "is a link to a folder; put the folder itself there"
+    if not target.is_file():
+        return "is a link to nothing; remove it" if path.is_symlink() else "is not a regular file; remove it"
+    size = target.stat().st_size
+    return _too_large(size) if size > FILE_BYTES else None
 
 
 def _stored(place: SourcePlace, marker: str) -> list[Folder]:

@@ -93,7 +93,8 @@ class SourcePlace:
         except TaskSourceError:
             raise
         except OSError as error:
-            raise self.unreadable(error.strerror or str(error)) from error
+            where = "" if error.filename in (None, str(self.local_path)) else f"{error.filename}: "
+            raise self.unreadable(where + (error.strerror or str(error))) from error
         except (BaseError, ValueError) as error:
             raise self.unreadable(" ".join(str(error).split())[:500]) from error
 

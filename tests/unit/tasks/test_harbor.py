@@ -1,5 +1,6 @@
 """Reading task folders of Harbor: what a task is made of, and what is told of the rest."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -150,9 +151,21 @@ def test_every_broken_folder_is_told_at_once(tmp_path: Path) -> None:
     assert "b/tests/test.sh: is missing" in told
 
 
-def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (hello_world(tmp_path / "t") / "tests" / "passwd").symlink_to("/etc/passwd")
-    assert "leads out of the task's folder" in refused(tmp_path)
+def test_links_and_special_files_that_cannot_be_read_are_all_named(tmp_path: Path) -> None:
+    tests = hello_world(tmp_path / "t") / "tests"
+    (tests / "passwd").symlink_to("/etc/passwd")
+    (tests / "dangling").symlink_to("nothing")
+    (tests / "loop").symlink_to("loop")
+    (hello_world(tmp_path / "u") / "folder").symlink_to("tests")
+    os.mkfifo(tmp_path / "u" / "pipe")
+    told = refused(tmp_path).splitlines()
+    assert {(line.split(": ")[0].rpartition("/")[2], line.split(": ")[1][:26]) for line in told} == {
+        ("passwd", "is a link that leads out o"),
+        ("dangling", "is a link to nothing; remo"),
+        ("loop", "is a link to nothing; remo"),
+        ("folder", "is a link to a folder; put"),
+        ("pipe", "is not a regular file; rem"),
+    }
 
 
 def test_what_is_not_honoured_is_told_once_for_all_tasks(tmp_path: Path) -> None:
