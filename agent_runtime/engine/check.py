@@ -148,5 +148,6 @@ def _row(task: Task, agent: str, seal: Seal | None) -> CheckRow:
         message = f"{result.reason}: {result.message}"
         return CheckRow(task.name, agent, None, result.outcome.value, False, message, output=output)
     ok = result.reward >= 1 if agent == "Oracle" else result.reward < 1
-    message = "" if ok else f"expected {EXPECTED[agent]}"
+    said = f": {seal.verdict.message}" if seal.verdict and seal.verdict.message else ""
+    message = "" if ok else f"expected {EXPECTED[agent]}{said}"
     return CheckRow(task.name, agent, result.reward, result.outcome.value, ok, message, output="" if ok else output)

@@ -98,6 +98,11 @@ class Notes:
         """The task cannot be used."""
         self.problems.append(TaskProblem(f"{self.where}/{file}", line, message))
 
+    def check_script(self, folder: Folder, file: str) -> None:
+        """Refuse a script that no shell can run."""
+        if folder.read(file).split(b"\n", 1)[0].endswith(b"\r"):
+            self.refuse(file, "has Windows line ends, with which no shell runs it; convert it, such as with dos2unix")
+
     def report(self, file: str, message: str, line: int | None = None) -> None:
         """Something is there that does not count."""
         self.warnings.append((file, line, message))

@@ -327,6 +327,7 @@ class _Reader:
 
     def script(self, path: str, target: str) -> str:
         """How a script is started: by the program that its first line names, since not every place keeps the x bit."""
+        self.notes.check_script(self.folder, path)
         first = self.folder.read(path).split(b"\n", 1)[0]
         program = first[2:].decode(errors="replace").strip() if first.startswith(b"#!") else "/bin/sh"
         return f"{program} {target}/{posixpath.basename(path)}"

@@ -78,6 +78,8 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
         notes.refuse(CONFIG, f"parser_name: {parser!r} cannot be read here, expected pytest; leave the task out")
     if "run-tests.sh" not in folder.files:
         notes.refuse("run-tests.sh", "is missing; it grades the task")
+    for script in {"run-tests.sh", "solution.sh"} & folder.files.keys():
+        notes.check_script(folder, script)
     env = _compose(folder, notes)
     facts = dockerfile_facts(folder.text("Dockerfile")) if "Dockerfile" in folder.files else None
     if facts is None or facts.working_dir is None:

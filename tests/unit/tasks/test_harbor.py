@@ -151,6 +151,15 @@ def test_every_broken_folder_is_told_at_once(tmp_path: Path) -> None:
     assert "b/tests/test.sh: is missing" in told
 
 
+@pytest.mark.parametrize("script", ["tests/test.sh", "solution/solve.sh"])
+def test_shell_script_with_windows_line_ends_is_refused_with_its_path(tmp_path: Path, script: str) -> None:
+    """bash finds a syntax error in it, and each solution would get 0."""
+    hello_world(tmp_path / "t", **{script: b"#!/bin/bash\r\nif true; then\r\n  true\r\nfi\r\n"})
+    assert f"{script}: has Windows line ends" in refused(tmp_path)
+    hello_world(tmp_path / "t", **{script: b"#!/bin/bash\nprintf 'a\r\n' > file\n"})
+    assert one(tmp_path / "t").name == "t"
+
+
 def test_links_and_special_files_that_cannot_be_read_are_all_named(tmp_path: Path) -> None:
     tests = hello_world(tmp_path / "t") / "tests"
     (tests / "passwd").symlink_to("/etc/passwd")
