@@ -113,6 +113,8 @@ class Groups:
         limit = self._context.job.spec.completion.max_infra_failure_fraction
         self._outcomes[result.outcome] += 1
         if (reason := abort_reason(self._outcomes, limit)) is not None:
+            await self._context.record.abort("InfraFailures", reason)
+            self._context.finished = True
             raise JobAborted(reason)
         if self._apply_plan(group):
             await self._context.provider.forget_group(f"g{group.number}")

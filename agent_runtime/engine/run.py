@@ -108,7 +108,6 @@ async def _work(context: RunContext, groups: Groups, source: "_Source", stop: as
         elif aborting.done():
             return aborting.result()
     except JobAborted as error:
-        await context.record.abort("InfraFailures", str(error))
         return str(error)
     finally:
         for task in (work, *stopping):

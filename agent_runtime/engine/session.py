@@ -79,7 +79,7 @@ class RolloutSession:
         self._next = 0
         self._total: int | None = None
         """Groups in all, once the stream is closed."""
-        self._closed = self._abandoned = self._resumed = False
+        self._closed = self._resumed = False
 
     async def __aenter__(self) -> Self:
         """Open storage, sandboxes and model, and go on with what an earlier session left. Raises JobAborted where it was
@@ -106,7 +106,7 @@ class RolloutSession:
         await self._groups.stop()
         for model in self._models:
             await model.close()
-        self._context.finished = self._abandoned or (self._resumed and not self._unfinished)
+        self._context.finished |= self._resumed and not self._unfinished
         await self._run.__aexit__(kind, error, traceback)
 
     async def submit(self, task: Task | Mapping[str, Any], label: str | None = None) -> int:
@@ -158,7 +158,7 @@ class RolloutSession:
 
     async def abandon(self, reason: str, message: str) -> None:
         """Give the run up: its work ends here, is not gone on with, and its sandboxes go when the session is left."""
-        self._abandoned = True
+        self._context.finished = True
         for task in self._starting:
             task.cancel()
         await self._groups.stop()
@@ -216,7 +216,7 @@ class RolloutSession:
 
     async def _resume(self) -> None:
         if (aborted := await abort_message(self._context.record.store)) is not None:
-            self._abandoned = True
+            self._context.finished = True
             raise JobAborted(aborted)
         await self._feed.open()
         for number in await self._stream.numbers():

@@ -23,6 +23,7 @@ from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from agent_runtime.recording.stream import Feed, StreamClosed, StreamRecord
+from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.dummy import DummyProvider
 from rollout_api.records import Outcome, Result, StopReason, Usage
 from rollout_api.rollout_job import RolloutJob
@@ -253,9 +254,9 @@ async def test_groups_that_finish_at_once_are_all_in_the_feed(tmp_path: Path) ->
     assert fed[6] is None
 
 
-def a_session(folder: Path, model: Commands, most: int = 100) -> RolloutSession:
+def a_session(folder: Path, model: Commands, most: int = 100, **provided: Any) -> RolloutSession:
     job = a_job(folder, {"stream": {"maxInFlight": most}})
-    provider = DummyProvider(f"shards-{next(worlds)}")
+    provider = DummyProvider(f"shards-{next(worlds)}", **provided)
     return RolloutSession(job, base_dir=Path("/"), environ={}, provider=provider, model=model)
 
 
@@ -280,6 +281,27 @@ async def test_session_of_a_run_that_was_given_up_does_not_go_on_with_it(tmp_pat
         async with a_session(tmp_path, model) as session:
             await session.close()
     assert not model.asked
+
+
+async def test_session_that_loses_too_much_gives_its_run_up_for_good(tmp_path: Path) -> None:
+    async def lose(operation: str, attempt: str, key: str | None) -> None:
+        raise SandboxFailure("Unschedulable", "no node fits")
+
+    async def train() -> None:
+        async with a_session(tmp_path, Commands(), on_call=lose) as session:
+            for number in range(12):
+                await session.submit(a_task(number))
+            async for _ in session:
+                pass
+
+    with pytest.raises(JobAborted, match="20 of 20"):
+        await train()
+    store = Store.open(str(tmp_path / f"shared-{UID[:8]}"), {})
+    sealed = {meta.key for meta in await store.list("seals")}
+    with pytest.raises(JobAborted, match="20 of 20"):
+        async with a_session(tmp_path, Commands(), on_call=lose) as session:
+            await anext(session)
+    assert {meta.key for meta in await store.list("seals")} == sealed
 
 
 @pytest.mark.usefixtures("overtaking")
