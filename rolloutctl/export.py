@@ -3,12 +3,14 @@
 import asyncio
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
 from agent_runtime.recording.export import FILES, FOLDERS, Format
 from agent_runtime.recording.export import export as lines_of
+from agent_runtime.recording.exports.whole_file import whole_file
+from agent_runtime.recording.reader import RunReader
 from rolloutctl.console import answer_stream, named_file, say
 from rolloutctl.errors import CommandError
 from rolloutctl.runs import JobArgument, find_run
@@ -60,14 +62,16 @@ async def _export_file(reference: str, form: Format, file: Path) -> int:
 
 async def _export(reference: str, form: Format, file: Path | None) -> int:
     run = await find_run(reference, os.environ)
+    if file is None:
+        return await _write_lines(run, form, answer_stream().buffer)
+    with whole_file(file) as partial, partial.open("wb") as target:
+        return await _write_lines(run, form, target)
+
+
+async def _write_lines(run: RunReader, form: Format, target: BinaryIO) -> int:
     count = 0
-    target = file.open("wb") if file else answer_stream().buffer
-    try:
-        async for line in lines_of(run, form):
-            target.write(line)
-            count += 1
-        target.flush()
-    finally:
-        if file:
-            target.close()
+    async for line in lines_of(run, form):
+        target.write(line)
+        count += 1
+    target.flush()
     return count

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from agent_runtime.recording.exports.whole_file import whole_file
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Seal
 from rolloutctl.console import Form, answer_json, err, named_file, say
@@ -41,17 +42,15 @@ async def _report(reference: str, file: Path | None) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         problem = "is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
         raise CommandError(f"-o {path}: {problem}", hint="Name a file in a folder that exists.")
-    # Whoever opens the file while it is written sees the old one or none, never half of one.
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        with unfinished.open("w", encoding="utf-8") as html, err.status("Reading transcripts…"):
-            html.write(page.head(_facts(run, await _aborted(run)), run.results()))
-            for _, members in itertools.groupby(run.seals.values(), key=lambda seal: seal.result.group):
-                html.write(page.group(await asyncio.gather(*(_rollout(run, seal) for seal in members))))
-            html.write(page.tail())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with (
+        whole_file(path) as partial,
+        partial.open("w", encoding="utf-8") as html,
+        err.status("Reading transcripts…"),
+    ):
+        html.write(page.head(_facts(run, await _aborted(run)), run.results()))
+        for _, members in itertools.groupby(run.seals.values(), key=lambda seal: seal.result.group):
+            html.write(page.group(await asyncio.gather(*(_rollout(run, seal) for seal in members))))
+        html.write(page.tail())
     return path
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Final, get_args
 
+from agent_runtime.recording.exports.whole_file import whole_file
 from agent_runtime.recording.messages import fold, last_of_each_branch
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Result
@@ -45,21 +46,16 @@ async def write_table(file: Path, schema: Callable[[Any], Any], rows: AsyncItera
     columns = schema(pyarrow)
     count = 0
     # pyarrow closes a file that it was interrupted in as one that is whole, with fewer rows.
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        with pyarrow.parquet.ParquetWriter(partial, columns, compression="zstd") as writer:
-            pending: list[Row] = []
-            async for row in rows:
-                pending.append(row)
-                count += 1
-                if len(pending) == ROW_GROUP:
-                    writer.write_table(pyarrow.Table.from_pylist(pending, columns))
-                    pending = []
-            if pending:
+    with whole_file(file) as partial, pyarrow.parquet.ParquetWriter(partial, columns, compression="zstd") as writer:
+        pending: list[Row] = []
+        async for row in rows:
+            pending.append(row)
+            count += 1
+            if len(pending) == ROW_GROUP:
                 writer.write_table(pyarrow.Table.from_pylist(pending, columns))
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
+                pending = []
+        if pending:
+            writer.write_table(pyarrow.Table.from_pylist(pending, columns))
     return count
 
 

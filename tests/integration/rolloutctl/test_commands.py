@@ -181,6 +181,18 @@ def test_exports_to_a_file_say_how_much_is_in_it_and_need_its_name(finished: She
     assert "nowhere" in elsewhere.stderr
 
 
+def test_export_that_fails_leaves_the_file_as_it_was(finished: Shell, tmp_path: Path) -> None:
+    (run,) = (finished.folder / "out").iterdir()
+    damaged = tmp_path / "out" / run.name
+    shutil.copytree(run, damaged)
+    (damaged / "attempts" / "4" / "0" / "1-0.jsonl.zst").write_bytes(b"")
+    (tmp_path / "samples.jsonl").write_text("of an earlier export\n")
+    failed = Shell(finished.program, tmp_path)("export", "starter", "--format", "openai", "-o", "samples.jsonl")
+    assert failed.returncode != 0
+    assert (tmp_path / "samples.jsonl").read_text() == "of an earlier export\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "samples.jsonl"]
+
+
 def test_the_report_is_one_file_and_says_where_it_is(finished: Shell) -> None:
     made = finished("report", "starter", "-o", "starter.html")
     assert made.returncode == 0, made.stderr
@@ -188,7 +200,7 @@ def test_the_report_is_one_file_and_says_where_it_is(finished: Shell) -> None:
     text = (finished.folder / "starter.html").read_text()
     assert text.count('<script type="text/plain" data-group="') == 2
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert not list(finished.folder.glob("*.unfinished"))
+    assert not list(finished.folder.glob(".*.partial"))
 
 
 def test_the_report_tells_machines_where_it_is_and_may_be_called_json(finished: Shell) -> None:

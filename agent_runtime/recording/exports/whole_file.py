@@ -1,0 +1,23 @@
+"""A file that appears under its name when all of it is written."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def whole_file(file: Path) -> Iterator[Path]:
+    """Give the path to write to, which then takes the place of `file`. After an error `file` is as it was before.
+
+    A pipe or a device, such as /dev/stdout, is written to directly.
+    """
+    if file.exists() and not file.is_file():
+        yield file
+        return
+    target = file.resolve()  # a link stays one
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        yield partial
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
