@@ -145,7 +145,9 @@ class Chunks(Protocol):
 
 @dataclass(frozen=True)
 class StreamedReply:
-    """A reply of unknown length. An ApiError that `chunks` raises cuts the connection, so it never looks complete."""
+    """A reply of unknown length. An ApiError that `chunks` raises stands in place of the next chunk's size, and the
+    connection ends: no client takes such a reply for complete, and ours learns why.
+    """
 
     chunks: Chunks
     content_type: str = "application/octet-stream"
@@ -185,6 +187,11 @@ def json_reply(value: Any) -> Reply:
 def error_reply(error: ApiError) -> Reply:
     """The reply to a refused request."""
     return Reply(_encode(error.body()).encode(), error.status)
+
+
+def failed_chunk(error: ApiError) -> bytes:
+    """What ends a streamed reply that cannot be completed."""
+    return f"error {_encode(error.body())}\r\n".encode()
 
 
 def _head(status: int, content_type: str, headers: Mapping[str, str], framing: str, keep_alive: bool) -> bytes:

@@ -21,6 +21,7 @@ from agent_runtime.executor.messages import (
     StreamedReply,
     Switched,
     error_reply,
+    failed_chunk,
     read_chunk_size,
     read_head,
 )
@@ -324,7 +325,10 @@ class Connection(asyncio.Protocol):
                 await self._drain()
         except ApiError as error:
             log(event="stream cut", code=error.code, message=error.message)
-            self._transport.abort()
+            if isinstance(reply, StreamedReply):
+                self.send(failed_chunk(error))
+            else:
+                self._transport.abort()
             raise Disconnected from None
         self.send(b"0\r\n\r\n")
 

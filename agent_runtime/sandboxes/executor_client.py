@@ -32,7 +32,7 @@ from agent_runtime.sandboxes.base import (
 )
 from agent_runtime.sandboxes.command_frames import Refused, Running, answer, command_content, no_answer
 from agent_runtime.sandboxes.command_stream import CommandStream, CommandStreams
-from agent_runtime.sandboxes.executor_connection import Body, Connection, Connections, Headers
+from agent_runtime.sandboxes.executor_connection import Body, Connection, Connections, FailedReply, Headers
 
 # Between tries after a broken connection: 6 s in all, longer than a node's network takes to settle after a blip and short
 # beside a new attempt. Nobody listening on a unix socket is final, so a dead local executor costs no wait.
@@ -240,6 +240,8 @@ class ExecutorClient:
                     raise refusal(status, b"".join([chunk async for chunk in chunks]), f"GET {path}")
                 async for chunk in chunks:
                     yield chunk
+        except FailedReply as failed:
+            raise refusal(500, failed.body, f"GET {path}") from None
         except (OSError, TimeoutError) as error:
             raise self._lost(f"GET {path}", error) from error
 
@@ -341,6 +343,8 @@ class ExecutorClient:
         for pause in (*RETRY_PAUSES, None):
             try:
                 return await ask()
+            except FailedReply as failed:
+                raise refusal(500, failed.body, what) from None
             except (OSError, TimeoutError) as error:
                 if pause is None or self._is_final(error) or not is_repeatable:
                     raise self._lost(what, error) from error

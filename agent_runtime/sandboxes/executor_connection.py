@@ -17,8 +17,9 @@ KEPT_SECONDS = 15.0
 STALL_SECONDS = 60.0
 # As the executor takes of a request's head.
 MAX_HEAD_BYTES = 32 * 1024
-# A chunk's size in hexadecimal; the executor sends no extensions.
-_MAX_SIZE_LINE_BYTES = 32
+# A chunk's size in hexadecimal, or the executor's error in its place, with a path and a message.
+_MAX_LINE_BYTES = 256 * 1024
+_ERROR = b"error "
 # Unread input at which the socket is left alone.
 _INPUT_BYTES = 1 << 20
 
@@ -29,6 +30,14 @@ Headers = Mapping[str, str]
 
 class BrokenReply(ConnectionError):
     """What came is no reply, or not all of it."""
+
+
+class FailedReply(Exception):
+    """The executor could not complete a reply that had begun. `body` is that of an error reply."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__("the executor could not complete its reply")
+        self.body = body
 
 
 class Connection(asyncio.Protocol):
@@ -165,14 +174,16 @@ class Connection(asyncio.Protocol):
 
     async def _chunk_size(self, silence_seconds: float) -> int:
         line = await self._line(silence_seconds)
+        if line.startswith(_ERROR):
+            raise FailedReply(line.removeprefix(_ERROR))
         try:
             return int(line, 16)
         except ValueError:
-            raise BrokenReply(f"not a chunk's size: {line!r}") from None
+            raise BrokenReply(f"not a chunk's size: {line[:60]!r}") from None
 
     async def _line(self, silence_seconds: float) -> bytes:
         while (end := self._input.find(b"\r\n")) < 0:
-            if len(self._input) > _MAX_SIZE_LINE_BYTES:
+            if len(self._input) > _MAX_LINE_BYTES:
                 raise BrokenReply("chunks without their sizes")
             await self._more(silence_seconds)
         line = bytes(self._input[:end])

@@ -26,6 +26,9 @@ OPAQUE = ".wh..wh..opq"
 _OPAQUE_XATTR = "user.overlay.opaque"
 OWN_NAME = "ROLLOUT.ownName"
 SECOND = 1_000_000_000  # in nanoseconds
+# No program opens a longer path in one call. Each entry of a tar has its whole path, so without a bound thousands of nested
+# folders would make a tar of gigabytes.
+PATH_BYTES = 4096
 
 
 def copy(source: int, target: int, limit: int | None) -> int:
@@ -141,7 +144,7 @@ def walk(
     A folder that its owner, who runs this, may not read is made readable.
 
     `enters` is asked for each folder after it was given; with it, folders that this process may not read are passed over.
-    Raises Refused when folders are nested deeper than descriptors reach.
+    Raises Refused for a path of `PATH_BYTES` or more, and when folders are nested deeper than descriptors reach.
     """
     levels = [(folder, prefix, iter(sorted(os.listdir(folder))))]
     try:
@@ -154,6 +157,9 @@ def walk(
                     os.close(parent)
                 continue
             stored = f"{path}{name}"
+            if len(os.fsencode(stored)) >= PATH_BYTES:
+                problem = f"a path of {PATH_BYTES} bytes or more cannot be put in a tar"
+                raise Refused(errno.ENAMETOOLONG, stored[:200], problem)
             try:
                 info = os.stat(name, dir_fd=parent, follow_symlinks=False)
                 if stat.S_ISDIR(info.st_mode) and _is_closed(info, stat.S_IRUSR | stat.S_IXUSR):

@@ -20,7 +20,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Literal
 
-from agent_runtime.executor.workspaces.archives import COPY_BYTES, walk
+from agent_runtime.executor.workspaces.archives import COPY_BYTES, PATH_BYTES, walk
 from agent_runtime.executor.workspaces.channel import Message
 from agent_runtime.executor.workspaces.identity import Refused
 from agent_runtime.executor.workspaces.trees import NO_WAIT, make_writable, open_folder, remove_entry
@@ -33,9 +33,8 @@ _RULES_BYTES = 64 * 1024 * 1024
 # Most dropped paths that are told, and most characters of one: an agent can leave millions, each 4,096 long.
 _TOLD = 100
 _TOLD_CHARACTERS = 300
-# As many links as the kernel follows, and the bytes of a path that it takes.
+# As many links as the kernel follows.
 _MOST_LINKS = 40
-_PATH_BYTES = 4096
 _EXTENSIONS = (".so", ".pyd")
 _COMPILED = (".pyc", ".pyo")
 _CACHE = "__pycache__"
@@ -325,9 +324,9 @@ def steps(location: str, path: str) -> list[str]:
         if part in ("", "."):
             continue
         here = os.path.dirname(here) if part == ".." else os.path.join(here, part)
-        if len(os.fsencode(here)) >= _PATH_BYTES:
+        if len(os.fsencode(here)) >= PATH_BYTES:
             raise Refused(
-                errno.ENAMETOOLONG, path, f"{_shown(path)} leads through links to a path of {_PATH_BYTES} bytes"
+                errno.ENAMETOOLONG, path, f"{_shown(path)} leads through links to a path of {PATH_BYTES} bytes"
             )
         if part != ".." and os.path.islink(here):
             found.append(here)

@@ -10,13 +10,13 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, Workspace, WorkspaceLimit
+from agent_runtime.sandboxes.base import Fence, Fenced, FileError, SandboxFailure, Workspace, WorkspaceLimit
 from agent_runtime.sandboxes.local import LocalProvider
 from agent_runtime.sandboxes.local_environment import readable_by, running_environment
 from tests.integration.sandboxes.conftest import FIRST, spec, template
@@ -126,6 +126,36 @@ async def test_where_no_runner_comes_back_the_files_of_its_workspaces_do_not_fil
     await provider.close(keep=True)
     assert await asyncio.to_thread(os.waitpid, record["pid"], 0) == (record["pid"], 0)
     assert not Path(record["home"]).exists()
+
+
+async def _last(pieces: AsyncIterator[bytes]) -> bytes:
+    return [piece async for piece in pieces][-1]
+
+
+NESTS_FOLDERS = """
+import os
+folder = os.open(".", os.O_RDONLY)
+for _ in range(3000):
+    os.mkdir("d", dir_fd=folder)
+    folder, above = os.open("d", os.O_RDONLY, dir_fd=folder), folder
+    os.close(above)
+"""
+
+
+@pytest.mark.parametrize("mode", ["Overlay", "Plain"])
+async def test_tree_that_cannot_be_packed_to_its_end_is_no_lost_sandbox(tmp_path: Path, mode: str) -> None:
+    provider = LocalProvider(tmp_path / "run", template(mode), places=2)
+    await provider.open()
+    try:
+        workspace = await provider.acquire(spec(), attempt="0-1", fence=FIRST, name="agent")
+        assert await say(workspace, f"python3 -c '{NESTS_FOLDERS}'", "1:a") == ""
+        pieces = workspace.tar(".")
+        await anext(pieces)  # the reply has begun
+        with pytest.raises(FileError, match="path of 4096 bytes"):
+            await asyncio.wait_for(_last(pieces), 60)
+        assert await say(workspace, "echo alive", "1:b") == "alive"
+    finally:
+        await provider.close()
 
 
 @pytest.mark.parametrize("mode", ["Overlay", "Plain"])
