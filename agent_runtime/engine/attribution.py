@@ -19,7 +19,7 @@ from agent_runtime.recording.artifacts import ArtifactsTooLarge
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.layers import LayerTooLarge
 from agent_runtime.recording.segments import RecordCorrupt
-from agent_runtime.recording.store import StorageError
+from agent_runtime.recording.store import SpoolFull, StorageError
 from agent_runtime.sandboxes.base import (
     INTERRUPTED,
     DiskFailed,
@@ -138,6 +138,10 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
             return _complete(StopReason.AGENT_TIMEOUT, str(error))
         case StalePolicy():
             return Ruling(Action.CANCEL, "StalePolicy", str(error))
+        case SpoolFull(is_own=True) if situation.exposed:
+            return _used_up(str(error), situation, is_gone=False)
+        case SpoolFull():
+            return _retry("RunnerDiskFull", str(error), situation)
         case Fenced() | Superseded() | StorageError() | RecordCorrupt():
             return Ruling(Action.END_RUN, type(error).__name__, str(error))
         case ModelError():

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from agent_runtime.recording.layers import Layers, LayerTooLarge
+from agent_runtime.recording.store import SpoolFull
 from agent_runtime.sandboxes.base import FileError, SandboxFailure, Workspace
 from rollout_api.base import quantity_value
 from rollout_api.records import Layer, Record, SnapshotRecord
@@ -70,7 +71,7 @@ class Snapshots:
         message = ""
         try:
             layers = await self._store.chain(workspace)
-        except (FileError, LayerTooLarge) as error:
+        except (FileError, LayerTooLarge, SpoolFull) as error:
             message = str(error)
         except SandboxFailure as failure:
             await workspace.layers()  # a tar that breaks off says nothing of the sandbox; this does

@@ -45,7 +45,7 @@ class Layers:
         self._output, self._run = output, run
 
     async def keep(self, chunks: AsyncIterator[bytes], limit: int) -> Layer:
-        """Store a tar. Raises LayerTooLarge over `limit` bytes, StorageError, and what `chunks` raises."""
+        """Store a tar. Raises LayerTooLarge over `limit` bytes, SpoolFull, StorageError, and what `chunks` raises."""
         digest = hashlib.sha256()
 
         async def hashed() -> AsyncIterator[bytes]:

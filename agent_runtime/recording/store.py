@@ -12,6 +12,7 @@ import os
 import random
 import re
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -52,6 +53,9 @@ READS_AT_ONCE: Final = 64
 LARGE_AT_ONCE: Final = 4
 """Requests of a store that carry more than `INLINE_BYTES` at once. Each has `REQUEST_SECONDS`, and over a slow link too many
 side by side would all run out of them, again and again."""
+
+SPARED_FRACTION: Final = 0.05
+"""Of the disk on which large objects wait for storage: the run keeps its results there too."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 15.0
@@ -102,6 +106,17 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 class StorageError(Exception):
     """Storage refuses what is asked of it; no repetition will help. The message names the URI and what to do."""
+
+
+class SpoolFull(StorageError):
+    """What waits for storage has no room on this machine's disk. `is_own`: it takes more than half of that disk itself."""
+
+    def __init__(self, bytes_: int, total: int, problem: str) -> None:
+        super().__init__(
+            f"{tempfile.gettempdir()}: {bytes_} bytes wait there for storage, on a disk of {total} bytes, and {problem}; "
+            "make room or set TMPDIR"
+        )
+        self.is_own = 2 * bytes_ > total
 
 
 class StorageUnavailable(StorageError):
@@ -241,7 +256,7 @@ class Store:
         Up to 8 MiB it is one create-only write. A larger object waits on the disk and becomes a multipart upload, which
         obstore cannot make conditional: the key is looked up first, and the key's own name must keep two writers apart
         (the journal puts its epoch there, which has a single holder). Nothing is visible before the last part. Raises what
-        `chunks` raises, and StorageError where another object stands.
+        `chunks` raises, SpoolFull, and StorageError where another object stands.
         """
         digest, size = hashlib.sha256(), 0
         with tempfile.SpooledTemporaryFile(max_size=PART_BYTES) as spool:
@@ -416,16 +431,15 @@ class _Pauses:
 
 
 def write_spool(spool: tempfile.SpooledTemporaryFile[bytes], data: bytes) -> None:
-    """Add to what waits for storage on this machine's disk. Raises StorageError where that has no room: how much there is to
-    store is the policy's choice, which must not cost it an attempt.
-    """
+    """Add to what waits for storage, on this machine's disk from `PART_BYTES` on. Raises SpoolFull."""
+    size = spool.tell() + len(data)
+    disk = shutil.disk_usage(tempfile.gettempdir())
+    if size > PART_BYTES and disk.free - PART_BYTES < SPARED_FRACTION * disk.total:
+        raise SpoolFull(size, disk.total, f"only {disk.free} are left")
     try:
         spool.write(data)
     except OSError as error:
-        raise StorageError(
-            f"{tempfile.gettempdir()}: what is to be stored waits there, and could not be written: {error}; make room or "
-            "set TMPDIR, and run the same command again to resume"
-        ) from error
+        raise SpoolFull(size, disk.total, f"more cannot be written ({error})") from error
 
 
 def _delete_local(objects: LocalStore, path: str) -> None:

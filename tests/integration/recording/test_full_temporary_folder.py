@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.engine.attribution import Action, Phase, Situation, attribute
-from agent_runtime.recording.store import StorageError, Store
+from agent_runtime.recording.store import SpoolFull, Store
 
 
 @pytest.fixture
 def small_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file system of 10 MB."""
+    """A file system of 40 MB."""
     folder = tmp_path / "temporary"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], check=True)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     try:
         yield folder
@@ -24,16 +24,19 @@ def small_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-async def test_artifacts_that_find_no_room_end_the_run_and_cost_no_attempt(
-    tmp_path: Path, small_temporary_folder: Path
+@pytest.mark.parametrize(
+    ("of_others", "action"), [(0, Action.COMPLETE), (25_000_000, Action.RETRY_ATTEMPT)], ids=["own", "others"]
+)
+async def test_artifacts_that_find_no_room_are_the_policys_doing_only_if_they_fill_the_disk(
+    tmp_path: Path, small_temporary_folder: Path, of_others: int, action: Action
 ) -> None:
     async def large() -> AsyncIterator[bytes]:
-        for _ in range(20):
+        for _ in range(50):
             yield bytes(1_000_000)
 
+    (small_temporary_folder / "others").write_bytes(bytes(of_others))
     store = Store.open(str(tmp_path / "out"), {})
-    with pytest.raises(StorageError, match=f"{small_temporary_folder}.*make room or set TMPDIR.*to resume") as refused:
+    with pytest.raises(SpoolFull, match=f"{small_temporary_folder}.*make room or set TMPDIR") as refused:
         await store.create_stream("artifacts", large())
-    situation = Situation(Phase.COLLECTING, answered=True, exposed=True)
-    assert attribute(refused.value, situation).action is Action.END_RUN, "three attempts later it would be masked"
+    assert attribute(refused.value, Situation(Phase.COLLECTING, answered=True, exposed=True)).action is action
     assert await store.list("") == []

@@ -30,7 +30,7 @@ from agent_runtime.recording.artifacts import ArtifactsTooLarge
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.layers import LayerTooLarge
 from agent_runtime.recording.segments import RecordCorrupt
-from agent_runtime.recording.store import StorageError, StorageUnavailable
+from agent_runtime.recording.store import SpoolFull, StorageError, StorageUnavailable
 from agent_runtime.sandboxes.base import DiskFailed, Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
 from agent_runtime.verification.grade import VerifierUnavailable
 from rollout_api.records import StopReason, Unexplained
@@ -71,6 +71,11 @@ def lost(reason: str, *, was_unheld: bool = False) -> SandboxFailure:
     failure = SandboxFailure(reason, "injected")
     failure.was_unheld = was_unheld
     return failure
+
+
+def room(size: int) -> SpoolFull:
+    """So many MB found no room on a disk of 60 MB."""
+    return SpoolFull(size, 60, "m")
 
 
 # What happened, the error, the situation, what follows, and the stop reason or a note.
@@ -130,6 +135,8 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The same actions led to other steps", EnvironmentFailure("EnvironmentDiverged", "m"), ONCE_MORE, AGAIN_ATTEMPT, None),
     # Artifacts and grading
     ("The artifacts are too large", ArtifactsTooLarge("m"), COLLECTING, COMPLETE, RESOURCE),
+    ("They would take more than half of the runner's disk, and find no room", room(50), COLLECTING, COMPLETE, RESOURCE),
+    ("The runner's disk has no room for them, mostly because of others", room(5), COLLECTING, AGAIN_ATTEMPT, None),
     ("The working directory cannot be packed", FileError("x", "m"), COLLECTING, COMPLETE, None),
     ("The sandbox was evicted while artifacts were stored", lost("Evicted"), COLLECTING, AGAIN_ATTEMPT, None),
     ("The verifier's program is missing in the prepared state", VerifierUnavailable("m"), PREPARING, AGAIN_GRADING, None),
