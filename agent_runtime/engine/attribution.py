@@ -150,7 +150,7 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
             return _used_up(f"{error.cause}: {error.message}", situation, is_gone=False)
         case ArtifactsTooLarge() if situation.phase is Phase.COLLECTING:
             return _used_up(str(error), situation, is_gone=False)
-        case DiskFailed() if situation.phase is Phase.GRADING:
+        case DiskFailed() if situation.phase in (Phase.COLLECTING, Phase.GRADING):
             return _retry("DiskFailed", str(error), situation)
         case FileError() | LayerTooLarge() if situation.exposed:
             return _of_files(error, situation)

@@ -138,6 +138,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("They would take more than half of the runner's disk, and find no room", room(50), COLLECTING, COMPLETE, RESOURCE),
     ("The runner's disk has no room for them, mostly because of others", room(5), COLLECTING, AGAIN_ATTEMPT, None),
     ("The working directory cannot be packed", FileError("x", "m"), COLLECTING, COMPLETE, None),
+    ("It cannot be packed because the disk of the machine is broken", DiskFailed("p", "m"), COLLECTING, AGAIN_ATTEMPT, None),
     ("The sandbox was evicted while artifacts were stored", lost("Evicted"), COLLECTING, AGAIN_ATTEMPT, None),
     ("The verifier's program is missing in the prepared state", VerifierUnavailable("m"), PREPARING, AGAIN_GRADING, None),
     ("The grading sandbox could not be acquired", lost("NoPlace"), PREPARING, AGAIN_GRADING, None),
