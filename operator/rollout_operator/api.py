@@ -19,6 +19,7 @@ import kopf
 from rollout_api.nesting import read_json
 from rollout_operator import paging
 from rollout_operator.actions import Manifest
+from rollout_operator.admission import is_by_admission
 from rollout_operator.config import WRITE_SECONDS
 from rollout_operator.kinds import KINDS
 
@@ -31,9 +32,6 @@ SILENCE_SECONDS = 120.0
 """The API server sends a bookmark about once a minute; a watch that is silent for two is dead."""
 WATCH_SECONDS = 1800
 """The API server ends a watch then; it is resumed at once."""
-_ADMISSION_SAYS = ("violates PodSecurity", "denied the request", "denied request", "unable to validate against any")
-"""Words of a 403 about the object itself: Pod Security, webhooks, ValidatingAdmissionPolicies, OpenShift's constraints. Any
-other 403 may pass: a full quota, a ServiceAccount that is not there yet, rights that are being granted."""
 
 
 class ApiError(Exception):
@@ -49,9 +47,11 @@ class ApiError(Exception):
 
     @property
     def refused(self) -> bool:
-        """The object itself is not wanted (Pod Security, a policy, a field): the same again would be refused again."""
-        forbids = self.status == 403 and any(words in self.message for words in _ADMISSION_SAYS)
-        return forbids or self.status in (400, 422)
+        """The object itself is not wanted (Pod Security, a policy, a field): the same again would be refused again.
+
+        Any other 403 may pass: a full quota, a ServiceAccount that is not there yet, rights that are being granted.
+        """
+        return self.status in (400, 422) or (self.status == 403 and is_by_admission(self.message))
 
     @property
     def lacks_kind(self) -> bool:

@@ -12,10 +12,18 @@ KEPT_AFTER_FINISHED = timedelta(seconds=60)
 MISSED_AFTER = timedelta(seconds=5)
 """Before that, a pod that cannot be seen may be one that cannot be seen yet: Pods and Sandboxes are watched apart."""
 
+REFUSED_FOR = timedelta(seconds=60)
+"""For so long a new Sandbox whose pod is refused in every way is tried again."""
+
 
 def seconds_to_start(created: datetime, start_seconds: int, now: datetime) -> float:
     """What is left of the time to become ready; 0 or less: it is over."""
     return (created + timedelta(seconds=start_seconds) - now).total_seconds()
+
+
+def seconds_to_admit(created: datetime, now: datetime) -> float:
+    """How much longer a refused pod is asked for again; 0 or less: it is refused for good."""
+    return (created + REFUSED_FOR - now).total_seconds()
 
 
 def seconds_kept(finished: datetime, now: datetime) -> float:

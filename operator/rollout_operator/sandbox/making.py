@@ -16,6 +16,7 @@ from rollout_api.cluster import (
 from rollout_api.conditions import Condition
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode
 from rollout_operator.actions import Action, Create, EnsureKey, ReadKey, Remember
+from rollout_operator.admission import is_by_admission
 from rollout_operator.sandbox import network, validate
 from rollout_operator.sandbox.conditions import OVERLAY, condition, find
 from rollout_operator.sandbox.mode import ADMISSION_REFUSED, Choice, choose
@@ -33,14 +34,19 @@ LEARNED_SECONDS = 3600.0
 ADMISSION_SECONDS = 60.0
 """The same for what admission refused: labels of a new namespace may come after its first Sandbox. To ask again costs one
 refused create."""
+REFUSAL_SECONDS = 20.0
+"""For so long a Sandbox's pod is not asked for again in a way that was refused. Most pods are running by then, and what
+was refused before teaches of their namespace (`lessons`)."""
 
 
 @dataclass(frozen=True)
 class Invalid:
-    """No pod can be made, now or later."""
+    """No pod can be made."""
 
     message: str
     conditions: Sequence[Condition] = ()
+    may_pass: bool = False
+    """Admission refuses the pod: labels and policies of a new namespace may come after its first Sandbox."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ def make_pod(seen: Observed, spec: SandboxSpec) -> tuple[Action, ...] | Invalid:
         pod = pod_for(who, spec, way.choice, seen.config.images, user_template, image_volume=way.image_volume)
     except ValueError as error:
         return Invalid(f"spec.podTemplate.spec.{error}")
-    refused = Remember(pod_refused(seen.uid, (way.choice.mode, way.image_volume)), "", ADMISSION_SECONDS)
+    refused = Remember(pod_refused(seen.uid, (way.choice.mode, way.image_volume)), "", REFUSAL_SECONDS)
     policy = _policy(seen, spec, reach)
     actions: list[Action] = [] if policy.ref.name in seen.policies else [policy]
     return (*actions, Create(pod, if_refused=refused))
@@ -120,13 +126,14 @@ def _way(seen: Observed, spec: SandboxSpec) -> _Way | Invalid:
         return Invalid(
             f"spec.workspaces.mode: Overlay cannot be had here ({why}); use Auto or Plain",
             (condition(OVERLAY, False, choice.reason, choice.message),),
+            may_pass=is_by_admission(choice.message),
         )
     for image_volume in _deliveries(seen):
         refusal = seen.refusals.get((WorkspaceMode.PLAIN, image_volume))
         if refusal is None:
             return _Way(choice, image_volume)
     hint = "; set spec.user to a uid such as 1000" if "runAsNonRoot" in (refusal or "") else ""
-    return Invalid(f"the API server refuses its pod: {refusal}{hint}")
+    return Invalid(f"the API server refuses its pod: {refusal}{hint}", may_pass=is_by_admission(refusal or ""))
 
 
 def _deliveries(seen: Observed) -> tuple[bool, ...]:

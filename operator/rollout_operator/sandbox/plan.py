@@ -17,7 +17,7 @@ from rollout_operator.actions import Action, Delete, Event, Fact, Manifest, Plan
 from rollout_operator.cache import uid_of
 from rollout_operator.nodes import has_user_namespaces, is_ready
 from rollout_operator.sandbox import making, status
-from rollout_operator.sandbox.clocks import seconds_kept, seconds_to_start, seconds_until_missed
+from rollout_operator.sandbox.clocks import seconds_kept, seconds_to_admit, seconds_to_start, seconds_until_missed
 from rollout_operator.sandbox.conditions import FINISHED, OVERLAY, READY, condition, find, holds, moment
 from rollout_operator.sandbox.mode import NODES_LACK_USER_NAMESPACES, TRIAL_FAILED, handler_words
 from rollout_operator.sandbox.observe import Observed, exec_failed, trial_failed_on, trials_fail
@@ -36,6 +36,9 @@ from rollout_operator.sandbox.reasons import (
     trial_failure,
     waiting_for,
 )
+
+POD_REFUSED = "PodRefused"
+"""Reason of Ready while admission refuses the pod of a new Sandbox in every way."""
 
 
 def plan(seen: Observed) -> Plan:
@@ -71,11 +74,23 @@ def _without_pod(seen: Observed, spec: SandboxSpec) -> Plan:
         return Plan(requeue_seconds=seconds) if seconds > 0 else _finish(seen, _how_it_vanished(seen))
     left = seconds_to_start(seen.created, spec.start_seconds, seen.now)
     if left <= 0:
-        return _finish(seen, _too_late(spec, f"its pod could not be made: {seen.last_error or 'no reason is known'}"))
+        words = seen.last_error or (ready.message if ready else "") or "no reason is known"
+        return _finish(seen, _too_late(spec, f"its pod could not be made: {words}"))
     made = making.make_pod(seen, spec)
-    if isinstance(made, making.Invalid):
-        return _finish(seen, Ending(FinishedReason.INVALID, made.message), made.conditions)
-    return Plan(made, requeue_seconds=left)
+    if not isinstance(made, making.Invalid):
+        return Plan(made, requeue_seconds=left)
+    patience = seconds_to_admit(seen.created, seen.now)
+    if made.may_pass and patience > 0:
+        return _wait_to_be_admitted(seen, made.message, min(left, patience, making.REFUSAL_SECONDS))
+    return _finish(seen, Ending(FinishedReason.INVALID, made.message), made.conditions)
+
+
+def _wait_to_be_admitted(seen: Observed, words: str, seconds: float) -> Plan:
+    told = condition(READY, False, POD_REFUSED, words)
+    fresh = status.with_conditions(seen.status, [told], seen.now, seen.generation)
+    if fresh == seen.status:
+        return Plan(requeue_seconds=seconds)
+    return Plan(status=fresh.wire(), events=(Event("Warning", POD_REFUSED, words),), requeue_seconds=seconds)
 
 
 def _with_pod(seen: Observed, spec: SandboxSpec, pod: Manifest) -> Plan:

@@ -9,6 +9,8 @@ from rollout_api.sandbox import SandboxStatus
 from rollout_operator.actions import Create, Delete, Plan, Ref, Remember
 from rollout_operator.memory import Memory
 from rollout_operator.sandbox import observe, plan
+from rollout_operator.sandbox.making import REFUSAL_SECONDS
+from rollout_operator.sandbox.observe import VARIANTS, pod_refused
 from tests.unit.rollout_operator.sandbox.objects import (
     NOW,
     RUNNING,
@@ -111,6 +113,47 @@ def test_the_start_deadline_ends_it_and_says_what_it_was_waiting_for() -> None:
     assert (held, reason) == ("True", "StartDeadlineExceeded")
     assert message == "not ready 60 s after it was asked for (spec.startSeconds): ImagePullBackOff: not found"
     assert conditions(done)["ImagePulled"][0] == "False"
+
+
+def refused_in_every_way(seconds: float) -> Memory:
+    memory = Memory()
+    for variant in VARIANTS:
+        fact = Remember(pod_refused("uid-s", variant), "violates PodSecurity", REFUSAL_SECONDS)
+        memory.learn(fact, (NOW + timedelta(seconds=seconds)).timestamp())
+    return memory
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Overlay", "Plain"])
+def test_a_new_sandbox_is_admitted_when_its_namespace_gets_its_labels_within_a_minute(mode: str) -> None:
+    asked, memory = sandbox(workspaces={"mode": mode}), refused_in_every_way(1)
+    waits = look(asked, node(), seconds=1, memory=memory)
+    told = {**asked, "status": waits.status}
+    held, reason, message = conditions(told)["Ready"]
+    assert (held, reason, "violates PodSecurity" in message) == ("False", "PodRefused", True)
+    assert [(event.reason, "violates PodSecurity" in event.message) for event in waits.events] == [("PodRefused", True)]
+
+    again = look(told, node(), seconds=2, memory=memory)
+    assert (again.actions, again.status, again.events) == ((), None, ())
+    assert waits.requeue_seconds is not None
+    asks = look(told, node(), seconds=1 + waits.requeue_seconds, memory=memory)
+    assert isinstance(asks.actions[-1], Create)
+    assert (asks.actions[-1].body["spec"].get("hostUsers") is False) == (mode != "Plain")
+
+
+def test_a_sandbox_that_is_refused_in_every_way_for_a_minute_is_invalid() -> None:
+    waits = look(sandbox(), node(), seconds=50, memory=refused_in_every_way(50))
+    assert waits.requeue_seconds == 10
+    told = {**sandbox(), "status": waits.status}
+    done = look(told, node(), seconds=60, memory=refused_in_every_way(50))
+    held, reason, message = conditions({**told, "status": done.status})["Finished"]
+    assert (held, reason, "violates PodSecurity" in message) == ("True", "Invalid", True)
+
+
+def test_start_deadline_says_what_admission_refused() -> None:
+    asked = sandbox(startSeconds=30)
+    told = {**asked, "status": look(asked, node(), seconds=29, memory=refused_in_every_way(29)).status}
+    held, reason, message = conditions(after(told, node(), seconds=30))["Finished"]
+    assert (held, reason, "violates PodSecurity" in message) == ("True", "StartDeadlineExceeded", True)
 
 
 def test_the_start_deadline_holds_for_a_pod_that_could_never_be_made() -> None:
