@@ -1,6 +1,6 @@
 """What the plan of a RolloutJob needs to know, taken from the operator's cache."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -11,7 +11,7 @@ from rollout_operator.actions import Manifest, Ref
 from rollout_operator.cache import Cache, controller_of, uid_of
 from rollout_operator.config import OperatorConfig
 from rollout_operator.pods import trouble
-from rollout_operator.reports import reports_of
+from rollout_operator.reports import report_of, reports_of
 from rollout_operator.wake import model_server_of
 from rollout_operator.world import World
 
@@ -45,6 +45,7 @@ class BatchJob:
     """The Indexed Job of the runners."""
 
     uid: str
+    created: datetime
     suspend: bool
     """As its spec asks."""
     suspend_set: bool
@@ -75,6 +76,8 @@ class Observed:
     """Names of its RolloutShards."""
     reports: tuple[RunnerReport, ...]
     """What its runners report, by index."""
+    reports_deleted: bool
+    """A RolloutShard is missing, or was made again without a report, after the Job was made."""
     told_lately: bool
     """Its counts were written a moment ago."""
     secret_checked: bool = False
@@ -174,22 +177,25 @@ def secret_fact(uid: str) -> tuple[str, str]:
 def observe(world: World, obj: Manifest) -> Observed:
     """Look at a RolloutJob."""
     namespace, uid = obj["metadata"]["namespace"], uid_of(obj)
-    batch_job = next(iter(world.cache.owned("Job", namespace, uid)), None)
-    pods = world.cache.owned("Pod", namespace, uid_of(batch_job)) if batch_job else ()
+    found = next(iter(world.cache.owned("Job", namespace, uid)), None)
+    batch_job = None if found is None else _batch_job(found)
+    shards = tuple(world.cache.owned("RolloutShard", namespace, uid))
+    pods = world.cache.owned("Pod", namespace, batch_job.uid) if batch_job else ()
     return Observed(
         manifest=obj,
         config=world.config,
         now=world.now,
         has_key=uid in world.keys,
-        batch_job=None if batch_job is None else _batch_job(batch_job),
+        batch_job=batch_job,
         pods=tuple(_runner_pod(pod, world.now) for pod in pods),
         sandboxes=tuple(
             (Ref("Sandbox", namespace, sandbox["metadata"]["name"]), uid_of(sandbox))
             for sandbox in world.cache.owned("Sandbox", namespace, uid)
             if "deletionTimestamp" not in sandbox["metadata"]
         ),
-        shards=frozenset(shard["metadata"]["name"] for shard in world.cache.owned("RolloutShard", namespace, uid)),
+        shards=frozenset(shard["metadata"]["name"] for shard in shards),
         reports=_reports(world.cache, obj),
+        reports_deleted=batch_job is not None and _reports_deleted(shards, replicas_of(obj), batch_job.created),
         told_lately=world.recall(counts_fact(uid)) is not None,
         secret_checked=world.recall(secret_fact(uid)) is not None,
         server_ref=model_server_of(obj),
@@ -205,6 +211,12 @@ def _reports(cache: Cache, job: Manifest) -> tuple[RunnerReport, ...]:
         if report.index < replicas_of(job)
     }
     return tuple(found[index] for index in sorted(found))
+
+
+def _reports_deleted(shards: Sequence[Manifest], replicas: int, job_created: datetime) -> bool:
+    """Shards are made before the Job, and again when somebody deletes them."""
+    silent = (shard["metadata"]["creationTimestamp"] for shard in shards if report_of(shard) is None)
+    return len(shards) < replicas or any(parse_time(created) > job_created for created in silent)
 
 
 def _model_server(world: World, job: Manifest) -> Manifest | None:
@@ -228,6 +240,7 @@ def _batch_job(job: Manifest) -> BatchJob:
     completed = _true_condition(status, "SuccessCriteriaMet") or _true_condition(status, "Complete")
     return BatchJob(
         uid=uid_of(job),
+        created=parse_time(job["metadata"]["creationTimestamp"]),
         suspend=bool(job["spec"].get("suspend")),
         suspend_set=(job["metadata"].get("annotations") or {}).get(SUSPEND_ANNOTATION) == "true",
         suspended=_true_condition(status, "Suspended") is not None and not status.get("active"),

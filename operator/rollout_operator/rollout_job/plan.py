@@ -14,7 +14,14 @@ from rollout_operator.rollout_job.resolve import Resolved, resolve
 from rollout_operator.rollout_job.status import Findings, differs_in_counts_only, status_of
 from rollout_operator.rollout_job.story import story
 from rollout_operator.rollout_job.totals import add_up
-from rollout_operator.rollout_job.verdict import REPORT_GRACE, Verdict, is_taken_back, judge, standing_verdict
+from rollout_operator.rollout_job.verdict import (
+    REPORT_GRACE,
+    Verdict,
+    is_taken_back,
+    judge,
+    lacks_reports,
+    standing_verdict,
+)
 
 COUNTS_SECONDS: Final = 10
 """Between two writes of counts alone. Runners report every second, and each write stores the job with all its tasks."""
@@ -118,9 +125,14 @@ def _start(job: RolloutJob, seen: Observed) -> Iterator[Action]:
 def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
     """Set the Job's `suspend` when the RolloutJob's own changes; between two changes, what other managers set is kept."""
     job, suspend = seen.batch_job, seen.suspend
-    if job is None or job.completed is not None or job.given_up is not None:
+    if job is None:
         return
     ref = Ref("Job", seen.ref.namespace, runner_name(seen.ref.name))
+    if found.verdict is None and lacks_reports(seen):
+        yield Delete(ref, job.uid)
+        return
+    if job.completed is not None or job.given_up is not None:
+        return
     if is_taken_back(seen):
         # Kubernetes would make its next pod wait for up to 10 min, as after its last failure. A new Job has no past.
         yield Delete(ref, job.uid)

@@ -60,6 +60,17 @@ def judge(seen: Observed, failures: int) -> Verdict | None:
     return None
 
 
+def lacks_reports(seen: Observed) -> bool:
+    """Whether reports of runners that have ended well were deleted: runners that start again find all sealed, and report it.
+
+    At most once for each deletion: with a Job that is newer than all RolloutShards, a missing report never was there.
+    """
+    job = seen.batch_job
+    return (
+        job is not None and job.completed is not None and seen.reports_deleted and not _may_be_late(seen, job.completed)
+    )
+
+
 def last_failure(seen: Observed) -> str:
     """Which runner failed last, and why."""
     failed = [pod for pod in seen.pods if pod.failure is not None]
@@ -69,12 +80,16 @@ def last_failure(seen: Observed) -> str:
     return f"runner {last.index}: {last.failure}"
 
 
+def _may_be_late(seen: Observed, completed: datetime) -> bool:
+    return seen.now < completed + REPORT_GRACE
+
+
 def _of_complete_job(seen: Observed, completed: datetime) -> Verdict | None:
     done = [report.index for report in seen.reports if report.state is RunnerState.COMPLETED]
     if len(done) == seen.replicas:
         losses = [f"runner {report.index}: {report.message}" for report in seen.reports if report.message]
         return Verdict("Succeeded", "Completed", "; ".join(["every runner has completed its part", *losses]))
-    if seen.now < completed + REPORT_GRACE:
+    if _may_be_late(seen, completed) or seen.reports_deleted:
         return None
     silent = sorted(set(range(seen.replicas)) - set(done))
     named = ", ".join(map(str, silent[:10])) + (", …" if len(silent) > 10 else "")

@@ -115,11 +115,16 @@ class Scene:
                 self.made.append(body["kind"])
                 if body["kind"] == "Job":
                     assert self.batch_job is None, "two Jobs for one RolloutJob"
-                    metadata = {**copy.deepcopy(body["metadata"]), "uid": "job-uid"}
+                    metadata = {
+                        **copy.deepcopy(body["metadata"]),
+                        "uid": "job-uid",
+                        "creationTimestamp": time_of(self.now),
+                    }
                     self.cache.put("Job", {**copy.deepcopy(dict(body)), "metadata": metadata, "status": {}})
                     self.kubernetes_follows()
                 if body["kind"] == "RolloutShard":
-                    self.cache.put("RolloutShard", copy.deepcopy(dict(body)))
+                    metadata = {**copy.deepcopy(body["metadata"]), "creationTimestamp": time_of(self.now)}
+                    self.cache.put("RolloutShard", {**copy.deepcopy(dict(body)), "metadata": metadata})
                 if body["kind"] == "ModelServer":
                     assert self.model_server is None, "two ModelServers for one RolloutJob"
                     metadata = {**copy.deepcopy(body["metadata"]), "uid": "server-uid"}
@@ -190,7 +195,12 @@ class Scene:
         owner = {"kind": "RolloutJob", "name": "sums", "uid": UID, "controller": True}
         for entry in entries:
             name = shard_name("sums", UID, entry["index"])
-            metadata = {"name": name, "namespace": "team", "ownerReferences": [owner]}
+            metadata = {
+                "name": name,
+                "namespace": "team",
+                "ownerReferences": [owner],
+                "creationTimestamp": time_of(self.now),
+            }
             self.cache.put("RolloutShard", {"kind": "RolloutShard", "metadata": metadata, "status": entry})
 
     @property
@@ -241,6 +251,16 @@ class Scene:
     def runner_ends(self, index: int, state: str, **changes: Any) -> None:
         """A runner writes its verdict, and its pod ends well."""
         self.reports(report(index, state, **changes))
+        self._pod_ends_well(index)
+
+    def all_pods_end_well(self) -> None:
+        """Each runner pod ends well, without a report."""
+        job = self.batch_job
+        assert job is not None
+        for index in range(job["spec"]["completions"]):
+            self._pod_ends_well(index)
+
+    def _pod_ends_well(self, index: int) -> None:
         job = self.batch_job
         assert job is not None
         done = sorted({*job["status"].get("done", ()), index})

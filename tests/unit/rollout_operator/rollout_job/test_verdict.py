@@ -1,6 +1,9 @@
 """Success is said only when every runner said so; failure names its cause."""
 
-from tests.unit.rollout_operator.rollout_job.scenes import Scene, manifest, report
+import pytest
+
+from rollout_api.cluster import shard_name
+from tests.unit.rollout_operator.rollout_job.scenes import UID, Scene, manifest, report
 
 
 def two_runners() -> Scene:
@@ -51,6 +54,38 @@ def test_a_runner_that_ended_without_a_verdict_is_no_success() -> None:
     assert scene.condition("Failed")["reason"] == "NoVerdict"
     assert "runners 1" in scene.condition("Failed")["message"]
     assert "s3://bucket/runs/sums-5f0c2c1e" in scene.condition("Failed")["message"]
+
+
+@pytest.mark.parametrize("operator_is_away", [False, True])
+def test_runners_report_again_when_a_report_was_deleted_after_its_runner_had_ended(operator_is_away: bool) -> None:
+    scene, done = two_runners(), {"total": 4, "sealed": 4, "outcomes": {"Completed": 4}}
+    scene.runner_ends(0, "Completed", **done)
+    scene.passes(5)
+    scene.cache.remove("RolloutShard", "team", shard_name("sums", UID, 0))
+    if not operator_is_away:
+        scene.settle()
+    scene.runner_ends(1, "Completed", **done)
+    scene.passes(61)
+    scene.settle()
+    assert scene.condition("Failed")["status"] == "False"
+    assert scene.made.count("Job") == 2
+    for index in range(2):
+        scene.runner_ends(index, "Completed", **done)
+    scene.settle()
+    assert (scene.condition("Succeeded")["status"], scene.status["sealed"]) == ("True", 8)
+
+
+def test_runners_that_never_report_start_again_once_for_a_deleted_shard() -> None:
+    scene = two_runners()
+    scene.passes(5)
+    scene.cache.remove("RolloutShard", "team", shard_name("sums", UID, 1))
+    scene.settle()
+    for jobs in (2, 2):
+        scene.all_pods_end_well()
+        scene.passes(61)
+        scene.settle()
+        assert scene.made.count("Job") == jobs
+    assert scene.condition("Failed")["reason"] == "NoVerdict"
 
 
 def test_an_entry_of_a_runner_that_the_job_does_not_have_counts_for_nothing() -> None:
