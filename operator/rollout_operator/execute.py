@@ -89,7 +89,7 @@ class Execution:
         may_write: Callable[[], bool],
     ) -> None:
         self._api, self._cache, self._memory, self._keys = api, cache, memory, keys
-        self._errands, self._may_write = errands, may_write
+        self._errands, self.may_write = errands, may_write
         self._creates = Budget[Ref](limits.creates_per_second, limits.writes_in_flight, _namespace)
         self._deletes = Budget[Ref](limits.deletes_per_second, limits.writes_in_flight, _namespace)
         self._most_deletes = limits.writes_in_flight
@@ -161,8 +161,8 @@ class Execution:
             case ReadKey(ref, owner_uid):
                 return await self._keys.read(ref.namespace, ref.name, owner_uid)
             case EnsureKey(body, field):
-                self._check()
                 async with self._creates.in_flight:
+                    self._check()
                     return await self._keys.ensure(body, field)
             case Create():
                 return await self._create(key, action)
@@ -215,11 +215,11 @@ class Execution:
         self._expect(ref, ref, written)
 
     async def _create(self, key: Ref, action: Create) -> bool:
-        self._check()
         ref = action.ref
         try:
             async with self._creates.in_flight:
                 await self._check_user_namespace(action.body)
+                self._check()  # After all waiting: another replica may have the lease by now.
                 created = await self._api.create(action.body)
         except ApiError as error:
             if error.status == CONFLICT:
@@ -276,9 +276,9 @@ class Execution:
 
     async def _delete(self, key: Ref, action: Delete) -> None:
         ref = action.ref
-        self._check()
         try:
             async with self._deletes.in_flight:
+                self._check()
                 deleted = await self._api.delete(ref.kind, ref.namespace, ref.name, action.uid, action.grace_seconds)
             self.on_progress(key)
         except ApiError as error:
@@ -299,7 +299,7 @@ class Execution:
             self.expectations.expect(key, (ref.kind, ref.namespace, ref.name), version, time.monotonic())
 
     def _check(self) -> None:
-        if not self._may_write():
+        if not self.may_write():
             raise NotLeader
 
 

@@ -169,8 +169,8 @@ class Loop:
             try:
                 result = await self._reconcile(ref, queue)
             except NotLeader:
-                # Whoever leads next looks at everything.
-                self._leading = False
+                # Whoever leads next looks at everything. This replica does so if it has regained the lease meanwhile.
+                self._leading = self._execution.may_write()
                 result = "requeue_after"
             except Exception:  # one object's trouble must not stop the others
                 log.exception("%s: reporting its failure failed", ref)

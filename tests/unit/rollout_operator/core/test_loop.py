@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from rollout_api.cluster import SUSPEND_ANNOTATION, shard_name
 from rollout_operator import loop as loop_module
 from rollout_operator.api import UNREACHABLE, ApiError
 from rollout_operator.model_server import policy
@@ -211,21 +212,30 @@ def test_a_sandbox_waits_for_the_service_account_of_a_new_namespace() -> None:
     asyncio.run(run())
 
 
-def test_suspending_a_job_of_many_sandboxes_leaves_the_operator_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "STUCK_SECONDS", 3.0)
+def drained_job(sandboxes: int) -> MemoryApi:
+    """A suspended RolloutJob without runners, which has so many Sandboxes to delete."""
     api = MemoryApi()
     job = api.put("RolloutJob", manifest("RolloutJob", "j", {**JOB_SPEC, "suspend": True}))
     owner = {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "name": "j", "controller": True}
     owner["uid"] = job["metadata"]["uid"]
     suspended = {"type": "Suspended", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    runners = {"name": "j-runner", "namespace": "t", "ownerReferences": [owner]}
+    note = {SUSPEND_ANNOTATION: "true"}
+    runners = {"name": "j-runner", "namespace": "t", "ownerReferences": [owner], "annotations": note}
+    shard = {"name": shard_name("j", owner["uid"], 0), "namespace": "t", "ownerReferences": [owner]}
+    api.put("RolloutShard", {"kind": "RolloutShard", "metadata": shard})
     spec, status = {"suspend": True}, {"conditions": [suspended]}
     api.put("Job", {"kind": "Job", "metadata": runners, "spec": spec, "status": status})
     finished = {"type": "Finished", "status": "True", "reason": "Idle", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    for number in range(200):
+    for number in range(sandboxes):
         sandbox = manifest("Sandbox", f"s{number}", {"image": "i", "whenFinished": "Retain"})
         sandbox["metadata"]["ownerReferences"] = [owner]
         api.put("Sandbox", sandbox | {"status": {"conditions": [finished]}})
+    return api
+
+
+def test_suspending_a_job_of_many_sandboxes_leaves_the_operator_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "STUCK_SECONDS", 3.0)
+    api = drained_job(200)
     api.seconds = 0.05  # One after the other they would take 10 s.
 
     async def run() -> None:
@@ -239,6 +249,21 @@ def test_suspending_a_job_of_many_sandboxes_leaves_the_operator_healthy(monkeypa
             await until(are_deleted, "all are deleted")
             assert max(stuck) == 0, "the work gets further all the time"
             assert api.most_at_once > 1, "several are deleted at once"
+
+    asyncio.run(run())
+
+
+def test_operator_that_regains_its_lease_during_a_write_works_again() -> None:
+    api, answers = drained_job(2), [True, False]
+    api.seconds = 0.2  # The lease is lost between two deletes, and regained before the first one is answered.
+
+    async def run() -> None:
+        async with operator_on(api, may_write=lambda: answers.pop(0) if answers else True) as loop:
+            await until(lambda: not answers, "the second delete finds the lease lost")
+            loop.lead()
+            await until(lambda: not api.of("Sandbox"), "both are deleted")
+            api.put("Sandbox", manifest("Sandbox", "later", {"image": ""}))
+            await until(lambda: condition(api.objects["Sandbox", "t", "later"], "Finished"), "a new one is looked at")
 
     asyncio.run(run())
 
