@@ -89,6 +89,8 @@ class Informer:
                 failures += 1
                 continue
             self.alive, failures = time.monotonic(), 0
+            # The API's text asks for the same parameters on every page. API servers (1.33 to 1.37) take another limit: a
+            # token holds only the list's version and the key where the next page begins (apiserver/pkg/storage/continue.go).
             limit = paging.next_limit(limit, page.size)
             if page.objects is None:
                 continue
