@@ -27,9 +27,9 @@ COUNTS_SECONDS: Final = 10
 """Between two writes of counts alone. Runners report every second, and each write stores the job with all its tasks."""
 
 SILENT_SECONDS: Final = 30
-"""Time for a runner pod to start, before its Secret is looked for."""
+"""Time for runner pods to be made and to start, before what they need is looked for."""
 SECRET_SECONDS: Final = 60
-"""Between two looks for the Secret while a runner pod does not start."""
+"""Between two looks for what runner pods need."""
 
 
 def plan(seen: Observed) -> Plan:
@@ -53,7 +53,7 @@ def plan(seen: Observed) -> Plan:
     if seen.batch_job is not None and found.verdict is None:
         actions += _missing_shards(seen)
     actions += _suspend_or_resume(seen, found)
-    actions += _restore_secret(seen, found)
+    actions += _restore(seen, found)
     ended = found.verdict is not None and not seen.alive
     if found.drained or ended:
         actions += [Delete(ref, uid) for ref, uid in seen.sandboxes]
@@ -64,7 +64,7 @@ def plan(seen: Observed) -> Plan:
 def needs_spec(seen: Observed) -> bool:
     """Whether the plan resolves the job, for which it needs the whole spec."""
     return "deletionTimestamp" not in seen.manifest["metadata"] and (
-        _starts(seen, standing_verdict(seen)) or bool(_silent(seen))
+        _starts(seen, standing_verdict(seen)) or bool(_silent(seen)) or _misses_account(seen)
     )
 
 
@@ -77,6 +77,19 @@ def _silent(seen: Observed) -> list[RunnerPod]:
     if seen.batch_job is None or seen.secret_checked:
         return []
     return [pod for pod in seen.pods if pod.silent is not None and pod.silent >= SILENT_SECONDS]
+
+
+def _lacks_pods(seen: Observed) -> bool:
+    """Whether Kubernetes should have made more runner pods than there are."""
+    job = seen.batch_job
+    return job is not None and not job.suspend and job.completed is None and seen.alive < seen.runners_at_work
+
+
+def _misses_account(seen: Observed) -> bool:
+    """Whether that may be for lack of a ServiceAccount, if nobody looked for it a moment ago."""
+    job = seen.batch_job
+    is_new = job is None or (seen.now - job.created).total_seconds() < SILENT_SECONDS
+    return _lacks_pods(seen) and not is_new and not seen.secret_checked
 
 
 def _missing_shards(seen: Observed) -> Iterator[Action]:
@@ -147,22 +160,32 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
         yield Patch(ref, runner_job.suspension(suspend=suspend))
 
 
-def _restore_secret(seen: Observed, found: Findings) -> Iterator[Action]:
-    """Make a deleted Secret again, because a runner that starts waits for it silently.
+def _restore(seen: Observed, found: Findings) -> Iterator[Action]:
+    """Make deleted objects that runner pods need again.
+
+    Kubernetes makes no pod without its ServiceAccount, runners fail without their Role, and a runner that starts waits
+    silently for its Secret.
+    """
+    silent, misses_account = _silent(seen), _misses_account(seen)
+    if found.verdict is not None or not (silent or misses_account):
+        return
+    resolved = resolve(seen.manifest, seen.config, seen.model_server)
+    if misses_account and resolved.job is not None:
+        yield from (Create(body) for body in access.access(resolved.job, seen.config))
+    if silent:
+        yield _restored_secret(seen, found, resolved, in_use=bool(seen.sandboxes) or len(silent) < seen.alive)
+    yield Remember(secret_fact(seen.uid), "", SECRET_SECONDS)
+
+
+def _restored_secret(seen: Observed, found: Findings, resolved: Resolved, *, in_use: bool) -> Action:
+    """The Secret, made again.
 
     While sandboxes or runners use the key, a new one would invalidate their tokens, and changed defaults of the chart would
     move results. Then the Secret is only read; if it is missing, that fails, and the condition Reconciled says what to do.
     """
-    silent = _silent(seen)
-    if not silent or found.verdict is not None:
-        return
-    resolved = resolve(seen.manifest, seen.config, seen.model_server)
-    in_use = bool(seen.sandboxes) or len(silent) < seen.alive
     if resolved.job is None or resolved.result_uri != found.result_uri or (in_use and not seen.has_key):
-        yield ReadKey(Ref("Secret", seen.ref.namespace, runner_name(seen.ref.name)), seen.uid)
-    else:
-        yield EnsureKey(access.secret(resolved.job))
-    yield Remember(secret_fact(seen.uid), "", SECRET_SECONDS)
+        return ReadKey(Ref("Secret", seen.ref.namespace, runner_name(seen.ref.name)), seen.uid)
+    return EnsureKey(access.secret(resolved.job))
 
 
 def _told(seen: Observed, found: Findings, actions: list[Action], ttl_left: float | None) -> Plan:
@@ -186,6 +209,8 @@ def _look_again(seen: Observed, found: Findings) -> float | None:
     waits = [pod.silent for pod in seen.pods if pod.silent is not None]
     if found.verdict is None and waits:
         return SILENT_SECONDS - max(waits) if max(waits) < SILENT_SECONDS else SECRET_SECONDS
+    if found.verdict is None and _lacks_pods(seen):
+        return SECRET_SECONDS
     return None
 
 

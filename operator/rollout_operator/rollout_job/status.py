@@ -123,6 +123,9 @@ def _ready(seen: Observed, found: Findings) -> tuple[bool, str, str]:
         return True, "RunnersUp", message
     troubled = sorted((pod for pod in seen.pods if pod.trouble), key=lambda pod: pod.index)
     if not troubled or troubled[0].trouble is None:
+        if (lacking := wanted - seen.alive) > 0 and seen.batch_job is not None:
+            name, namespace = runner_name(seen.ref.name), seen.ref.namespace
+            message += f"; {lacking} have no pod yet: kubectl describe job {name} -n {namespace}"
         return False, "RunnersStarting", message
     reason, words = troubled[0].trouble
     return False, reason, f"{message}; runner {troubled[0].index} waits: {words or reason}"

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rollout_api.rollout_job import RolloutJobStatus
 from rollout_operator.actions import Create, Delete, EnsureKey
+from rollout_operator.rollout_job.plan import needs_spec
 from tests.unit.rollout_operator.rollout_job.scenes import Scene, config, manifest, report
 
 DONE = {"total": 8, "sealed": 8, "outcomes": {"Completed": 8}, "rewardSum": 6.0, "rewarded": 8}
@@ -42,6 +43,21 @@ def test_a_runner_whose_shard_object_was_deleted_can_report_again() -> None:
     scene.cache.remove("RolloutShard", "team", first)
     scene.settle()
     assert {shard["metadata"]["name"] for shard in scene.cache.all("RolloutShard")} == {first, second}
+
+
+def test_deleted_service_account_is_made_again_when_runner_pods_are_missing() -> None:
+    scene = running(runners={"replicas": 2})
+    scene.passes(31)
+    assert scene.plan().actions == ()
+    scene.cache.remove("Pod", "team", scene.runners[0]["metadata"]["name"])
+    assert needs_spec(scene.observe())
+    made = [action.body["kind"] for action in scene.plan().actions if isinstance(action, Create)]
+    assert made == ["ServiceAccount", "Role", "RoleBinding"]
+    waiting = scene.settle()
+    assert "1 have no pod yet: kubectl describe job sums-runner -n team" in scene.condition("Ready")["message"]
+    assert waiting.requeue_seconds == 60
+    scene.passes(30)
+    assert not any(isinstance(action, Create) for action in scene.plan().actions)
 
 
 def test_a_finished_job_is_deleted_after_a_week_by_default() -> None:
