@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, Seconds, ShortText
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.model import ApiKeySource, ModelSpec, Sampling
+from rollout_api.records import Outcome
 from rollout_api.rewards import RewardNormalization
 from rollout_api.sandbox import SandboxTemplate, Security
 from rollout_api.tasks import RewardRule, Task, Tasks, VerifierMode
@@ -382,7 +383,8 @@ class RunnerState(StrEnum):
     ABORTED = "Aborted"
 
 
-Outcomes = Annotated[dict[str, int], Field(max_length=16)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+"""Far more than a job can have. The sum over its runners fits into the 64 bits that the API server takes."""
 
 
 class RunnerReport(ApiModel):
@@ -394,21 +396,21 @@ class RunnerReport(ApiModel):
     """How far it is; `Completed` and `Aborted` are its verdict on its shard."""
     message: Annotated[str, StringConstraints(max_length=4096)] = ""
     """Why it was aborted, or what it waits for."""
-    total: Annotated[int, Field(ge=0)] | None = None
+    total: Count | None = None
     """Rollouts of its shard; unknown while a stream is open."""
-    sealed: Annotated[int, Field(ge=0)] = 0
+    sealed: Count = 0
     """Rollouts that are sealed."""
-    running: Annotated[int, Field(ge=0)] = 0
+    running: Count = 0
     """Rollouts at work."""
     sealed_indexes: Annotated[str, StringConstraints(max_length=4096)] | None = None
     """Which ones are sealed, as intervals in the shard's own numbering (`0-14,17`); left out where it gets too long."""
-    outcomes: Outcomes = {}
+    outcomes: Annotated[dict[Outcome, Count], Field(max_length=16)] = {}
     """Sealed rollouts by outcome."""
     reward_sum: float = 0
     """Sum of the rewards."""
-    rewarded: Annotated[int, Field(ge=0)] = 0
+    rewarded: Count = 0
     """Rollouts with a reward."""
-    token_forks: Annotated[int, Field(ge=0)] = 0
+    token_forks: Count = 0
     """Times that a prompt's token ids did not extend those before it although the messages did, in its sealed rollouts."""
     policy_update: Annotated[int, Field(ge=0)] | None = None
     """Update of its ModelServer's policy up to which it has settled which version each token has."""
@@ -434,7 +436,7 @@ class RolloutJobStatus(ApiModel):
     """Rollouts in all; unknown while a stream is open."""
     sealed: Annotated[int, Field(ge=0)] | None = None
     """Rollouts that are sealed."""
-    outcomes: Outcomes | None = None
+    outcomes: Annotated[dict[Outcome, Annotated[int, Field(ge=0)]], Field(max_length=16)] | None = None
     """Sealed rollouts by outcome."""
     mean_reward: float | None = None
     """Mean over the rollouts that have a reward."""

@@ -3,7 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from rollout_api.records import Outcome
 from rollout_api.rollout_job import RolloutJobStatus, RunnerReport
 from rollout_operator.rollout_job.totals import add_up
 
@@ -34,6 +36,17 @@ def test_no_count_ever_exceeds_the_total(found: list[RunnerReport], replicas: in
     RolloutJobStatus(total=sums.total, sealed=sums.sealed, outcomes=sums.outcomes, mean_reward=sums.mean_reward)
     if sums.total is not None:
         assert max(sums.sealed, sum(sums.outcomes.values())) <= sums.total
+
+
+def test_sums_of_the_largest_reports_fit_into_64_bits() -> None:
+    with pytest.raises(ValidationError):
+        report(0, sealed=2**63 - 1)
+    with pytest.raises(ValidationError):
+        report(0, outcomes={"NoOutcome": 1})
+    outcomes = dict.fromkeys(Outcome, 10**12)
+    sums = add_up([report(index, sealed=10**12, total=10**12, outcomes=outcomes) for index in range(256)], 256, None)
+    assert sums.total is not None
+    assert sums.total < 2**63
 
 
 def test_shards_add_up() -> None:
