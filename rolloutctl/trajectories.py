@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from agent_runtime.agents.react import parse_step
 from agent_runtime.models.base import ModelReply, ToolCall
+from agent_runtime.models.history import decoded_object
 from agent_runtime.recording.atif import text_of
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.messages import Turn, fold
@@ -209,7 +210,7 @@ def _answer_steps(turn: Turn) -> list[TrajectoryStep]:
             content=call.arguments,
             turn=turn.number,
             tool_name=call.name,
-            tool_args=_arguments(call.arguments),
+            tool_args=decoded_object(call.arguments),
         )
         for call in calls
     ]
@@ -240,11 +241,3 @@ def _parts(message: Message, results: Sequence[Observation]) -> tuple[str, list[
         return step.thought, [ToolCall(results[0].call_id, step.action, step.action_input)]
     # A form of the agent's own: which tool was called is known from who answered.
     return "", [ToolCall(result.call_id, result.tool, text) for result in results]
-
-
-def _arguments(written: str) -> dict[str, Any] | None:
-    try:
-        arguments = json.loads(written)
-    except (ValueError, RecursionError):
-        return None
-    return arguments if isinstance(arguments, dict) else None

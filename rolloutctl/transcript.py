@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_runtime.models.history import decoded_object
 from rollout_api.records import (
     AttemptRecord,
     FailedRecord,
@@ -131,11 +132,7 @@ def text_of(content: Any) -> str:
 
 def readable_arguments(arguments: str) -> list[tuple[str, str]]:
     """Arguments by name, strings without their quotes; one nameless entry when they are no JSON object."""
-    try:
-        parsed = json.loads(arguments or "{}")
-    except ValueError:
-        return [("", arguments)]
-    if not isinstance(parsed, dict):
+    if (parsed := decoded_object(arguments or "{}")) is None:
         return [("", arguments)]
     return [
         (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from agent_runtime.models.base import ModelReply
+from rollout_api.nesting import too_deep
 from rollout_api.records import Message
 
 MALFORMED = "malformed_arguments"
@@ -39,9 +40,9 @@ def _decodable(arguments: str) -> str:
 
 
 def decoded_object(arguments: str) -> dict[str, Any] | None:
-    """The JSON object in a text, or None when it is something else."""
+    """The JSON object in a text; None when it is something else, or nested too deeply to be recorded."""
     try:
         decoded = json.loads(arguments)
     except (ValueError, RecursionError):
         return None
-    return decoded if isinstance(decoded, dict) else None
+    return decoded if isinstance(decoded, dict) and not too_deep(decoded) else None

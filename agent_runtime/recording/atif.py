@@ -6,10 +6,11 @@ the turns, and the tokens object has them once.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from agent_runtime.models.history import decoded_object
 from agent_runtime.recording.branches import branch_of
 from agent_runtime.recording.messages import Turn, fold
 from rollout_api.records import Message, Observation, Record, ResponseRecord
@@ -80,7 +81,11 @@ def _message_step(message: Message, turn: Turn, *, copied: bool) -> dict[str, An
 def _agent_step(turn: Turn, response: ResponseRecord, *, copied: bool) -> dict[str, Any]:
     """An answer of the model; a copied one was another rollout's call, and its metrics are told there."""
     message = response.message
-    calls = [_tool_call(position, call) for position, call in enumerate(message.get("tool_calls") or [])]
+    calls = [
+        tool_call(call.get("id"), function.get("name"), function.get("arguments"), position)
+        for position, call in enumerate(message.get("tool_calls") or [])
+        for function in [call.get("function") or {}]
+    ]
     ids = {call["tool_call_id"] for call in calls}
     return {
         "timestamp": _timestamp(response.time),
@@ -110,19 +115,16 @@ def _metrics(response: ResponseRecord) -> dict[str, Any]:
     }
 
 
-def _tool_call(position: int, call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function") or {}
-    written = function.get("arguments")
-    try:
-        arguments = json.loads(written) if isinstance(written, str) else written
-    except ValueError:
-        arguments = None
+def tool_call(call_id: object, name: object, written: object, position: int) -> dict[str, Any]:
+    """A tool call. `written` are its arguments as the model wrote them."""
+    arguments = decoded_object(written) if isinstance(written, str) else written
+    fits = isinstance(arguments, dict)
     return {
-        "tool_call_id": call.get("id") or f"call-{position}",
-        "function_name": function.get("name") or "",
-        "arguments": arguments if isinstance(arguments, dict) else {},
+        "tool_call_id": str(call_id or f"call-{position}"),
+        "function_name": str(name or ""),
+        "arguments": arguments if fits else {},
         # What the model wrote where it is no JSON object; ATIF wants one.
-        **({} if isinstance(arguments, dict) else _given(extra=_given(written=written))),
+        **({} if fits else _given(extra=_given(written=written))),
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
-from agent_runtime.recording.atif import SCHEMA_VERSION, text_of
+from agent_runtime.recording.atif import SCHEMA_VERSION, text_of, tool_call
 from rollout_api.rollout_job import TrajectoryFormat
 
 Json = dict[str, Any]
@@ -110,7 +110,7 @@ def _chat_step(message: Json) -> Json:
         # mini-swe-agent ends with a message of role "exit": what it handed in.
         return step | _given(extra=_given(role="exit" if message.get("role") == "exit" else None))
     calls = [
-        _call(call.get("id"), call["function"].get("name"), call["function"].get("arguments"), position)
+        tool_call(call.get("id"), call["function"].get("name"), call["function"].get("arguments"), position)
         for position, call in enumerate(message.get("tool_calls") or [])
     ]
     usage = (extra.get("response") or {}).get("usage") or {}
@@ -134,7 +134,7 @@ def _response_step(response: Json) -> Json:
         elif item.get("type") == "reasoning":
             thoughts.append(text_of(item.get("summary") or item.get("content")))
         elif item.get("type") == "function_call":
-            calls.append(_call(item.get("call_id"), item.get("name"), item.get("arguments"), len(calls)))
+            calls.append(tool_call(item.get("call_id"), item.get("name"), item.get("arguments"), len(calls)))
     usage = response.get("usage") or {}
     return {
         "source": "agent",
@@ -153,7 +153,7 @@ def _from_swe_agent(content: Json) -> Json:
     steps = list(_before_the_first_answer(content["history"]))
     for entry in content["trajectory"]:
         action, thought, response = (text_of(entry.get(name)) for name in ("action", "thought", "response"))
-        calls = [_call(None, "action", {"command": action}, 0)] if action else []
+        calls = [tool_call(None, "action", {"command": action}, 0)] if action else []
         steps.append(
             {
                 "source": "agent",
@@ -239,23 +239,6 @@ def _observe(steps: list[Json], call_id: object, text: str) -> None:
     else:
         raise ValueError("it has the result of a tool before any answer")
     step.setdefault("observation", {"results": []})["results"].append(result)
-
-
-def _call(call_id: object, name: object, written: object, position: int) -> Json:
-    arguments = written
-    if isinstance(written, str):
-        try:
-            arguments = json.loads(written)
-        except (ValueError, RecursionError):
-            arguments = None
-    fits = isinstance(arguments, dict)
-    return {
-        "tool_call_id": str(call_id or f"call-{position}"),
-        "function_name": str(name or ""),
-        "arguments": arguments if fits else {},
-        # What was written where it is no JSON object; ATIF wants one.
-        **({} if fits else _given(extra=_given(written=written))),
-    }
 
 
 def _metrics(prompt: object, completion: object, cost: object) -> Json:

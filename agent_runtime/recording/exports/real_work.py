@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime.models.base import ModelReply, ToolCall
+from agent_runtime.models.history import decoded_object
 from agent_runtime.recording.messages import fold
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import CommandVerdict, Observation, Outcome, Record, Result, Verdict
@@ -66,11 +67,7 @@ def trajectory_of(run: str, records: Sequence[Record], result: Result, verdict: 
 
 def action_of(call: ToolCall) -> dict[str, Any]:
     """A tool call as their `Action`; a tool that theirs does not have is a command with its name and arguments."""
-    try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        arguments = None
-    given: dict[str, Any] = arguments if isinstance(arguments, dict) else {}
+    given = decoded_object(call.arguments) or {}
     kinds = {
         "execute_command": ("command", given.get("command")),
         "write_file": ("file_write", f"{given.get('filepath')}:{given.get('content')}"),

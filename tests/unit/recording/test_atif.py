@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from agent_runtime.recording.atif import trajectory
+from rollout_api.nesting import DEEPEST
 from rollout_api.records import (
     IntentRecord,
     Message,
@@ -253,6 +254,15 @@ def test_one_step_a_model_call_with_its_tool_calls_and_their_results(conversatio
     assert found.final_metrics == AtifFinalMetrics(
         total_prompt_tokens=20, total_completion_tokens=4, total_cached_tokens=0, total_steps=4
     )
+
+
+@pytest.mark.parametrize("depth", [DEEPEST, DEEPEST + 1, 985, 100_000])
+def test_trajectory_is_valid_when_arguments_are_nested_deeply(conversation: list[Record], depth: int) -> None:
+    written = '{"a":' * depth + "1" + "}" * depth
+    found = checked([*conversation[:-1], answer(1, message={"tool_calls": [call("c3", written)]})])
+    assert found is not None
+    (last,) = found.steps[-1].tool_calls or []
+    assert last.extra == (None if depth == DEEPEST else {"written": written})
 
 
 def test_rewritten_history_is_marked_as_copied_and_as_a_branch(conversation: list[Record]) -> None:
