@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from agent_runtime.proxy.chat import BadRequest
+from agent_runtime.proxy.paths import whole_number
 
 RETRY_COUNT: Final = "x-stainless-retry-count"
 IDEMPOTENCY_KEY: Final = "idempotency-key"
@@ -44,8 +45,7 @@ class Identity:
         if key is not None and len(key) > _LONGEST_KEY:
             raise BadRequest(f"Idempotency-Key: at most {_LONGEST_KEY} characters, got {len(key)}")
         digest = hashlib.sha256(api.encode() + b"\n" + body).hexdigest()
-        count = headers.get(RETRY_COUNT, "0")
-        return cls(digest, key, is_retry=count.isdecimal() and int(count) > 0)
+        return cls(digest, key, is_retry=bool(whole_number(headers.get(RETRY_COUNT, "0"))))
 
 
 class Answers(Generic[T]):

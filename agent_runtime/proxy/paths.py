@@ -57,6 +57,11 @@ class PlainPath:
 Target = ApiCall | SessionPath | TurnPath | PlainPath
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a client wrote in at most 9 digits. Python refuses to convert more than 4,300."""
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
 def target_of(path: str) -> Target | None:
     """What is asked for; None where there is nothing."""
     match path.split("/")[1:]:
@@ -70,8 +75,8 @@ def target_of(path: str) -> Target | None:
             return ApiCall("/" + "/".join(api), session=session)
         case ["sessions", session, "complete" | "traces" as action] if session:
             return SessionPath(session, action)
-        case ["sessions", session, "turns", turn] if session and turn.isdecimal() and turn.isascii() and len(turn) < 10:
-            return TurnPath(session, int(turn))
+        case ["sessions", session, "turns", turn] if session and (number := whole_number(turn)) is not None:
+            return TurnPath(session, number)
         case ["sessions", session] if session:
             return SessionPath(session, "")
         case [segment, "v1", *api] if segment and api:

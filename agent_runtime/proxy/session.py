@@ -19,6 +19,7 @@ from agent_runtime.proxy.coalescing import MOST_KEPT, Answers, Identity
 from agent_runtime.proxy.history import History, Place, Turn
 from agent_runtime.proxy.limits import Exhausted, Limits, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
+from agent_runtime.proxy.paths import whole_number
 from agent_runtime.proxy.refused import Refused, refused
 from agent_runtime.recording.answers import answer_record
 from agent_runtime.recording.epoch_log import Superseded
@@ -148,8 +149,9 @@ class Session:
     def earlier(self, id: str) -> list[Message] | None:
         """The conversation whose answer has this id (`chat.Earlier`)."""
         head, _, number = id.rpartition("-")
-        turn = self._history.turns.get(int(number)) if head == self._id_head and number.isdecimal() else None
-        return None if turn is None else self._history.conversation(turn)
+        if head != self._id_head or (turn := whole_number(number)) not in self._history.turns:
+            return None
+        return self._history.conversation(self._history.turns[turn])
 
     async def end(self) -> None:
         """Answer no further call, and stop those under way. Returns when all that is known is recorded."""

@@ -105,7 +105,7 @@ def _message(line: bytes, call: str) -> Received | None:
         return error
     if isinstance(message, JSONRPCResponse | JSONRPCError):
         name, _, number = str(message.id).rpartition("/")
-        if name != call or not number.isdecimal():
+        if name != call or not number.isdecimal() or len(number) > 9:
             return None
         message = message.model_copy(update={"id": int(number)})
     return SessionMessage(message)

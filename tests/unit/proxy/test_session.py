@@ -84,6 +84,15 @@ async def test_an_answer_that_is_sent_whole_is_not_streamed_by_the_model_and_may
     assert [request.on_text is None for request in bench.model.asked] == [True, False]
 
 
+async def test_earlier_conversations_are_found_by_the_id_of_their_answer_alone() -> None:
+    bench = Bench()
+    call = bench.begin()
+    reply = await call.answer()
+    head, _, number = call.ticket.id.rpartition("-")
+    assert bench.session.earlier(call.ticket.id) == [USER, reply.message]
+    assert [bench.session.earlier(f"{head}-{other}") for other in (int(number) + 1, "9" * 5000, "²", "")] == [None] * 4
+
+
 async def test_the_model_is_asked_only_when_the_intent_is_durable() -> None:
     bench = Bench()
     bench.journal.hold = asyncio.Event()
