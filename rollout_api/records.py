@@ -172,6 +172,8 @@ class Observation(ApiModel):
     seconds: float = 0
     data: dict[str, Any] = {}
     """What the tool has to say to machines, such as an exit code."""
+    traceback: str | None = None
+    """Where the tool's own code raised."""
 
 
 class ObservationsRecord(ApiModel):
@@ -468,6 +470,8 @@ class Result(ApiModel):
     message: str = ""
     traceback: str | None = None
     """Where the agent's own code raised (AgentError)."""
+    tool_tracebacks: dict[str, str] = {}
+    """By tool: where its own code raised first."""
     reward: float | None = None
     """The verifier's; null unless Completed and graded."""
     rewards: dict[str, float] = {}

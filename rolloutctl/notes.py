@@ -66,7 +66,7 @@ class _Members:
 
 def notes(seals: Iterable[Seal]) -> list[str]:
     """One sentence or two for each thing that stands out. Goes through the seals once, and keeps none."""
-    by_outcome, by_stop, by_plugin = (defaultdict[str, _Members](_Members) for _ in range(3))
+    by_outcome, by_stop, by_plugin, by_tool = (defaultdict[str, _Members](_Members) for _ in range(4))
     dropped, forked, shared = _Members(), _Members(), _Members()
     for seal in seals:
         result = seal.result
@@ -81,6 +81,8 @@ def notes(seals: Iterable[Seal]) -> list[str]:
         for name, report in result.plugins.items():
             if report.failed:
                 by_plugin[name].add(result.index, [str(report.error)], report.failed)
+        for name, traceback in result.tool_tracebacks.items():
+            by_tool[name].add(result.index, [traceback])
         if seal.verdict and seal.verdict.mode is VerifierMode.SHARED:
             shared.add(result.index)
     said = []
@@ -105,6 +107,11 @@ def notes(seals: Iterable[Seal]) -> list[str]:
         said.append(
             f"Plugin {name} failed {members.times} times, first with {next(iter(members.words))}. Rewards are the "
             f"verifier's all the same; what the plugin should have done there is not done. {members.look}"
+        )
+    for name, members in by_tool.items():
+        said.append(
+            f"The code of tool {name} raised in {members.rollouts}. The model saw the error, so the reward counts. "
+            f"{members.look} The first traceback:\n{next(iter(members.words))}"
         )
     if shared.count:
         said.append(

@@ -4,7 +4,6 @@ docs/attribution.md shows the decisions as a table. Two rules are behind all of 
 a reward, and the policy (the model under training) can choose neither to be masked nor to be retried without end.
 """
 
-import traceback
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,8 +11,9 @@ from agent_runtime.agents.base import Stop
 from agent_runtime.engine.attempt_log import NotReplayable
 from agent_runtime.engine.branching_checkpoints import NoSuchCheckpoint
 from agent_runtime.engine.staleness_policy import StalePolicy
-from agent_runtime.environments.host import EnvironmentFailure
+from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
+from agent_runtime.models.extensions import described, traceback_of
 from agent_runtime.plugins.of_rollout import PluginFailed
 from agent_runtime.recording.artifacts import ArtifactsTooLarge
 from agent_runtime.recording.epoch_log import Superseded
@@ -40,13 +40,10 @@ UNCOUNTED = frozenset({INTERRUPTED, "Preempted"})
 """Reasons of a SandboxFailure that use up no attempt: the cluster reclaims its nodes as often as it has to."""
 REQUESTS_OWN_FAULTS = frozenset({"BadRequest", "NoToolParser", "TextModel"})
 """Reasons of a ModelError that depend on the content of the request, and so on what the policy wrote into it."""
-AT_ACTIONS = frozenset({"EnvironmentFailed", "EnvironmentHung", "EnvironmentDied"})
-"""Reasons of an EnvironmentFailure that an action of the policy may have caused."""
 REQUEST_TOO_LARGE = "TooLarge"
 """What the executor answers to a request over its bounds, or to more calls than it can remember."""
 AGENTS_TO_HANDLE = (FileError, NoSuchCheckpoint, LayerTooLarge)
 """Errors of a context call that are about this call alone. The agent may catch them and continue."""
-TRACEBACK_FRAMES = 20
 
 
 class Phase(StrEnum):
@@ -173,16 +170,6 @@ def attribute(error: BaseException, situation: Situation) -> Ruling:
     return Ruling(Action.END_RUN, type(error).__name__, described(error))
 
 
-def described(error: BaseException) -> str:
-    """Its type and its words; also of an error of others whose `__str__` raises."""
-    return "".join(traceback.format_exception_only(error)).strip()
-
-
-def traceback_of(error: BaseException) -> str:
-    """The last frames of an error's traceback, and the error itself."""
-    return "".join(traceback.format_exception(error, limit=-TRACEBACK_FRAMES)).strip()
-
-
 def _of_agent(error: Exception) -> Ruling:
     """The agent's code is the job's, but what the policy answers can make it raise: so the rollout is graded."""
     if isinstance(error, Stop | ContextExceeded | ContentFiltered):
@@ -213,7 +200,7 @@ def _of_model(error: ModelError, situation: Situation) -> Ruling:
 
 def _of_environment(failure: EnvironmentFailure, situation: Situation) -> Ruling:
     """An environment should take every action, and has taken one before the run; nothing says whose doing a failure is."""
-    if failure.reason not in AT_ACTIONS or not (situation.exposed and situation.phase is Phase.AGENT):
+    if failure.reason not in frozenset(EnvironmentFault) or not (situation.exposed and situation.phase is Phase.AGENT):
         return _retry(failure.reason, failure.message, situation)
     if situation.actions_failed + 1 >= UNEXPLAINED_LIMIT:
         message = f"its actions made the environment fail in {UNEXPLAINED_LIMIT} attempts: {failure.message}"

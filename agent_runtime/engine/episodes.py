@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from agent_runtime.engine.session import RolloutSession
+from agent_runtime.environments.host import NO_DATA, EnvironmentFault
 from agent_runtime.environments.verdict import step_rewards
 from agent_runtime.models.base import Model
 from rollout_api.environments import TaskEnvironment
@@ -59,11 +60,11 @@ class EpisodeResult:
 def episode_result(result: Result, step_scores: list[float]) -> EpisodeResult:
     """The episode that a rollout's result tells of: pure."""
     if result.outcome is not Outcome.COMPLETED:
-        status = {"EnvironmentHung": EpisodeStatus.TIMEOUT, "NoData": EpisodeStatus.NO_DATA}.get(
+        status = {EnvironmentFault.HUNG: EpisodeStatus.TIMEOUT, NO_DATA: EpisodeStatus.NO_DATA}.get(
             result.reason or "", EpisodeStatus.FAILED
         )
         return EpisodeResult(status, 0.0, step_scores, result.reason or result.outcome.value)
-    hung = any(attempt.reason == "EnvironmentHung" for attempt in result.failed_attempts)
+    hung = any(attempt.reason == EnvironmentFault.HUNG for attempt in result.failed_attempts)
     timed_out = result.stop_reason is StopReason.AGENT_TIMEOUT or (
         result.stop_reason is StopReason.RESOURCE_LIMIT and hung
     )

@@ -37,6 +37,12 @@ def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
     return {
         "stop_reason": stop.stop_reason if stop else None,
         "traceback": stop.traceback if stop else None,
+        "tool_tracebacks": {
+            result.tool: result.traceback
+            for record in reversed(observations)
+            for result in reversed(record.results)
+            if result.traceback
+        },
         "program_trajectory": stop.program_trajectory if stop else None,
         "turns": len(responses),
         "tool_calls": sum(len(record.results) for record in observations),

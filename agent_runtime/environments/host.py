@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any, Protocol
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -13,6 +14,18 @@ from rollout_api.environments import TaskEnvironment
 
 Action = str | None
 """What the model chose; None where its answer had no action."""
+
+
+class EnvironmentFault(StrEnum):
+    """Reasons of an EnvironmentFailure that an action of the policy may have caused."""
+
+    FAILED = "EnvironmentFailed"
+    HUNG = "EnvironmentHung"
+    DIED = "EnvironmentDied"
+
+
+NO_DATA = "NoData"
+"""Reason of an EnvironmentFailure: the environment has nothing under its seed."""
 
 
 class EnvironmentFailure(SandboxFailure):
@@ -76,9 +89,9 @@ def checked_reply(line: bytes, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         reply = None
     if not isinstance(reply, dict):
-        raise EnvironmentFailure("EnvironmentFailed", f"{name} answered with no JSON object")
+        raise EnvironmentFailure(EnvironmentFault.FAILED, f"{name} answered with no JSON object")
     if "error" in reply:
-        raise EnvironmentFailure("EnvironmentFailed", f"{name}: {reply['error']}")
+        raise EnvironmentFailure(EnvironmentFault.FAILED, f"{name}: {reply['error']}")
     return reply
 
 
@@ -86,12 +99,10 @@ def beginning(reply: dict[str, Any], environment: TaskEnvironment) -> Beginning:
     """The start in a host's reply. Raises EnvironmentFailure where there is nothing under the seed."""
     match reply.get("start"):
         case {"observation": None}:
-            raise EnvironmentFailure(
-                "NoData", f"environment {environment.id} has nothing under seed {environment.seed}"
-            )
+            raise EnvironmentFailure(NO_DATA, f"environment {environment.id} has nothing under seed {environment.seed}")
         case {"observation": str(observation), "instruction": str(instruction)}:
             return Beginning(observation, instruction)
-    raise EnvironmentFailure("EnvironmentFailed", f"{environment.id} did not tell how it starts")
+    raise EnvironmentFailure(EnvironmentFault.FAILED, f"{environment.id} did not tell how it starts")
 
 
 _MOVES = TypeAdapter(list[Move])
@@ -103,9 +114,9 @@ def moves(reply: dict[str, Any], *, at_most: int) -> list[Move]:
         found = _MOVES.validate_python(reply.get("moves"))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
-        raise EnvironmentFailure("EnvironmentFailed", f"a move is malformed: {problem['msg']}") from None
+        raise EnvironmentFailure(EnvironmentFault.FAILED, f"a move is malformed: {problem['msg']}") from None
     if not 0 < len(found) <= at_most:
         raise EnvironmentFailure(
-            "EnvironmentFailed", f"{len(found)} moves were answered, at most {at_most} were asked for"
+            EnvironmentFault.FAILED, f"{len(found)} moves were answered, at most {at_most} were asked for"
         )
     return found

@@ -17,6 +17,7 @@ from agent_runtime.environments.host import (
     Action,
     Beginning,
     EnvironmentFailure,
+    EnvironmentFault,
     Move,
     beginning,
     checked_reply,
@@ -129,7 +130,7 @@ class _Process:
         if self.alive:
             code = await self.process.wait()
             how = f"signal {-code}" if code < 0 else f"code {code}"
-            self.end(EnvironmentFailure("EnvironmentDied", f"the environment's process ended with {how}"))
+            self.end(EnvironmentFailure(EnvironmentFault.DIED, f"the environment's process ended with {how}"))
 
     def _watch(self) -> None:
         self.timer = asyncio.get_running_loop().call_later(self.calls[0].seconds, lambda: self.end(_Hung()))
@@ -229,7 +230,7 @@ class PoolEpisode:
             line = await process.ask(request, seconds)
         except _Hung:
             raise EnvironmentFailure(
-                "EnvironmentHung", f"{name} gave no answer in {seconds:g} s; see timeouts.commandSeconds"
+                EnvironmentFault.HUNG, f"{name} gave no answer in {seconds:g} s; see timeouts.commandSeconds"
             ) from None
         except EnvironmentFailure as died:
             raise EnvironmentFailure(died.reason, f"{name}: {died.message}") from None

@@ -13,6 +13,7 @@ from agent_runtime.environments.host import (
     Action,
     Beginning,
     EnvironmentFailure,
+    EnvironmentFault,
     Move,
     beginning,
     checked_reply,
@@ -63,7 +64,9 @@ class SandboxedEpisode:
             if await self._workspace.stat(PROGRAM) is None:
                 await self._workspace.write(PROGRAM, program(), key=f"{self._key}-program")
         except FileError as error:
-            raise EnvironmentFailure("EnvironmentFailed", f"{PROGRAM} cannot be written: {error.message}") from error
+            raise EnvironmentFailure(
+                EnvironmentFault.FAILED, f"{PROGRAM} cannot be written: {error.message}"
+            ) from error
         result = await self._workspace.run(
             ["python3", PROGRAM],
             key=f"{self._key}-start",
@@ -87,11 +90,11 @@ class SandboxedEpisode:
     def _reply(self, result: CommandResult, seconds: float) -> dict[str, Any]:
         name = self._environment.id
         if result.cause == "Deadline":
-            raise EnvironmentFailure("EnvironmentHung", f"{name} gave no answer in {seconds:g} s; see its timeouts")
+            raise EnvironmentFailure(EnvironmentFault.HUNG, f"{name} gave no answer in {seconds:g} s; see its timeouts")
         if not result.ok:
             said = (result.stderr or result.stdout).decode(errors="replace").strip()[-500:]
             raise EnvironmentFailure(
-                "EnvironmentDied",
+                EnvironmentFault.DIED,
                 f"{name}: python3 {PROGRAM} in the sandbox ended with {result.cause or result.exit_code}: {said}; the image "
                 "needs Python 3.10 or newer and what the environment imports",
             )

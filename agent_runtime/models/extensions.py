@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 import difflib
 import importlib
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any
+
+_TRACEBACK_FRAMES = 20
 
 
 class ExtensionError(Exception):
@@ -27,6 +30,16 @@ def contained(*also: type[BaseException]) -> Iterator[None]:
         if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
             raise
         raise RuntimeError(f"{type(error).__name__} was raised{f': {error}' if str(error) else ''}") from error
+
+
+def described(error: BaseException) -> str:
+    """Its type and its words; also of an error of others whose `__str__` raises."""
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def traceback_of(error: BaseException) -> str:
+    """The last frames of an error's traceback, and the error itself."""
+    return "".join(traceback.format_exception(error, limit=-_TRACEBACK_FRAMES)).strip()
 
 
 def load_object(reference: str, what: str) -> Any:

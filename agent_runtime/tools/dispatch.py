@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_runtime.models.base import ToolCall
-from agent_runtime.models.extensions import contained, nearest
+from agent_runtime.models.extensions import contained, nearest, traceback_of
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import Tool, ToolContext, ToolError, ToolResult
 from agent_runtime.tools.function_tool import FunctionTool
@@ -20,6 +20,8 @@ OBSERVATION_BYTES = 64 * 1024
 FORMAT_ERROR = "formatError"
 """Key in `Observation.data` of a call that could not be made: UnknownTool, MalformedJson or InvalidArguments."""
 
+_TRACEBACK_BYTES = 8192
+
 
 async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolContext) -> Observation:
     """Run one tool call. What the model or the tool did wrong becomes an observation with `error` set.
@@ -27,7 +29,14 @@ async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolConte
     Lets through what is about the attempt and not about this call: SandboxFailure, WorkspaceLimit, Fenced, cancellation.
     """
     started = time.monotonic()
-    result = await _result(tools, call, context)
+    traceback = None
+    try:
+        result = await _result(tools, call, context)
+    except (SandboxFailure, WorkspaceLimit, Fenced):
+        raise
+    except Exception as error:  # noqa: BLE001 - a tool may raise anything, and the model is told
+        result = ToolResult(f"The tool {call.name} failed with {type(error).__name__}: {error}", error=True)
+        traceback = shortened(traceback_of(error), _TRACEBACK_BYTES)
     if too_deep(result.data):
         message = f"the data that the tool returned is nested more than {DEEPEST} levels deep"
         result = ToolResult(f"{result.content}\n({message}, and was left out)", result.error, result.stop)
@@ -39,6 +48,7 @@ async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolConte
         stop=result.stop,
         seconds=time.monotonic() - started,
         data=dict(result.data),
+        traceback=traceback,
     )
 
 
@@ -62,10 +72,6 @@ async def _result(tools: Mapping[str, Tool], call: ToolCall, context: ToolContex
         return _format_error("InvalidArguments", f"The arguments of {call.name} are not valid.\n{error}")
     except ToolError as error:
         return ToolResult(str(error), error=True)
-    except (SandboxFailure, WorkspaceLimit, Fenced):
-        raise
-    except Exception as error:  # noqa: BLE001 - a tool may raise anything, and the model is told
-        return ToolResult(f"The tool {call.name} failed with {type(error).__name__}: {error}", error=True)
 
 
 def _format_error(kind: str, message: str) -> ToolResult:

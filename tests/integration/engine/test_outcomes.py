@@ -339,6 +339,18 @@ async def test_a_mistake_of_an_agent_is_graded_and_told_and_does_not_end_the_run
     assert "go_back" in ran.results[0]["traceback"]
 
 
+async def bash(command: str) -> str:
+    """Misses a field."""
+    return {"ran": command}["output"]
+
+
+async def test_result_has_the_traceback_of_a_tool_that_raised(tmp_path: Path) -> None:
+    ran = await run(a_job(tmp_path, agent={"tools": [f"{__name__}:bash", "finish"]}), tmp_path, OneCall())
+    assert ran.outcomes == [("Completed", "Finished", 1.0)] * 2
+    (traceback,) = ran.results[0]["toolTracebacks"].values()
+    assert traceback.endswith("KeyError: 'output'")
+
+
 async def test_an_error_that_an_agent_handled_is_no_fault_of_the_attempt(tmp_path: Path) -> None:
     common: dict[str, Any] = {"base_dir": tmp_path, "environ": {}, "model": OneCall()}
     summary = await run_job(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from agent_runtime.agents.base import Stop
 from agent_runtime.engine.attempt_log import NotReplayable
 from agent_runtime.engine.attribution import (
-    AT_ACTIONS,
     UNEXPLAINED_LIMIT,
     Action,
     AgentRaised,
@@ -23,7 +22,7 @@ from agent_runtime.engine.attribution import (
 )
 from agent_runtime.engine.branching_checkpoints import NoSuchCheckpoint
 from agent_runtime.engine.staleness_policy import StalePolicy
-from agent_runtime.environments.host import EnvironmentFailure
+from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
 from agent_runtime.plugins.of_rollout import PluginFailed
 from agent_runtime.recording.artifacts import ArtifactsTooLarge
@@ -244,7 +243,7 @@ BY_WORDS = ["ServerError", "RateLimited", "Timeout", "Unreachable", "BadResponse
 failing = st.one_of(
     st.builds(lambda reason: at_request(ModelError, reason), st.sampled_from(BY_WORDS)),
     st.builds(lambda reason: at_request(ModelConfigError, reason), st.sampled_from(["KeyRefused", "ModelNotFound"])),
-    st.builds(lambda reason: EnvironmentFailure(reason, ""), st.sampled_from(sorted(AT_ACTIONS))),
+    st.builds(lambda reason: EnvironmentFailure(reason, ""), st.sampled_from(list(EnvironmentFault))),
 )
 
 

@@ -54,6 +54,13 @@ def test_forgeable_rewards_are_called_that() -> None:
     assert "1 rollout were graded in the agent's own workspace" in note
 
 
+def test_the_traceback_of_a_tool_is_shown_once_for_all_rollouts() -> None:
+    raised = [result(index, toolTracebacks={"search": f"Traceback {index}"}) for index in range(3)]
+    (note,) = notes([*raised, result(3)], {})
+    assert note.startswith("The code of tool search raised in 3 rollouts.")
+    assert note.endswith("Rollouts 0, 1, 2. The first traceback:\nTraceback 0")
+
+
 def test_token_forks_are_counted_and_explained() -> None:
     (note,) = notes([result(0, token_forks=2), result(1), result(2, token_forks=1)], {})
     assert "2 rollouts" in note

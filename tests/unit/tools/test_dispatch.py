@@ -101,6 +101,8 @@ async def test_a_tool_that_breaks_does_not_break_the_rollout(error: Any, words: 
     observation = await call("fails", "{}", {"fails": failing(error)})
     assert observation.content == f"The tool fails failed with {words}"
     assert observation.error
+    assert "raise error" in observation.traceback
+    assert observation.traceback.endswith(words)
 
 
 async def test_tool_call_ends_when_its_rollout_is_cancelled() -> None:
