@@ -56,6 +56,7 @@ class Ground(NamedTuple):
     """Where the layers are, and how ids are mapped.
 
     `parts[i]` is the workspace path of part i, `lower[i]` are its lowest layers, the topmost first.
+    `several_ids`: workspaces have other users than root.
     """
 
     layers: str
@@ -65,7 +66,7 @@ class Ground(NamedTuple):
     gid_map: str
     first_id: int
     binds: tuple[str, ...]
-    terminal_gid: int | None
+    several_ids: bool
 
 
 def _read(path: str) -> str:
@@ -177,9 +178,7 @@ def prepare(
     if capable:
         _detach_others(layers)
     several_ids = sum(int(line.split()[2]) for line in gid_map.splitlines()) >= _IDS
-    return Ground(
-        layers, parts, lower, uid_map, gid_map, first_id, tuple(targets), first_id + 5 if several_ids else None
-    )
+    return Ground(layers, parts, lower, uid_map, gid_map, first_id, tuple(targets), several_ids)
 
 
 def _empty(layers: str) -> None:

@@ -27,8 +27,12 @@ _SHM_BYTES = 1024**3
 _MAX_PROCESSES = 8192
 # The kernel allows 3,072 pseudo-terminals in all containers of a machine together. One workspace must not take them all.
 _MAX_TERMINALS = 64
+# `tty`, in every distribution.
+_TERMINAL_GROUP = 5
 # Tools go before the executor when the machine itself runs out of memory.
 _OOM_SCORE = 900
+# Ids of a range other than root and nobody.
+_CREATORS = 65534
 HELLO = 0
 # The number of what spares and the keeper say to each other.
 IDS = 0
@@ -91,6 +95,9 @@ def build(ground: Ground, requests: Channel, own: str) -> NoReturn:
     uppers: list[int] = []
     try:
         uppers = _mount_view(ground, own, footing[1])
+        if ground.several_ids:
+            # The kernel counts what a user namespace holds (inotify) for the user who made it too: not for all workspaces.
+            kernel.become_keeping_capabilities(ground.first_id + 1 + int(own, 16) % _CREATORS)
         early = _enter_user_namespace(requests)
         _shut_off()
     except OSError as error:
@@ -221,7 +228,7 @@ def _mount_view(ground: Ground, own: str, footing: Message) -> list[int]:
     os.chdir("/")
     kernel.mount("proc", "/proc", "proc", _PROC_FLAGS)
     kernel.mount(f"/proc/self/fd/{dev}", "/dev", flags=kernel.MS_BIND | kernel.MS_REC)
-    group = f",gid={ground.terminal_gid}" if ground.terminal_gid is not None else ""
+    group = f",gid={ground.first_id + _TERMINAL_GROUP}" if ground.several_ids else ""
     kernel.mount(
         "devpts",
         "/dev/pts",

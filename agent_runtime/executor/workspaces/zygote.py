@@ -27,6 +27,7 @@ from agent_runtime.executor.workspaces.commands import Surroundings
 from agent_runtime.executor.workspaces.ground import Ground, prepare, write_maps
 from agent_runtime.executor.workspaces.init import Init
 from agent_runtime.executor.workspaces.lower import Impossible
+from agent_runtime.executor.workspaces.syscall_filter import filter_program
 from agent_runtime.executor.workspaces.trees import disk_bytes, remove
 from agent_runtime.executor.workspaces.view import HELLO, IDS, build, process_limits
 
@@ -285,6 +286,7 @@ class _Zygote:
             self._ground = prepare(
                 request["layers"], request["root"], request["rootLayers"], request["masks"], request["binds"]
             )
+            kernel.set_syscall_filter(filter_program())
             signal.signal(signal.SIGCHLD, self._reap)
             _, end = _fork_with_channel(os.fork, remover.serve)
             with end:

@@ -14,6 +14,7 @@ import pytest
 
 from agent_runtime.executor.host import FileFailure, Limits, Workspace, WorkspaceFailure
 from agent_runtime.executor.workspaces.config import HostConfig
+from agent_runtime.executor.workspaces.syscall_filter import AARCH64, ABIS, X86_64
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, get, put, read_all, run, start, write
 
@@ -244,28 +245,68 @@ time.sleep(1000)
 """
 
 
-_TAKES_TERMINALS = """
-import os, resource, time
+_TAKES = """
+import ctypes, os, resource, sys, time
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+libc = ctypes.CDLL(None)
+def inotify():
+    if libc.inotify_init1(0) < 0:
+        raise OSError("refused")
+take = {"terminals": os.openpty, "inotify instances": inotify}[sys.argv[1]]
+if sys.argv[2] == "one":
+    take()
+    sys.exit()
 try:
     taken = []
     while True:
-        taken.append(os.openpty())
+        taken.append(take())
 except OSError:
     print("taken", flush=True)
 time.sleep(600)
 """
 
 
-async def test_a_workspace_that_takes_all_terminals_leaves_its_neighbours_theirs(masked: Inside) -> None:
+# Without root there is one id, hence one user to count inotify instances for.
+@pytest.mark.parametrize("what", ["terminals", *(["inotify instances"] if os.geteuid() == 0 else [])])
+async def test_a_workspace_that_takes_all_of_something_leaves_its_neighbours_theirs(masked: Inside, what: str) -> None:
     workspace, neighbour = await masked.make(), await masked.make()
-    taking, output = await start(workspace, [_PYTHON, "-c", _TAKES_TERMINALS])
+    taking, output = await start(workspace, [_PYTHON, "-c", _TAKES, what, "all"])
     assert await asyncio.to_thread(os.read, output, 99) == b"taken\n"
-    done = await run(neighbour, [_PYTHON, "-c", "import os; os.openpty()"])
+    done = await run(neighbour, [_PYTHON, "-c", _TAKES, what, "one"])
     await taking.signal(signal.SIGKILL, tree=True)
     await read_all(output)
     assert done.ok, done.output
+
+
+# Prints which of the given system calls do not fail with EPERM.
+_CALLS = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for number in map(int, sys.argv[1:]):
+    if libc.syscall(number, 0, 0, 0, 0, 0, 0) >= 0 or ctypes.get_errno() != 1:
+        print(number)
+"""
+_DEBUGS = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+pid = os.fork()
+if pid == 0:
+    libc.personality(0x40000)
+    os._exit(libc.ptrace(0, 0, 0, 0) or os.kill(os.getpid(), 19) or 7)
+print(os.WIFSTOPPED(os.waitpid(pid, 0)[1]), libc.ptrace(7, pid, 0, 0), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("user", ["0", *(["1234"] if os.geteuid() == 0 else [])])
+async def test_a_workspace_cannot_reach_counters_that_it_shares_with_its_neighbours(masked: Inside, user: str) -> None:
+    """Keys, rings and fanotify groups are counted for all workspaces; a container may not make any of them either."""
+    is_arm = os.uname().machine == "aarch64"
+    numbers = [number for number in ABIS[AARCH64 if is_arm else X86_64].refused.values() if number < 500]
+    x32 = [] if is_arm else [number | 0x40000000 for number in numbers]
+    workspace = await masked.make()
+    assert (await run(workspace, [_PYTHON, "-c", _CALLS, *map(str, numbers + x32)], user=user)).output == ""
+    assert (await run(workspace, [_PYTHON, "-c", _DEBUGS], user=user)).output == "True 0 7\n"
 
 
 async def test_descriptors_on_their_way_keep_no_neighbour_from_being_made(masked: Inside) -> None:
