@@ -40,6 +40,8 @@ _IDS = 65536
 # "foreign" range. Each executor takes one of 2,048 such ranges.
 _FIRST_ID = 2_000_000_000
 _RANGES = 2048
+# What Linux allows a user by default.
+_INOTIFY_INSTANCES = 128
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _OPAQUE_XATTR = "user.overlay.opaque"
 _ETC = {
@@ -178,7 +180,17 @@ def prepare(
     if capable:
         _detach_others(layers)
     several_ids = sum(int(line.split()[2]) for line in gid_map.splitlines()) >= _IDS
+    if several_ids and not bare:
+        _limit_inotify()
     return Ground(layers, parts, lower, uid_map, gid_map, first_id, tuple(targets), several_ids)
+
+
+def _limit_inotify() -> None:
+    """Allow each user of this namespace, hence each workspace, a part of what all such pods of the node share."""
+    together = int(_read("/proc/sys/fs/inotify/max_user_instances"))
+    # Without CAP_SYS_RESOURCE the kernel refuses it.
+    with contextlib.suppress(OSError), open("/proc/sys/user/max_inotify_instances", "w", encoding="ascii") as limit:
+        limit.write(str(max(_INOTIFY_INSTANCES, together // 8)))
 
 
 def _empty(layers: str) -> None:
