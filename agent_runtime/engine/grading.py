@@ -1,11 +1,14 @@
 """Grading an attempt: in a new workspace into which only its artifacts go, or, forgeable, in the agent's own."""
 
+import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from agent_runtime.engine.attribution import Action, Phase, Situation, attribute
 from agent_runtime.recording.journal import Journal
+from agent_runtime.recording.store import SpoolFull
 from agent_runtime.sandboxes.base import INTERRUPTED, Fence, SandboxFailure, SandboxProvider, Workspace, WorkspaceSpec
 from agent_runtime.verification.artifacts import carry_rules
 from agent_runtime.verification.grade import CommandWatch, VerifierUnavailable, grade, require_startable
@@ -20,6 +23,12 @@ SHOWN_OUTPUT = 2_000
 """Characters of a failed command's output: its end is where the error is."""
 TURNS_PER_EPOCH = 1_000
 """Each epoch, and each try in it, grades under keys of its own: a grading is done again, never continued."""
+
+ROOM_SECONDS = 600.0
+"""Longest wait for room on the runner's disk, which other rollouts' artifacts leave as they are stored. How much there is of
+them is the policy's choice, which must not cost it an attempt."""
+ROOM_PAUSE_SECONDS = 5.0
+"""Mean pause before another try. Those who wait begin at different times, so that one of them gets all its room."""
 
 
 class GradingLost(Exception):
@@ -69,12 +78,15 @@ async def store_artifacts(
     nothing = ArtifactsRecord(time=time.time())
     if task.verifier is None or verifier.mode is VerifierMode.SHARED:
         return stop, nothing
+    folder = task.verifier.artifacts_folder or "."
     try:
         await workspace.kill_all(key=f"{key_turn}:end-agent")
         if failed := await collect(task, workspace, key_turn):
             stop = stop.model_copy(update={"message": "; ".join(filter(None, (stop.message, failed)))})
-        stored = await journal.store_artifacts(
-            workspace.tar(task.verifier.artifacts_folder or "."), limit=int(quantity_value(verifier.artifacts_limit))
+        stored = await _store_when_there_is_room(
+            journal,
+            lambda: workspace.tar(folder),
+            int(quantity_value(verifier.artifacts_limit)),
         )
     except Exception as error:
         ruling = attribute(error, Situation(Phase.COLLECTING, exposed=True))
@@ -86,6 +98,19 @@ async def store_artifacts(
             update={"stop_reason": ruling.stop_reason or stop.stop_reason, "message": message}
         ), nothing
     return stop, stored
+
+
+async def _store_when_there_is_room(
+    journal: Journal, tar: Callable[[], AsyncIterator[bytes]], limit: int
+) -> ArtifactsRecord:
+    gives_up = time.monotonic() + ROOM_SECONDS
+    while True:
+        try:
+            return await journal.store_artifacts(tar(), limit)
+        except SpoolFull as full:
+            if full.is_own or time.monotonic() > gives_up:
+                raise
+        await asyncio.sleep(random.uniform(0, 2 * ROOM_PAUSE_SECONDS))
 
 
 async def grade_artifacts(

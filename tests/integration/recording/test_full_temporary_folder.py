@@ -1,14 +1,23 @@
 """Artifacts wait in the temporary folder until they are stored. How large they are is the policy's choice."""
 
+import asyncio
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from agent_runtime.engine import grading
 from agent_runtime.engine.attribution import Action, Phase, Situation, attribute
+from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import SpoolFull, Store
+from agent_runtime.sandboxes.base import Workspace
+from rollout_api.records import ArtifactsRecord, StopReason, StopRecord
+from rollout_api.rollout_job import Verifier
+from rollout_api.tasks import Task, TaskVerifier
 
 
 @pytest.fixture
@@ -40,3 +49,43 @@ async def test_artifacts_that_find_no_room_are_the_policys_doing_only_if_they_fi
         await store.create_stream("artifacts", large())
     assert attribute(refused.value, Situation(Phase.COLLECTING, answered=True, exposed=True)).action is action
     assert await store.list("") == []
+
+
+async def test_artifacts_wait_for_room_that_other_rollouts_take(
+    tmp_path: Path, small_temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a policy could lose its attempts by leaving a lot, as soon as several rollouts do so at once."""
+    monkeypatch.setattr(grading, "ROOM_PAUSE_SECONDS", 0.05)
+    store, at_once = Store.open(str(tmp_path / "out"), {}), asyncio.Barrier(3)
+    tries: Counter[int] = Counter()
+
+    class Keeping:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def store_artifacts(self, chunks: AsyncIterator[bytes], limit: int) -> ArtifactsRecord:
+            stored = await store.create_stream(f"artifacts-{self.number}", chunks)
+            return ArtifactsRecord(time=0, key=stored.key, bytes=stored.bytes)
+
+    class Full:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def kill_all(self, *, key: str) -> None: ...
+
+        async def tar(self, path: str) -> AsyncIterator[bytes]:
+            tries[self.number] += 1
+            for megabyte in range(15):
+                if megabyte == 10 and tries[self.number] == 1:
+                    await at_once.wait()
+                yield bytes(1_000_000)
+
+    async def keep(number: int) -> tuple[StopRecord, ArtifactsRecord]:
+        task = Task(name="t", prompt="p", verifier=TaskVerifier(commands=["true"]))
+        stop = StopRecord(time=0, stop_reason=StopReason.FINISHED)
+        workspace, journal = cast(Workspace, Full(number)), cast(Journal, Keeping(number))
+        return await grading.store_artifacts(task, Verifier(), workspace, journal, stop, key_turn=1)
+
+    kept = await asyncio.gather(*(keep(number) for number in range(3)))
+    assert [(stop.stop_reason, stored.bytes) for stop, stored in kept] == [(StopReason.FINISHED, 15_000_000)] * 3
+    assert tries.total() > 3, "nobody had to wait"

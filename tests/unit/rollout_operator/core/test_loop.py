@@ -216,12 +216,12 @@ def drained_job(sandboxes: int) -> MemoryApi:
     """A suspended RolloutJob without runners, which has so many Sandboxes to delete."""
     api = MemoryApi()
     job = api.put("RolloutJob", manifest("RolloutJob", "j", {**JOB_SPEC, "suspend": True}))
-    owner = {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "name": "j", "controller": True}
-    owner["uid"] = job["metadata"]["uid"]
+    uid = job["metadata"]["uid"]
+    owner = {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "name": "j", "controller": True, "uid": uid}
     suspended = {"type": "Suspended", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     note = {SUSPEND_ANNOTATION: "true"}
     runners = {"name": "j-runner", "namespace": "t", "ownerReferences": [owner], "annotations": note}
-    shard = {"name": shard_name("j", owner["uid"], 0), "namespace": "t", "ownerReferences": [owner]}
+    shard = {"name": shard_name("j", uid, 0), "namespace": "t", "ownerReferences": [owner]}
     api.put("RolloutShard", {"kind": "RolloutShard", "metadata": shard})
     spec, status = {"suspend": True}, {"conditions": [suspended]}
     api.put("Job", {"kind": "Job", "metadata": runners, "spec": spec, "status": status})
