@@ -111,6 +111,9 @@ class IntentRecord(ApiModel):
     """The messages after those."""
     tools: list[dict[str, Any]] | None = None
     """Tool definitions; None when they are the parent turn's."""
+    repeated: dict[int, tuple[int, int]] = {}
+    """In segments alone: by position among the messages and then the tools, the turn and position at which an earlier record
+    has the same one."""
     branch: int = 0
     """Set by `message_tree.linear`, not in the journal: counts up each time the messages do not extend the turn before."""
     request_digest: str | None = None

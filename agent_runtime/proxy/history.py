@@ -6,8 +6,9 @@ from typing import Any
 
 from agent_runtime.models.base import ModelReply, TokenPrefix
 from agent_runtime.proxy.conversation import Conversations, Known
-from agent_runtime.proxy.limits import Spent, conversation_bytes
+from agent_runtime.proxy.limits import REPEATED_BYTES, Spent, conversation_bytes
 from agent_runtime.recording.answers import recorded_answer
+from agent_runtime.recording.repeats import digest_of_message
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
 
 Tools = Sequence[Mapping[str, Any]]
@@ -43,6 +44,8 @@ class History:
         self.spent = Spent()
         self.next_turn = 0
         self._conversations = Conversations()
+        self._held: dict[bytes, dict[str, Any]] = {}
+        """Messages and tool definitions of all intents. Those that are repeated are held once."""
         self._ids: tuple[int, list[int]] = -1, []
         responses = {record.turn: record for record in records if isinstance(record, ResponseRecord)}
         for intent in (record for record in records if isinstance(record, IntentRecord)):
@@ -57,7 +60,11 @@ class History:
         """A call is dispatched."""
         self.next_turn = max(self.next_turn, intent.turn + 1)
         self.spent.requests += 1
-        self.spent.conversation_bytes += conversation_bytes([intent.messages, intent.tools])
+        for messages in (intent.messages, intent.tools or []):
+            for position, message in enumerate(messages):
+                key = digest_of_message(message)
+                self.spent.conversation_bytes += REPEATED_BYTES if key in self._held else conversation_bytes(message)
+                messages[position] = self._held.setdefault(key, message)
 
     def add(self, intent: IntentRecord, response: ResponseRecord) -> None:
         """A call is answered."""

@@ -13,8 +13,10 @@ BODY_BYTES = 64 << 20
 """Larger than the conversation of any context window of today, image data included."""
 
 CONVERSATION_BYTES = 512 << 20
-"""What is recorded stays in memory. A program that writes its history anew in each call, three screenshots of 1 MB in it,
-comes to some 170 calls with it."""
+"""What is recorded stays in memory."""
+
+REPEATED_BYTES = 256
+"""What a message takes that an earlier request had: its places in lists and in the tree of conversations."""
 
 VALUE_BYTES = 64
 """What Python takes for an empty list or object, so for the least of the values that JSON can name with one byte."""
@@ -38,7 +40,8 @@ class Limits(ApiModel):
     body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = BODY_BYTES
     """One request's body."""
     conversation_bytes: Count = CONVERSATION_BYTES
-    """What all requests add to the conversations, `VALUE_BYTES` for each value of their JSON included."""
+    """What all requests add to the conversations, `VALUE_BYTES` for each value of their JSON included. A message that an
+    earlier request had counts as `REPEATED_BYTES`."""
 
 
 @dataclass(slots=True)

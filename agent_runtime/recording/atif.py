@@ -18,6 +18,7 @@ from rollout_api.rollout_job import RolloutJob
 from rollout_api.version import VERSION
 
 SCHEMA_VERSION: Final = "ATIF-v1.7"
+_REPEATED_CHARACTERS: Final = 1000
 
 
 def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict[str, Any] | None:
@@ -34,7 +35,8 @@ def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict
             if message.get("role") != "tool" or message.get("tool_call_id") not in answered:
                 # A new branch repeats messages of an earlier one; within a branch, a repeated message was sent again.
                 repeated = turn.branch != branch_before and _canonical(message) in seen
-                steps.append(_message_step(message, turn, copied=repeated or turn.number <= copied_turn))
+                step = _message_step(message, turn, copied=repeated or turn.number <= copied_turn)
+                steps.append(step | {"message": _head_of(step["message"])} if repeated else step)
             seen.add(_canonical(message))
         if turn.response is not None:
             steps.append(_agent_step(turn, turn.response, copied=turn.number <= copied_turn))
@@ -61,6 +63,13 @@ def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict
             "total_steps": len(steps),
         },
     }
+
+
+def _head_of(text: str) -> str:
+    """The text of a step that an earlier one has whole. Histories that are written anew in each call repeat all of it."""
+    if (omitted := len(text) - _REPEATED_CHARACTERS) <= 0:
+        return text
+    return f"{text[:_REPEATED_CHARACTERS]}\n[… {omitted} characters omitted: an earlier step has the whole message …]"
 
 
 def _message_step(message: Message, turn: Turn, *, copied: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent_runtime.recording import segments
+from agent_runtime.recording.repeats import restored
 from agent_runtime.recording.segments import Closing, RecordCorrupt
 from agent_runtime.recording.store import Store
 from rollout_api.records import ObjectDigest, Record
@@ -126,7 +127,7 @@ class AttemptFolder:
 
     async def records(self) -> list[Record]:
         """The records of all epochs in order, as they stand now. Raises RecordCorrupt."""
-        return [record for epoch in (await self.read()).values() for record in epoch.records]
+        return restored(self._path, [record for epoch in (await self.read()).values() for record in epoch.records])
 
 
 def digest_of(key: str, data: bytes) -> ObjectDigest:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from agent_runtime.recording import segments
 from agent_runtime.recording.attempt_folder import AttemptFolder, Claim, EpochSegments, digest_of
+from agent_runtime.recording.repeats import Repeats, restored
 from agent_runtime.recording.segments import Closing
 from rollout_api.records import ObjectDigest, Record
 
@@ -42,6 +43,7 @@ class EpochLog:
         self._next = 0
         self._unsettled: tuple[bytes, Sequence[Record]] | None = None
         self._records: list[Record] = []
+        self._repeats = Repeats()
 
     @classmethod
     async def claim(cls, folder: AttemptFolder, name: str) -> "EpochLog":
@@ -83,7 +85,9 @@ class EpochLog:
                 encoded = json.dumps(start, separators=(",", ":")).encode()
                 if not await self._store.create(self._folder.start_key(self.epoch), encoded):
                     raise Superseded(f"{self.name}: somebody else has begun it")
-                self._records = [record for found in earlier.values() for record in found.records]
+                found_records = [record for found in earlier.values() for record in found.records]
+                self._records = restored(self.name, found_records)
+                self._repeats = Repeats(self._records)
                 self.objects = [digest for found in earlier.values() for digest in found.objects]
                 self._begun = True
         return list(self._records)
@@ -99,7 +103,7 @@ class EpochLog:
         async with self._lock:
             await self._settle()
             if records:
-                self._unsettled = segments.encode(records), records
+                self._unsettled = self._repeats.encode(records), records
                 await self._settle()
 
     async def settle(self) -> None:

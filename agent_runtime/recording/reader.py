@@ -14,6 +14,7 @@ from agent_runtime.recording.job_record import (
     read_job_file,
 )
 from agent_runtime.recording.message_tree import linear
+from agent_runtime.recording.repeats import restored
 from agent_runtime.recording.results import statistics_of
 from agent_runtime.recording.seals import StoredSeals, parse_seal, read_seals
 from agent_runtime.recording.segments import Closing, RecordCorrupt, decode
@@ -89,7 +90,8 @@ class RunReader:
         """
         seal = self.seals.get(index)
         if seal is not None and attempt in (None, seal.result.attempt):
-            return [record for key in seal.objects for record in await self._sealed_records(key)]
+            sealed = [record for key in seal.objects for record in await self._sealed_records(key)]
+            return restored(f"attempts/{index}/{seal.result.attempt}", sealed)
         attempts = await self.attempts(index)
         if not attempts or attempt not in (None, *attempts):
             known = f"it has {', '.join(map(str, attempts))}" if attempts else "none was begun"

@@ -315,6 +315,20 @@ async def test_over_budget_is_refused_and_after_a_while_told_once(
     assert told.empty()
 
 
+async def test_rewritten_history_counts_its_new_messages_alone_also_after_a_takeover() -> None:
+    bench = Bench(Limits(conversation_bytes=240_000))
+    history = [{"role": "user", "content": f"{number} {'x' * 10_000}"} for number in range(20)]
+    for number in range(3, 20):
+        await bench.ask([{"role": "user", "content": f"rewritten {number}"}, *history[number - 3 : number]])
+    bench.opened()
+    await bench.ask([{"role": "user", "content": "taken over"}, *history])
+    intents = bench.recorded(IntentRecord)
+    assert len({id(message) for intent in intents for message in intent.messages if "xx" in message["content"]}) == 20
+    await bench.ask([{"role": "user", "content": "new" * 10_000}])
+    with pytest.raises(Refused, match="240000 bytes of conversation are used up"):
+        bench.begin()
+
+
 async def test_the_time_of_a_session_also_ends_a_call_that_runs() -> None:
     bench = Bench(Limits(seconds=1))
     bench.session.settings.__dict__["created"] = time.time() - 0.95

@@ -265,6 +265,16 @@ def test_trajectory_is_valid_when_arguments_are_nested_deeply(conversation: list
     assert last.extra == (None if depth == DEEPEST else {"written": written})
 
 
+def test_trajectory_has_the_head_of_a_message_that_a_new_branch_repeats(conversation: list[Record]) -> None:
+    long: Message = {"role": "user", "content": "x" * 5000}
+    asked = [IntentRecord(turn=turn, time=3, keep=0, messages=[long], branch=turn) for turn in (2, 3)]
+    found = checked([*conversation, asked[0], answer(2), asked[1], answer(3)])
+    assert found is not None
+    whole, repeated = (step.message for step in found.steps if "xxx" in step.message)
+    assert whole == long["content"]
+    assert repeated == f"{'x' * 1000}\n[… 4000 characters omitted: an earlier step has the whole message …]"
+
+
 def test_rewritten_history_is_marked_as_copied_and_as_a_branch(conversation: list[Record]) -> None:
     compacted: list[Message] = [
         {"role": "user", "content": "fix it"},
