@@ -117,13 +117,16 @@ class MemoryApi:
 
 @contextlib.asynccontextmanager
 async def operator_on(
-    api: MemoryApi, config: OperatorConfig = CONFIG, may_write: Callable[[], bool] = lambda: True
+    api: MemoryApi,
+    config: OperatorConfig = CONFIG,
+    may_write: Callable[[], bool] = lambda: True,
+    writes_in_flight: int = 16,
 ) -> AsyncIterator[Loop]:
     """The operator's loop, at work on what is stored and on every change."""
     kube = cast("KubeApi", api)
     cache, memory, keys = Cache(), Memory(), KeyRing(kube)
     errands = Errands(cast("Any", None), may_ask=lambda: False)
-    limits = Budgets(creates_per_second=10_000, deletes_per_second=10_000)
+    limits = Budgets(creates_per_second=10_000, deletes_per_second=10_000, writes_in_flight=writes_in_flight)
     execution = Execution(kube, cache, memory, keys, errands, limits, may_write)
     metrics = Metrics(cache, lambda: True)
     controllers = [rollout_job.CONTROLLER, sandbox.CONTROLLER, model_server.CONTROLLER]

@@ -253,6 +253,24 @@ def test_suspending_a_job_of_many_sandboxes_leaves_the_operator_healthy(monkeypa
     asyncio.run(run())
 
 
+def test_a_waiting_write_is_not_made_when_the_lease_is_lost_meanwhile() -> None:
+    api, leads = MemoryApi(), True
+    for name in ("i", "j", "k"):
+        api.put("RolloutJob", manifest("RolloutJob", name, JOB_SPEC))
+    api.seconds = 0.5
+
+    async def run() -> None:
+        nonlocal leads
+        async with operator_on(api, may_write=lambda: leads, writes_in_flight=1):
+            await until(lambda: api.most_at_once, "the first create is under way, and the others wait for it")
+            leads = False
+            await until(lambda: api.writes, "it is made")
+            await asyncio.sleep(1)
+            assert api.writes == ["create Secret"]
+
+    asyncio.run(run())
+
+
 def test_operator_that_regains_its_lease_during_a_write_works_again() -> None:
     api, answers = drained_job(2), [True, False]
     api.seconds = 0.2  # The lease is lost between two deletes, and regained before the first one is answered.
