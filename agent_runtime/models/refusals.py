@@ -62,9 +62,11 @@ def final_refusal(where: str, status: int, error: str) -> ModelError:
     """What a final status stands for that is neither a key's nor a path's."""
     if (unfit := config_refusal(where, error)) is not None:
         return unfit
-    # 422 is what FastAPI says of a body that does not fit.
-    kind = RequestRefused if status in (400, 422) else ModelError
-    return kind("BadRequest", f"{where} answers {status}: {error}")
+    message = f"{where} answers {status}: {error}"
+    if status in (400, 422):  # 422 is what FastAPI answers to a body that does not fit
+        return RequestRefused("BadRequest", message)
+    # No credit left, gone, no content: the request is not the cause.
+    return ModelError("ServerError", message)
 
 
 def config_refusal(where: str, error: str) -> ModelConfigError | None:

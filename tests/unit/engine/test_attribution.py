@@ -24,6 +24,7 @@ from agent_runtime.engine.branching_checkpoints import NoSuchCheckpoint
 from agent_runtime.engine.staleness_policy import StalePolicy
 from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
+from agent_runtime.models.refusals import final_refusal
 from agent_runtime.plugins.of_rollout import PluginFailed
 from agent_runtime.recording.artifacts import ArtifactsTooLarge
 from agent_runtime.recording.epoch_log import Superseded
@@ -280,6 +281,12 @@ def test_infrastructure_is_never_a_reward(error: Exception, situation: Situation
 @given(policys, situations.filter(lambda s: not s.exposed and s.phase is not Phase.COLLECTING))
 def test_nothing_is_the_policys_doing_before_it_has_acted(error: Exception, situation: Situation) -> None:
     assert attribute(error, situation).action in (Action.RETRY_ATTEMPT, Action.RETRY_GRADING)
+
+
+@pytest.mark.parametrize("status", [204, 402, 404, 410, 451])
+def test_status_that_refuses_no_request_never_grades_what_was_begun(status: int) -> None:
+    assert attribute(final_refusal("http://model", status, "no credit left"), SHARED).action is Action.RETRY_ATTEMPT
+    assert attribute(final_refusal("http://model", 400, "logit_bias"), SHARED).action is Action.COMPLETE
 
 
 def every_subclass(of: type[BaseException]) -> list[type[BaseException]]:
