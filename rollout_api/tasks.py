@@ -104,10 +104,9 @@ class TaskVerifier(ApiModel):
     """`junit`: the report that the commands write, relative to the working directory."""
     collect: Annotated[list[Command], Field(max_length=64)] = []
     """Run in the agent's workspace when it is done, before its artifacts are taken; for mode Separate."""
-    prepare: Annotated[list[Command], Field(max_length=64)] = []
-    """Run in the workspace that grades before the artifacts come into it; for mode Separate."""
-    artifacts_folder: Path | None = None
-    """The folder, relative to the working directory, that alone goes to the grading, over `spec.verifier.artifacts`."""
+    artifacts: Annotated[list[Path], Field(max_length=256)] = []
+    """Files and folders that alone go to the same places of the grading, over `spec.verifier.artifacts`. Relative to the
+    working directory, or absolute."""
     reward: RewardRule | None = None
     """How the verdicts become a reward, instead of `spec.verifier.reward`."""
     mode: VerifierMode | None = None
@@ -119,12 +118,12 @@ class TaskVerifier(ApiModel):
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Image of the workspace that grades, for mode Separate; the task's own when left out."""
 
-    @field_validator("artifacts_folder")
+    @field_validator("artifacts")
     @classmethod
-    def _artifacts_folder_is_inside(cls, path: str | None) -> str | None:
-        if path is not None and path.startswith("/"):
-            raise ValueError(f"{path!r} is absolute; expected a folder relative to the working directory")
-        return None if path is None else _without_parents(path)
+    def _artifacts_are_below_the_root(cls, paths: list[str]) -> list[str]:
+        if any(not path.strip("/.") and path.startswith("/") for path in paths):
+            raise ValueError("the root folder cannot be carried; name what is in it")
+        return [_without_parents(path) for path in paths]
 
     @model_validator(mode="after")
     def _report_belongs_to_junit(self) -> Self:
@@ -176,7 +175,7 @@ class TaskStep(ApiModel):
     @field_validator("verifier")
     @classmethod
     def _is_graded_where_it_was_worked(cls, verifier: TaskVerifier | None) -> TaskVerifier | None:
-        given = verifier and (verifier.image or verifier.collect or verifier.prepare or verifier.artifacts_folder)
+        given = verifier and (verifier.image or verifier.collect or verifier.artifacts)
         if verifier is not None and (given or verifier.mode is VerifierMode.SEPARATE):
             raise ValueError(
                 "a step is graded in the agent's own workspace; leave mode Separate and what belongs to it out"

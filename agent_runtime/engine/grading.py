@@ -3,15 +3,15 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from agent_runtime.engine.attribution import Action, Phase, Situation, attribute
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import SpoolFull
 from agent_runtime.sandboxes.base import INTERRUPTED, Fence, SandboxFailure, SandboxProvider, Workspace, WorkspaceSpec
-from agent_runtime.verification.artifacts import carry_rules
-from agent_runtime.verification.grade import CommandWatch, VerifierUnavailable, grade, require_startable
+from agent_runtime.verification.artifacts import artifact_paths, carry_rules
+from agent_runtime.verification.grade import CommandWatch, grade, require_startable
 from rollout_api.base import quantity_value
 from rollout_api.records import ArtifactsRecord, StopRecord, Verdict
 from rollout_api.rollout_job import Verifier
@@ -50,24 +50,12 @@ async def collect(task: Task, workspace: Workspace, turn: int) -> str | None:
     A failure is the policy's doing: the same commands ran well in the state that it was given. What they did not leave is
     not there to be graded. Raises WorkspaceLimit and SandboxFailure from the workspace.
     """
-    return await _run_all("collect", task.verifier.collect if task.verifier else (), task, workspace, turn)
-
-
-async def _prepare(task: Task, workspace: Workspace, turn: int) -> None:
-    """Run `verifier.prepare` in the workspace that grades, without anything of the agent in it."""
-    commands = task.verifier.prepare if task.verifier else ()
-    if (failure := await _run_all("prepare", commands, task, workspace, turn)) is not None:
-        raise VerifierUnavailable(failure)
-
-
-async def _run_all(field: str, commands: Sequence[str], task: Task, workspace: Workspace, turn: int) -> str | None:
-    """Run the commands of that field of the verifier. Why one failed, the rest not run; None when all ran well."""
-    for number, command in enumerate(commands):
+    for number, command in enumerate(task.verifier.collect if task.verifier else ()):
         seconds = task.timeouts.verifier_seconds
-        result = await workspace.run(command, key=f"{turn}:{field}-{number}", deadline_seconds=seconds)
+        result = await workspace.run(command, key=f"{turn}:collect-{number}", deadline_seconds=seconds)
         if not result.ok:
             output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
-            return f"verifier.{field}[{number}] failed with {result.cause or result.exit_code}: {output}"
+            return f"verifier.collect[{number}] failed with {result.cause or result.exit_code}: {output}"
     return None
 
 
@@ -78,14 +66,14 @@ async def store_artifacts(
     nothing = ArtifactsRecord(time=time.time())
     if task.verifier is None or verifier.mode is VerifierMode.SHARED:
         return stop, nothing
-    folder = task.verifier.artifacts_folder or "."
     try:
         await workspace.kill_all(key=f"{key_turn}:end-agent")
         if failed := await collect(task, workspace, key_turn):
             stop = stop.model_copy(update={"message": "; ".join(filter(None, (stop.message, failed)))})
+        folder, paths = artifact_paths(task, workspace.working_dir)
         stored = await _store_when_there_is_room(
             journal,
-            lambda: workspace.tar(folder),
+            lambda: workspace.tar(folder, parts=paths),
             int(quantity_value(verifier.artifacts_limit)),
         )
     except Exception as error:
@@ -140,7 +128,6 @@ async def grade_artifacts(
             )
             # From here on, what cannot start or is lost may be so because of what the policy made.
             apart = await require_startable(task, workspace, key_turn=turn)
-            await _prepare(task, workspace, turn)
             exposed = True
             folder, rules = carry_rules(task, verifier, workspace.working_dir)
             dropped = await workspace.carry(folder, rules, artifacts(), key=f"{turn}:artifacts")

@@ -73,7 +73,7 @@ async def show_list(call: Call) -> Reply:
 async def pack(call: Call) -> Reply | StreamedReply:
     """GET /workspaces/{w}/tar"""
     query = call.query()
-    arguments = {"path": query.text("path"), "exclude": query.many("exclude")}
+    arguments = {"path": query.text("path"), "parts": query.many("part")}
     query.done()
     return await _download(call, "tar", arguments, _TAR)
 

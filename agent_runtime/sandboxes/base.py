@@ -243,8 +243,11 @@ class Workspace(Protocol):
     async def list(self, path: str, *, key: str | None = None) -> list[FileStat]:
         """Entries of a folder, sorted by name. Raises FileError."""
 
-    def tar(self, path: str, *, exclude: Sequence[str] = ()) -> AsyncIterator[bytes]:
-        """A tar of a file or folder, names relative to it, as a stream."""
+    def tar(self, path: str, *, parts: Sequence[str] = ()) -> AsyncIterator[bytes]:
+        """A tar of a file or folder, names relative to it, as a stream.
+
+        With `parts`, of these files and folders in it alone: those that are there, and may be read.
+        """
 
     async def untar(
         self,
@@ -262,9 +265,9 @@ class Workspace(Protocol):
         """
 
     async def carry(
-        self, path: str, rules: Mapping[str, Any], data: AsyncIterator[bytes], *, key: str
+        self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
     ) -> Sequence[str]:
-        """Bring the tar of an agent's tree into a folder of the prepared state, by the executor's rules for that.
+        """Bring the tar of an agent's files into a folder of the prepared state, by the executor's rules for each part.
 
         Returns what was left out and why, one line each. Raises FileError. See docs/executor.md.
         """

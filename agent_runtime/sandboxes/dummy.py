@@ -321,15 +321,15 @@ class DummyWorkspace:
         entries: list[FileStat] = await self._once("list", key, (path,), work)
         return entries
 
-    async def tar(self, path: str, *, exclude: Sequence[str] = ()) -> AsyncIterator[bytes]:
-        """See Workspace. `exclude` are names of top-level entries here."""
+    async def tar(self, path: str, *, parts: Sequence[str] = ()) -> AsyncIterator[bytes]:
+        """See Workspace."""
         await self._enter_call("tar", None)
         full, buffer = self._absolute(path), io.BytesIO()
         files = self._state.files
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             for below in files.below(full) or [full]:
                 relative = posixpath.relpath(below, full) if below != full else posixpath.basename(full)
-                if relative.split("/")[0] in exclude:
+                if parts and not any(part in (".", relative) or relative.startswith(f"{part}/") for part in parts):
                     continue
                 entry = tarfile.TarInfo(relative)
                 data = self._existing(below)
@@ -338,10 +338,11 @@ class DummyWorkspace:
         yield buffer.getvalue()
 
     async def carry(
-        self, path: str, rules: Mapping[str, Any], data: AsyncIterator[bytes], *, key: str
+        self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
     ) -> Sequence[str]:
-        """See Workspace: here the tar takes the place of all that is in the folder."""
-        await self.remove(path, key=f"{key}-before")
+        """See Workspace: here the tar takes the place of all that is in its parts."""
+        for number, form in enumerate(rules):
+            await self.remove(posixpath.normpath(posixpath.join(path, form["root"])), key=f"{key}-before-{number}")
         await self.untar(path, data, key=key)
         return []
 

@@ -311,9 +311,9 @@ class ExecutorWorkspace:
         reply = await self._file("GET", "list", path, key)
         return sorted((file_stat(entry["name"], entry) for entry in reply.json()["entries"]), key=lambda s: s.name)
 
-    async def tar(self, path: str, *, exclude: Sequence[str] = ()) -> AsyncIterator[bytes]:
+    async def tar(self, path: str, *, parts: Sequence[str] = ()) -> AsyncIterator[bytes]:
         """See Workspace."""
-        query = [("path", self._absolute(path)), *(("exclude", pattern) for pattern in exclude)]
+        query = [("path", self._absolute(path)), *(("part", part) for part in parts)]
         async for chunk in self._client.stream(f"{self._path}/tar", query):
             yield chunk
 
@@ -330,7 +330,7 @@ class ExecutorWorkspace:
         await self._file("PUT", "tar", path, key, [("ancestors", ancestors), *_owned(owner)], data)
 
     async def carry(
-        self, path: str, rules: Mapping[str, Any], data: AsyncIterator[bytes], *, key: str
+        self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
     ) -> Sequence[str]:
         """See Workspace. A connection that breaks ends it as it ends `untar`."""
 

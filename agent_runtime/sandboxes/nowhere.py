@@ -57,7 +57,7 @@ class Nowhere:
         """Refused."""
         raise _none()
 
-    def tar(self, path: str, *, exclude: Sequence[str] = ()) -> AsyncIterator[bytes]:
+    def tar(self, path: str, *, parts: Sequence[str] = ()) -> AsyncIterator[bytes]:
         """Refused."""
         raise _none()
 
@@ -66,7 +66,7 @@ class Nowhere:
         raise _none()
 
     async def carry(
-        self, path: str, rules: Mapping[str, Any], data: AsyncIterator[bytes], *, key: str
+        self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
     ) -> Sequence[str]:
         """Refused."""
         raise _none()

@@ -23,8 +23,6 @@ from rollout_api.tasks import StepReward, Task, TaskFile, TaskStep, TaskVerifier
 CONFIG: Final = "task.toml"
 TESTS, SOLUTION, CONVENTION = "/tests", "/solution", "/logs/artifacts"
 LOGS, MARK = ("/logs/agent", CONVENTION), ".rollout"
-COLLECTED: Final = ".rollout-artifacts"
-"""Where artifacts wait in the working directory to be carried to the grading."""
 
 NO_AGENT_LIMIT: Final = 86_400
 """Seconds of an agent without `timeout_sec`: Harbor has no limit, a sandbox's life is a day."""
@@ -357,19 +355,17 @@ class _Reader:
         variables |= {variable.name: variable for variable in self.env("verifier.environment.env")}
         if path != "verifier":
             variables |= {variable.name: variable for variable in self.env(f"{path}.env")}
-        carried = self.carried() if self.is_separate() and path == "verifier" else None
-        gather, restore = ("", "") if carried is None else carried
+        is_separate = self.is_separate() and path == "verifier"
         return TaskVerifier(
             kind=VerifierKind.REWARD_FILE,
             files=list(files.values()),
-            commands=[f"{restore}{command}"],
+            commands=[command],
             env=list(variables.values()),
             user=user,
-            mode=VerifierMode.SHARED if carried is None else VerifierMode.SEPARATE,
-            collect=[] if carried is None else [f"{self.hooks()}{gather}"],
-            prepare=[] if carried is None else [gather],
-            artifacts_folder=None if carried is None else COLLECTED,
-            image=None if carried is None else self.grading_image(),
+            mode=VerifierMode.SEPARATE if is_separate else VerifierMode.SHARED,
+            collect=self.hooks() if is_separate else [],
+            artifacts=self.artifacts() if is_separate else [],
+            image=self.grading_image() if is_separate else None,
         )
 
     def grading_image(self) -> str | None:
@@ -384,40 +380,21 @@ class _Reader:
             return None
         return self.built("tests", f"{self.folder.name}-tests", "verifier.environment.build_timeout_sec")
 
-    def hooks(self) -> str:
-        """What runs in the agent's workspace before its artifacts are gathered. Those of other services are reported."""
-        return "".join(f"{hook.get('command', ':')}\n" for hook in self.verifier.get("collect", []))
+    def hooks(self) -> list[str]:
+        """What runs in the agent's workspace before its artifacts are taken. Those of other services are reported."""
+        return [f"{hook.get('command', ':')}\ntrue" for hook in self.verifier.get("collect", [])]
 
-    def carried(self) -> tuple[str, str]:
-        """Shell scripts that gather the declared artifacts, and that put them back where they were.
-
-        Links are followed both times: one that the agent made must not lead the grading to the grading's own files. The
-        grading's own are gathered first, and the agent's carried over them: so what Python loads by itself is protected
-        by the same rules as in any prepared folder.
-        """
+    def artifacts(self) -> list[str]:
+        """What the grading gets: the folder by convention, and what is declared."""
         entries = [
             entry if isinstance(entry, str) else entry.get("source", "")
             for entry in self.value("artifacts", list) or []
         ]
-        working_dir = self.working_dir or "."
         sources = dict.fromkeys([CONVENTION, *(posixpath.normpath(str(entry)) for entry in entries)])
-        gather, restore = f"rm -rf {COLLECTED}; mkdir -p {COLLECTED}\n", ""
-        for number, source in enumerate(sources):
-            full = posixpath.normpath(posixpath.join(working_dir, source))
-            kept, there = f"{COLLECTED}/{number}", shlex.quote(source)
-            if posixpath.commonpath(["/", full]) == "/" and f"{working_dir}/".startswith(f"{full.rstrip('/')}/"):
-                if full != posixpath.normpath(working_dir):
-                    self.refuse("artifacts", f"{source!r} holds the working directory; name what is in it")
-                gather += (
-                    f"mkdir -p {kept}; for entry in ./* ./.[!.]*; do\n"
-                    f'  [ "$entry" = ./{COLLECTED} ] || [ ! -e "$entry" ] || cp -rL "$entry" {kept}/\ndone\n'
-                )
-                restore += f"[ ! -d {kept} ] || cp -rL {kept}/. .\n"
-                continue
-            gather += f"[ ! -e {there} ] || cp -rL {there} {kept}\n"
-            parent = shlex.quote(posixpath.dirname(source) or ".")
-            restore += f"[ ! -e {kept} ] || {{ mkdir -p {parent}; rm -rf {there}; cp -rL {kept} {there}; }}\n"
-        return f"{gather}true", restore
+        for source in sources:
+            if not source.strip("/") or ".." in source.split("/"):
+                self.refuse("artifacts", f"{source!r} cannot be carried; expected a file or folder below the root")
+        return list(sources)
 
     # Steps
 

@@ -68,7 +68,7 @@ def task_of(instance: Mapping[str, Any]) -> Task:
                     _PROGRAM_FILE,
                 ],
                 "collect": [repository.COLLECT_PATCH],
-                "artifactsFolder": repository.PATCH_FOLDER,
+                "artifacts": [repository.PATCH_FOLDER],
                 "reward": "AllOrNothing",
             },
             "timeouts": TIMEOUTS,

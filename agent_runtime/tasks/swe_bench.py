@@ -109,7 +109,7 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
                     *([_REPORT_TESTS] if verifier["kind"] == "junit" else []),
                 ],
                 "collect": [repository.COLLECT_PATCH],
-                "artifactsFolder": repository.PATCH_FOLDER,
+                "artifacts": [repository.PATCH_FOLDER],
                 "reward": "AllOrNothing",
             },
             "timeouts": TIMEOUTS,

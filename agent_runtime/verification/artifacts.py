@@ -7,42 +7,94 @@ these rules to the real tree; docs/verification.md tells what this closes, and w
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED, TEST_FILES
 from rollout_api.rollout_job import Verifier
-from rollout_api.tasks import Task, VerifierKind
+from rollout_api.tasks import Task, TaskFile, VerifierKind
 
-_SEARCHED = re.compile(r"""(?<![A-Za-z_])(PATH|PYTHONPATH)=((?:`pwd`|\$\(pwd\)|[^\s'"`;&|]|"[^"]*"|'[^']*')+)""")
-_BETWEEN = re.compile(r"""[:'"]|(?:\$\{?PWD\}?|\$\(pwd\)|`pwd`)/?""")
+_SCRIPT_CHARACTERS = 1 << 20
+"""Longest base64 of a hidden file in which folders are looked for."""
+
+_WORD = r"""((?:`pwd`|\$\(pwd\)|[^\s'"`;&|()]|"[^"\n]*"|'[^'\n]*')+)"""
+_SEARCHED = re.compile(rf"(?<![A-Za-z_])(PATH|PYTHONPATH)={_WORD}")
+_ENTERED = re.compile(rf"(?:(?<![\w.-])(?:cd|pushd)(?:[ \t]+--)?[ \t]+|\bchdir\(|\bcwd=){_WORD}")
+_HERE = re.compile(r"\$\{?PWD\}?(?=/|$)|\$\(pwd\)|`pwd`")
 
 
-def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, dict[str, Any]]:
-    """The folder that a task's artifacts go into, and the rules for it that the executor takes."""
-    folder = task.verifier.artifacts_folder if task.verifier else None
-    root = posixpath.normpath(posixpath.join(working_dir, folder or "."))
-    hidden = [posixpath.join(working_dir, file.path) for file in (task.verifier.files if task.verifier else ())]
-    variables = {variable.name: variable.value for variable in (task.verifier.env if task.verifier else ())}
-    commands = task.verifier.commands if task.verifier else []
-    is_pytest = task.verifier is not None and task.verifier.kind is VerifierKind.PYTEST
-    texts = [file.content for file in (task.verifier.files if task.verifier else ()) if file.content]
-    given = [(name, variables.get(name, "")) for name in ("PATH", "PYTHONPATH")]
-    searched: dict[str, list[str]] = {"PATH": [], "PYTHONPATH": []}
-    for name, value in [*given, *_SEARCHED.findall("\n".join([*commands, *texts]))]:
-        paths = (posixpath.join(working_dir, path) for path in _BETWEEN.split(value) if path)
-        searched[name] += [posixpath.relpath(path, root) for path in paths if is_below(path, root)]
-    return folder or ".", {
-        "artifacts": verifier.artifacts if folder is None else ["."],
-        "hidden": [posixpath.relpath(path, root) for path in hidden if is_below(path, root)],
-        "importRoots": searched["PYTHONPATH"],
-        "programFolders": searched["PATH"],
-        "names": sorted(LOADED_BY_THEMSELVES),
-        "tests": [*TEST_FILES, *(_named_tests(commands) if is_pytest else ())],
-        "options": [text for text in (*variables.values(), *commands, *texts) if "python_files" in text],
-        "metadata": METADATA_SUFFIXES,
-        "modules": sorted(SHADOWED),
-    }
+def artifact_paths(task: Task, working_dir: str) -> tuple[str, list[str]]:
+    """The folder that a task's artifacts lie below, and their paths relative to it, none of them in another one."""
+    given = (task.verifier.artifacts if task.verifier else None) or ["."]
+    paths = {posixpath.normpath(posixpath.join(working_dir, path)) for path in given}
+    base = posixpath.commonpath([posixpath.normpath(working_dir), *paths])
+    return base, sorted(
+        posixpath.relpath(path, base) for path in paths if not any(is_below(path, other) for other in paths)
+    )
+
+
+def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, list[dict[str, Any]]]:
+    """The folder that a task's artifacts lie below, and the rules for each of them that the executor takes."""
+    spec = task.verifier
+    own, files, commands = (spec.artifacts, spec.files, spec.commands) if spec else ([], [], [])
+    is_pytest = spec is not None and spec.kind is VerifierKind.PYTEST
+    variables = {variable.name: variable.value for variable in (spec.env if spec else ())}
+    texts = [*commands, *map(_text, files)]
+    hidden = [posixpath.join(working_dir, file.path) for file in files]
+    searched = _searched(working_dir, variables, texts)
+    base, paths = artifact_paths(task, working_dir)
+
+    def inside(path: str, places: Iterable[str]) -> list[str]:
+        root = posixpath.normpath(posixpath.join(base, path))
+        normal = map(posixpath.normpath, places)
+        return [posixpath.relpath(place, root) for place in normal if place == root or is_below(place, root)]
+
+    return base, [
+        {
+            "root": path,
+            "artifacts": ["."] if own else verifier.artifacts,
+            "hidden": inside(path, hidden),
+            "importRoots": inside(path, searched["PYTHONPATH"]),
+            "programFolders": inside(path, searched["PATH"]),
+            "names": sorted(LOADED_BY_THEMSELVES),
+            "tests": [*TEST_FILES, *(_named_tests(commands) if is_pytest else ())],
+            "options": [text for text in (*variables.values(), *texts) if "python_files" in text],
+            "metadata": METADATA_SUFFIXES,
+            "modules": sorted(SHADOWED),
+        }
+        for path in paths
+    ]
+
+
+def _text(file: TaskFile) -> str:
+    """A file as text, empty where it is none, or larger than a script is."""
+    if file.content is not None:
+        return file.content
+    data = b"" if len(file.content_base64 or "") > _SCRIPT_CHARACTERS else file.data()
+    return "" if b"\0" in data else data.decode(errors="replace")
+
+
+def _searched(working_dir: str, variables: Mapping[str, str], texts: Sequence[str]) -> dict[str, list[str]]:
+    """The folders in which the verifier looks for commands and modules: what its `PATH` and `PYTHONPATH` have.
+
+    Python also imports from the folder that it is started in.
+    """
+    text = "\n".join(texts)
+    folders = [working_dir]
+    for entered in _ENTERED.findall(text):
+        path = _path(entered)
+        folders += [posixpath.join(folder, path) for folder in dict.fromkeys((working_dir, folders[-1]))]
+    searched: dict[str, list[str]] = {"PATH": [], "PYTHONPATH": [*folders]}
+    given = [(name, variables[name]) for name in searched if name in variables]
+    for name, value in [*given, *_SEARCHED.findall(text)]:
+        paths = map(_path, value.split(":"))
+        searched[name] += [posixpath.join(folder, path) for path in paths for folder in folders]
+    return {name: [*dict.fromkeys(map(posixpath.normpath, found))] for name, found in searched.items()}
+
+
+def _path(word: str) -> str:
+    """A word of a shell command as a path, relative to the folder that the shell is in where it names that one."""
+    return _HERE.sub(".", re.sub(r"['\"]", "", word))
 
 
 def _named_tests(commands: Sequence[str]) -> Iterator[str]:

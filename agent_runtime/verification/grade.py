@@ -16,7 +16,7 @@ from agent_runtime.sandboxes.base import (
     WorkspaceLimit,
 )
 from agent_runtime.verification import reward_file
-from agent_runtime.verification.artifacts import is_below
+from agent_runtime.verification.artifacts import artifact_paths, is_below
 from agent_runtime.verification.junit import (
     REPORT_BYTES,
     ReportedTest,
@@ -39,14 +39,16 @@ under the same path for commands and for file calls. It is removed first, and py
 
 _TAKE_OVER = """\
 set -e
-for folder in {folders} "$(pwd -P)"; do
-  [ -e "$folder" ] || continue
-  chown -R -h 0:0 "$folder"
-  chmod -R a-s,go-w "$folder"
-  while [ "$folder" != / ]; do
-    folder=$(dirname "$folder")
-    chown 0:0 "$folder"
-    [ -k "$folder" ] || chmod go-w "$folder"
+for place in {folders}; do
+  [ -e "$place" ] || continue
+  for folder in "$place" "$(readlink -f "$place")"; do
+    chown -R -h 0:0 "$folder"
+    chmod -R a-s,go-w "$folder"
+    while [ "$folder" != / ]; do
+      folder=$(dirname "$folder")
+      chown 0:0 "$folder"
+      [ -k "$folder" ] || chmod go-w "$folder"
+    done
   done
 done
 """
@@ -155,6 +157,10 @@ class _Grading:
     ) -> None:
         self.task, self.spec, self.rules, self.workspace, self.turn = task, spec, rules, workspace, turn
         self.watch, self.apart = watch, apart
+        folder, paths = artifact_paths(task, workspace.working_dir)
+        carried = (posixpath.normpath(posixpath.join(folder, path)) for path in paths)
+        self.places = list(dict.fromkeys([posixpath.normpath(workspace.working_dir), *carried]))
+        """The working directory, and where the artifacts come into."""
         self.owner = spec.user or WORKSPACE_USER
         """Of all that is put in for the verifier, and removed before it: its commands read it, and write beside it."""
         self.commands: list[CommandVerdict] = []
@@ -187,11 +193,8 @@ class _Grading:
             await self.take_over()
 
     async def take_over(self) -> None:
-        """Give the working directory, and the folder of reward files, to root: the workspace's user may only read them."""
-        folders = [
-            self.workspace.working_dir,
-            *([reward_file.FOLDER] if self.spec.kind is VerifierKind.REWARD_FILE else []),
-        ]
+        """Give root the working directory, the artifacts and the reward files: the workspace's user may only read them."""
+        folders = [*self.places, *([reward_file.FOLDER] if self.spec.kind is VerifierKind.REWARD_FILE else [])]
         result = await self.workspace.run(
             _TAKE_OVER.format(folders=shlex.join(folders)),
             key=self.key("take-over"),
@@ -209,33 +212,27 @@ class _Grading:
         return _Failed(message) if is_policys else VerifierUnavailable(message)
 
     async def put_files(self) -> None:
-        """Put all hidden files over whatever stands there, in two calls however many they are."""
+        """Put all hidden files over whatever stands there, in one call for each place however many they are."""
         root = self.workspace.working_dir
-        files = {posixpath.normpath(posixpath.join(root, file.path)): file for file in self.spec.files}
-        inside = {path: file for path, file in files.items() if is_below(path, root)}
-        try:
-            await self.untar_files(root, inside, "replace")
-        except FileError as error:
-            raise self.unavailable(f"the hidden files cannot be written: {error}", error, True) from error
-        try:
-            await self.untar_files("/", {path: file for path, file in files.items() if path not in inside}, "follow")
-        except FileError as error:
-            message = f"the hidden files outside of {root} cannot be written: {error}"
-            raise self.unavailable(message, error, False) from error
+        left = {posixpath.normpath(posixpath.join(root, file.path)): file for file in self.spec.files}
+        for number, place in enumerate((*self.places, "/")):
+            files = {path: file for path, file in left.items() if is_below(path, place)}
+            left = {path: file for path, file in left.items() if path not in files}
+            ancestors: Ancestors = "follow" if place == "/" else "replace"
+            try:
+                if files:
+                    key = self.key(f"files-{number}")
+                    await self.workspace.untar(
+                        place, _tar(place, files), key=key, ancestors=ancestors, owner=self.owner
+                    )
+            except FileError as error:
+                message = f"the hidden files in {place} cannot be written: {error}"
+                raise self.unavailable(message, error, place != "/") from error
 
     def is_carried(self, path: str) -> bool:
-        """It lies in a folder into which the artifacts come, so the agent may have put something in its way."""
-        folders = (self.workspace.working_dir, self.spec.artifacts_folder or ".")
-        here = posixpath.join(self.workspace.working_dir, path)
-        roots = (posixpath.normpath(posixpath.join(self.workspace.working_dir, folder)) for folder in folders)
-        return any(posixpath.commonpath([root, posixpath.normpath(here)]) == root for root in roots)
-
-    async def untar_files(self, folder: str, files: Mapping[str, TaskFile], ancestors: Ancestors) -> None:
-        if files:
-            archive = _tar(folder, files)
-            await self.workspace.untar(
-                folder, archive, key=self.key(f"files-{ancestors}"), ancestors=ancestors, owner=self.owner
-            )
+        """It lies where artifacts come into, so the agent may have put something in its way."""
+        here = posixpath.normpath(posixpath.join(self.workspace.working_dir, path))
+        return any(here == place or is_below(here, place) for place in self.places)
 
     async def remove(self, path: str, name: str) -> None:
         try:

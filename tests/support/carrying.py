@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,14 @@ def piped(write: Callable[[int], Any], read: Callable[[int], Any]) -> Any:
         writer.join()
 
 
-def packed(folder: Path) -> bytes:
+def packed(folder: Path, parts: Sequence[str] = (".",)) -> bytes:
     """The tar that a workspace makes of a folder."""
 
     def read(stream: int) -> bytes:
         with open(stream, "rb", closefd=False) as file:
             return file.read()
 
-    data: bytes = piped(lambda stream: archives.pack(str(folder), stream, ()), read)
+    data: bytes = piped(lambda stream: archives.pack_parts(str(folder), stream, tuple(parts)), read)
     return data
 
 
@@ -60,15 +60,15 @@ def unpack(folder: Path, data: bytes, ancestors: unpacking.Ancestors = "refuse")
     piped(write_all(data), lambda stream: unpacking.unpack(str(folder), stream, ancestors))
 
 
-def rules(*, artifacts: Sequence[str] = (".",), hidden: Sequence[str] = ()) -> dict[str, Any]:
+def rules(*, artifacts: Sequence[str] = (".",), hidden: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The rules of a task with those hidden files."""
     files = [{"path": path, "content": ""} for path in hidden]
     task = Task.model_validate({"name": "t", "prompt": "p", "verifier": {"commands": ["true"], "files": files}})
     return carry_rules(task, Verifier(artifacts=list(artifacts)), "/workspace")[1]
 
 
-def carry(folder: Path, data: bytes, form: dict[str, Any]) -> list[str]:
+def carry(folder: Path, data: bytes, form: Sequence[Mapping[str, Any]]) -> list[str]:
     """Carry a tar into a prepared folder; what was dropped."""
-    body = json.dumps(form).encode() + b"\n" + data
+    body = json.dumps(list(form)).encode() + b"\n" + data
     reply = piped(write_all(body), lambda stream: carrying.carry(os.path.realpath(folder), stream))
     return [*reply["dropped"], *(["more"] if reply["more"] else [])]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fnmatch
 import os
 import stat
 import tarfile
@@ -78,6 +77,10 @@ class _Writer:
         )
         self._first_names: dict[tuple[int, int], str] = {}
         self.entries = 0
+
+    def begin_part(self) -> None:
+        """Link no further entry to an earlier one: each part can be unpacked without the others."""
+        self._first_names.clear()
 
     def close(self) -> Message:
         self._tar.close()
@@ -184,27 +187,43 @@ def walk(
                 os.close(parent)
 
 
-def pack(location: str, stream: int, exclude: tuple[str, ...]) -> Message:
-    """Write the file or folder at `location` as a tar, names relative to it; a lone file has its own name.
-
-    `exclude` are shell patterns, matched against the relative name and against the last part of it; what is excluded is
-    left out with all below it.
-    """
+def pack(location: str, stream: int) -> Message:
+    """Write the file or folder at `location` as a tar, names relative to it; a lone file has its own name."""
     writer = _Writer(stream)
     info = os.stat(location)
     if not stat.S_ISDIR(info.st_mode):
         parent = os.open(os.path.dirname(location), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         writer.add(parent, os.path.basename(location), os.path.basename(location), os.lstat(location))
         return writer.close()
-    skipped: str | None = None
     for parent, name, stored, entry in walk(os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), ""):
-        if skipped is not None and stored.startswith(skipped):
-            continue
-        if any(fnmatch.fnmatchcase(stored, glob) or fnmatch.fnmatchcase(name, glob) for glob in exclude):
-            skipped = f"{stored}/"
-            continue
         with contextlib.suppress(FileNotFoundError):
             writer.add(parent, name, stored, entry)
+    return writer.close()
+
+
+def pack_parts(location: str, stream: int, parts: tuple[str, ...]) -> Message:
+    """Write the files and folders at these paths below `location` as a tar, names relative to `location`.
+
+    A part that is a link is stored as what it leads to; a missing part adds nothing. Files and folders that this process
+    may not read are left out.
+    """
+    writer = _Writer(stream)
+    os.stat(location)
+    for part in map(os.path.normpath, parts):
+        place = os.path.realpath(os.path.join(location, part))
+        prefix = "" if part == "." else f"{part}/"
+        writer.begin_part()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            parent = os.open(os.path.dirname(place), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            info = os.lstat(place)
+            if prefix:
+                writer.add(parent, os.path.basename(place), part, info)
+            if not stat.S_ISDIR(info.st_mode):
+                continue
+            folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            for above, name, stored, entry in walk(folder, prefix, enters=lambda _: True):
+                with contextlib.suppress(FileNotFoundError, PermissionError):
+                    writer.add(above, name, stored, entry)
     return writer.close()
 
 

@@ -1,5 +1,7 @@
 """Brings the tar of an agent's tree into a prepared folder, without what would let the agent decide its own verdict.
 
+A tar may hold several files and folders of the agent. Each goes into its place by itself, in these steps:
+
 1. Walk the prepared folder, and note what of it stays: what is loaded unasked, and virtual environments.
 2. Unpack the tar over it. Nothing that stays is touched, and the folders that lead to it stay folders.
 3. Walk the result. Remove what the agent deleted, and what it planted.
@@ -23,8 +25,8 @@ from typing import IO, Literal
 from agent_runtime.executor.workspaces.archives import COPY_BYTES, PATH_BYTES, walk
 from agent_runtime.executor.workspaces.channel import Message
 from agent_runtime.executor.workspaces.identity import Refused
-from agent_runtime.executor.workspaces.trees import NO_WAIT, make_writable, open_folder, remove_entry
-from agent_runtime.executor.workspaces.unpacking import Target, members
+from agent_runtime.executor.workspaces.trees import NO_WAIT, make_writable, open_folder, remove, remove_entry
+from agent_runtime.executor.workspaces.unpacking import Target, members, time_of
 
 Kind = Literal["file", "folder", "link", "other"]
 
@@ -202,17 +204,20 @@ class Rules:
         return name in self._modules or name.startswith("pytest_")
 
 
-def leads_out(folder: str, path: str, target: str) -> bool:
-    """Whether a link at `path` may lead out of `folder`, which is absolute.
+def leads_out(folder: str, path: str, target: str, others: Iterable[str] = ()) -> bool:
+    """Whether a link at `path` in `folder` may lead out of it, and out of the other folders. All folders are absolute.
 
-    `..` is allowed at the beginning alone, where no other link can have come before it.
+    `..` is allowed at the beginning of a relative target alone, where no other link can have come before it.
     """
-    if target.startswith("/"):
-        inside = os.path.commonpath([folder, target]) == folder
-        return not inside or ".." in target.split("/")
     parts = [part for part in target.split("/") if part not in ("", ".")]
-    ups = next((place for place, part in enumerate(parts) if part != ".."), len(parts))
-    return ".." in parts[ups:] or ups > path.count("/")
+    ups = 0 if target.startswith("/") else next((n for n, part in enumerate(parts) if part != ".."), len(parts))
+    there = os.path.normpath(os.path.join(folder, os.path.dirname(path), target))
+    return ".." in parts[ups:] or all(below(place, there) is None for place in (folder, *others))
+
+
+def below(folder: str, path: str) -> str | None:
+    """The path of `path` relative to `folder`, both absolute and normal; None where it does not lie in the folder."""
+    return os.path.relpath(path, folder) if os.path.commonpath([folder, path]) == folder else None
 
 
 class _Prepared:
@@ -333,8 +338,8 @@ def steps(location: str, path: str) -> list[str]:
             target = os.readlink(here)
             here = "/" if target.startswith("/") else os.path.dirname(here)
             left += reversed(target.split("/"))
-    inside = location.rstrip("/") + "/"
-    return [place.removeprefix(inside) for place in [*found, here] if place.startswith(inside)]
+    relative = [below(location, os.path.normpath(place)) for place in [*found, here]]
+    return [place for place in relative if place is not None and place != "."]
 
 
 def _read(parent: int, name: str) -> str:
@@ -356,39 +361,60 @@ def make_readable(parent: int, name: str, info: os.stat_result) -> None:
         make_writable(parent, name)
 
 
+class _Dropped:
+    """What is not carried, and why, as the verdict tells it."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, str] = {}
+        self._more = 0
+
+    def add(self, path: str, reason: str) -> None:
+        """Note a reason for the verdict, if there is one to tell."""
+        # Every agent that runs Python leaves compiled code behind; to tell of it would hide what was planted.
+        if reason in ("", COMPILED):
+            return
+        if len(self._told) < _TOLD:
+            self._told[path] = reason
+        else:
+            self._more += 1
+
+    def report(self) -> Message:
+        return {"dropped": [f"{_shown(path)} {reason}" for path, reason in self._told.items()], "more": self._more}
+
+
 class _Carrying:
     """One tree on its way in."""
 
-    def __init__(self, location: str, rules: Rules) -> None:
-        self._location, self._rules = location, rules
+    def __init__(self, location: str, shown_as: str, rules: Rules, places: Sequence[str], dropped: _Dropped) -> None:
+        self._location, self._shown_as, self._rules = location, shown_as, rules
+        self._places, self._dropped = places, dropped
         self._prepared = _Prepared(location, rules)
         self._target = Target(location)
         self._placed: dict[str, Kind] = {}
-        self._told: dict[str, str] = {}
-        self._more = 0
-        inside = (path.removeprefix(f"{location}/") for path in rules.programs if path.startswith(f"{location}/"))
-        self._programs = [*inside, *rules.program_folders]
+        inside = (below(location, path) for path in rules.programs)
+        self._programs = [*(path for path in inside if path is not None), *rules.program_folders]
         self._prepared_programs = {entry for folder in self._programs for entry, _ in self._entries(folder)}
 
-    def carry(self, file: IO[bytes]) -> Message:
-        for member, parts, content in members(file):
-            if not parts:
-                continue
-            path = "/".join(parts)
-            reason = self._refusal(member, path, content)
-            if reason is None:
-                self._place(member, parts, path, content)
-            else:
-                self._drop(path, reason)
+    def put(self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None) -> None:
+        """Bring one member in, if the rules let it."""
+        path = "/".join(parts)
+        reason = self._refusal(member, path, content)
+        if reason is None:
+            self._place(member, parts, path, content)
+        else:
+            self._drop(path, reason)
+
+    def finish(self) -> None:
+        """Remove what must not be there, after the last member."""
         self._sweep()
         self._remove_planted_modules()
         self._remove_planted_programs()
         self._target.finish()
-        return {"dropped": [f"{_shown(path)} {reason}" for path, reason in self._told.items()], "more": self._more}
 
     def _place(self, member: tarfile.TarInfo, parts: list[str], path: str, content: IO[bytes] | None) -> None:
         try:
-            self._target.put(member, parts, content)
+            if not self._is_as_it_was(member, path):
+                self._target.put(member, parts, content)
         except PermissionError:
             # The agent had the same rights, so it did not change what stands here either; it may have moved it.
             self._drop(path, "cannot be written by the user of the workspace" if not self._stands(path, member) else "")
@@ -399,6 +425,20 @@ class _Carrying:
                 break
             self._placed[folder] = "folder"
 
+    def _is_as_it_was(self, member: tarfile.TarInfo, path: str) -> bool:
+        """It is another user's file, which the agent did not write: it stays that user's."""
+        try:
+            info = os.lstat(os.path.join(self._location, path))
+        except OSError:
+            return False
+        known = (member.isreg(), member.uid, member.size, time_of(member))
+        return info.st_uid != os.geteuid() and known == (
+            stat.S_ISREG(info.st_mode),
+            info.st_uid,
+            info.st_size,
+            info.st_mtime_ns,
+        )
+
     def _stands(self, path: str, member: tarfile.TarInfo) -> bool:
         try:
             return os.lstat(os.path.join(self._location, path)).st_size == member.size or not member.isreg()
@@ -406,14 +446,7 @@ class _Carrying:
             return False
 
     def _drop(self, path: str, reason: str) -> None:
-        """Note a reason for the verdict, if there is one to tell."""
-        # Every agent that runs Python leaves compiled code behind; to tell of it would hide what was planted.
-        if reason in ("", COMPILED):
-            return
-        if len(self._told) < _TOLD:
-            self._told[path] = reason
-        else:
-            self._more += 1
+        self._dropped.add(_joined(self._shown_as, path), reason)
 
     def _refusal(self, member: tarfile.TarInfo, path: str, content: IO[bytes] | None) -> str | None:
         """Why a member is not put in its place; empty when there is nothing to tell, None when it is."""
@@ -427,7 +460,7 @@ class _Carrying:
         if member.isdir():
             return COMPILED if rules.loaded(path, "folder") == COMPILED else None
         if member.issym():
-            if leads_out(self._location, path, member.linkname):
+            if leads_out(self._location, path, member.linkname, self._places):
                 if _is_same(os.path.join(self._location, path), member, content):
                     return None
                 return f"links to {_shown(member.linkname)}, outside of the working directory"
@@ -448,7 +481,7 @@ class _Carrying:
 
         for parent, name, path, info in walk(_opened(self._location), "", enters=enters):
             kind = kind_of(info.st_mode)
-            if kind == "folder":
+            if kind == "folder" and enters(path):
                 make_readable(parent, name, info)
             # Sockets and devices are in no tar; the agent's cannot be here.
             if path in prepared.kept or path in prepared.ways or not rules.is_declared(path) or kind == "other":
@@ -462,6 +495,8 @@ class _Carrying:
                 continue
             if path in self._placed:
                 self._drop(path, reason or "")
+            elif not _may_read(parent, name, info):
+                continue  # the tar has nothing that the agent may not read
             _remove(parent, name)
 
     def _remove_planted_modules(self) -> None:
@@ -495,12 +530,12 @@ class _Carrying:
 
     def _remove_planted_programs(self) -> None:
         """Remove what the agent put before a program of the system where commands are looked for."""
-        given = [path for path in self._rules.programs if not path.startswith(f"{self._location}/")]
+        given = [path for path in self._rules.programs if below(self._location, path) is None]
         others = [*given, *_SYSTEM_PROGRAMS]
         # As with modules, a link may stand for the folder now. What lies outside is the prepared state's.
         places = {os.path.realpath(os.path.join(self._location, folder)) for folder in self._programs}
-        inside = {place for place in places if f"{place}/".startswith(f"{self._location}/")}
-        for folder in sorted(os.path.relpath(place, self._location) for place in inside):
+        inside = (below(self._location, place) for place in places)
+        for folder in sorted(place for place in inside if place is not None):
             for entry, _ in self._entries(folder):
                 name = os.path.basename(entry)
                 if entry not in self._prepared_programs and any(
@@ -514,8 +549,11 @@ class _Carrying:
             self._plant_found(path, known_as, f"would be imported in place of {os.path.basename(module)}")
 
     def _plant_found(self, path: str, known_as: str, reason: str) -> None:
-        if known_as in self._prepared.modules or self._prepared.reason(path) is not None or self._rules.is_named(path):
+        rules, prepared = self._rules, self._prepared
+        if known_as in prepared.modules or prepared.reason(path) is not None or rules.is_named(path):
             return
+        if not rules.is_declared(path):
+            return  # nothing of the agent can be there
         folder = _opened(os.path.join(self._location, os.path.dirname(path)))
         try:
             _remove(folder, os.path.basename(path))
@@ -575,20 +613,77 @@ def _is_same(standing: str, member: tarfile.TarInfo, content: IO[bytes] | None) 
         return False
 
 
-def carry(location: str, stream: int, searched: Iterable[str] = (), programs: Sequence[str] = ()) -> Message:
-    """Bring a line of rules and the tar that follows it into the folder at `location`, an absolute real path.
+def _may_read(parent: int, name: str, info: os.stat_result) -> bool:
+    """Whether the workspace's user may read an entry, with its own rights alone."""
+    if stat.S_ISLNK(info.st_mode) or info.st_uid == os.getuid():
+        return True
+    # The kernel asks for the real user here, and for none of this process's capabilities.
+    return os.access(name, os.R_OK | (os.X_OK if stat.S_ISDIR(info.st_mode) else 0), dir_fd=parent)
 
-    `searched` are the absolute paths from which Python imports in this workspace, `programs` those of its `PATH`.
-    Returns `dropped`, what of the agent's was left out and why, and `more`, how many are not listed. Raises Refused.
+
+def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Sequence[str] = ()) -> Message:
+    """Bring a line of rules and the tar that follows it into folders below `location`, an absolute path.
+
+    The line is a list: the rules for each `root`, a file or folder below `location`. `searched` are the absolute paths from
+    which Python imports in this workspace, `programs` those of its `PATH`. Returns `dropped`, what of the agent's was left
+    out and why, and `more`, how many are not listed. Raises Refused.
     """
     with open(stream, "rb", closefd=False) as file:
         line = file.readline(_RULES_BYTES)
         try:
-            rules = Rules(json.loads(line))
+            forms = {os.path.normpath(form["root"]): form for form in json.loads(line)}
+            for form in forms.values():
+                Rules(form)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise Refused(
                 errno.EINVAL, "carry", "the body does not begin with a line of rules; see docs/executor.md"
             ) from None
-        rules.import_roots |= {os.path.relpath(path, location) for path in searched if path.startswith(f"{location}/")}
-        rules.programs = programs
-        return _Carrying(location, rules).carry(file)
+        roots = [os.path.normpath(os.path.join(location, root)) for root in forms]
+        places, dropped = [*roots, *map(os.path.realpath, roots)], _Dropped()
+
+        def begin(root: str, *, is_folder: bool) -> tuple[_Carrying, list[str]]:
+            """The carrying into a root, and the path of the root itself in it."""
+            place, form, path = os.path.realpath(os.path.join(location, root)), forms[root], list[str]()
+            if not is_folder:
+                # A file is carried into the folder that it lies in, under its name alone.
+                root, (place, name) = os.path.dirname(root), os.path.split(place)
+                form = {**form, "artifacts": [name], "hidden": [], "importRoots": [], "programFolders": []}
+                path = [name]
+            elif not os.path.isdir(place):
+                remove(place)
+            os.makedirs(place, exist_ok=True)
+            rules = Rules(form)
+            rules.programs = programs
+            rules.import_roots.update(path for path in (below(place, path) for path in searched) if path is not None)
+            return _Carrying(place, root, rules, places, dropped), path
+
+        left, current = set(forms), None
+        for member, parts, content in members(file):
+            root = next((root for root in forms if _lies_in("/".join(parts), root)), None)
+            if root is None:
+                continue
+            inside = parts if root == "." else parts[root.count("/") + 1 :]
+            if current is None or current[0] != root:
+                if root not in left:
+                    raise Refused(errno.EINVAL, root, f"the tar's entries of {_shown(root)} do not follow one another")
+                if current is not None:
+                    current[1].finish()
+                current = root, *begin(root, is_folder=root == "." or bool(inside) or member.isdir())
+                left.remove(root)
+            _, carrying, path = current
+            if member.islnk():
+                linked = os.path.normpath(member.linkname).removeprefix(f"{root}/")
+                member.linkname = "/".join([*path, linked]) if path else linked
+            if path or inside:
+                carrying.put(member, [*path, *inside], content)
+        if current is not None:
+            current[1].finish()
+        for root in left:  # of these the agent left nothing
+            place = os.path.join(location, root)
+            if os.path.lexists(place):
+                begin(root, is_folder=os.path.isdir(place))[0].finish()
+        return dropped.report()
+
+
+def _lies_in(path: str, root: str) -> bool:
+    return root == "." or path == root or path.startswith(f"{root}/")

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from agent_runtime.executor.workspaces import archives, carrying, unpacking
 from agent_runtime.executor.workspaces.channel import Channel, Message
-from agent_runtime.executor.workspaces.commands import Surroundings
+from agent_runtime.executor.workspaces.commands import DEFAULT_PATH, Surroundings
 from agent_runtime.executor.workspaces.identity import Accounts, Refused, become
 from agent_runtime.executor.workspaces.trees import NO_WAIT, remove_entry
 
@@ -49,7 +49,9 @@ def run(channel: Channel, number: int, request: Message, descriptors: list[int],
         where.bound()
         os.umask(0o022)
         if not (where.layer and request["operation"] in _WHOLE_LAYER):
-            accounts, owner = Accounts((os.geteuid(), os.getegid())), arguments.get("owner")
+            accounts = Accounts((os.geteuid(), os.getegid()))
+            # A grading's image may own the places that the agent could write to in its own.
+            owner = "" if request["operation"] == "carry" else arguments.get("owner")
             # Only a workspace with a root folder of its own has a root user whose rights reach nothing else.
             if owner is None or not where.isolated:
                 become(accounts.look_up(where.user))
@@ -175,7 +177,8 @@ def _list(where: Surroundings, arguments: Message, _stream: int) -> Message:
 
 
 def _tar(where: Surroundings, arguments: Message, stream: int) -> Message:
-    return archives.pack(where.locate(arguments["path"]), stream, tuple(arguments.get("exclude") or ()))
+    location, parts = where.locate(arguments["path"]), arguments.get("parts")
+    return archives.pack_parts(location, stream, tuple(parts)) if parts else archives.pack(location, stream)
 
 
 def _untar(where: Surroundings, arguments: Message, stream: int) -> Message:
@@ -185,18 +188,17 @@ def _untar(where: Surroundings, arguments: Message, stream: int) -> Message:
 
 
 def _carry(where: Surroundings, arguments: Message, stream: int) -> Message:
-    location = where.locate(arguments["path"])
-    os.makedirs(location, exist_ok=True)
+    location = os.path.normpath(where.locate(arguments["path"]))
+    # An empty entry is the folder that a command is started in.
     searched, programs = (
         [
             known
-            for path in where.environment.get(name, "").split(":")
-            if path
+            for path in value.split(":")
             for known in (os.path.normpath(where.locate(path)), os.path.realpath(where.locate(path)))
         ]
-        for name in ("PYTHONPATH", "PATH")
+        for value in (where.environment.get("PYTHONPATH", "."), where.environment.get("PATH", DEFAULT_PATH))
     )
-    return carrying.carry(os.path.realpath(location), stream, searched, programs)
+    return carrying.carry(location, stream, searched, programs)
 
 
 def _snapshot(where: Surroundings, arguments: Message, stream: int) -> Message:

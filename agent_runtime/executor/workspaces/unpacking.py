@@ -23,7 +23,7 @@ Ancestors = Literal["refuse", "replace", "follow"]
 """What happens to a link or file that stands where a member's folder belongs. `follow` follows links and refuses files."""
 
 
-def _time_of(member: tarfile.TarInfo) -> int:
+def time_of(member: tarfile.TarInfo) -> int:
     """The time of a member in nanoseconds."""
     written = member.pax_headers.get("mtime")
     if written is None:
@@ -121,7 +121,7 @@ class Target:
         """Put one member in its place; whatever stands there is removed first, but for a folder where a folder comes."""
         if not parts:
             if self._owners and member.isdir():
-                self._folders.append((parts, member.mode & 0o7777, _time_of(member)))
+                self._folders.append((parts, member.mode & 0o7777, time_of(member)))
                 self._own(self.root, ".", member)
             return
         parent, name = self.parent(parts), parts[-1]
@@ -145,7 +145,7 @@ class Target:
             elif standing & stat.S_IRWXU != stat.S_IRWXU:
                 make_writable(parent, name)
             # Modes and times of folders last: both would stand in the way of what comes into them.
-            self._folders.append((parts, mode, _time_of(member)))
+            self._folders.append((parts, mode, time_of(member)))
             self._own(parent, name, member)
             return
         if member.islnk():
@@ -168,7 +168,7 @@ class Target:
                 member.name,
                 f"tar member {member.name!r}: only files, folders, links and FIFOs can be unpacked",
             )
-        os.utime(name, ns=(_time_of(member),) * 2, dir_fd=parent, follow_symlinks=False)
+        os.utime(name, ns=(time_of(member),) * 2, dir_fd=parent, follow_symlinks=False)
 
     def _file(self, parent: int, name: str, member: tarfile.TarInfo, content: IO[bytes]) -> None:
         target = os.open(
@@ -182,7 +182,7 @@ class Target:
             self._own(parent, name, member)
             os.fchmod(target, member.mode & 0o7777)
             if self._ancestors == "refuse":
-                os.utime(target, ns=(_time_of(member),) * 2)
+                os.utime(target, ns=(time_of(member),) * 2)
         finally:
             os.close(target)
 

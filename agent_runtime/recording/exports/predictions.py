@@ -9,7 +9,7 @@ from agent_runtime.recording.reader import RunReader
 from agent_runtime.recording.segments import RecordCorrupt
 from rollout_api.records import ArtifactsRecord, Outcome, ResponseRecord
 
-PATCH_NAME: Final = "model.patch"
+PATCH_NAME: Final = ".rollout-patch/model.patch"
 """What the artifacts of a repository task hold."""
 
 PATCH_BYTES: Final = 64 << 20
@@ -51,7 +51,7 @@ async def _patch(run: RunReader, artifacts: ArtifactsRecord) -> bytes:
         file.seek(0)
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
-                member = next((entry for entry in archive if entry.name.removeprefix("./") == PATCH_NAME), None)
+                member = next((entry for entry in archive if entry.name == PATCH_NAME), None)
                 content = archive.extractfile(member) if member is not None and member.size <= PATCH_BYTES else None
                 return b"" if content is None else content.read()
         except (tarfile.TarError, KeyError) as error:

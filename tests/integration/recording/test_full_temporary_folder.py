@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -68,12 +68,14 @@ async def test_artifacts_wait_for_room_that_other_rollouts_take(
             return ArtifactsRecord(time=0, key=stored.key, bytes=stored.bytes)
 
     class Full:
+        working_dir = "/work"
+
         def __init__(self, number: int) -> None:
             self.number = number
 
         async def kill_all(self, *, key: str) -> None: ...
 
-        async def tar(self, path: str) -> AsyncIterator[bytes]:
+        async def tar(self, path: str, *, parts: Sequence[str]) -> AsyncIterator[bytes]:
             tries[self.number] += 1
             for megabyte in range(15):
                 if megabyte == 10 and tries[self.number] == 1:

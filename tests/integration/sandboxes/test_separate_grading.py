@@ -69,7 +69,7 @@ async def graded(
     for number, command in enumerate(work):
         done = await agent.run(command, key=f"1:{number}", deadline_seconds=60)
         assert done.ok, done
-    archive = b"".join([piece async for piece in agent.tar(".")])
+    archive = b"".join([piece async for piece in agent.tar(".", parts=["."])])
     await agent.release()
 
     async def artifacts() -> AsyncIterator[bytes]:

@@ -167,6 +167,50 @@ async def test_a_separate_verifier_is_not_forged_by_what_python_loads_from_artif
     assert await rewards(tmp_path / "tasks", [call("echo 42 > /app/ok"), done]) == [1]
 
 
+REWARD = "/logs/verifier/reward.txt"
+SEARCHED_IN_ARTIFACTS = {
+    "a program": (
+        'PATH = "/app/bin:/usr/bin:/bin"',
+        "#!/bin/bash\ncat /tests/answer > $REWARD\n",
+        "mkdir -p bin; printf '#!/bin/sh\\necho 1\\n' > bin/cat; chmod +x bin/cat",
+    ),
+    "a module": (
+        'PYTHONPATH = "/app/lib"',
+        "#!/bin/bash\npython3 -c 'import json; print(getattr(json, \"forged\", 0))' > $REWARD\n",
+        "mkdir -p lib; echo 'forged = 1' > lib/json.py",
+    ),
+    "a module in a folder that the script enters": (
+        'NAME = "value"',
+        "#!/bin/bash\ncd /app/lib\npython3 -c 'import json; print(getattr(json, \"forged\", 0))' > $REWARD\n",
+        "mkdir -p lib; echo 'forged = 1' > lib/json.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", SEARCHED_IN_ARTIFACTS)
+async def test_a_separate_verifier_finds_nothing_planted_where_it_looks_in_artifacts(
+    tmp_path: Path, planted: str
+) -> None:
+    variable, test, command = SEARCHED_IN_ARTIFACTS[planted]
+    config = SEPARATE_USERS.replace("/app/hello.txt", "/app").replace('[agent]\nuser = "1000"\n', "")
+    files: dict[str, str | bytes] = {"tests/test.sh": test.replace("$REWARD", REWARD), "tests/answer": "0\n"}
+    hello_world(tmp_path / "tasks" / "t", **{"task.toml": f"{config}[verifier.env]\n{variable}\n"}, **files)
+    assert await rewards(tmp_path / "tasks", [call(command)]) == [0]
+
+
+async def test_a_separate_verifier_gets_artifacts_of_an_agent_that_may_not_write_to_the_working_directory(
+    tmp_path: Path,
+) -> None:
+    config = SEPARATE_USERS.replace('"/app/hello.txt"', '"/tmp/data/kept", "/tmp/data/gone"').replace(
+        '"/app"', '"/srv"'
+    )
+    healthcheck = '[environment.healthcheck]\ncommand = "mkdir /tmp/data && touch /tmp/data/kept /tmp/data/gone"\n'
+    test = "#!/bin/sh\necho 0 > $REWARD\ngrep new /tmp/data/kept && test ! -e /tmp/data/gone && echo 1 > $REWARD\n"
+    config = config.replace("[agent]", f"{healthcheck}[agent]")
+    hello_world(tmp_path / "tasks" / "t", **{"task.toml": config, "tests/test.sh": test.replace("$REWARD", REWARD)})
+    assert await rewards(tmp_path / "tasks", [call("echo new > /tmp/data/kept; rm /tmp/data/gone")]) == [1]
+
+
 async def test_steps_are_taken_in_one_workspace_and_each_is_paid(tmp_path: Path) -> None:
     in_two_steps(tmp_path / "tasks" / "t")
     (solved,) = await run(tmp_path / "tasks", "Oracle")

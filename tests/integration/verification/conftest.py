@@ -93,8 +93,8 @@ class FolderWorkspace:
         found = [await self.stat(f"{path}/{entry}") for entry in sorted(os.listdir(self._at(path)))]
         return [entry for entry in found if entry is not None]
 
-    async def tar(self, path: str, *, exclude: Sequence[str] = ()) -> AsyncIterator[bytes]:
-        yield await asyncio.to_thread(packed, self._at(path))
+    async def tar(self, path: str, *, parts: Sequence[str] = (".",)) -> AsyncIterator[bytes]:
+        yield await asyncio.to_thread(packed, self._at(path), parts)
 
     async def untar(
         self, path: str, data: AsyncIterator[bytes], *, key: str, ancestors: Ancestors = "refuse", **_: Any
@@ -103,10 +103,10 @@ class FolderWorkspace:
         await asyncio.to_thread(unpack, self._at(path), whole, ancestors)
 
     async def carry(
-        self, path: str, rules: Mapping[str, Any], data: AsyncIterator[bytes], *, key: str
+        self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
     ) -> Sequence[str]:
         whole = b"".join([chunk async for chunk in data])
-        return await asyncio.to_thread(carry, self._at(path), whole, dict(rules))
+        return await asyncio.to_thread(carry, self._at(path), whole, rules)
 
 
 @pytest.fixture

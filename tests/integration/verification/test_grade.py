@@ -86,7 +86,7 @@ async def test_a_cheat_is_not_a_pass(files: dict[str, Any], workspace: Any) -> N
 
 async def carried(agent: Any, grading: Any, spec: dict[str, Any]) -> None:
     folder, rules = carry_rules(task(**spec), SEPARATE, grading.working_dir)
-    await grading.carry(folder, rules, agent.tar("."), key="0:carry")
+    await grading.carry(folder, rules, agent.tar(folder, parts=["."]), key="0:carry")
 
 
 PLANTED = {

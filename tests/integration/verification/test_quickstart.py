@@ -38,7 +38,7 @@ async def graded(task: Task, agent: Any, grading: Any) -> Verdict:
     """Separate grading, as the engine does it: the prepared state, what may be carried, the hidden tests."""
     await prepare(grading, task)
     folder, rules = carry_rules(task, JOB.spec.verifier, grading.working_dir)
-    dropped = await grading.carry(folder, rules, agent.tar("."), key="0:carry")
+    dropped = await grading.carry(folder, rules, agent.tar(folder, parts=["."]), key="0:carry")
     return await grade(task, JOB.spec.verifier, grading, key_turn=1, dropped=dropped)
 
 

@@ -1,5 +1,6 @@
 """What a grading carries: the agent's work, and nothing by which the agent would decide its own verdict."""
 
+import base64
 import contextlib
 import io
 import json
@@ -472,8 +473,8 @@ def test_a_prepared_module_beside_hidden_tests_is_the_agents_to_change(tmp_path:
 
 def test_a_module_is_not_planted_in_a_new_folder_of_the_verifiers_pythonpath(grading: Grading) -> None:
     write(grading.agent, {"new/src/queue.py": "evil", "new/src/app.py": "work", "new/src/app/types.py": "work"})
-    form = {**rules(artifacts=["."], hidden=HIDDEN), "importRoots": ["new/src"]}
-    grading.dropped = carry(grading.graded, packed(grading.agent), form)
+    (form,) = rules(artifacts=["."], hidden=HIDDEN)
+    grading.dropped = carry(grading.graded, packed(grading.agent), [{**form, "importRoots": ["new/src"]}])
     assert [grading.has(f"new/src/{name}") for name in ("queue.py", "app.py", "app/types.py")] == [False, True, True]
 
 
@@ -483,11 +484,16 @@ def test_a_module_is_not_planted_in_a_new_folder_of_the_verifiers_pythonpath(gra
         "PYTHONPATH=new/src pytest -q",
         "cd . && PYTHONPATH='lib':\"$PWD/new/src\" pytest",
         "export PYTHONPATH=new/src:lib; x",
+        "cd new/src && python3 -m check",
+        "cd new && cd src && python3 -m check",
+        "(cd -- \"$PWD/new/src\"; python3 -c 'import app')",
+        "python3 -c 'import os; os.chdir(\"new/src\"); import app'",
+        'python3 -c \'import subprocess as s; s.run(["python3", "-m", "app"], cwd="new/src")\'',
     ],
 )
 def test_the_folders_of_a_pythonpath_in_a_command_are_import_roots(command: str) -> None:
     task = Task.model_validate({"name": "t", "prompt": "p", "verifier": {"commands": [command]}})
-    assert "new/src" in carry_rules(task, Verifier(), "/workspace")[1]["importRoots"]
+    assert "new/src" in carry_rules(task, Verifier(), "/workspace")[1][0]["importRoots"]
 
 
 @pytest.mark.parametrize(
@@ -498,6 +504,9 @@ def test_the_folders_of_a_pythonpath_in_a_command_are_import_roots(command: str)
         ("PATH=$(pwd)/tools:$PATH run", {}, ""),
         ("run", {"PATH": "/workspace/tools:/usr/bin"}, ""),
         ("sh run.sh", {}, 'export PATH="$(pwd)/tools:$PATH"\nrun\n'),
+        ("cd tools && PATH=.:$PATH run", {}, ""),
+        ("cd ./tools; PATH=:$PATH run", {}, ""),
+        ("pushd tools; PATH=$PWD/../tools:$PATH run", {}, ""),
     ],
 )
 @pytest.mark.parametrize("is_link", [False, True])
@@ -508,13 +517,90 @@ def test_a_program_is_not_planted_in_a_new_folder_of_the_verifiers_path(
     if is_link:
         (grading.agent / "tools").symlink_to("mine")
     variables = [{"name": name, "value": value} for name, value in env.items()]
-    verifier = {"commands": [command], "env": variables, "files": [{"path": "run.sh", "content": content}]}
+    script = base64.b64encode(content.encode()).decode()
+    verifier = {"commands": [command], "env": variables, "files": [{"path": "run.sh", "contentBase64": script}]}
     _, form = carry_rules(
         Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier}), Verifier(), "/workspace"
     )
     grading.dropped = carry(grading.graded, packed(grading.agent), form)
     assert [grading.has("tools/cat"), grading.has("mine/solve")] == [False, True]
     assert any("would be run in place of cat" in line for line in grading.dropped)
+
+
+@pytest.mark.parametrize("path", ["/workspace:/usr/bin", ":/usr/bin", "/usr/bin:"])
+def test_a_program_is_not_planted_in_the_working_directory_on_the_verifiers_path(grading: Grading, path: str) -> None:
+    write(grading.agent, {"cat": "evil", "solve": "work"})
+    verifier = {"commands": ["run"], "env": [{"name": "PATH", "value": path}]}
+    task = Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier})
+    carry(grading.graded, packed(grading.agent), carry_rules(task, Verifier(), "/workspace")[1])
+    assert (grading.has("cat"), grading.text("solve")) == (False, "work")
+
+
+def test_a_prepared_module_outside_of_the_artifacts_stays(tmp_path: Path) -> None:
+    grading = Grading(tmp_path, {"types.py": "prepared", "src/a.py": "a"})
+    write(grading.agent, {"src/a.py": "b"})
+    grading.carry(artifacts=["src"])
+    assert (grading.text("types.py"), grading.text("src/a.py"), grading.dropped) == ("prepared", "b", [])
+
+
+class Artifacts(Grading):
+    """A grading of files and folders that the task names, anywhere below the root."""
+
+    def carry_all(self, *artifacts: str, env: dict[str, str] | None = None) -> None:
+        variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
+        verifier = {"commands": ["run"], "artifacts": artifacts, "env": variables}
+        task = Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier})
+        base, form = carry_rules(task, Verifier(), "/w")
+        assert base == "/"
+        self.dropped = carry(self.graded, packed(self.agent, [entry["root"] for entry in form]), form)
+
+
+def test_each_artifact_comes_into_its_own_place(tmp_path: Path) -> None:
+    prepared = {"data/b": "old", "data/c": "old", "out/x/y": "old", "gone/a": "old", "was/file": "old"}
+    grading = Artifacts(tmp_path, prepared)
+    write(grading.agent, {"data/b": "new", "data/c": "new", "new/deep/conftest.py": "work", "out/z": "new"})
+    for name in ("out/x", "gone", "was"):
+        shutil.rmtree(grading.agent / name)
+    write(grading.agent, {"was": "now a file"})
+    grading.carry_all("/data/b", "/new/deep/conftest.py", "/out", "/gone/a", "/was", "/never", "/out/z")
+    texts = {name: grading.text(name) for name in ("data/b", "data/c", "new/deep/conftest.py", "out/z", "was")}
+    assert list(texts.values()) == ["new", "old", "work", "new", "now a file"]
+    assert not any(grading.has(name) for name in ("gone/a", "out/x", "never"))
+    assert grading.dropped == []
+
+
+def test_an_artifact_behind_a_prepared_link_comes_to_where_the_link_leads(tmp_path: Path) -> None:
+    grading = Artifacts(tmp_path, {"srv/app/a": "old"})
+    for folder in (grading.agent, grading.graded):
+        (folder / "app").symlink_to("srv/app")
+    write(grading.agent, {"srv/app/a": "new"})
+    grading.carry_all("/app")
+    assert (grading.text("srv/app/a"), os.readlink(grading.graded / "app")) == ("new", "srv/app")
+
+
+def test_a_folder_of_artifacts_is_protected_as_a_working_directory_is(tmp_path: Path) -> None:
+    grading = Artifacts(tmp_path, {"app/x": "", "env/bin/python": "real", "env/pyvenv.cfg": ""})
+    planted = ("app/bin/cat", "app/lib/json.py", "app/conftest.py", "app/types.py", "new/json.py", "env/bin/pip")
+    write(grading.agent, dict.fromkeys(planted, "evil") | {"app/bin/tool": "work", "env/bin/python": "evil"})
+    (grading.agent / "app/leak").symlink_to("/tests/answer")
+    (grading.agent / "app/up").symlink_to("../tests/answer")
+    (grading.agent / "new/other").symlink_to("../app/x")
+    grading.carry_all("/app", "/new", "/env", env={"PATH": "/app/bin:/usr/bin", "PYTHONPATH": "/app/lib"})
+    assert not any(grading.has(name) for name in (*planted, "app/leak", "app/up"))
+    assert (grading.text("app/bin/tool"), grading.text("env/bin/python")) == ("work", "real")
+    assert os.readlink(grading.graded / "new/other") == "../app/x"
+    assert "app/bin/cat would be run in place of cat" in grading.dropped
+
+
+def test_a_tar_that_returns_to_an_earlier_artifact_is_refused(tmp_path: Path) -> None:
+    grading = Artifacts(tmp_path, {})
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in ("a/x", "b/x", "a/json.py"):
+            archive.addfile(tarfile.TarInfo(name))
+    (form,) = rules()
+    with pytest.raises(Refused, match="do not follow one another"):
+        carry(grading.graded, buffer.getvalue(), [{**form, "root": "a"}, {**form, "root": "b"}])
 
 
 def test_a_new_package_that_hidden_tests_lie_in_is_carried(tmp_path: Path) -> None:
@@ -643,7 +729,7 @@ def within(path: str, folders: Sequence[str]) -> bool:
 def test_after_carrying_protected_files_are_prepared_and_ordinary_ones_are_the_agents(
     preparation: list[tuple[str, str, str]], work: list[tuple[str, str, str]]
 ) -> None:
-    decides = Rules(rules())
+    decides = Rules(*rules())
     with tempfile.TemporaryDirectory() as root:
         agent, graded = Path(root) / "agent", Path(root) / "graded"
         graded.mkdir()

@@ -132,7 +132,7 @@ BROKEN = {
     "is for environment_mode separate alone": {
         "task.toml": "[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ncpus = 1"
     },
-    "'/' holds the working directory": {
+    "'/' cannot be carried": {
         "task.toml": "artifacts = ['/']\n[environment]\nworkdir = '/a'\n[verifier]\nenvironment_mode = 'separate'"
     },
 }

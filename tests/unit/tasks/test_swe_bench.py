@@ -44,7 +44,7 @@ def test_an_instance_is_graded_by_all_its_tests_and_carries_its_patch_alone(tmp_
     assert (task.name, task.tags) == ("django__django-11099", ["psf/requests"])
     assert verifier.tests == ["tests/test_m.py::test_a", "tests/test_m.py::test_b[x::y]", "tests/other.py::T::test_c"]
     assert verifier.reward == "AllOrNothing"
-    assert verifier.artifacts_folder == ".rollout-patch"
+    assert verifier.artifacts == [".rollout-patch"]
     assert verifier.commands[0].endswith(" tests/other.py tests/test_m.py")
     assert "tests/test_m.py" not in "".join(task.setup) + task.prompt, "a hidden test is named before the grading"
     assert "+b" not in task.prompt
