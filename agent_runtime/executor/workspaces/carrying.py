@@ -56,6 +56,13 @@ _PYTHON_FILES = re.compile(r"python_files\s*=\s*(\[[^]]*\]|[^\n]*(?:\n[ \t]+[^\n
 _CONFIGURATIONS = (".cfg", ".ini", ".toml")
 _CONFIGURATION_BYTES = 1024 * 1024
 
+# What git takes programs from in a repository, and what a repository is known by: a linked worktree's settings lie beside
+# its `objects`, without a `HEAD`.
+_OF_GIT = ("config", "config.worktree", "hooks")
+_OF_REPOSITORIES = (("HEAD",), ("objects", "refs"))
+# Where git looks for the settings of a user whose home is the carried folder.
+_OF_GIT_USERS = (".gitconfig", ".config/git")
+
 COMPILED = "is compiled code, which Python prefers to its source"
 ENVIRONMENT = "belongs to the prepared Python environment"
 LOADED = "is loaded by Python, pytest or their tools by itself"
@@ -64,6 +71,7 @@ SHADOWS_HIDDEN = "would be imported in place of a hidden file"
 TEST = "is a test file, which pytest would run in the process of the verdict"
 RUN_FIRST = "would be run before the tests beside it"
 OF_TESTS = "is a module in a folder of tests, which they may import"
+GIT = "holds settings or hooks of git, which run programs"
 LINKED = "is what a protected link of the prepared state leads to"
 
 
@@ -84,6 +92,14 @@ def _parents(path: str) -> Iterator[str]:
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
+
+
+def _is_of_git(parent: int, name: str, path: str) -> bool:
+    """Git takes programs to run from it, whatever the repository is called."""
+    if name in _OF_GIT:
+        there = set(os.listdir(parent))
+        return any(there.issuperset(names) for names in _OF_REPOSITORIES)
+    return any(f"/{path}".endswith(f"/{known}") for known in _OF_GIT_USERS)
 
 
 def _joined(folder: str, name: str) -> str:
@@ -264,7 +280,7 @@ class _Prepared:
 
     def _walk(self) -> None:
         rules, links = self._rules, []
-        if self._has(".", *_OF_ENVIRONMENTS):
+        if self._is_environment("."):
             self.kept.update({name: ENVIRONMENT for name in _OF_ROOT_ENVIRONMENT if not rules.is_named(name)})
 
         def enters(path: str) -> bool:
@@ -290,6 +306,8 @@ class _Prepared:
             module = rules.imported_as(path, kind)
             if reason is None and module == "." and rules.has_tests and not rules.is_named(path):
                 reason = RUN_FIRST
+            if reason is None and not rules.is_named(path) and _is_of_git(parent, name, path):
+                reason = GIT
             if reason not in (None, COMPILED):
                 self.kept[path] = reason or ""
             if module is not None and (rules.is_shadowed(module) or rules.stands_for_tests(module)):
@@ -489,6 +507,8 @@ class _Carrying:
             if kind == "folder" and name in _OF_PACKAGES:
                 rules.import_roots.add(path)
             reason = rules.loaded(path, kind) or prepared.stands_for(path, kind)
+            if reason is None and not rules.is_named(path) and _is_of_git(parent, name, path):
+                reason = GIT
             if reason == COMPILED or (path in self._placed and reason is None):
                 continue
             if kind == "folder" and path in self._placed and rules.leads_to_declared(path):

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
@@ -541,6 +542,80 @@ def test_a_prepared_module_outside_of_the_artifacts_stays(tmp_path: Path) -> Non
     write(grading.agent, {"src/a.py": "b"})
     grading.carry(artifacts=["src"])
     assert (grading.text("types.py"), grading.text("src/a.py"), grading.dropped) == ("prepared", "b", [])
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git as a verifier does it, with nothing of this machine's own settings."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1"}
+    done = subprocess.run(["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+EVIL = "[core]\n\tfsmonitor = touch evil; false\n\thooksPath = .\n"
+REPOSITORIES = {
+    "settings of the prepared repository": {".git/config": EVIL},
+    "settings of a worktree": {".git/config.worktree": EVIL, ".git/hooks/pre-commit": "#!/bin/sh\ntouch evil\n"},
+    "settings of a home": {".gitconfig": EVIL, ".config/git/config": EVIL},
+    "another repository": {".git": "gitdir: other\n", "other/HEAD": "ref: refs/heads/main\n", "other/config": EVIL}
+    | {f"other/{folder}/kept": "" for folder in ("objects", "refs")},
+    "a repository in two folders": {".git": "gitdir: a\n", "a/HEAD": "ref: refs/heads/main\n", "a/commondir": "../b\n"}
+    | {"b/config": EVIL, "b/objects/kept": "", "b/refs/kept": ""},
+}
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+@pytest.mark.parametrize("planted", REPOSITORIES.values(), ids=REPOSITORIES)
+def test_git_runs_no_program_that_the_agent_named(
+    tmp_path: Path, planted: dict[str, str], *, is_prepared: bool
+) -> None:
+    grading = Grading(tmp_path, {"a.txt": "a"})
+    for folder in (grading.agent, *([grading.graded] if is_prepared else [])):
+        git(folder, "init", "-q")
+    if ".git" in planted:
+        shutil.rmtree(grading.agent / ".git")
+    write(grading.agent, planted)
+    for hook in (grading.agent / ".git/hooks").glob("*"):
+        hook.chmod(0o755)
+    grading.carry()
+    with contextlib.suppress(subprocess.CalledProcessError):
+        git(grading.graded, "status")
+        git(grading.graded, "-c", "user.name=a", "-c", "user.email=a", "commit", "--allow-empty", "-m", "x")
+    assert not grading.has("evil")
+    assert grading.dropped
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_commits_branches_and_tags_of_the_agent_are_carried(tmp_path: Path, *, is_prepared: bool) -> None:
+    grading = Grading(tmp_path, {"a.txt": "a"})
+    for folder in (grading.agent, *([grading.graded] if is_prepared else [])):
+        git(folder, "init", "-q", "-b", "main")
+    git(grading.agent, "config", "user.name", "a")
+    git(grading.agent, "config", "user.email", "a")
+    git(grading.agent, "add", "a.txt")
+    git(grading.agent, "commit", "-q", "-m", "the work")
+    git(grading.agent, "tag", "v1")
+    git(grading.agent, "switch", "-q", "-c", "topic")
+    git(grading.agent, "gc", "-q")
+    git(grading.agent, "worktree", "add", "-q", "beside", "v1")
+    grading.carry()
+    assert git(grading.graded, "log", "--format=%s %D").split(", ")[:3] == [
+        "the work HEAD -> topic",
+        "tag: v1",
+        "main\n",
+    ]
+    assert git(grading.graded, "show", "v1:a.txt") == "a"
+    assert git(grading.graded, "fsck") == ""
+
+
+def test_settings_and_hooks_of_git_are_carried_where_the_job_names_them(tmp_path: Path) -> None:
+    grading = Grading(tmp_path, {"a.txt": "a"})
+    git(grading.agent, "init", "-q")
+    git(grading.agent, "remote", "add", "origin", "https://example.com/x")
+    write(grading.agent, {".git/hooks/pre-push": "work", "config": "work", "etc/hooks/a": "work"})
+    grading.carry(artifacts=[".", ".git/config", ".git/hooks"])
+    assert git(grading.graded, "remote") == "origin\n"
+    names = (".git/hooks/pre-push", "config", "etc/hooks/a")
+    assert [grading.text(name) for name in names] == ["work", "work", "work"]
 
 
 class Artifacts(Grading):
