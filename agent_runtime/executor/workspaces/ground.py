@@ -40,8 +40,9 @@ _IDS = 65536
 # "foreign" range. Each executor takes one of 2,048 such ranges.
 _FIRST_ID = 2_000_000_000
 _RANGES = 2048
-# What Linux allows a user by default.
-_INOTIFY_INSTANCES = 128
+# Who made a user namespace has all capabilities in it. These are needed there, to kill and to see what processes hold, where
+# somebody else made it.
+_OWNERS_CAPABILITIES = 1 << kernel.CAP_KILL | 1 << kernel.CAP_SYS_PTRACE
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _OPAQUE_XATTR = "user.overlay.opaque"
 _ETC = {
@@ -58,7 +59,7 @@ class Ground(NamedTuple):
     """Where the layers are, and how ids are mapped.
 
     `parts[i]` is the workspace path of part i, `lower[i]` are its lowest layers, the topmost first.
-    `several_ids`: workspaces have other users than root.
+    `several_ids`: workspaces have other users than root. `own_creators`: another user makes each one's user namespace.
     """
 
     layers: str
@@ -69,6 +70,7 @@ class Ground(NamedTuple):
     first_id: int
     binds: tuple[str, ...]
     several_ids: bool
+    own_creators: bool
 
 
 def _read(path: str) -> str:
@@ -180,17 +182,8 @@ def prepare(
     if capable:
         _detach_others(layers)
     several_ids = sum(int(line.split()[2]) for line in gid_map.splitlines()) >= _IDS
-    if several_ids and not bare:
-        _limit_inotify()
-    return Ground(layers, parts, lower, uid_map, gid_map, first_id, tuple(targets), several_ids)
-
-
-def _limit_inotify() -> None:
-    """Allow each user of this namespace, hence each workspace, a part of what all such pods of the node share."""
-    together = int(_read("/proc/sys/fs/inotify/max_user_instances"))
-    # Without CAP_SYS_RESOURCE the kernel refuses it.
-    with contextlib.suppress(OSError), open("/proc/sys/user/max_inotify_instances", "w", encoding="ascii") as limit:
-        limit.write(str(max(_INOTIFY_INSTANCES, together // 8)))
+    own_creators = bare and kernel.effective_capabilities() & _OWNERS_CAPABILITIES == _OWNERS_CAPABILITIES
+    return Ground(layers, parts, lower, uid_map, gid_map, first_id, tuple(targets), several_ids, own_creators)
 
 
 def _empty(layers: str) -> None:

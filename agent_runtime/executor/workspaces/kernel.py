@@ -81,7 +81,9 @@ CONTAINER_CAPABILITIES = frozenset(
         31,  # SETFCAP
     }
 )
+CAP_KILL = 5
 CAP_SETUID = 7
+CAP_SYS_PTRACE = 19
 CAP_SYS_ADMIN = 21
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -95,7 +95,7 @@ def build(ground: Ground, requests: Channel, own: str) -> NoReturn:
     uppers: list[int] = []
     try:
         uppers = _mount_view(ground, own, footing[1])
-        if ground.several_ids:
+        if ground.own_creators:
             # The kernel counts what a user namespace holds (inotify) for the user who made it too: not for all workspaces.
             kernel.become_keeping_capabilities(ground.first_id + 1 + int(own, 16) % _CREATORS)
         early = _enter_user_namespace(requests)

@@ -38,10 +38,9 @@ NODE_TOLERATION_SECONDS = 30
 # The executor ends at once when told to; its workspaces hold nothing that has to be saved.
 GRACE_SECONDS = 2
 # What the executor needs, inside the pod's own user namespace only. Left out one by one in a real pod: without SYS_ADMIN,
-# SYS_CHROOT, SETUID, SETGID and SETFCAP no workspace is made; without SYS_RESOURCE one workspace can take all inotify
-# instances of the node; without the others layers lose owners, or bits, of files.
+# SYS_CHROOT, SETUID, SETGID and SETFCAP no workspace is made; without the others layers lose owners, or bits, of files.
 OVERLAY_CAPABILITIES = (
-    *("SYS_ADMIN", "SYS_CHROOT", "SYS_RESOURCE", "SETUID", "SETGID", "SETFCAP"),
+    *("SYS_ADMIN", "SYS_CHROOT", "SETUID", "SETGID", "SETFCAP"),
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"),
 )
 # nobody's uid in distroless images; the init container only copies files that everyone may read.

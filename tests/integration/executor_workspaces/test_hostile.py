@@ -267,8 +267,11 @@ time.sleep(600)
 """
 
 
-# Without root there is one id, hence one user to count inotify instances for.
-@pytest.mark.parametrize("what", ["terminals", *(["inotify instances"] if os.geteuid() == 0 else [])])
+# Root of a machine alone can have another user make each workspace's namespace (docs/workspaces.md).
+_IS_BARE = os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+
+
+@pytest.mark.parametrize("what", ["terminals", *(["inotify instances"] if _IS_BARE else [])])
 async def test_a_workspace_that_takes_all_of_something_leaves_its_neighbours_theirs(masked: Inside, what: str) -> None:
     workspace, neighbour = await masked.make(), await masked.make()
     taking, output = await start(workspace, [_PYTHON, "-c", _TAKES, what, "all"])
