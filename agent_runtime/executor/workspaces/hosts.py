@@ -53,6 +53,11 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
+def _bytes_a_file(info: os.statvfs_result) -> int:
+    """The part of a file system that one file takes of it where files are limited too; 0 where they are not."""
+    return info.f_blocks * info.f_frsize // info.f_files if info.f_files else 0
+
+
 def _has_gone(who: str, why: object) -> WorkspaceFailure:
     return WorkspaceFailure("WorkspaceEnded", f"the process that {who} has gone ({why}); restart the executor")
 
@@ -164,8 +169,8 @@ class Host:
     def slept(self, workspace: LiveWorkspace) -> None:
         self._watch.remove(workspace)
 
-    async def measure_disk(self, workspace: LiveWorkspace, enough: int | None) -> int:
-        """Bytes of disk that the workspace's files take."""
+    async def measure_disk(self, workspace: LiveWorkspace, least: int = 0) -> int:
+        """Bytes of disk that the workspace's files take; each counts as `least` or more."""
         raise NotImplementedError
 
     @property
@@ -174,16 +179,19 @@ class Host:
         return self._room() < _FULL_BYTES
 
     def _room(self) -> float:
+        """Bytes that can still be written, in files of at least `_bytes_a_file`."""
         info = os.statvfs(self._written)
         # A file system that is not to be written to, or does not tell its size, as some in memory, is never full.
-        has_size = info.f_blocks and not info.f_flag & os.ST_RDONLY
-        return info.f_bavail * info.f_frsize if has_size else math.inf
+        if not info.f_blocks or info.f_flag & os.ST_RDONLY:
+            return math.inf
+        room = info.f_bavail * info.f_frsize
+        return min(room, info.f_favail * _bytes_a_file(info)) if info.f_files else room
 
     async def cause_of_full_disk(self, workspace: LiveWorkspace) -> str:
         """`Disk` where that workspace has filled it, else `DiskFull`."""
         used = workspace.last.disk_bytes
         with contextlib.suppress(WorkspaceFailure):
-            used = max(used, await self.measure_disk(workspace, None))
+            used = max(used, await self.measure_disk(workspace, _bytes_a_file(os.statvfs(self._written))))
         return "Disk" if used >= self._share else "DiskFull"
 
     async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
@@ -328,8 +336,8 @@ class OverlayHost(Host):
         with contextlib.suppress(PeerGone):
             await self._remover.ask({"layer": layer})
 
-    async def measure_disk(self, workspace: LiveWorkspace, enough: int | None) -> int:
-        reply = await self.ask({"do": "measure", "folder": workspace.layer, "enough": enough, "since": None})
+    async def measure_disk(self, workspace: LiveWorkspace, least: int = 0) -> int:
+        reply = await self.ask({"do": "measure", "folder": workspace.layer, "least": least, "since": None})
         return int(reply["bytes"])
 
     async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
@@ -420,9 +428,9 @@ class PlainHost(Host):
             "CreateFailed", "Plain mode cannot freeze: its files are the container's own; use a snapshot"
         )
 
-    async def measure_disk(self, workspace: LiveWorkspace, enough: int | None) -> int:
+    async def measure_disk(self, workspace: LiveWorkspace, least: int = 0) -> int:
         # Not the growth of the file system: a node's disk is shared with other pods, whose files are nobody's fault here.
-        request = {"do": "measure", "folder": self.config.root, "enough": enough, "since": self._created_at}
+        request = {"do": "measure", "folder": self.config.root, "least": least, "since": self._created_at}
         return int((await self.ask(request))["bytes"])
 
     async def end_init(self, workspace: LiveWorkspace, process: int) -> None:

@@ -154,8 +154,8 @@ def resolve_below(root: str, path: str) -> str:
     return here
 
 
-def disk_bytes(root: str, *, enough: int | None = None, since: int | None = None) -> int:
-    """Bytes of the file system's blocks in use below `root`; stops counting once beyond `enough`.
+def disk_bytes(root: str, *, least: int = 0, since: int | None = None) -> int:
+    """Bytes of the file system's blocks in use below `root`; each file and folder counts as `least` bytes or more.
 
     With `since`, in nanoseconds since 1970, only what was written from then on, and not in other mounts below. The tree
     may change meanwhile. When a folder was moved while it was counted, the rest is left for the next count.
@@ -166,7 +166,7 @@ def disk_bytes(root: str, *, enough: int | None = None, since: int | None = None
     mount = os.fstat(current).st_dev
     levels: list[tuple[int, list[str]]] = []
     try:
-        while enough is None or total <= enough:
+        while True:
             folders: list[str] = []
             with os.scandir(current) as entries:
                 for entry in entries:
@@ -183,7 +183,7 @@ def disk_bytes(root: str, *, enough: int | None = None, since: int | None = None
                             if info.st_ino in hard_linked:
                                 continue
                             hard_linked.add(info.st_ino)
-                        total += info.st_blocks * 512
+                        total += max(info.st_blocks * 512, least)
             levels.append((os.fstat(current).st_ino, folders))
             following = _next_folder(current, levels)
             if following is None:
@@ -192,7 +192,6 @@ def disk_bytes(root: str, *, enough: int | None = None, since: int | None = None
             current = following
     finally:
         os.close(current)
-    return total
 
 
 def _next_folder(current: int, levels: list[tuple[int, list[str]]]) -> int | None:

@@ -56,7 +56,7 @@ class Watch:
         written: str,
         memory_limit: int | None,
         disk_limit: int | None,
-        count_disk: Callable[[LiveWorkspace, int | None], Awaitable[int]],
+        count_disk: Callable[[LiveWorkspace], Awaitable[int]],
     ) -> None:
         self._written = written
         self._memory_limit, self._disk_limit = memory_limit, disk_limit
@@ -150,7 +150,7 @@ class Watch:
     async def _count(self, workspace: LiveWorkspace, known: _Disk) -> None:
         began = time.monotonic()
         try:
-            counted = await self._count_disk(workspace, None)
+            counted = await self._count_disk(workspace)
             workspace.last = replace(workspace.last, disk_bytes=counted + known.hidden)
             await asyncio.sleep(min((time.monotonic() - began) * _REST_FACTOR, _COUNT_REST_SECONDS))
         except WorkspaceFailure:

@@ -86,13 +86,13 @@ class Command:
         self._cause = self._cause or cause
 
     def end(self, code: int | None, number: int | None) -> None:
-        if self._cause is None and self._workspace.is_disk_full:
+        if self._cause is None and self._workspace.host.is_disk_full:
             self._workspace.help(self._end_on_full_disk(code, number))
         elif watcher := self._finish():
             watcher.ended(Exit(code, number, self._cause))
 
     async def _end_on_full_disk(self, code: int | None, number: int | None) -> None:
-        self.blame(await self._workspace.cause_of_full_disk())
+        self.blame(await self._workspace.host.cause_of_full_disk(self._workspace))
         self.end(code, number)
 
     def refuse(self, failure: FileFailure | WorkspaceFailure) -> None:
@@ -143,7 +143,7 @@ class LiveWorkspace:
         self.init_bytes = resident_bytes(proc, self.inner_init)
         self.frozen = False
         self.last = Usage()
-        self._host = host
+        self.host = host
         self._peer = peer
         self._process: int | None = process
         self._commands: dict[int, Command] = {}
@@ -181,7 +181,7 @@ class LiveWorkspace:
         number = self._peer.number()
         command = self._commands[number] = Command(self, number, watcher)
         self._peer.listen(number, command.hear)
-        self._host.woke(self)
+        self.host.woke(self)
         try:
             is_asked = self._peer.start_now(number, request, descriptors)
         except PeerGone as gone:
@@ -242,7 +242,7 @@ class LiveWorkspace:
     async def listen(self, port: int) -> int | None:
         """As in the interface."""
         self._refuse_if_frozen("a port")
-        if not self._host.own_network:
+        if not self.host.own_network:
             return None
         descriptor = (await self._descriptors({"do": "listen", "port": port}, 1))[0]
         if not _is_listening(descriptor):
@@ -263,14 +263,14 @@ class LiveWorkspace:
             if operation not in _READS:
                 close_all([] if stream is None else [stream])
                 self._refuse_if_frozen(f"the file operation {operation!r}")
-            return await self._host.look_into(self, operation, arguments, stream)
+            return await self.host.look_into(self, operation, arguments, stream)
         number = self._peer.number()
         message = {"do": "file", "operation": operation, "arguments": dict(arguments)}
         answer = self._peer.expect(number)
         self._file_operations += 1
         try:
             try:
-                self._host.woke(self)
+                self.host.woke(self)
                 await self._peer.send(number, message, [] if stream is None else [stream])
             finally:
                 if stream is not None:
@@ -291,19 +291,10 @@ class LiveWorkspace:
             raise FileFailure(4, str(arguments.get("path", "/")), f"{operation} was killed inside the workspace")
         if "error" in reply:
             failure = _failure(reply)
-            if failure.errno == errno.ENOSPC and self.is_disk_full:
-                raise WorkspaceFailure(await self.cause_of_full_disk(), failure.message)
+            if failure.errno == errno.ENOSPC and self.host.is_disk_full:
+                raise WorkspaceFailure(await self.host.cause_of_full_disk(self), failure.message)
             raise failure
         return reply
-
-    @property
-    def is_disk_full(self) -> bool:
-        """As Host says."""
-        return self._host.is_disk_full
-
-    async def cause_of_full_disk(self) -> str:
-        """As Host says."""
-        return await self._host.cause_of_full_disk(self)
 
     async def request(self, message: Message, *, seconds: float) -> tuple[Message, list[int]]:
         """Ask init. Raises WorkspaceFailure when it has gone or does not answer in time."""
@@ -333,7 +324,7 @@ class LiveWorkspace:
 
     async def freeze(self) -> None:
         """As in the interface. Raises WorkspaceFailure in `Plain`."""
-        self._host.refuse_freeze()
+        self.host.refuse_freeze()
         if not self.frozen:
             await self.stop()
             self.frozen = True
@@ -350,7 +341,7 @@ class LiveWorkspace:
 
     def layers(self) -> list[str]:
         """As in the interface."""
-        return self._host.ancestors(self)
+        return self.host.ancestors(self)
 
     async def end_processes(self, cause: str) -> None:
         """As in the interface. When its init does not obey, which on a busy node takes a while, the workspace has failed."""
@@ -388,11 +379,11 @@ class LiveWorkspace:
         process, self._process = self._process, None
         if process is not None:
             asyncio.get_running_loop().remove_reader(process)
-            await self._host.end_init(self, process)
+            await self.host.end_init(self, process)
             os.close(process)
         self._peer.close("it was stopped")
         close_all(
-            [descriptor for descriptor in (self.proc, self.shm) if descriptor is not None and self._host.own_network]
+            [descriptor for descriptor in (self.proc, self.shm) if descriptor is not None and self.host.own_network]
         )
         self.last = Usage(disk_bytes=self.last.disk_bytes)
 
@@ -415,7 +406,7 @@ class LiveWorkspace:
         failure = WorkspaceFailure(self._cause, f"workspace {self.spec.id!r} has ended: {reason}")
         for command in list(self._commands.values()):
             command.lose(failure)
-        self._host.slept(self)
+        self.host.slept(self)
         if self._ending is None:
             self._ending = asyncio.create_task(self._stop())
             if not self.failed.done():
@@ -424,7 +415,7 @@ class LiveWorkspace:
     async def destroy(self) -> None:
         """As in the interface."""
         await self.stop()
-        await self._host.forget(self)
+        await self.host.forget(self)
 
 
 def _is_listening(descriptor: int) -> bool:

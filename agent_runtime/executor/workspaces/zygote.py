@@ -313,7 +313,7 @@ class _Zygote:
         Init(channel, starts, where, _proc()).serve()
 
     def _measure(self, number: int, request: Message) -> None:
-        counted = disk_bytes(request["folder"], enough=request["enough"], since=request["since"])
+        counted = disk_bytes(request["folder"], least=request["least"], since=request["since"])
         self._channel.send(number, {"bytes": counted})
 
 

@@ -42,8 +42,8 @@ async def test_what_a_workspace_writes_to_the_disk_ends_it(plain: Inside) -> Non
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 300 MB."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", tmp_path], check=True)
+    """A file system of 300 MB and 4,000 files."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m,nr_inodes=4000", "tmpfs", tmp_path], check=True)
     try:
         yield tmp_path
     finally:
@@ -83,3 +83,11 @@ async def test_workspace_that_filled_the_disk_has_used_it_up(small_disk: Path) -
         with pytest.raises(WorkspaceFailure) as failure:
             await write(workspace, "/answer", bytes(1_000_000))
         assert failure.value.cause == "Disk"
+
+
+async def test_workspace_that_made_all_files_of_the_disk_has_used_it_up_alone(small_disk: Path) -> None:
+    async with overlay_on(small_disk) as overlay:
+        workspace, neighbour = await overlay.make(), await overlay.make()
+        filled = await run(workspace, "for i in $(seq 5000); do : > /tmp/$i || exit; done")
+        assert filled.exit.cause == "Disk", "a policy could have itself masked"
+        assert (await run(neighbour, "echo some > made")).exit.cause == "DiskFull", "a test would fail, with reward 0"
