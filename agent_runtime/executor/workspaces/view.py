@@ -25,6 +25,8 @@ from agent_runtime.executor.workspaces.trees import remove
 _SHM_BYTES = 1024**3
 # Where no limit is given: enough for any build, and far below the 32,768 process ids that a machine may have.
 _MAX_PROCESSES = 8192
+# A workspace takes four descriptors; the usual soft limit of 1,024 would end at some 200 of them.
+_DESCRIPTORS = 65536
 # The kernel allows 3,072 pseudo-terminals in all containers of a machine together. One workspace must not take them all.
 _MAX_TERMINALS = 64
 # `tty`, in every distribution.
@@ -55,6 +57,14 @@ def _lay_over(ground: Ground, name: str, parent: str) -> None:
         if (below.st_uid, below.st_gid) != (os.geteuid(), os.getegid()):
             os.chown(f"{name}/u{part}", below.st_uid, below.st_gid)
         os.chmod(f"{name}/u{part}", stat.S_IMODE(below.st_mode))
+
+
+def raise_own_limits() -> None:
+    """Let this process, and what serves the workspaces, open as many files as they need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def process_limits(request: Message, *, own_users: bool = True) -> dict[int, int]:

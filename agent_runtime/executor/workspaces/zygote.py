@@ -11,7 +11,6 @@ import contextlib
 import gc
 import itertools
 import os
-import resource
 import select
 import signal
 import socket
@@ -29,22 +28,17 @@ from agent_runtime.executor.workspaces.init import Init
 from agent_runtime.executor.workspaces.lower import Impossible
 from agent_runtime.executor.workspaces.syscall_filter import filter_program
 from agent_runtime.executor.workspaces.trees import disk_bytes, remove
-from agent_runtime.executor.workspaces.view import HELLO, IDS, build, process_limits
+from agent_runtime.executor.workspaces.view import HELLO, IDS, build, process_limits, raise_own_limits
 
 _GIVEN_UP = 10
 # Ignored by the interpreter, which gets an error in their place; commands.py restores them.
 _PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
-# A workspace takes four descriptors; the usual soft limit of 1,024 would end at some 200 of them.
-_DESCRIPTORS = 65536
 _unused: list[tuple[int, socket.socket]] = []
 
 
 def start_zygote() -> None:
     """Fork the zygote. Call it first thing in the process, before threads, event loops and secrets."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    raise_own_limits()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
