@@ -105,6 +105,8 @@ def build(ground: Ground, requests: Channel, own: str) -> NoReturn:
     uppers: list[int] = []
     try:
         uppers = _mount_view(ground, own, footing[1])
+        # Before the user namespace: there a process that hides, which root of a machine started, cannot write it.
+        _write("/proc/self/oom_score_adj", str(_OOM_SCORE))
         if ground.own_creators:
             # The kernel counts what a user namespace holds (inotify) for the user who made it too: not for all workspaces.
             kernel.become_keeping_capabilities(ground.first_id + 1 + int(own, 16) % _CREATORS)
@@ -168,8 +170,6 @@ def _serve(ground: Ground, request: Message, channel: Channel, starts: Channel, 
         _write("/proc/sys/kernel/shmall", str(shm_bytes // os.sysconf("SC_PAGE_SIZE")))
     kernel.mount("/proc/sys", "/proc/sys", flags=kernel.MS_BIND)
     kernel.mount("none", "/proc/sys", flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _PROC_FLAGS)
-    with contextlib.suppress(OSError):
-        _write("/proc/self/oom_score_adj", str(_OOM_SCORE))
     kernel.keep_only_container_capabilities()
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     shm = os.open("/dev/shm", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

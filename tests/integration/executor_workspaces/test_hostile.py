@@ -312,6 +312,10 @@ async def test_a_workspace_cannot_reach_counters_that_it_shares_with_its_neighbo
     assert (await run(workspace, [_PYTHON, "-c", _DEBUGS], user=user)).output == "True 0 7\n"
 
 
+async def test_tools_go_before_the_executor_when_the_machine_has_no_memory(masked: Inside) -> None:
+    assert (await run(await masked.make(), "cat /proc/self/oom_score_adj")).output == "900\n"
+
+
 async def test_descriptors_on_their_way_keep_no_neighbour_from_being_made(masked: Inside) -> None:
     """The kernel counts them by user, over all workspaces: their rollouts would be lost, or could not be graded."""
     neighbour, culprit = await masked.make(), await masked.make()
