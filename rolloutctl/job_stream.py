@@ -16,13 +16,13 @@ from typing import Any, Self
 from agent_runtime.engine.session import FinishedGroup
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.job_record import read_abort
-from agent_runtime.recording.reader import NoSuchRun, RunReader, sealed_tokens
+from agent_runtime.recording.reader import NoSuchRun, RunFolder, sealed_tokens
 from agent_runtime.recording.stream import FedGroup, StreamRecord
 from rollout_api.records import Result
 from rollout_api.tasks import Task
 from rolloutctl.client import RunAborted
 from rolloutctl.errors import CommandError
-from rolloutctl.runs import find_run
+from rolloutctl.runs import find_run_folder
 
 POLL_SECONDS = 0.5
 """Between two looks at the feed: one request a shard each time. A step of training takes minutes."""
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.5
 class JobStream:
     """The stream of one run. Several clients may submit at once."""
 
-    def __init__(self, run: RunReader) -> None:
+    def __init__(self, run: RunFolder) -> None:
         if run.job.spec.tasks.stream is None:
             raise CommandError(
                 f"{run.folder} has a fixed list of tasks, so nothing can be submitted to it",
@@ -52,7 +52,7 @@ class JobStream:
         deadline = time.monotonic() + patience_seconds
         while True:
             try:
-                run = await find_run(reference, environ)
+                run = await find_run_folder(reference, environ)
             except (CommandError, NoSuchRun):
                 if time.monotonic() >= deadline:
                     raise

@@ -1,13 +1,16 @@
 """`rolloutctl results`: what came of a run, by group."""
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection
 
+from agent_runtime.recording.seals import SealedResults
+from agent_runtime.rewards.normalize import with_advantages
 from rollout_api.records import Result
 from rolloutctl.console import Form, FormOption, answer_json_list, answer_table, number, out
 from rolloutctl.figures import GroupFigures, group_figures, overall_figures
-from rolloutctl.runs import NewestJobArgument, find_run
+from rolloutctl.runs import NewestJobArgument, find_run_folder
 
 GROUPS = 50
 """Rows of the table; a run of thousands of tasks is read in the report, or by machines."""
@@ -15,19 +18,21 @@ GROUPS = 50
 
 def results(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -> None:
     """What came of a run, by group. Works while it runs, too. JSON is the list of results."""
-    asyncio.run(_results(job, form))
+    asyncio.run(show_results(job, form))
 
 
-async def _results(reference: str | None, form: Form) -> None:
-    run = await find_run(reference, os.environ)
-    ended = run.results()
-    if form is Form.JSON:
-        answer_json_list(result.wire() for result in ended)
-    else:
-        print_results(run.folder, ended, run.total, run.job.spec.group_size)
+async def show_results(reference: str | None, form: Form) -> None:
+    """See `results`."""
+    run = await find_run_folder(reference, os.environ)
+    with contextlib.closing(SealedResults(run.store)) as sealed:
+        await sealed.load()
+        if form is Form.JSON:
+            answer_json_list(result.wire() for result in with_advantages(sealed.values(), run.job.spec.reward))
+        else:
+            print_results(run.folder, sealed.values(), run.total, run.job.spec.group_size)
 
 
-def print_results(name: str, ended: Sequence[Result], total: int | None, group_size: int) -> None:
+def print_results(name: str, ended: Collection[Result], total: int | None, group_size: int) -> None:
     """The table of the groups, and a line on all of them."""
     groups = group_figures(ended, group_size)
     overall = overall_figures(ended, groups)

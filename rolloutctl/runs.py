@@ -12,7 +12,7 @@ import typer
 
 from agent_runtime.engine.opening import output_uri
 from agent_runtime.recording.job_record import manifest_changes, read_job_file
-from agent_runtime.recording.reader import RunReader, open_run
+from agent_runtime.recording.reader import RunFolder, RunReader, find_folder
 from agent_runtime.recording.store import Store
 from rollout_api.rollout_job import RolloutJob
 from rolloutctl.console import say
@@ -76,6 +76,11 @@ async def open_place(reference: str | None, environ: Mapping[str, str]) -> tuple
 
 
 async def find_run(reference: str | None, environ: Mapping[str, str] | None = None) -> RunReader:
+    """The run that is meant, with its seals. Raises as `find_run_folder`, and RecordCorrupt."""
+    return await RunReader.of(await find_run_folder(reference, environ))
+
+
+async def find_run_folder(reference: str | None, environ: Mapping[str, str] | None = None) -> RunFolder:
     """The run that is meant. Raises CommandError naming what there is instead, NoSuchRun and StorageError."""
     store, place = await open_place(reference, os.environ if environ is None else environ)
     run = await _find(store, place, is_named=reference is not None)
@@ -85,9 +90,9 @@ async def find_run(reference: str | None, environ: Mapping[str, str] | None = No
     return run
 
 
-async def _find(store: Store, place: Place, *, is_named: bool) -> RunReader:
+async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
     if place.name is not None and (_RUN_FOLDER.fullmatch(place.name) or await read_job_file(store, place.name)):
-        return await open_run(store, place.name)
+        return await find_folder(store, place.name)
     folders = await _runs_by_job(store)
     if not folders:
         raise CommandError(f"{place.uri} holds no run", hint=_HELP)
@@ -102,7 +107,7 @@ async def _find(store: Store, place: Place, *, is_named: bool) -> RunReader:
     begun = [(job_file.created, folder) for folder in wanted if (job_file := await read_job_file(store, folder))]
     if not begun:  # what an interrupted deletion left
         raise CommandError(f"{place.uri} holds no run", hint=_HELP)
-    return await open_run(store, max(begun)[1])
+    return await find_folder(store, max(begun)[1])
 
 
 async def _runs_by_job(store: Store) -> dict[str, list[str]]:

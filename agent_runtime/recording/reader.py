@@ -45,23 +45,35 @@ class NoSuchRun(Exception):
     """There is no run of that name, or no such rollout in it."""
 
 
-class RunReader:
-    """One run. Seals are read once, when it is opened, and kept on disk; records when they are asked for.
+class RunFolder:
+    """The folder of one run, of which only `job.json` is read."""
 
-    Where the job has `spec.reward`, the seals' results have the advantages among the rollouts that are sealed so far.
-    """
-
-    def __init__(self, store: Store, folder: str, job_file: JobFile, seals: StoredSeals) -> None:
+    def __init__(self, store: Store, folder: str, job_file: JobFile) -> None:
         self.store, self.folder, self.job_file = store, folder, job_file
         self.job = RolloutJob.model_validate(job_file.manifest)
-        self.seals = seals
-        if self.job.spec.reward is not None:
-            seals.compare(self.job.spec.reward)
 
     @property
     def total(self) -> int | None:
         """Rollouts in all; None for a stream, which has no end yet."""
         return None if self.job.spec.tasks.stream else self.job_file.tasks.count * self.job.spec.group_size
+
+
+class RunReader(RunFolder):
+    """One run. Seals are read once, when it is opened, and kept on disk; records when they are asked for.
+
+    Where the job has `spec.reward`, the seals' results have the advantages among the rollouts that are sealed so far.
+    """
+
+    def __init__(self, run: RunFolder, seals: StoredSeals) -> None:
+        super().__init__(run.store, run.folder, run.job_file)
+        self.seals = seals
+        if self.job.spec.reward is not None:
+            seals.compare(self.job.spec.reward)
+
+    @classmethod
+    async def of(cls, run: RunFolder) -> "RunReader":
+        """Read the seals. Raises RecordCorrupt."""
+        return cls(run, await read_seals(run.store))
 
     def results(self) -> Sequence[Result]:
         """Results of the sealed rollouts, by index; each is read from the disk when it is asked for."""
@@ -156,6 +168,11 @@ async def _checked(store: Store, item: ObjectDigest) -> bytes:
 
 
 async def open_run(store: Store, name: str) -> RunReader:
+    """The run that `find_folder` finds, with its seals. Raises NoSuchRun, RecordCorrupt."""
+    return await RunReader.of(await find_folder(store, name))
+
+
+async def find_folder(store: Store, name: str) -> RunFolder:
     """The run in the folder of that name, or the newest run of the job of that name. Raises NoSuchRun, RecordCorrupt."""
     folder, job_file = name, await read_job_file(store, name)
     if job_file is None and (newest := await newest_run(store, name)):
@@ -164,5 +181,4 @@ async def open_run(store: Store, name: str) -> RunReader:
         folders = await store.folders()
         known = f"there are {', '.join(folders[-10:])}" if folders else "it is empty"
         raise NoSuchRun(f"{store.uri} has no run of {name!r}; {known}")
-    below = store.below(folder)
-    return RunReader(below, folder, job_file, await read_seals(below))
+    return RunFolder(store.below(folder), folder, job_file)

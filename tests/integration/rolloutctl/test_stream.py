@@ -12,12 +12,14 @@ import pytest
 import yaml
 
 from agent_runtime.recording.job_record import JobRecord
-from agent_runtime.recording.store import StorageUnavailable, Store
+from agent_runtime.recording.seals import SealedResults
+from agent_runtime.recording.store import READS_AT_ONCE, StorageUnavailable, Store
 from agent_runtime.recording.stream import StreamRecord
 from rollout_api.tasks import Tasks, TaskStream
 from rolloutctl.console import Form
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.job_stream import JobStream
+from rolloutctl.results import show_results
 from rolloutctl.stream import submit_tasks
 from tests.support.records import completed, small_job
 
@@ -111,6 +113,20 @@ async def test_a_trainer_may_open_a_stream_before_its_runners_have_started(job: 
     await asyncio.sleep(0)
     away.rename(written)
     assert await (await opening).close() == 0
+
+
+async def test_results_are_read_from_their_index_and_streams_are_opened_without_any(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = await open_job(tmp_path)
+    index = SealedResults(record.store)
+    for number in range(READS_AT_ONCE + 1):
+        await index.add(completed(index=number))
+        await record.store.create(f"seals/{number}.json", b"read in vain")
+    await index.end()
+    await show_results(record.store.uri, Form.JSON)
+    assert len(json.loads(capsys.readouterr().out)) == READS_AT_ONCE + 1
+    assert await (await JobStream.open(record.store.uri, {})).submit({"name": "a", "prompt": "b"}) == 0
 
 
 async def open_job(folder: Path) -> JobRecord:
