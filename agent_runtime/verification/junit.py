@@ -23,6 +23,8 @@ MESSAGE_CHARACTERS = 2000
 """What is kept of a failed test's message."""
 
 _NOT_PASSED = ("failure", "error", "skipped", "rerun", "flakyFailure", "flakyError")
+_NOT_RUN = frozenset({"notrun", "disabled", "skipped", "suppressed"})
+"""Values of the attributes `status` and `result` of a `testcase`: GoogleTest says so, and adds no element."""
 
 
 class ReportError(ValueError):
@@ -89,7 +91,10 @@ class _Handler:
                 raise ReportError(f"it has more than {REPORT_TESTS} tests")
             if self.case is not None:
                 raise ReportError("it has a test within a test")
-            self.case = _Case(attributes.get("classname", ""), attributes.get("name", ""), attributes.get("file"))
+            states = (attributes.get(name, "").lower() for name in ("status", "result"))
+            not_run = next((state for state in states if state in _NOT_RUN), None)
+            known = (attributes.get("classname", ""), attributes.get("name", ""), attributes.get("file"))
+            self.case = _Case(*known, not_run, not_run or "")
         elif self.case is not None and tag in _NOT_PASSED:
             self.case.result = tag
             self.case.message += f"{tag}: {attributes.get('message', '')}"[:MESSAGE_CHARACTERS]
@@ -128,7 +133,10 @@ def _reports_of(name: str, by_key: dict[tuple[str | None, str], list[ReportedTes
     path, separator, rest = name.removeprefix("./").partition("::")
     if not separator:
         return by_key.get((None, _reportable(name)), [])
-    for key in (_address(path, rest), (_reportable(path), _reportable(rest))):
+    keys = [_address(path, rest), (_reportable(path), _reportable(rest))]
+    # Class names of other languages hold `::` as well: cargo-nextest's are `package::binary`.
+    keys += [(_reportable(name[: at.start()]), _reportable(name[at.end() :])) for at in re.finditer("::", name)]
+    for key in keys:
         if found := [test for test in by_key.get(key, []) if not _of_another_file(test, path)]:
             return found
     return by_key.get((None, _reportable(name)), [])

@@ -43,6 +43,20 @@ def test_only_a_case_without_failure_error_or_skip_has_passed() -> None:
 
 
 @pytest.mark.parametrize(
+    "state", ['status="notrun" result="suppressed"', 'status="run" result="skipped"', 'status="disabled"']
+)
+def test_a_case_that_says_by_an_attribute_that_it_did_not_run_has_not_passed(state: str) -> None:
+    data = report(f'<testcase classname="S" name="a" {state}/>', '<testcase classname="S" name="b" status="run"/>')
+    assert passed(data, "S::a", "S::b") == [False, True]
+
+
+def test_class_names_with_colons_are_found() -> None:
+    data = report(case("tools::basic", "case_a"), case("tools::bin/cli", "args::parse"), case("tools", "basic::case_b"))
+    named = ("tools::basic::case_a", "tools::bin/cli::args::parse", "tools::basic::case_b", "tools::basic::case_c")
+    assert passed(data, *named) == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
     "data",
     [
         b"",
