@@ -152,7 +152,8 @@ class ResponseRecord(ApiModel):
 
 
 class DeliveryRecord(ApiModel):
-    """Whether an answer reached the client of a proxy; the latest one of a turn counts."""
+    """Whether an answer reached the client of a proxy; the latest one of a turn counts. A call that failed, or that its
+    client gave up, has one too: the runner did not end in the middle of it."""
 
     type: Literal["delivery"] = "delivery"
     turn: int

@@ -17,7 +17,7 @@ from agent_runtime.engine.attempt_model import AttemptModel
 from agent_runtime.engine.attribution import Action, OutOfTime, Phase, attribute
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.engine.model_probe import SILENT, probe
-from agent_runtime.engine.program_policy import CALLS_A_TURN, PROMPT_FILE, Ended, doubtful_turn, filled, stop_of
+from agent_runtime.engine.program_policy import CALLS_A_TURN, PROMPT_FILE, Ended, filled, is_cut, stop_of
 from agent_runtime.engine.staleness_policy import StalePolicy
 from agent_runtime.engine.workspace_model import WorkspaceModel, serve_model
 from agent_runtime.models.base import Model, ModelError
@@ -69,7 +69,7 @@ class Program:
         for record in recorded:
             if isinstance(record, ResponseRecord):
                 self._policy_lag.see(record.policy_spans)
-        self._doubtful_turn = doubtful_turn(recorded)
+        self._recorded = recorded
         self._clock = AgentClock(self._task.timeouts.agent_seconds, agent_seconds_of(recorded))
         self._clock.start()
         self._model = AttemptModel(
@@ -184,7 +184,7 @@ class Program:
                     over=session.over,
                     failure=self._model.failure,
                     refusal=self._model.refusal,
-                    cut=self._doubtful_turn == self.turn,
+                    cut=is_cut(self._recorded, self.records),
                 )
             )
         finally:

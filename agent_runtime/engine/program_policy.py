@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agent_runtime.models.base import ModelError
 from agent_runtime.proxy.limits import Exhausted
 from agent_runtime.sandboxes.base import INTERRUPTED, CommandResult, SandboxFailure
-from rollout_api.records import DeliveryRecord, IntentRecord, Record, ResponseRecord, StopReason
+from rollout_api.records import DeliveryRecord, IntentRecord, Record, StopReason
 
 PROMPT_FILE = "{promptFile}"
 _FIELD = re.compile(r"\{(prompt|promptFile|model)\}")
@@ -35,12 +35,26 @@ def filled(command: Sequence[str], *, prompt: str, prompt_file: str, model: str)
     return arguments
 
 
-def doubtful_turn(recorded: Sequence[Record]) -> int | None:
-    """The latest call that earlier runners recorded, where nobody knows whether its answer has reached the program."""
-    latest = max((record.turn for record in recorded if isinstance(record, IntentRecord)), default=None)
+def is_cut(recorded: Sequence[Record], now: Sequence[Record]) -> bool:
+    """Whether a call of an earlier runner may have broken off with it, and nothing shows that the program got over that.
+
+    `recorded` is what earlier runners left, `now` all of the attempt. Calls of other workers of the program show nothing.
+    """
     told = {record.turn for record in recorded if isinstance(record, DeliveryRecord)}
-    answered = {record.turn for record in recorded if isinstance(record, ResponseRecord)}
-    return None if latest is None or (latest in told and latest in answered) else latest
+    open_calls = [record for record in recorded if isinstance(record, IntentRecord) and record.turn not in told]
+    intents = [record for record in now if isinstance(record, IntentRecord)]
+    return any(not any(_follows(later, call) for later in intents) for call in open_calls)
+
+
+def _follows(later: IntentRecord, call: IntentRecord) -> bool:
+    """Whether a call is made by who made an earlier one: it repeats that, goes on from it, or from where that went on."""
+    if later.turn <= call.turn:
+        return False
+    return (
+        later.parent == call.turn
+        or (later.parent is not None and later.parent == call.parent)
+        or (later.request_digest is not None and later.request_digest == call.request_digest)
+    )
 
 
 @dataclass(frozen=True)
@@ -55,7 +69,7 @@ class Ended:
     refusal: StopReason | None = None
     """Why the model would not answer its latest call."""
     cut: bool = False
-    """The runner that had its latest call has died, and its answer may have broken off."""
+    """A runner has died that had a call of its, and the answer may have broken off."""
 
 
 def stop_of(ended: Ended) -> tuple[StopReason, str]:
@@ -75,9 +89,7 @@ def stop_of(ended: Ended) -> tuple[StopReason, str]:
     if ended.failure is not None:
         raise ended.failure
     if ended.cut:
-        raise SandboxFailure(
-            INTERRUPTED, f"its runner ended in the middle of its last call, and the agent gave up: {output}"
-        )
+        raise SandboxFailure(INTERRUPTED, f"its runner ended in the middle of a call, and the agent gave up: {output}")
     if ended.over is not None:
         return ended.over.reason, ended.over.message
     if ended.refusal is not None:

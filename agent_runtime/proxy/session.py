@@ -225,13 +225,16 @@ class Session:
             self._meter.cancelled()
             if self._ended:
                 raise Refused(ErrorKind.SESSION_ENDED, f"session {self.settings.id} has ended") from None
+            self._mark(intent.turn, delivered=False)
             raise
         except TimeoutError:
             self._answers.failed(identity, call)
+            self._mark(intent.turn, delivered=False)
             self._check_budget()
             raise
         except Exception as error:
             self._answers.failed(identity, call)
+            self._mark(intent.turn, delivered=False)
             # What is refused for what it asks is its client's own doing.
             if isinstance(error, ModelError | StorageError) and refused(error).kind is not ErrorKind.BAD_REQUEST:
                 self.failure = error

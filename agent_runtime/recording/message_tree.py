@@ -63,7 +63,7 @@ def _order(records: Sequence[Record]) -> list[IntentRecord]:
     while waiting:
         intent = waiting.pop()
         following = children.get(intent.turn, [])
-        if following or intent.turn not in undelivered:
+        if following or intent.turn not in undelivered or intent.turn not in answered:
             found.append(intent)
         waiting += reversed(following)
     return found

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.engine.program_policy import LONGEST_ARGUMENT, Ended, doubtful_turn, filled, stop_of
+from agent_runtime.engine.program_policy import LONGEST_ARGUMENT, Ended, filled, is_cut, stop_of
 from agent_runtime.models.base import ModelError
 from agent_runtime.proxy.limits import Exhausted
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
@@ -20,8 +20,8 @@ def result(code: int | None = 0, *, signal: int | None = None, cause: str | None
     return CommandResult(code, signal, cause, 1.0, b"said\n", b"Traceback: boom\n", 5, 16)
 
 
-def intent(turn: int) -> IntentRecord:
-    return IntentRecord(turn=turn, time=0, keep=0, messages=[])
+def intent(turn: int, parent: int | None = None, digest: str | None = None) -> IntentRecord:
+    return IntentRecord(turn=turn, time=0, keep=0, messages=[], parent=parent, request_digest=digest)
 
 
 def response(turn: int) -> ResponseRecord:
@@ -96,18 +96,22 @@ def test_a_program_that_an_earlier_runner_ended_at_a_limit_has_reached_that_limi
 
 
 @pytest.mark.parametrize(
-    ("recorded", "turn"),
+    ("recorded", "later", "cut"),
     [
-        ([], None),
-        ([intent(0)], 0),
-        ([intent(0), response(0)], 0),
-        ([intent(0), response(0), delivery(0)], None),
-        ([intent(0), response(0), delivery(0, delivered=False)], None),
-        ([intent(0), response(0), delivery(0), intent(1)], 1),
-        ([intent(0), intent(1), response(1), delivery(1)], None),
+        ([], [], False),
+        ([intent(0)], [], True),
+        ([intent(0), response(0)], [], True),
+        ([intent(0), response(0), delivery(0)], [], False),
+        ([intent(0), delivery(0, delivered=False)], [], False),
+        ([intent(0), response(0), delivery(0), intent(1, parent=0)], [], True),
+        ([intent(0), response(0)], [intent(1, parent=0)], False),
+        ([intent(0, digest="a")], [intent(1, digest="a")], False),
+        ([intent(0, digest="a")], [intent(1, digest="b")], True),
+        ([intent(0, digest="a"), intent(1, digest="b")], [intent(2, digest="b")], True),
+        ([intent(0), delivery(0), intent(1, parent=0)], [intent(2, parent=0)], False),
     ],
 )
-def test_an_answer_is_in_doubt_until_somebody_has_seen_what_became_of_it(
-    recorded: list[Record], turn: int | None
+def test_call_is_cut_until_the_program_repeats_it_or_goes_on_from_it(
+    recorded: list[Record], later: list[Record], cut: bool
 ) -> None:
-    assert doubtful_turn(recorded) == turn
+    assert is_cut(recorded, [*recorded, *later]) is cut

@@ -329,6 +329,20 @@ async def test_rewritten_history_counts_its_new_messages_alone_also_after_a_take
         bench.begin()
 
 
+async def test_call_that_failed_or_was_given_up_is_recorded_as_ended_under_its_runner() -> None:
+    bench = Bench()
+    bench.model.failures = [ModelError("Unreachable", "it is down")]
+    with pytest.raises(ModelError):
+        await bench.ask()
+    bench.model.hold = asyncio.Event()
+    call = bench.begin()
+    await call.started()
+    call.leave(False)
+    await call.ended()
+    await bench.session.flush()
+    assert [(mark.turn, mark.delivered) for mark in bench.recorded(DeliveryRecord)] == [(0, False), (1, False)]
+
+
 async def test_the_time_of_a_session_also_ends_a_call_that_runs() -> None:
     bench = Bench(Limits(seconds=1))
     bench.session.settings.__dict__["created"] = time.time() - 0.95
