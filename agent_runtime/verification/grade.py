@@ -226,7 +226,8 @@ class _Grading:
                         place, _tar(place, files), key=key, ancestors=ancestors, owner=self.owner
                     )
             except FileError as error:
-                message = f"the hidden files in {place} cannot be written: {error}"
+                where = f"outside of {root}" if place == "/" else f"in {place}"
+                message = f"the hidden files {where} cannot be written: {error}"
                 raise self.unavailable(message, error, place != "/") from error
 
     def is_carried(self, path: str) -> bool:

@@ -60,6 +60,7 @@ async def graded(
     setup: Sequence[str] = SETUP,
     user: str | None = None,
     verifier_user: str | None = None,
+    as_root: str = "true",
     **verifier: Any,
 ) -> Verdict:
     """The verdict of a rollout whose agent ran those commands."""
@@ -69,6 +70,7 @@ async def graded(
     for number, command in enumerate(work):
         done = await agent.run(command, key=f"1:{number}", deadline_seconds=60)
         assert done.ok, done
+    assert (await agent.run(as_root, key="1:root", deadline_seconds=60, user="0")).ok
     archive = b"".join([piece async for piece in agent.tar(".", parts=["."])])
     await agent.release()
 
@@ -91,6 +93,20 @@ async def test_what_an_agent_left_is_graded_as_it_is(
     await provider.open()
     try:
         verdict = await graded(provider, commands, user=user, commands=[f"bash -c {quoted(check)}"])
+    finally:
+        await provider.close()
+    assert verdict.passed, verdict
+
+
+async def test_work_beside_a_file_that_only_root_may_read_is_graded(
+    provider_of: Callable[..., LocalProvider],
+) -> None:
+    provider = provider_of("Overlay", "1000:1000")
+    await provider.open()
+    try:
+        checks = ["grep new work && test ! -e secret && test ! -e hidden/a", 'test "$(stat -c %u work)" = 1000']
+        root_only = "umask 077 && echo 1 > secret && mkdir hidden && echo 2 > hidden/a"
+        verdict = await graded(provider, ["echo new > work"], user="1000:1000", as_root=root_only, commands=checks)
     finally:
         await provider.close()
     assert verdict.passed, verdict

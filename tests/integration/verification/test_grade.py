@@ -240,7 +240,7 @@ async def test_who_is_to_blame_for_a_hidden_file_that_cannot_be_written(workspac
     inside = task(commands=["true"], files=[{"path": "a/test.py", "content": ""}])
     outside = task(commands=["true"], files=[{"path": "/opt/test.py", "content": ""}])
     assert (await grade(inside, Verifier(), broken, key_turn=1)).reward == 0
-    with pytest.raises(VerifierUnavailable, match="the hidden files in / cannot be written: a folder is in the way"):
+    with pytest.raises(VerifierUnavailable, match="outside of /workspace cannot be written: a folder is in the way"):
         await grade(outside, Verifier(), broken, key_turn=1)
     assert (await grade(outside, SHARED, broken, key_turn=1)).reward == 0
     full = Broken(workspace, "untar", DiskFailed("x", "no space"))

@@ -537,6 +537,16 @@ def test_a_program_is_not_planted_in_the_working_directory_on_the_verifiers_path
     assert (grading.has("cat"), grading.text("solve")) == (False, "work")
 
 
+def test_a_prepared_file_that_the_workspaces_user_may_not_read_stays(
+    grading: Grading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("data/x", "calc.py"):
+        (grading.agent / name).unlink()
+    monkeypatch.setattr(carrying, "_may_read", lambda _parent, name, _info: name != "x")
+    grading.carry()
+    assert (grading.text("data/x"), grading.has("calc.py")) == ("old", False)
+
+
 def test_a_prepared_module_outside_of_the_artifacts_stays(tmp_path: Path) -> None:
     grading = Grading(tmp_path, {"types.py": "prepared", "src/a.py": "a"})
     write(grading.agent, {"src/a.py": "b"})

@@ -575,7 +575,7 @@ def test_each_refusal_is_the_right_kind_of_failure(
     assert getattr(failure, "reason", None) == reason
 
 
-@given(st.lists(st.tuples(st.sampled_from(["path", "exclude"]), st.binary(min_size=1)), max_size=4))
+@given(st.lists(st.tuples(st.sampled_from(["path", "part"]), st.binary(min_size=1)), max_size=4))
 def test_a_path_of_any_bytes_reaches_the_executor_as_it_is(pairs: list[tuple[str, bytes]]) -> None:
     query = [(name, value.decode(errors="surrogateescape")) for name, value in pairs]
     parsed = parse_qsl(query_string(query).removeprefix("?"), errors="surrogateescape", keep_blank_values=True)
