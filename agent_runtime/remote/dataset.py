@@ -48,8 +48,8 @@ def rows_of(
             )
             problems.append(TaskProblem(str(folder), None, message))
         try:
-            prompt = (folder / INSTRUCTION).read_text(encoding="utf-8")
-            metadata = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8")).get("metadata", {})
+            prompt = (folder / INSTRUCTION).read_text(encoding="utf-8-sig")
+            metadata = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8-sig")).get("metadata", {})
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             problems.append(TaskProblem(str(folder), None, f"cannot be read: {error}"))
             continue

@@ -44,6 +44,14 @@ def test_a_row_has_the_columns_that_a_dataset_of_pr_83_has(tmp_path: Path) -> No
     ]
 
 
+def test_dataset_takes_files_that_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    folder = task(tmp_path / "one")
+    for name in ("task.toml", "instruction.md"):
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+    (row,) = rows_of(tmp_path, split="train")
+    assert row["prompt"] == [{"role": "user", "content": "Do one.\n"}]
+
+
 def test_tasks_in_folders_of_folders_are_in_the_dataset(tmp_path: Path) -> None:
     for name in ("b", "a/deep/c", "a/d"):
         task(tmp_path / name)
