@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_runtime.models.base import ToolCall
-from agent_runtime.models.extensions import contained, nearest, traceback_of
+from agent_runtime.models.extensions import contained, described, nearest, traceback_of
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import Tool, ToolContext, ToolError, ToolResult
 from agent_runtime.tools.function_tool import FunctionTool
@@ -35,7 +35,7 @@ async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolConte
     except (SandboxFailure, WorkspaceLimit, Fenced):
         raise
     except Exception as error:  # noqa: BLE001 - a tool may raise anything, and the model is told
-        result = ToolResult(f"The tool {call.name} failed with {type(error).__name__}: {error}", error=True)
+        result = ToolResult(f"The tool {call.name} failed with {described(error)}", error=True)
         traceback = shortened(traceback_of(error), _TRACEBACK_BYTES)
     if too_deep(result.data):
         message = f"the data that the tool returned is nested more than {DEEPEST} levels deep"

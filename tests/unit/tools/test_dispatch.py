@@ -89,12 +89,20 @@ async def test_what_a_tool_says_of_the_call_is_told_as_it_stands_and_is_no_forma
     assert (observation.content, observation.error, observation.data) == ("no such file", True, {})
 
 
+class Wordless(Exception):
+    """A library's error whose message cannot be made."""
+
+    def __str__(self) -> str:
+        raise KeyError("code")
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
         (KeyError("x"), "KeyError: 'x'"),
         (SystemExit(3), "RuntimeError: SystemExit was raised: 3"),
         (asyncio.CancelledError(), "RuntimeError: CancelledError was raised"),
+        (Wordless(), f"{__name__}.Wordless: <exception str() failed>"),
     ],
 )
 async def test_a_tool_that_breaks_does_not_break_the_rollout(error: Any, words: str) -> None:
