@@ -547,13 +547,6 @@ def test_a_prepared_file_that_the_workspaces_user_may_not_read_stays(
     assert (grading.text("data/x"), grading.has("calc.py")) == ("old", False)
 
 
-def test_a_prepared_module_outside_of_the_artifacts_stays(tmp_path: Path) -> None:
-    grading = Grading(tmp_path, {"types.py": "prepared", "src/a.py": "a"})
-    write(grading.agent, {"src/a.py": "b"})
-    grading.carry(artifacts=["src"])
-    assert (grading.text("types.py"), grading.text("src/a.py"), grading.dropped) == ("prepared", "b", [])
-
-
 def git(folder: Path, *arguments: str) -> str:
     """Run git as a verifier does it, with nothing of this machine's own settings."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1"}
