@@ -572,8 +572,6 @@ class _Carrying:
         rules, prepared = self._rules, self._prepared
         if known_as in prepared.modules or prepared.reason(path) is not None or rules.is_named(path):
             return
-        if not rules.is_declared(path):
-            return  # nothing of the agent can be there
         folder = _opened(os.path.join(self._location, os.path.dirname(path)))
         try:
             _remove(folder, os.path.basename(path))
