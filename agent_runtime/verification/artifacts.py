@@ -23,10 +23,24 @@ _ENTERED = re.compile(rf"(?:(?<![\w.-])(?:cd|pushd)(?:[ \t]+--)?[ \t]+|\bchdir\(
 _HERE = re.compile(r"\$\{?PWD\}?(?=/|$)|\$\(pwd\)|`pwd`")
 
 
+def _given(task: Task, working_dir: str) -> set[str]:
+    """The task's artifacts, as absolute paths."""
+    given = (task.verifier.artifacts if task.verifier else None) or ["."]
+    return {posixpath.normpath(posixpath.join(working_dir, path)) for path in given}
+
+
+def asks_for_files(task: Task, verifier: Verifier, working_dir: str) -> bool:
+    """Whether something is carried whatever it is, and so also if it is loaded unasked: a path in another artifact, or one
+    that may be a file."""
+    paths = _given(task, working_dir)
+    if task.verifier is None or not task.verifier.artifacts:
+        return verifier.artifacts != ["."]
+    return any("." in posixpath.basename(path)[1:] or any(is_below(path, other) for other in paths) for path in paths)
+
+
 def artifact_paths(task: Task, working_dir: str) -> tuple[str, list[str]]:
     """The folder that a task's artifacts lie below, and their paths relative to it, none of them in another one."""
-    given = (task.verifier.artifacts if task.verifier else None) or ["."]
-    paths = {posixpath.normpath(posixpath.join(working_dir, path)) for path in given}
+    paths = _given(task, working_dir)
     base = posixpath.commonpath([posixpath.normpath(working_dir), *paths])
     return base, sorted(
         posixpath.relpath(path, base) for path in paths if not any(is_below(path, other) for other in paths)
@@ -52,7 +66,7 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
     return base, [
         {
             "root": path,
-            "artifacts": ["."] if own else verifier.artifacts,
+            "artifacts": inside(path, sorted(_given(task, working_dir))) if own else verifier.artifacts,
             "hidden": inside(path, hidden),
             "importRoots": inside(path, searched["PYTHONPATH"]),
             "programFolders": inside(path, searched["PATH"]),

@@ -16,7 +16,7 @@ from agent_runtime.sandboxes.base import (
     WorkspaceLimit,
 )
 from agent_runtime.verification import reward_file
-from agent_runtime.verification.artifacts import artifact_paths, is_below
+from agent_runtime.verification.artifacts import artifact_paths, asks_for_files, is_below
 from agent_runtime.verification.junit import (
     REPORT_BYTES,
     ReportedTest,
@@ -102,15 +102,16 @@ async def grade(
     is_outside = (task.verifier.report or "").startswith("/")
     # Tests of other languages are carried as ordinary work: where none is named, those that the agent added count as well.
     counts_agents_tests = task.verifier.kind is VerifierKind.JUNIT and not task.verifier.tests
-    forgeable = not apart or is_outside or counts_agents_tests or runs_agents_modules(task.verifier, verifier)
+    is_asked_for = asks_for_files(task, verifier, workspace.working_dir)
+    forgeable = not apart or is_outside or counts_agents_tests or is_asked_for or imports_packages(task.verifier)
     mode = verifier.mode or VerifierMode.SEPARATE
     return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": forgeable})
 
 
-def runs_agents_modules(spec: TaskVerifier, rules: Verifier) -> bool:
-    """Whether pytest may import the agent's files by itself: those that the job names, and packages around hidden tests."""
+def imports_packages(spec: TaskVerifier) -> bool:
+    """Whether pytest may import the agent's packages by itself, because hidden tests lie in them."""
     above = {folder for file in spec.files if file.path.endswith(".py") for folder in file.path.split("/")[:-1]}
-    return rules.artifacts != ["."] or not above <= {"", ".", "test", "tests"}
+    return not above <= {"", ".", "test", "tests"}
 
 
 async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> bool:

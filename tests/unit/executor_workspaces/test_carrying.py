@@ -20,6 +20,7 @@ from agent_runtime.executor.workspaces import carrying, trees
 from agent_runtime.executor.workspaces.carrying import OF_TESTS, RUN_FIRST, Rules, kind_of
 from agent_runtime.executor.workspaces.identity import Refused
 from agent_runtime.verification import carry_rules
+from agent_runtime.verification.artifacts import asks_for_files
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task
 from tests.support.carrying import carry, packed, piped, rules, unpack, write_all
@@ -645,6 +646,32 @@ def test_each_artifact_comes_into_its_own_place(tmp_path: Path) -> None:
     assert list(texts.values()) == ["new", "old", "work", "new", "now a file"]
     assert not any(grading.has(name) for name in ("gone/a", "out/x", "never"))
     assert grading.dropped == []
+
+
+def test_what_a_task_names_besides_its_folder_is_carried_whatever_it_is(tmp_path: Path) -> None:
+    grading = Artifacts(tmp_path, {"w/pyproject.toml": "old", "w/conftest.py": "old"})
+    write(grading.agent, {"w/pyproject.toml": "new", "w/conftest.py": "new", "out/x": "new"})
+    grading.carry_all(".", "pyproject.toml", "/out")
+    assert [grading.text(name) for name in ("w/pyproject.toml", "w/conftest.py", "out/x")] == ["new", "old", "new"]
+
+
+@pytest.mark.parametrize(
+    ("artifacts", "expected"),
+    [
+        ([], False),
+        (["."], False),
+        (["out", "/data"], False),
+        ([".rollout-patch"], False),
+        ([".", "pyproject.toml"], True),
+        ([".", "tests"], True),
+        (["/w/src/conftest.py"], True),
+    ],
+)
+def test_artifacts_that_may_be_loaded_unasked_are_asked_for(artifacts: list[str], expected: bool) -> None:
+    verifier = {"commands": ["run"], "artifacts": artifacts}
+    task = Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier})
+    assert asks_for_files(task, Verifier(), "/w") is expected
+    assert asks_for_files(task, Verifier(artifacts=[".", "conftest.py"]), "/w") is (expected or not artifacts)
 
 
 def test_an_artifact_behind_a_prepared_link_comes_to_where_the_link_leads(tmp_path: Path) -> None:
