@@ -63,12 +63,25 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
         normal = map(posixpath.normpath, places)
         return [posixpath.relpath(place, root) for place in normal if place == root or is_below(place, root)]
 
+    def above(path: str) -> list[str]:
+        """`..` where Python imports from the folder that the artifact lies in: the artifact is a module there."""
+        parent = posixpath.dirname(posixpath.normpath(posixpath.join(base, path)))
+        return [".."] if parent in searched["PYTHONPATH"] else []
+
+    def seen_as(path: str) -> str:
+        """The path of an artifact by which its names count: not by those of folders above the working directory."""
+        relative = posixpath.relpath(posixpath.join(base, path), working_dir)
+        if set(relative.split("/")) == {".."}:
+            return "."
+        return posixpath.basename(relative) if relative.startswith("../") else relative
+
     return base, [
         {
             "root": path,
+            "seenAs": seen_as(path),
             "artifacts": inside(path, sorted(_given(task, working_dir))) if own else verifier.artifacts,
             "hidden": inside(path, hidden),
-            "importRoots": inside(path, searched["PYTHONPATH"]),
+            "importRoots": [*above(path), *inside(path, searched["PYTHONPATH"])],
             "programFolders": inside(path, searched["PATH"]),
             "names": sorted(LOADED_BY_THEMSELVES),
             "tests": [*TEST_FILES, *(_named_tests(commands) if is_pytest else ())],

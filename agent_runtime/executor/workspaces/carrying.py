@@ -1,13 +1,15 @@
 """Brings the tar of an agent's tree into a prepared folder, without what would let the agent decide its own verdict.
 
-A tar may hold several files and folders of the agent. Each goes into its place by itself, in these steps:
+A tar may hold several files and folders of the agent, the roots. Each goes into its place by itself, in these steps:
 
 1. Walk the prepared folder, and note what of it stays: what is loaded unasked, and virtual environments.
 2. Unpack the tar over it. Nothing that stays is touched, and the folders that lead to it stay folders.
 3. Walk the result. Remove what the agent deleted, and what it planted.
+4. When all roots are there, remove what the agent planted where modules and commands are looked for. A link of one root may
+   lead into another.
 
-None of the three follows a link, so a name in the tar is the place where its file will be. The same rules find what stays in
-the prepared folder and what was planted in the result. No process of the agent runs meanwhile.
+None of the first three follows a link, so a name in the tar is the place where its file will be. The same rules find what
+stays in the prepared folder and what was planted in the result. No process of the agent runs meanwhile.
 """
 
 from __future__ import annotations
@@ -118,6 +120,8 @@ class Rules:
         self._names, self._modules = frozenset(form["names"]), frozenset(form["modules"])
         self._at_start = {name.removesuffix(".py") for name in self._names if name.endswith(".py")}
         self._metadata = re.compile(rf"({'|'.join(map(re.escape, form['metadata']))})(/|\Z)")
+        self._seen_as = os.path.normpath(form.get("seenAs", "."))
+        """The folder's path, by which its own name and those above it count."""
         self.tests = set(form["tests"]).union(*map(python_files, form["options"]))
         """Patterns of the names of files that pytest collects."""
         self.programs: Sequence[str] = ()
@@ -133,6 +137,7 @@ class Rules:
         self.above_hidden = {folder for path in hidden for folder in _parents(path)} - self.hidden_folders
         self.has_tests = bool(hidden)
         """There are hidden tests, or prepared ones: found by `note_test`."""
+        self._is_of_tests = not set(_TEST_FOLDERS).isdisjoint(self._seen_as.split("/"))
         self.test_folders: set[str] = set()
         """Folders of tests. Their modules are run or imported by tests; a solution does not lie there."""
         for path in hidden:
@@ -149,7 +154,7 @@ class Rules:
         self.has_tests = True
         # Not folders of other names: the solution may be a package with tests in it.
         of_tests = [folder for folder in _parents(path) if os.path.basename(folder) in _TEST_FOLDERS]
-        self.test_folders.update(of_tests[-1:])
+        self.test_folders.update(["."] if self._is_of_tests else of_tests[-1:])
 
     def is_declared(self, path: str) -> bool:
         """It may be carried, as an artifact or in one."""
@@ -179,24 +184,26 @@ class Rules:
             return LOADED
         if kind != "folder" and self._is_test(path):
             return TEST
-        if self.imported_as(path, kind) is not None and not self.test_folders.isdisjoint(_parents(path)):
+        if self.imported_as(path, kind) is not None and not self.test_folders.isdisjoint((".", *_parents(path))):
             return OF_TESTS
         is_before_source = name == "__init__.py" or name.endswith(_EXTENSIONS) or kind == "link"
         return SHADOWS_HIDDEN if is_before_source and self.imported_as(path, kind) in self._hidden_modules else None
 
     def _is_test(self, path: str) -> bool:
         """pytest collects a file of this name. A pattern for every name means every file of the folders of tests."""
-        name = os.path.basename(path)
+        name, whole = os.path.basename(path), f"/{_joined(self._seen_as, path)}"
         found = [
             test
             for test in self.tests
-            if (fnmatch.fnmatchcase(f"/{path}", f"*/{test}") if "/" in test else fnmatch.fnmatchcase(name, test))
+            if (fnmatch.fnmatchcase(whole, f"*/{test}") if "/" in test else fnmatch.fnmatchcase(name, test))
         ]
         if not found or any(not fnmatch.fnmatchcase("any name.py", test) for test in found):
             return bool(found)
         folders = set(_parents(path))
-        return not folders.isdisjoint(self.hidden_folders) or any(
-            os.path.basename(folder) in _TEST_FOLDERS for folder in folders
+        return (
+            self._is_of_tests
+            or not folders.isdisjoint(self.hidden_folders)
+            or any(os.path.basename(folder) in _TEST_FOLDERS for folder in folders)
         )
 
     def imported_as(self, path: str, kind: Kind) -> str | None:
@@ -214,9 +221,13 @@ class Rules:
         """A module of this path is run, or imported, as a folder that hidden files lie in or below."""
         return module in self.run_first or module in self.hidden_folders or module in self.above_hidden
 
+    def module_name(self, module: str) -> str:
+        """The last part of a module's path; `.` is imported under the folder's own name where Python looks above it."""
+        return os.path.basename(self._seen_as if module == "." and ".." in self.import_roots else module)
+
     def is_shadowed(self, module: str) -> bool:
         """A module of this path has the name of one that the test process imports beside the code under test."""
-        name = os.path.basename(module)
+        name = self.module_name(module)
         return name in self._modules or name.startswith("pytest_")
 
 
@@ -422,11 +433,13 @@ class _Carrying:
         else:
             self._drop(path, reason)
 
-    def finish(self) -> None:
-        """Remove what must not be there, after the last member."""
-        self._sweep()
-        self._remove_planted_modules()
-        self._remove_planted_programs()
+    def finish(self, roots: Sequence[_Carrying]) -> None:
+        """Remove what the agent planted in any of the roots, when all of them are swept."""
+        self._remove_planted_modules(roots)
+        self._remove_planted_programs(roots)
+
+    def close(self) -> None:
+        """Give the folders their modes and times."""
         self._target.finish()
 
     def _place(self, member: tarfile.TarInfo, parts: list[str], path: str, content: IO[bytes] | None) -> None:
@@ -490,7 +503,7 @@ class _Carrying:
             return "is no file, folder or link"
         return COMPILED if rules.loaded(path, "file") == COMPILED else None
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Remove what the agent deleted, and what is loaded unasked wherever it stands."""
         rules, prepared = self._rules, self._prepared
 
@@ -519,13 +532,13 @@ class _Carrying:
                 continue  # the tar has nothing that the agent may not read
             _remove(parent, name)
 
-    def _remove_planted_modules(self) -> None:
+    def _remove_planted_modules(self, roots: Sequence[_Carrying]) -> None:
         """Remove modules that would be imported in place of others, from the folders where Python looks for modules."""
         rules, prepared = self._rules, self._prepared
         for folder in rules.run_first:
             for entry, kind in self._entries(folder):
-                if rules.imported_as(entry, kind) == folder:
-                    self._plant_found(entry, entry, RUN_FIRST)
+                if rules.imported_as(entry, kind) == folder and entry not in prepared.modules:
+                    self._plant_found(entry, RUN_FIRST)
         for folder in (rules.hidden_folders | rules.above_hidden) - {"."}:
             # Beside a folder without `__init__.py`, `tests.py` is what `import tests` finds.
             for entry, kind in self._entries(os.path.dirname(folder) or "."):
@@ -533,45 +546,51 @@ class _Carrying:
                     kind != "link"
                     and os.path.basename(entry) != "__init__.py"
                     and rules.imported_as(entry, kind) == folder
+                    and entry not in prepared.modules
                 ):
-                    self._plant_found(entry, entry, SHADOWS_HIDDEN)
+                    self._plant_found(entry, SHADOWS_HIDDEN)
         above = {folder for folder in rules.above_hidden if not self._is_package(folder)}
         for root in prepared.import_roots | rules.import_roots | rules.hidden_folders | above:
             # A link may stand for the folder now: what counts is what Python finds under the folder's name.
-            real = steps(self._location, root)[-1:] if root != "." else ["."]
-            for folder in real:
-                for entry, kind in self._entries(folder):
-                    self._judge_module(entry, kind, _joined(root, os.path.basename(entry)))
+            for there, folder in self._found(root, roots):
+                for entry, kind in there._entries(folder):
+                    self._judge_module(there, entry, kind, _joined(root, os.path.basename(entry)))
                     if kind == "folder" and rules.is_shadowed(entry):
-                        for inner, inner_kind in self._entries(entry):
+                        for inner, inner_kind in there._entries(entry):
                             known = _joined(root, os.path.relpath(inner, folder))
                             if rules.imported_as(inner, inner_kind) == entry:
-                                self._judge_module(inner, inner_kind, known)
+                                self._judge_module(there, inner, inner_kind, known)
 
-    def _remove_planted_programs(self) -> None:
+    def _found(self, folder: str, roots: Sequence[_Carrying]) -> Iterator[tuple[_Carrying, str]]:
+        """Where a folder really is: the root, or roots, and its path there. What lies outside is the prepared state's."""
+        place = os.path.realpath(os.path.join(self._location, folder))
+        for root in (self,) if below(self._location, place) is not None else roots:
+            if (path := below(root._location, place)) is not None:
+                yield root, path
+
+    def _remove_planted_programs(self, roots: Sequence[_Carrying]) -> None:
         """Remove what the agent put before a program of the system where commands are looked for."""
         given = [path for path in self._rules.programs if below(self._location, path) is None]
         others = [*given, *_SYSTEM_PROGRAMS]
-        # As with modules, a link may stand for the folder now. What lies outside is the prepared state's.
-        places = {os.path.realpath(os.path.join(self._location, folder)) for folder in self._programs}
-        inside = (below(self._location, place) for place in places)
-        for folder in sorted(place for place in inside if place is not None):
-            for entry, _ in self._entries(folder):
+        # As with modules, a link may stand for the folder now.
+        folders = [found for path in self._programs for found in self._found(path, roots)]
+        for there, folder in dict.fromkeys(folders):
+            for entry, _ in there._entries(folder):
                 name = os.path.basename(entry)
-                if entry not in self._prepared_programs and any(
+                if entry not in there._prepared_programs and any(
                     os.path.lexists(os.path.join(other, name)) for other in others
                 ):
-                    self._plant_found(entry, entry, f"would be run in place of {name}")
+                    there._plant_found(entry, f"would be run in place of {name}")
 
-    def _judge_module(self, path: str, kind: Kind, known_as: str) -> None:
+    def _judge_module(self, there: _Carrying, path: str, kind: Kind, known_as: str) -> None:
         module = self._rules.imported_as(path, kind)
-        if module is not None and os.path.basename(module) and self._rules.is_shadowed(module):
-            self._plant_found(path, known_as, f"would be imported in place of {os.path.basename(module)}")
-
-    def _plant_found(self, path: str, known_as: str, reason: str) -> None:
-        rules, prepared = self._rules, self._prepared
-        if known_as in prepared.modules or prepared.reason(path) is not None or rules.is_named(path):
+        if module is None or not self._rules.is_shadowed(module) or known_as in self._prepared.modules:
             return
+        there._plant_found(path, f"would be imported in place of {self._rules.module_name(module)}")
+
+    def _plant_found(self, path: str, reason: str) -> None:
+        if self._prepared.reason(path) is not None or self._rules.is_named(path) or not self._rules.is_declared(path):
+            return  # nothing of the agent can be there, or the task names it
         folder = _opened(os.path.join(self._location, os.path.dirname(path)))
         try:
             _remove(folder, os.path.basename(path))
@@ -657,7 +676,7 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
                 errno.EINVAL, "carry", "the body does not begin with a line of rules; see docs/executor.md"
             ) from None
         roots = [os.path.normpath(os.path.join(location, root)) for root in forms]
-        places, dropped = [*roots, *map(os.path.realpath, roots)], _Dropped()
+        places, dropped, begun = [*roots, *map(os.path.realpath, roots)], _Dropped(), list[_Carrying]()
 
         def begin(root: str, *, is_folder: bool) -> tuple[_Carrying, list[str]]:
             """The carrying into a root, and the path of the root itself in it."""
@@ -673,7 +692,10 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
             rules = Rules(form)
             rules.programs = programs
             rules.import_roots.update(path for path in (below(place, path) for path in searched) if path is not None)
-            return _Carrying(place, root, rules, places, dropped), path
+            if os.path.dirname(place) in searched:
+                rules.import_roots.add("..")
+            begun.append(_Carrying(place, root, rules, places, dropped))
+            return begun[-1], path
 
         left, current = set(forms), None
         for member, parts, content in members(file):
@@ -685,7 +707,7 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
                 if root not in left:
                     raise Refused(errno.EINVAL, root, f"the tar's entries of {_shown(root)} do not follow one another")
                 if current is not None:
-                    current[1].finish()
+                    current[1].sweep()
                 current = root, *begin(root, is_folder=root == "." or bool(inside) or member.isdir())
                 left.remove(root)
             _, carrying, path = current
@@ -695,11 +717,15 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
             if path or inside:
                 carrying.put(member, [*path, *inside], content)
         if current is not None:
-            current[1].finish()
+            current[1].sweep()
         for root in left:  # of these the agent left nothing
             place = os.path.join(location, root)
             if os.path.lexists(place):
-                begin(root, is_folder=os.path.isdir(place))[0].finish()
+                begin(root, is_folder=os.path.isdir(place))[0].sweep()
+        for carrying in begun:
+            carrying.finish(begun)
+        for carrying in begun:
+            carrying.close()
         return dropped.report()
 
 

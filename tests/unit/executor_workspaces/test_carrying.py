@@ -625,11 +625,11 @@ def test_settings_and_hooks_of_git_are_carried_where_the_job_names_them(tmp_path
 class Artifacts(Grading):
     """A grading of files and folders that the task names, anywhere below the root."""
 
-    def carry_all(self, *artifacts: str, env: dict[str, str] | None = None) -> None:
+    def carry_all(self, *artifacts: str, env: dict[str, str] | None = None, working_dir: str = "/w") -> None:
         variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
         verifier = {"commands": ["run"], "artifacts": artifacts, "env": variables}
         task = Task.model_validate({"name": "t", "prompt": "p", "verifier": verifier})
-        base, form = carry_rules(task, Verifier(), "/w")
+        base, form = carry_rules(task, Verifier(), working_dir)
         assert base == "/"
         self.dropped = carry(self.graded, packed(self.agent, [entry["root"] for entry in form]), form)
 
@@ -695,6 +695,47 @@ def test_a_folder_of_artifacts_is_protected_as_a_working_directory_is(tmp_path: 
     assert (grading.text("app/bin/tool"), grading.text("env/bin/python")) == ("work", "real")
     assert os.readlink(grading.graded / "new/other") == "../app/x"
     assert "app/bin/cat would be run in place of cat" in grading.dropped
+
+
+def test_a_link_of_one_artifact_into_another_hides_nothing_that_was_planted_there(tmp_path: Path) -> None:
+    grading = Artifacts(tmp_path, {"app/lib/x": "", "out/x": ""})
+    write(
+        grading.agent, {"out/lib/json.py": "evil", "out/lib/work.py": "work", "out/bin/cat": "evil", "out/bin/tool": ""}
+    )
+    shutil.rmtree(grading.agent / "app/lib")
+    for name in ("lib", "bin"):
+        (grading.agent / f"app/{name}").symlink_to(f"../out/{name}")
+    grading.carry_all("/app", "/out", env={"PATH": "/app/bin:/usr/bin", "PYTHONPATH": "/app/lib"})
+    assert (os.readlink(grading.graded / "app/lib"), grading.text("out/lib/work.py")) == ("../out/lib", "work")
+    assert not any(grading.has(name) for name in ("out/lib/json.py", "out/bin/cat"))
+    assert grading.has("out/bin/tool")
+
+
+def test_an_artifact_named_as_a_module_of_python_becomes_no_package(tmp_path: Path) -> None:
+    grading = Artifacts(tmp_path, {"app/code/x.py": "", "app/email/__init__.py": "prepared"})
+    write(grading.agent, {f"{name}/__init__.py": "agent" for name in ("app/code", "app/email", "out/code")})
+    grading.carry_all("/app/code", "/app/email", "/out/code", env={"PYTHONPATH": "/app"})
+    assert not grading.has("app/code/__init__.py")
+    assert grading.text("app/email/__init__.py") == grading.text("out/code/__init__.py") == "agent"
+
+
+@pytest.mark.parametrize("artifact", ["/app/tests", "/app/tests/unit", "/tests"])
+def test_tests_are_protected_in_an_artifact_that_is_a_folder_of_tests(tmp_path: Path, artifact: str) -> None:
+    folder = artifact.removeprefix("/")
+    prepared = {f"{folder}/{name}": "prepared" for name in ("test_a.py", "helper.py", "check.py", "data")}
+    grading = Artifacts(tmp_path, prepared)
+    write(grading.agent, dict.fromkeys([*prepared, f"{folder}/new.py"], "agent"))
+    grading.carry_all(artifact, "/elsewhere", working_dir="/app")
+    texts = {name: grading.text(name) for name in prepared}
+    assert texts == {name: "agent" if name.endswith("data") else "prepared" for name in prepared}
+    assert not grading.has(f"{folder}/new.py")
+
+
+def test_an_artifact_below_a_folder_of_tests_above_the_working_directory_is_work(tmp_path: Path) -> None:
+    grading = Artifacts(tmp_path, {"test/app/src/a.py": "old", "test/app/src/test_a.py": "prepared"})
+    write(grading.agent, {"test/app/src/a.py": "work"})
+    grading.carry_all("/test/app/src", "/elsewhere", working_dir="/test/app")
+    assert grading.text("test/app/src/a.py") == "work"
 
 
 def test_a_tar_that_returns_to_an_earlier_artifact_is_refused(tmp_path: Path) -> None:
