@@ -116,7 +116,7 @@ class SpoolFull(StorageError):
             f"{tempfile.gettempdir()}: {bytes_} bytes wait there for storage, on a disk of {total} bytes, and {problem}; "
             "make room or set TMPDIR"
         )
-        self.is_own = 2 * bytes_ > total
+        self.is_own = 2 * bytes_ > total > 0
 
 
 class StorageUnavailable(StorageError):
@@ -434,7 +434,8 @@ def write_spool(spool: tempfile.SpooledTemporaryFile[bytes], data: bytes) -> Non
     """Add to what waits for storage, on this machine's disk from `PART_BYTES` on. Raises SpoolFull."""
     size = spool.tell() + len(data)
     disk = shutil.disk_usage(tempfile.gettempdir())
-    if size > PART_BYTES and disk.free - PART_BYTES < SPARED_FRACTION * disk.total:
+    # Some file systems in memory tell no size: 0 of 0 bytes are free.
+    if disk.total and size > PART_BYTES and disk.free - PART_BYTES < SPARED_FRACTION * disk.total:
         raise SpoolFull(size, disk.total, f"only {disk.free} are left")
     try:
         spool.write(data)

@@ -1,6 +1,7 @@
 """Artifacts wait in the temporary folder until they are stored. How large they are is the policy's choice."""
 
 import asyncio
+import contextlib
 import subprocess
 import tempfile
 from collections import Counter
@@ -23,9 +24,15 @@ from rollout_api.tasks import Task, TaskVerifier
 @pytest.fixture
 def small_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file system of 40 MB."""
+    with temporary_folder(tmp_path, monkeypatch, "size=40m") as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str) -> Iterator[Path]:
     folder = tmp_path / "temporary"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     try:
         yield folder
@@ -49,6 +56,18 @@ async def test_artifacts_that_find_no_room_are_the_policys_doing_only_if_they_fi
         await store.create_stream("artifacts", large())
     assert attribute(refused.value, Situation(Phase.COLLECTING, answered=True, exposed=True)).action is action
     assert await store.list("") == []
+
+
+async def test_artifacts_are_stored_through_a_temporary_folder_that_tells_no_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def large() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield bytes(1_000_000)
+
+    with temporary_folder(tmp_path, monkeypatch, "size=0"):
+        stored = await Store.open(str(tmp_path / "out"), {}).create_stream("artifacts", large())
+    assert stored.bytes == 10_000_000
 
 
 async def test_artifacts_wait_for_room_that_other_rollouts_take(
