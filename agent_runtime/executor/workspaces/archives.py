@@ -55,16 +55,29 @@ def _set_time(member: tarfile.TarInfo, nanoseconds: int) -> None:
 
 
 class _Exactly:
-    """A file's bytes, exactly as many as its header says, whatever happens to the file meanwhile."""
+    """A file's bytes, exactly as many as its header says, whatever happens to the file meanwhile.
 
-    def __init__(self, descriptor: int, size: int) -> None:
-        self._descriptor, self._left = descriptor, size
+    Files of /proc and /sys give fewer, or fail to be read. They take no blocks of a disk, so that is no broken disk.
+    """
+
+    def __init__(self, descriptor: int, info: os.stat_result) -> None:
+        self._descriptor, self._left, self._is_on_disk = descriptor, info.st_size, info.st_blocks > 0
 
     def read(self, size: int = -1) -> bytes:
         wanted = self._left if size < 0 else min(size, self._left)
-        block = os.read(self._descriptor, wanted)
-        self._left -= len(block) or wanted
-        return block or bytes(wanted)
+        block = bytearray()
+        while len(block) < wanted and (piece := self._piece(wanted - len(block))):
+            block += piece
+        self._left -= wanted
+        return bytes(block.ljust(wanted, b"\0"))
+
+    def _piece(self, size: int) -> bytes:
+        try:
+            return os.read(self._descriptor, size)
+        except OSError:
+            if self._is_on_disk:
+                raise
+            return b""
 
 
 class _Writer:
@@ -117,7 +130,7 @@ class _Writer:
                 if not stat.S_ISREG(now.st_mode):
                     return
                 member.size = now.st_size
-                self._store(member, _Exactly(content, now.st_size))
+                self._store(member, _Exactly(content, now))
             finally:
                 os.close(content)
         else:

@@ -63,7 +63,7 @@ def run(channel: Channel, number: int, request: Message, descriptors: list[int],
     except BrokenPipeError:
         reply = {"errno": errno.EPIPE, "path": path, "error": f"{path!r}: the reader of the stream has gone"}
     except OSError as error:
-        reply = {"errno": error.errno or errno.EIO, "path": path, "error": f"{path!r}: {error.strerror or error}"}
+        reply = {"errno": error.errno or errno.EINVAL, "path": path, "error": f"{path!r}: {error.strerror or error}"}
     except ValueError as error:
         reply = {"errno": errno.EINVAL, "path": path, "error": f"{path!r}: {error}"}
     except RecursionError:
