@@ -18,15 +18,19 @@ class ExtensionError(Exception):
 
 @contextlib.contextmanager
 def contained(*also: type[BaseException]) -> Iterator[None]:
-    """Turn what a user's code raises to end a process or a task, and `also`, into an ordinary error of that code.
+    """Turn what a user's code raises that is no Exception into an ordinary error of that code.
 
-    `sys.exit()` in one rollout would end the run with all rollouts. A CancelledError that the code raises would look like a
-    cancellation of the rollout, which would never get a result. A real cancellation passes.
+    `sys.exit()`, or `pytest.fail()`, in one rollout would end the run with all rollouts. A CancelledError of the code would
+    look like a cancellation of the rollout, which would never get a result. A real cancellation passes, and what Python
+    itself raises (KeyboardInterrupt, GeneratorExit), unless it is one of `also`.
     """
-    ends: tuple[type[BaseException], ...] = (SystemExit, asyncio.CancelledError, *also)
     try:
         yield
-    except ends as error:
+    except Exception:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | GeneratorExit) and not isinstance(error, also):
+            raise
         if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
             raise
         raise RuntimeError(f"{type(error).__name__} was raised{f': {error}' if str(error) else ''}") from error

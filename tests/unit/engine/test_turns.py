@@ -250,6 +250,7 @@ async def test_an_agent_that_swallows_errors_cannot_hide_that_the_model_was_down
         (Stop(StopReason.TOOL_FORMAT), StopReason.TOOL_FORMAT),
         (RuntimeError("a bug of the agent's own"), StopReason.AGENT_ERROR),
         (SystemExit(3), StopReason.AGENT_ERROR),
+        (pytest.fail.Exception("a check in the agent"), StopReason.AGENT_ERROR),
         (asyncio.CancelledError(), StopReason.AGENT_ERROR),
     ],
 )

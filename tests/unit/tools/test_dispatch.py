@@ -102,6 +102,7 @@ class Wordless(Exception):
         (KeyError("x"), "KeyError: 'x'"),
         (SystemExit(3), "RuntimeError: SystemExit was raised: 3"),
         (asyncio.CancelledError(), "RuntimeError: CancelledError was raised"),
+        (pytest.fail.Exception("no"), "RuntimeError: Failed was raised: no"),
         (Wordless(), f"{__name__}.Wordless: <exception str() failed>"),
     ],
 )
