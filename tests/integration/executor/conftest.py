@@ -24,7 +24,8 @@ from yarl import URL
 
 from agent_runtime.executor.errors import STATUS_OF_CODE
 from agent_runtime.executor.idempotency import read_key
-from agent_runtime.sandboxes.command_frames import Refused, answer, command_content
+from agent_runtime.sandboxes.base import CommandResult
+from agent_runtime.sandboxes.command_frames import Refused, Running, answer, command_content
 from agent_runtime.sandboxes.command_stream import CommandStreams
 from agent_runtime.sandboxes.executor_client import ExecutorClient
 from agent_runtime.sandboxes.executor_values import bytes_of
@@ -196,10 +197,18 @@ class Client:
         body = {"epoch": int(epoch), "holder": holder}
         return await self.call("PUT", f"/attempts/{self.attempt}/fence", json=body)
 
-    async def start(
+    async def start(self, command: str | list[str], key: str | None = None, **fields: Any) -> Answer:
+        """The status of a command, once it is started or, with `waitSeconds`, once it has ended; or the refusal."""
+        key = key or self.new_key()
+        said = await self.ask(command, key, **fields)
+        if isinstance(said, Refused):
+            return Answer(STATUS_OF_CODE[json.loads(said.body)["error"]["code"]], said.body, {})
+        return await self.call("GET", f"~/processes/{read_key(key).process_id()}")
+
+    async def ask(
         self,
         command: str | list[str],
-        key: str | None = None,
+        key: str,
         *,
         waitSeconds: float = 0,
         stdin: Any = None,
@@ -207,9 +216,8 @@ class Client:
         deadlineSeconds: float | None = None,
         output: dict[str, int] | None = None,
         **names: Any,
-    ) -> Answer:
-        """The status of a command, once it is started or, with `waitSeconds`, once it has ended; or the refusal."""
-        key = key or self.new_key()
+    ) -> CommandResult | Running | Refused:
+        """What is answered to the start of a command: at once, or, with `waitSeconds`, when it has ended."""
         caps = {**self.KEPT, **{f"{name.removesuffix('Bytes')}_bytes": count for name, count in (output or {}).items()}}
         content = command_content(
             (self.attempt, self.fence, key, self.workspace),
@@ -224,10 +232,7 @@ class Client:
             terminal=(tty["rows"], tty["columns"]) if tty else None,
         )
         ends_by = asyncio.get_running_loop().time() + waitSeconds if waitSeconds else None
-        said = answer(await self.commands.ask(content, ends_by))
-        if isinstance(said, Refused):
-            return Answer(STATUS_OF_CODE[json.loads(said.body)["error"]["code"]], said.body, {})
-        return await self.call("GET", f"~/processes/{read_key(key).process_id()}")
+        return answer(await self.commands.ask(content, ends_by))
 
     async def run(self, command: str | list[str], key: str | None = None, **fields: Any) -> dict[str, Any]:
         """The status of a command that has ended."""

@@ -47,11 +47,12 @@ async def test_making_a_workspace_twice_gives_the_one_and_another_content_is_ref
 
 
 async def test_nothing_runs_on_after_a_workspace_was_destroyed_and_waiting_callers_are_told(client: Any) -> None:
-    process = (await client.start("setsid sleep 4321 & sleep 4322")).json["id"]
-    waiting = asyncio.create_task(client.status(process, wait=60))
-    await asyncio.sleep(0.2)
+    command = "setsid sleep 4321 & touch begun; sleep 4322"
+    waiting = asyncio.create_task(client.ask(command, client.new_key(), waitSeconds=60))
+    while (await client.call("GET", "~/stat?path=@/begun")).status != 200:  # noqa: ASYNC110 nothing tells of it
+        await asyncio.sleep(0.05)
     assert (await client.call("DELETE", "~")).status == 200
-    assert (await waiting)["cause"] == "WorkspaceEnded"
+    assert (await waiting).cause == "WorkspaceEnded"
     ps = await asyncio.create_subprocess_exec("ps", "-eo", "args", stdout=asyncio.subprocess.PIPE)
     listing = (await ps.communicate())[0].decode()
     assert not re.search(r"^sleep 432[12]$", listing, re.MULTILINE)
