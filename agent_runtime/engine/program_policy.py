@@ -47,7 +47,10 @@ def is_cut(recorded: Sequence[Record], now: Sequence[Record]) -> bool:
 
 
 def _follows(later: IntentRecord, call: IntentRecord) -> bool:
-    """Whether a call is made by who made an earlier one: it repeats that, goes on from it, or from where that went on."""
+    """Whether a later call shows that the caller of an earlier one continued.
+
+    It repeats that request, continues its conversation, or continues what that one continued.
+    """
     if later.turn <= call.turn:
         return False
     return (

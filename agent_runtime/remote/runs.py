@@ -113,7 +113,7 @@ class Runs:
         """The lock of the folder; the kernel releases it when this process dies."""
 
     async def open(self) -> None:
-        """Go on with what an earlier server left. A run whose client waited is given up: nobody can fetch it any more.
+        """Resume the runs of an earlier server. A run whose client waited for the answer is given up: its client has gone.
 
         Raises FolderInUse."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolConte
         result = await _result(tools, call, context)
     except (SandboxFailure, WorkspaceLimit, Fenced):
         raise
-    except Exception as error:  # noqa: BLE001 - a tool may raise anything, and the model is told
+    except Exception as error:  # noqa: BLE001 - a tool may raise anything; the model sees it
         result = ToolResult(f"The tool {call.name} failed with {described(error)}", error=True)
         traceback = shortened(traceback_of(error), _TRACEBACK_BYTES)
     if too_deep(result.data):

@@ -32,9 +32,9 @@ def _given(task: Task, working_dir: str) -> set[str]:
 def asks_for_files(task: Task, verifier: Verifier, working_dir: str) -> bool:
     """Whether something is carried whatever it is, and so also if it is loaded unasked: a path in another artifact, or one
     that may be a file."""
-    paths = _given(task, working_dir)
     if task.verifier is None or not task.verifier.artifacts:
         return verifier.artifacts != ["."]
+    paths = _given(task, working_dir)
     return any("." in posixpath.basename(path)[1:] or any(is_below(path, other) for other in paths) for path in paths)
 
 
@@ -57,6 +57,7 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
     hidden = [posixpath.join(working_dir, file.path) for file in files]
     searched = _searched(working_dir, variables, texts)
     base, paths = artifact_paths(task, working_dir)
+    given = sorted(_given(task, working_dir))
 
     def inside(path: str, places: Iterable[str]) -> list[str]:
         root = posixpath.normpath(posixpath.join(base, path))
@@ -79,7 +80,7 @@ def carry_rules(task: Task, verifier: Verifier, working_dir: str) -> tuple[str, 
         {
             "root": path,
             "seenAs": seen_as(path),
-            "artifacts": inside(path, sorted(_given(task, working_dir))) if own else verifier.artifacts,
+            "artifacts": inside(path, given) if own else verifier.artifacts,
             "hidden": inside(path, hidden),
             "importRoots": [*above(path), *inside(path, searched["PYTHONPATH"])],
             "programFolders": inside(path, searched["PATH"]),

@@ -52,7 +52,7 @@ def run(channel: Channel, number: int, request: Message, descriptors: list[int],
             accounts = Accounts((os.geteuid(), os.getegid()))
             # A grading's image may own the places that the agent could write to in its own.
             owner = "" if request["operation"] == "carry" else arguments.get("owner")
-            # Only a workspace with a root folder of its own has a root user whose rights reach nothing else.
+            # Elsewhere the workspace's root would be root of the machine.
             if owner is None or not where.isolated:
                 become(accounts.look_up(where.user))
             else:

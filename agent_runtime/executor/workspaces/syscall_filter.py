@@ -24,7 +24,7 @@ _LOAD, _JUMP_IF_EQUAL, _AND, _RETURN = 0x20, 0x15, 0x54, 0x06
 _ALLOW = 0x7FFF0000
 _REFUSE = 0x00050000 | errno.EPERM
 _UNKNOWN = 0x00050000 | errno.ENOSYS
-# x32 has the numbers of x86-64, and some of its own, with this bit set.
+# x32 uses the numbers of x86-64 with this bit set, and has further ones.
 _X32_BIT = 0x40000000
 
 # AF_ALG and AF_VSOCK: no network namespace holds these sockets. i386 can still make them by `socketcall`, as in a container:

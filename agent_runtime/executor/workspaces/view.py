@@ -33,7 +33,7 @@ _MAX_TERMINALS = 64
 _TERMINAL_GROUP = 5
 # Tools go before the executor when the machine itself runs out of memory.
 _OOM_SCORE = 900
-# Ids of a range other than root and nobody.
+# How many ids a range has besides those of root and nobody.
 _CREATORS = 65534
 HELLO = 0
 # The number of what spares and the keeper say to each other.
