@@ -40,19 +40,22 @@ def extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Pa
 def extract_all(archive: tarfile.TarFile, folder: Path) -> list[str]:
     """Write files, folders and symbolic links below `folder`; why each other entry was left out."""
     refused: list[str] = []
-    links: list[tuple[tarfile.TarInfo, Path]] = []
+    later: list[tarfile.TarInfo] = []
     for member in archive:
+        if member.issym():
+            later.append(member)
+            continue
         try:
-            if member.issym():
-                links.append((member, _inside(member, folder)))
-            else:
-                extract_member(archive, member, folder)
+            extract_member(archive, member, folder)
         except (UnsafeMember, OSError) as error:
             refused.append(str(error))
-    for member, path in links:
+    links: list[tuple[tarfile.TarInfo, Path]] = []
+    for member in later:
         try:
+            path = _inside(member, folder)  # looked at now: an earlier link may stand above it
             _make_place(path)
             path.symlink_to(member.linkname)
+            links.append((member, path))
         except (OSError, ValueError) as error:
             refused.append(str(error))
     # Where a link leads depends on the others, so all of them are there first.

@@ -56,6 +56,7 @@ def test_files_folders_and_links_are_unpacked(tmp_path: Path) -> None:
             entry("d/e/M", tarfile.SYMTYPE, "L/.."),
             entry("d/e/L", tarfile.SYMTYPE, "../.."),
         ],
+        [entry("up", tarfile.SYMTYPE, ".."), entry("up/out", tarfile.SYMTYPE, "good")],
         [entry("a", tarfile.LNKTYPE, "b"), entry("b", tarfile.LNKTYPE, "a")],
         [entry("pipe", tarfile.FIFOTYPE)],
         [entry("device", tarfile.CHRTYPE)],
