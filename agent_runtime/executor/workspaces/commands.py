@@ -46,6 +46,7 @@ class Surroundings(NamedTuple):
     root: str = ""
     user: str = "0"
     working_dir: str = "/"
+    nice: int = 0
     environment: Mapping[str, str] = {}
     rlimits: Mapping[int, int] = {}
     layer: tuple[tuple[str, int], ...] = ()
@@ -115,6 +116,7 @@ def fork_native(desk: Desk, where: Surroundings) -> int | NativeSubreaper | None
     return fork_subreaper(
         (desk.channel.end.fileno(), desk.starts.end.fileno(), desk.notes, desk.turn, kernel.address(desk.slate)),
         own_root=not where.root,
+        nice=where.nice,
         user=where.user,
         folder=where.locate("."),
         limits=where.rlimits,
@@ -268,11 +270,14 @@ def _start(request: StartRequest, descriptors: list[int], where: Surroundings, a
         actions = [(os.POSIX_SPAWN_DUP2, descriptor, target) for target, descriptor in enumerate(descriptors)]
     program = _find(argv[0], environment["PATH"])
     try:
-        return os.posix_spawn(
+        pid = os.posix_spawn(
             program, argv, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESTORED_SIGNALS
         )
     except OSError as error:
         raise _not_executable(error, request.argv) from None
+    with contextlib.suppress(OSError):  # a tool has made this process nicer
+        os.setpriority(os.PRIO_PGRP, pid, where.nice)
+    return pid
 
 
 def _not_executable(error: OSError, argv: Sequence[str] | str) -> Refused:

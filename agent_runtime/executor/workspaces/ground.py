@@ -40,9 +40,9 @@ _IDS = 65536
 # "foreign" range. Each executor takes one of 2,048 such ranges.
 _FIRST_ID = 2_000_000_000
 _RANGES = 2048
-# Who made a user namespace has all capabilities in it. These are needed there, to kill and to see what processes hold, where
-# somebody else made it.
-_OWNERS_CAPABILITIES = 1 << kernel.CAP_KILL | 1 << kernel.CAP_SYS_PTRACE
+# Who made a user namespace has all capabilities in it. These are needed there, to kill processes, to see what they hold and
+# to make them nice, where somebody else made it.
+_OWNERS_CAPABILITIES = 1 << kernel.CAP_KILL | 1 << kernel.CAP_SYS_PTRACE | 1 << kernel.CAP_SYS_NICE
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _OPAQUE_XATTR = "user.overlay.opaque"
 _ETC = {

@@ -33,13 +33,19 @@ _FULL_BYTES = 4 * 1024 * 1024
 _LEAST_SHARE_BYTES = 64 * 1024 * 1024
 # CLOCK_REALTIME_COARSE of linux/time.h, from which files get their times: a little behind the finer one.
 _FILE_CLOCK = 5
+# In a container, where all the rest are tools, this process and those that serve workspaces weigh 9 times what a tool's
+# thread does: else hundreds of busy threads hold up every answer. On a machine other programs would go before tools, too.
+_TOOL_NICE = 10
+
+
+def _in_container() -> bool:
+    return os.getpid() == 1
 
 
 def _plain_user() -> str | None:
     """Who runs commands in `Plain` when nobody was named: a container's own user, but never the machine's root."""
-    in_container = os.getpid() == 1
     may_switch = kernel.effective_capabilities() >> kernel.CAP_SETUID & 1
-    return _NOBODY if os.geteuid() == 0 and may_switch and not in_container else None
+    return _NOBODY if os.geteuid() == 0 and may_switch and not _in_container() else None
 
 
 async def _readable(descriptor: int) -> None:
@@ -86,11 +92,14 @@ class Host:
         self._lock = lock
         self._live: set[LiveWorkspace] = set()
         written = config.state_dir if self.own_layers else config.root
-        self._watch = Watch(written, config.memory_bytes, config.disk_bytes, self.measure_disk)
+        self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.tool_nice = os.getpriority(os.PRIO_PROCESS, 0) + (_TOOL_NICE if _in_container() else 0)
+        self._watch = Watch(
+            self._proc, self.tool_nice, written, config.memory_bytes, config.disk_bytes, self.measure_disk
+        )
         self._written = written
         # If others left the workspaces half of the room, and it is used up, one of them has at least this much.
         self._share = max(_LEAST_SHARE_BYTES, self._room() // (2 * self.places))
-        self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     async def ask(self, message: Message) -> Message:
         """Ask the zygote. Raises WorkspaceFailure when it cannot."""
@@ -109,6 +118,7 @@ class Host:
             "do": "create",
             "user": spec.user or self.config.user,
             "workingDir": spec.working_dir,
+            "nice": self.tool_nice,
             "environment": dict(self.config.environment),
             "root": self.config.root,
             "memoryBytes": spec.limits.memory_bytes,
@@ -386,7 +396,7 @@ class OverlayHost(Host):
             "fileSize": "RLIMIT_FSIZE",
             "disk": "RLIMIT_FSIZE for each file; the layer counted when the disk has moved, processes killed when over",
             "network": "a network namespace with nothing but its own loopback",
-            "cpu": "None: workspaces share the sandbox's processors",
+            "cpu": "None: workspaces share the sandbox's processors, and too many busy threads of one are made nice",
         }
 
 
@@ -456,5 +466,5 @@ class PlainHost(Host):
             "disk": "RLIMIT_FSIZE for each file; what was written below root counted when the disk moves, processes killed "
             "when over",
             "network": "None: the sandbox's own network",
-            "cpu": "None: tools share the sandbox's processors",
+            "cpu": "None: tools share the sandbox's processors, and too many busy threads are made nice",
         }

@@ -85,6 +85,7 @@ CAP_KILL = 5
 CAP_SETUID = 7
 CAP_SYS_PTRACE = 19
 CAP_SYS_ADMIN = 21
+CAP_SYS_NICE = 23
 
 _libc = ctypes.CDLL(None, use_errno=True)
 # Calls made this way keep the interpreter's lock, as a fork must.

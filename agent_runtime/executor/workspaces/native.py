@@ -65,6 +65,7 @@ def fork_subreaper(
     desk: Sequence[int],
     *,
     own_root: bool,
+    nice: int,
     user: str,
     folder: str,
     limits: Mapping[int, int],
@@ -74,7 +75,7 @@ def fork_subreaper(
     """Fork one: its process id; or, in the child, what it is when C has left something to Python. None without a library.
 
     `desk` are the numbers of commands.Desk; `own_root` says that a command's folder is the same one for this process;
-    `environment` is without what a user brings. Raises OSError.
+    `nice` is the nice value of commands; `environment` is without what a user brings. Raises OSError.
     """
     library = _library
     if library is None:
@@ -84,6 +85,7 @@ def fork_subreaper(
     told: Iterable[object] = (
         *desk,
         int(own_root),
+        nice,
         user,
         folder,
         len(limits),

@@ -21,18 +21,22 @@ _PAUSE_SECONDS = 0.0005
 
 
 class Process(NamedTuple):
-    """What /proc/PID/stat says of a process; `state` is a letter as in proc(5)."""
+    """What /proc/PID/stat says of a process or thread; `state` is a letter as in proc(5)."""
 
     pid: int
     parent: int
     state: str
+    nice: int = 0
+    threads: int = 1
 
 
-def parse_stat(text: bytes) -> tuple[int, int, str]:
-    """(pid, parent, state) of a /proc/PID/stat line. The command's name in it may hold anything, `) R 1` too."""
+def parse_stat(text: bytes) -> Process:
+    """Parse a /proc/PID/stat line. The command's name in it may hold anything, `) R 1` too."""
     head, _, tail = text.rpartition(b")")
-    state, parent = tail.split(None, 2)[:2]
-    return int(head.split(b"(", 1)[0]), int(parent), state.decode("ascii")
+    fields = tail.split(None, 18)
+    return Process(
+        int(head.split(b"(", 1)[0]), int(fields[1]), fields[0].decode("ascii"), int(fields[16]), int(fields[17])
+    )
 
 
 def _read(folder: int, name: str) -> bytes:
@@ -50,10 +54,26 @@ def all_processes(proc: int) -> list[Process]:
         if not name.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
-            pid, parent, state = parse_stat(_read(proc, f"{name}/stat"))
-            if state in "ZX":
-                continue
-            found.append(Process(pid, parent, state))
+            process = parse_stat(_read(proc, f"{name}/stat"))
+            if process.state not in "ZX":
+                found.append(process)
+    return found
+
+
+def runnable_threads(proc: int, processes: Iterable[Process]) -> list[Process]:
+    """The threads of these processes that run, or wait for a processor; `pid` is the thread's id."""
+    found: list[Process] = []
+    for process in processes:
+        threads = [process]
+        if process.threads > 1:
+            threads = []
+            with contextlib.suppress(OSError):
+                folder = os.open(f"{process.pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+                try:
+                    threads = all_processes(folder)
+                finally:
+                    os.close(folder)
+        found.extend(thread for thread in threads if thread.state == "R")
     return found
 
 
@@ -80,7 +100,7 @@ def hold(proc: int, pid: int) -> None:
     """Stop a process, and return when it has stopped, or has gone. It goes on with SIGCONT."""
     deadline = time.monotonic() + _HOLD_SECONDS
     with contextlib.suppress(OSError, ValueError, IndexError):
-        while parse_stat(_read(proc, f"{pid}/stat"))[2] not in "TZX" and time.monotonic() < deadline:
+        while parse_stat(_read(proc, f"{pid}/stat")).state not in "TZX" and time.monotonic() < deadline:
             os.kill(pid, signal.SIGSTOP)
             time.sleep(_PAUSE_SECONDS)
 

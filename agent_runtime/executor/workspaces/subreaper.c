@@ -47,6 +47,8 @@ static struct {
     uint32_t *slate;
     /* Whether an absolute folder of a request is the same one for this process. */
     int own_root;
+    /* Of each command; this process stays as it is. */
+    int nice;
     const char *user, *folder;
     uid_t uid; /* this process, when it was started */
     gid_t gid;
@@ -416,6 +418,7 @@ static pid_t start(const char *program, const int streams[STREAMS]) {
         for (int target = 0; target < STREAMS; target++)
             dup2(streams[target], target);
         setsid();
+        setpriority(PRIO_PROCESS, 0, here.nice);
         /* commands.py: _RESTORED_SIGNALS. */
         sigaction(SIGPIPE, &standard, NULL);
         sigaction(SIGXFSZ, &standard, NULL);
@@ -528,7 +531,7 @@ static int listen_to(char *told, char *end) {
     here.channel = next_number(&told, end), here.starts = next_number(&told, end);
     here.notes = next_number(&told, end), here.turn = next_number(&told, end);
     here.slate = (uint32_t *)next_number(&told, end);
-    here.own_root = next_number(&told, end);
+    here.own_root = next_number(&told, end), here.nice = next_number(&told, end);
     here.user = next_string(&told, end), here.folder = next_string(&told, end);
     here.limit_count = next_number(&told, end);
     for (int i = 0; i < here.limit_count && i < MAX_LIMITS; i++) {

@@ -5,6 +5,7 @@ tool ran; deciding is pure.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,11 @@ from agent_runtime.executor.workspaces.processes import Process
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # The executor acts here, so that what is used between two looks does not reach the sandbox's own limit.
 _SANDBOX_FRACTION = 0.9
+# `make -j` with one or two jobs a processor keeps its priority.
+_THREADS_A_PROCESSOR = 2
+# sched(7): each step of nice gives a thread 1.25 times less of a busy processor; there are 19 steps.
+_NICE_RATIO = 1.25
+MAX_NICE = 19
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,12 @@ def excess(usage: Usage, limits: Limits) -> str | None:
     if limits.disk_bytes is not None and usage.disk_bytes > limits.disk_bytes:
         return "Disk"
     return None
+
+
+def fair_nice(runnable: int, processors: int, ordinary: int = 0) -> int:
+    """The least nice value with which so many threads weigh no more than two `ordinary` ones on each processor."""
+    excess = max(1.0, runnable / (_THREADS_A_PROCESSOR * processors))
+    return min(MAX_NICE, ordinary + math.ceil(math.log(excess, _NICE_RATIO)))
 
 
 def sandbox_excess(

@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from agent_runtime.executor.host import WorkspaceFailure
-from agent_runtime.executor.workspaces.processes import all_processes, descendants
+from agent_runtime.executor.workspaces.processes import Process, all_processes, descendants, runnable_threads
 from agent_runtime.executor.workspaces.trees import remove_entry
 from agent_runtime.executor.workspaces.usage import (
+    MAX_NICE,
     Usage,
     excess,
+    fair_nice,
     hidden_bytes,
     memory_bytes,
     sandbox_excess,
@@ -38,10 +40,11 @@ _DISK_STEP_BYTES = 1024 * 1024
 _COUNT_REST_SECONDS = 1.0
 
 
-class _Disk:
-    """What was last counted of one workspace's layer."""
+class _Known:
+    """What was last seen of one workspace: its runnable threads, and its layer."""
 
     def __init__(self) -> None:
+        self.runnable = 0
         self.file_system_used = 0
         self.hidden = 0
         self.counting: asyncio.Task[None] | None = None
@@ -49,20 +52,26 @@ class _Disk:
 
 
 class Watch:
-    """The one task of a host that looks. When the file system of folder `written` has moved, files are counted."""
+    """The one task of a host that looks. When the file system of folder `written` has moved, files are counted.
+
+    `proc` is the /proc of this process's own PID namespace; tools start with the nice value `tool_nice`.
+    """
 
     def __init__(
         self,
+        proc: int,
+        tool_nice: int,
         written: str,
         memory_limit: int | None,
         disk_limit: int | None,
         count_disk: Callable[[LiveWorkspace], Awaitable[int]],
     ) -> None:
-        self._written = written
+        self._proc, self._written = proc, written
+        self._processors, self._tool_nice = len(os.sched_getaffinity(0)), tool_nice
         self._memory_limit, self._disk_limit = memory_limit, disk_limit
         self._count_disk = count_disk
         self._active: set[LiveWorkspace] = set()
-        self._known: dict[LiveWorkspace, _Disk] = {}
+        self._known: dict[LiveWorkspace, _Known] = {}
         self._stopping: dict[LiveWorkspace, asyncio.Task[None]] = {}
         self._awake = asyncio.Event()
         with open(os.memfd_create("device", os.MFD_CLOEXEC), "rb") as probe:
@@ -73,7 +82,7 @@ class Watch:
         """Look at it until it has no processes."""
         self._active.add(workspace)
         if workspace not in self._known:
-            self._known[workspace] = _Disk()
+            self._known[workspace] = _Known()
             self._known[workspace].file_system_used = self._file_system_used()
         self._awake.set()
 
@@ -124,6 +133,7 @@ class Watch:
             return
         running = descendants(everything, workspace.inner_init)
         known = self._known[workspace]
+        self._share_processors(workspace, known, running)
         limits = workspace.spec.limits
         memory_limit = min(
             (limit for limit in (limits.memory_bytes, self._memory_limit) if limit is not None), default=None
@@ -131,8 +141,7 @@ class Watch:
         hidden_memory, hidden_disk = hidden_bytes(workspace.proc, running, self._memory_device)
         shared = hidden_memory + (shm_bytes(workspace.shm) if workspace.shm is not None else 0)
         memory = memory_bytes(workspace.proc, running, workspace.inner_init, workspace.init_bytes, shared, memory_limit)
-        # Direct children of init are subreapers and helpers, not the tools' own.
-        count = sum(process.parent != workspace.inner_init for process in running)
+        count = len(_tools(running, workspace.inner_init))
         disk = workspace.last.disk_bytes - known.hidden + hidden_disk
         known.hidden = hidden_disk
         workspace.last = Usage(memory, count, disk)
@@ -147,7 +156,28 @@ class Watch:
             workspace.last = Usage(shared, 0, disk)
             self._active.discard(workspace)
 
-    async def _count(self, workspace: LiveWorkspace, known: _Disk) -> None:
+    def _share_processors(self, workspace: LiveWorkspace, known: _Known, running: list[Process]) -> None:
+        """Make threads nice that are too many for two looks: the kernel divides processors among threads, not workspaces.
+
+        It makes none less nice again, which in a pod nobody may. So threads that only wait are let be, a shell's too.
+        """
+        tools = _tools(running, workspace.inner_init)
+        # Reading each thread of a large program takes a while.
+        is_small = fair_nice(sum(process.threads for process in tools), self._processors) == 0
+        threads = [] if is_small else runnable_threads(workspace.proc, tools)
+        nice = fair_nice(min(known.runnable, len(threads)), self._processors, self._tool_nice)
+        known.runnable = len(threads)
+        if all(thread.nice >= nice for thread in threads):
+            return
+        outside = _tools(descendants(all_processes(self._proc), workspace.init_pid), workspace.init_pid)
+        for thread in runnable_threads(self._proc, outside):
+            if thread.nice < nice:
+                with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                    os.setpriority(os.PRIO_PROCESS, thread.pid, nice)
+                    if nice == MAX_NICE:
+                        os.sched_setscheduler(thread.pid, os.SCHED_IDLE, os.sched_param(0))
+
+    async def _count(self, workspace: LiveWorkspace, known: _Known) -> None:
         began = time.monotonic()
         try:
             counted = await self._count_disk(workspace)
@@ -179,6 +209,11 @@ class Watch:
     def _file_system_used(self) -> int:
         info = os.statvfs(self._written)
         return (info.f_blocks - info.f_bfree) * info.f_frsize
+
+
+def _tools(running: list[Process], init: int) -> list[Process]:
+    """All but the direct children of init, which are subreapers and helpers."""
+    return [process for process in running if process.parent != init]
 
 
 def _limited(workspace: LiveWorkspace) -> bool:

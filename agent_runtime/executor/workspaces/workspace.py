@@ -137,8 +137,8 @@ class LiveWorkspace:
         self.spec = spec
         self.failed: asyncio.Future[WorkspaceFailure] = asyncio.get_running_loop().create_future()
         self.layer, self.proc, self.shm = layer, proc, shm
-        # Its number in the process list that `proc` shows.
-        self.inner_init = 1 if host.own_network else init_pid
+        # Its number here, and in the process list that `proc` shows.
+        self.init_pid, self.inner_init = init_pid, 1 if host.own_network else init_pid
         self.unasked_end = host.unasked_end
         self.init_bytes = resident_bytes(proc, self.inner_init)
         self.frozen = False

@@ -301,6 +301,7 @@ class _Zygote:
             root=root,
             user=request["user"] or str(os.geteuid()),
             working_dir=request["workingDir"],
+            nice=request["nice"],
             environment=request["environment"],
             rlimits=process_limits(request, own_users=False),
         )

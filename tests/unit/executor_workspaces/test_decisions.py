@@ -15,7 +15,7 @@ from agent_runtime.executor.workspaces.ground import identity_map
 from agent_runtime.executor.workspaces.identity import Refused, resolve
 from agent_runtime.executor.workspaces.processes import Process, descendants, parse_stat
 from agent_runtime.executor.workspaces.trees import disk_bytes, open_folder, remove_entry
-from agent_runtime.executor.workspaces.usage import Usage, excess, sandbox_excess
+from agent_runtime.executor.workspaces.usage import Usage, excess, fair_nice, sandbox_excess
 
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nada:x:1000:1001:Ada:/home/ada:/bin/bash\nbroken\n:x:5:5:::\nodd:x:abc:1::/:\n"
 GROUP = b"root:x:0:\nwheel:x:10:ada,bob\nada:x:1001:\ndocker:x:999:bob,ada\nbad:x:abc:ada\n"
@@ -23,8 +23,27 @@ GROUP = b"root:x:0:\nwheel:x:10:ada,bob\nada:x:1001:\ndocker:x:999:bob,ada\nbad:
 
 @given(st.integers(1, 2**22), st.integers(0, 2**22), st.binary(max_size=15).filter(lambda name: b"\n" not in name))
 def test_a_commands_name_cannot_forge_its_parent(pid: int, parent: int, name: bytes) -> None:
-    line = b"%d (%s) S %d 1 1 0 -1 4194560" % (pid, name, parent)
-    assert parse_stat(line) == (pid, parent, "S")
+    line = b"%d (%s) S %d 1 1 0 -1 4194560 9 0 0 0 5 6 7 8 39 19 3 0 12345 67" % (pid, name, parent)
+    assert parse_stat(line) == Process(pid, parent, "S", nice=19, threads=3)
+
+
+# kernel/sched/core.c: sched_prio_to_weight, from nice 0 on.
+_WEIGHTS = (1024, 820, 655, 526, 423, 335, 272, 215, 172, 137, 110, 87, 70, 56, 45, 36, 29, 23, 18, 15)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 256), st.integers(0, 19))
+def test_a_workspaces_threads_weigh_no_more_than_two_a_processor(runnable: int, processors: int, ordinary: int) -> None:
+    nice = fair_nice(runnable, processors, ordinary)
+    share = 2 * processors * _WEIGHTS[ordinary]
+    assert ordinary <= nice <= 19
+    # The kernel rounds weights to whole numbers, by up to 5 %.
+    assert nice == 19 or runnable * _WEIGHTS[nice] <= share * 1.05
+    assert nice == ordinary or runnable * _WEIGHTS[nice - 1] >= share * 0.95
+
+
+@given(st.integers(1, 256), st.integers(0, 19))
+def test_a_build_with_two_jobs_a_processor_keeps_its_priority(processors: int, ordinary: int) -> None:
+    assert fair_nice(2 * processors, processors, ordinary) == ordinary
 
 
 @given(st.lists(st.integers(0, 30), min_size=30, max_size=30), st.integers(1, 30))
