@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 # /proc/PID/stat is one line of some 300 bytes.
@@ -48,33 +48,41 @@ def _read(folder: int, name: str) -> bytes:
 
 
 def all_processes(proc: int) -> list[Process]:
-    """Every process of the PID namespace of that /proc. Zombies are left out."""
+    """Every process of the PID namespace of that /proc. Zombies are left out, unless only the main thread has ended."""
     found = []
     for name in os.listdir(proc):
         if not name.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
             process = parse_stat(_read(proc, f"{name}/stat"))
-            if process.state not in "ZX":
+            if process.state not in "ZX" or process.threads > 1:
                 found.append(process)
     return found
 
 
+def _threads(proc: int, process: Process) -> list[Process]:
+    """The threads of a process; `pid` is the thread's id."""
+    if process.threads == 1:
+        return [process]
+    try:
+        folder = os.open(f"{process.pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    except OSError:
+        return []
+    try:
+        return all_processes(folder)
+    finally:
+        os.close(folder)
+
+
 def runnable_threads(proc: int, processes: Iterable[Process]) -> list[Process]:
     """The threads of these processes that run, or wait for a processor; `pid` is the thread's id."""
-    found: list[Process] = []
-    for process in processes:
-        threads = [process]
-        if process.threads > 1:
-            threads = []
-            with contextlib.suppress(OSError):
-                folder = os.open(f"{process.pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
-                try:
-                    threads = all_processes(folder)
-                finally:
-                    os.close(folder)
-        found.extend(thread for thread in threads if thread.state == "R")
-    return found
+    return [thread for process in processes for thread in _threads(proc, process) if thread.state == "R"]
+
+
+def live_threads(proc: int, processes: Sequence[Process]) -> list[Process]:
+    """One thread of each process, the main one unless it has ended: that one's /proc tells of no memory and no files."""
+    ended = {process.pid: _threads(proc, process) for process in processes if process.state in "ZX"}
+    return [next((one for one in ended.get(own.pid, ()) if one.state not in "ZX"), own) for own in processes]
 
 
 def descendants(processes: Iterable[Process], ancestor: int) -> list[Process]:

@@ -11,7 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from agent_runtime.executor.host import WorkspaceFailure
-from agent_runtime.executor.workspaces.processes import Process, all_processes, descendants, runnable_threads
+from agent_runtime.executor.workspaces.processes import (
+    Process,
+    all_processes,
+    descendants,
+    live_threads,
+    runnable_threads,
+)
 from agent_runtime.executor.workspaces.trees import remove_entry
 from agent_runtime.executor.workspaces.usage import (
     MAX_NICE,
@@ -134,6 +140,7 @@ class Watch:
         running = descendants(everything, workspace.inner_init)
         known = self._known[workspace]
         self._share_processors(workspace, known, running)
+        running = live_threads(workspace.proc, running)
         limits = workspace.spec.limits
         memory_limit = min(
             (limit for limit in (limits.memory_bytes, self._memory_limit) if limit is not None), default=None

@@ -16,7 +16,7 @@ from agent_runtime.executor.host import FileFailure, Limits, Workspace, Workspac
 from agent_runtime.executor.workspaces.config import HostConfig
 from agent_runtime.executor.workspaces.syscall_filter import AARCH64, ABIS, X86_64
 from tests.integration.executor_workspaces.conftest import opened
-from tests.integration.executor_workspaces.helpers import Inside, get, put, read_all, run, start, write
+from tests.integration.executor_workspaces.helpers import PATIENCE, Inside, get, put, read_all, run, start, write
 
 _PYTHON = "/usr/bin/python3"
 _SCRIPT = Path(__file__).with_name("hostile.py")
@@ -310,6 +310,39 @@ async def test_a_workspace_cannot_reach_counters_that_it_shares_with_its_neighbo
     workspace = await masked.make()
     assert (await run(workspace, [_PYTHON, "-c", _CALLS, *map(str, numbers + x32)], user=user)).output == ""
     assert (await run(workspace, [_PYTHON, "-c", _DEBUGS], user=user)).output == "True 0 7\n"
+
+
+# Its main thread ends, and the kernel shows the process as a zombie then, without memory and files.
+_HIDES = """
+import ctypes, mmap, subprocess, threading, time
+def work():
+    sleeper = subprocess.Popen(["sleep", "600"])
+    print("began", flush=True)
+    time.sleep(0.5)
+    block = mmap.mmap(-1, 256 << 20)
+    for at in range(0, BYTES, 4096):
+        block[at] = 1
+    time.sleep(600)
+threading.Thread(target=work).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+async def test_program_whose_main_thread_has_ended_is_held_to_its_memory_limit(masked: Inside) -> None:
+    workspace = await masked.make(limits=Limits(memory_bytes=100 << 20))
+    done = await run(workspace, [_PYTHON, "-c", _HIDES.replace("BYTES", str(256 << 20))])
+    assert done.exit.cause == "Memory"
+
+
+async def test_program_whose_main_thread_has_ended_is_killed_with_what_it_started(masked: Inside) -> None:
+    workspace = await masked.make()
+    command, output = await start(workspace, [_PYTHON, "-c", _HIDES.replace("BYTES", "0")])
+    assert await asyncio.to_thread(os.read, output, 99) == b"began\n"
+    await asyncio.sleep(0.1)
+    await command.signal(signal.SIGKILL, tree=True)
+    # The program that it started has the other end of this pipe too.
+    async with asyncio.timeout(PATIENCE):
+        assert await read_all(output) == b""
 
 
 async def test_tools_go_before_the_executor_when_the_machine_has_no_memory(masked: Inside) -> None:
