@@ -61,9 +61,13 @@ async def start(
     """A command, and the descriptor that its output can be read from."""
     readable, writable = os.pipe()
     null = os.open(os.devnull, os.O_RDONLY)
-    child = await spawn(
-        workspace, argv, stdin=null, stdout=writable, stderr=os.dup(writable), env=env or {}, cwd=cwd, user=user
-    )
+    try:
+        child = await spawn(
+            workspace, argv, stdin=null, stdout=writable, stderr=os.dup(writable), env=env or {}, cwd=cwd, user=user
+        )
+    except BaseException:
+        os.close(readable)
+        raise
     return child, readable
 
 

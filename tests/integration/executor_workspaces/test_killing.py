@@ -46,7 +46,9 @@ class Family:
         """Tell it to kill. Whether the child has ended then."""
         os.write(self._tell, b"!")
         os.waitpid(self._killer, 0)
-        return bool(select.select([self._child], [], [], 5)[0])
+        ends = select.poll()
+        ends.register(self._child, select.POLLIN)
+        return bool(ends.poll(5_000))
 
     def close(self) -> None:
         signal.pidfd_send_signal(self._child, signal.SIGKILL)

@@ -74,8 +74,8 @@ async def test_busy_workspace_leaves_its_neighbour_a_share_of_the_processor(
         # What only waits, as a shell does, keeps its priority for what it does next; and so does the next command.
         (shell,) = (found for found in processes.all_processes(busy.proc) if found.pid == waiting.pid)
         assert shell.nice == host.tool_nice
-        assert (await run(busy, ["nice"], user=user)).output == f"{host.tool_nice}\n"
         await waiting.signal(signal.SIGKILL, tree=True)
+        assert (await run(busy, ["nice"], user=user)).output == f"{host.tool_nice}\n"
         os.close(output)
 
 
