@@ -27,6 +27,11 @@ _NOT_RUN = frozenset({"notrun", "disabled", "skipped", "suppressed"})
 """Values of the attributes `status` and `result` of a `testcase`: GoogleTest says so, and adds no element."""
 
 
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_CONTROL = re.compile(rb"[\0-\x08\x0b\x0c\x0e-\x1f]")
+"""Bytes that XML cannot hold. The reporters of Node and Jest write them as they stand in a test's name or message."""
+
+
 class ReportError(ValueError):
     """A report that cannot be read; says why."""
 
@@ -57,7 +62,7 @@ def parse_report(data: bytes) -> list[ReportedTest]:
     parser.EndElementHandler = handler.end
     parser.CharacterDataHandler = handler.text
     try:
-        parser.Parse(data, True)
+        parser.Parse(data if data.startswith(_UTF_16) else _CONTROL.sub(_escaped_byte, data), True)
     except (expat.ExpatError, LookupError, UnicodeError, ValueError) as error:
         raise ReportError(f"the report is not readable: {error}") from None
     return handler.tests
@@ -113,6 +118,10 @@ class _Handler:
             self.case.message += f"\n{data}"
 
 
+def _escaped_byte(match: re.Match[bytes]) -> bytes:
+    return b"#x%02X" % match.group()[0]
+
+
 # Which reported test is which
 
 
@@ -122,7 +131,8 @@ def judge_named(reported: Sequence[ReportedTest], named: Sequence[str]) -> list[
     for test in reported:
         owner = test.classname.rpartition(".")[2]
         # SWE-bench's names end at their first blank, inside of parameters; R2E-Gym's have the class and no file.
-        for name in {test.name, test.name.partition(" ")[0]}:
+        first = test.name.partition(" ")[0]
+        for name in {test.name, first if "[" in first else test.name}:
             for key in {(test.classname, name), (None, name), (None, f"{owner}.{name}")}:
                 by_key.setdefault(key, []).append(test)
         by_key.setdefault((test.classname, test.name.partition("[")[0]), []).append(test)

@@ -141,6 +141,16 @@ def verdicts(*cases: str) -> dict[str, bool]:
     return {verdict.name: verdict.passed for verdict in judge_all(parse_report(report(*cases)), [HIDDEN])}
 
 
+def test_a_test_is_not_judged_by_another_whose_name_begins_with_its_own() -> None:
+    data = report(case("a.test.js", "adds"), case("a.test.js", "adds numbers", "<failure/>"))
+    assert passed(data, "a.test.js::adds", "adds") == [True, True]
+
+
+def test_a_report_with_control_characters_is_read() -> None:
+    data = report(case("m", "\x1b[0m is plain\0"), case("m", "b", "<failure message='\x1b[31mred'/>"))
+    assert passed(data, "m::\x1b[0m is plain\0", "m::b") == [True, False]
+
+
 def test_every_test_that_a_hidden_file_defines_must_be_reported() -> None:
     assert all(verdicts(*ALL).values())
     # Code under test that calls pytest.exit(returncode=0) leaves a valid report of the tests before it.
