@@ -77,8 +77,12 @@ rm -rf "$old"
 find . -name .git -prune -exec rm -rf {{}} +
 mv "$new" .git
 git reset --quiet
-GIT_INDEX_FILE="$HOME/index" git add -A
-git update-ref {PREPARED} "$(GIT_INDEX_FILE="$HOME/index" git write-tree)"
+export GIT_INDEX_FILE="$HOME/index"
+# Files that the base commit has are kept, also ignored ones; of a submodule, its files.
+git read-tree "$base"
+git ls-files --stage | sed -n 's/^160000/0/p' | git update-index --index-info
+git add -A
+git update-ref {PREPARED} "$(git write-tree)"
 mkdir -p {PATCH_FOLDER}
 rm -rf "$HOME"
 """
@@ -89,7 +93,8 @@ rm -rf {PATCH_FOLDER}
 mkdir {PATCH_FOLDER}
 export GIT_INDEX_FILE="$HOME/index"
 git read-tree {PREPARED}
-git add -A -- . ':!.rollout-*'
+# It fails at what cannot be in a patch, such as another repository that has no commit yet; all the rest is added.
+git add -A --ignore-errors -- . ':!.rollout-*' || [ $? -eq 1 ]
 git diff --cached --binary --full-index --no-renames --no-color --no-ext-diff --no-textconv \\
   --src-prefix=a/ --dst-prefix=b/ {PREPARED} > "$HOME/patch"
 mv "$HOME/patch" {PATCH}

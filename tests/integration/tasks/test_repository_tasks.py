@@ -15,7 +15,7 @@ import pytest
 from agent_runtime.recording.export import Format, export
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
-from agent_runtime.tasks.repository import scrub_history
+from agent_runtime.tasks.repository import COLLECT_PATCH, PATCH, scrub_history
 from rollout_api.records import Result
 from rollout_api.rollout_job import RolloutJob
 from rolloutctl.client import Client
@@ -165,6 +165,26 @@ def test_history_is_gone_however_the_repository_kept_it(plant: str, folder: Path
         assert git(repository, "describe").startswith("v1-1-g")
     assert not [path for path in repository.rglob(".git") if path != repository / ".git"]
     assert git(repository, "rev-list", "--all", "--reflog") == git(repository, "rev-list", base)
+
+
+@pytest.mark.parametrize("obstacle", ["ignored file of the base commit", "repository without a commit", "submodule"])
+def test_the_patch_has_the_fix(obstacle: str, folder: Path) -> None:
+    repository = folder / "repository"
+    make_repository(repository)
+    fixed = repository / "calculator.py"
+    if obstacle.startswith("ignored"):
+        commit(repository, "ignored", {".gitignore": "calculator.py\n"})
+    elif obstacle == "submodule":
+        git(repository, "submodule", "add", "-q", str(repository), "vendored")
+        commit(repository, "submodule", {})
+        fixed = repository / "vendored" / "calculator.py"
+    base = git(repository, "rev-parse", "HEAD").strip()
+    subprocess.run(["sh", "-c", scrub_history(base)], cwd=repository, check=True)
+    fixed.write_text(FIX)
+    if obstacle.startswith("repository"):
+        git(repository, "init", "-q", "scratch")
+    subprocess.run(["sh", "-c", COLLECT_PATCH], cwd=repository, check=True)
+    assert "+    return a + b" in (repository / PATCH).read_text()
 
 
 def test_a_repository_without_the_base_commit_is_refused_in_words(folder: Path) -> None:
