@@ -32,13 +32,21 @@ from agent_runtime.sandboxes.base import (
 )
 from agent_runtime.sandboxes.command_frames import Refused, Running, answer, command_content, no_answer
 from agent_runtime.sandboxes.command_stream import CommandStream, CommandStreams
-from agent_runtime.sandboxes.executor_connection import Body, Connection, Connections, FailedReply, Headers
+from agent_runtime.sandboxes.executor_connection import (
+    STALL_SECONDS,
+    Body,
+    Connection,
+    Connections,
+    FailedReply,
+    Headers,
+)
 
 # Between tries after a broken connection: 6 s in all, longer than a node's network takes to settle after a blip and short
 # beside a new attempt. Nobody listening on a unix socket is final, so a dead local executor costs no wait.
 RETRY_PAUSES = (0.05, 0.2, 0.75, 2.0, 3.0)
 CONNECT_SECONDS = 5.0
-# The executor answers at once, or after the waitSeconds that it was asked for; half a minute more is a hung executor.
+# The executor answers at once, or after the waitSeconds that it was asked for; half a minute more is a hung executor. An
+# upload has STALL_SECONDS.
 REPLY_SECONDS = 30.0
 # The executor ends a command at its deadline. One that still runs so much later says that the executor is broken.
 DEADLINE_GRACE_SECONDS = 60.0
@@ -179,10 +187,10 @@ class ExecutorClient:
             body = json.dumps(json_body).encode()
         what = f"{method} {path}"
         head = self._head(method, f"{path}{query_string(query)}", hold.headers(key) if hold else {}, body)
+        is_upload = not isinstance(body, bytes | None)
+        silence_seconds = STALL_SECONDS if is_upload else wait_seconds + REPLY_SECONDS
         status, headers, reply = await self._tried(
-            what,
-            lambda: self._connections.ask(head, body, wait_seconds + REPLY_SECONDS),
-            is_repeatable=isinstance(body, bytes | None),
+            what, lambda: self._connections.ask(head, body, silence_seconds), is_repeatable=not is_upload
         )
         if status < 400:
             return Reply(reply, headers)

@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager
 
 # Shorter than the 300 s after which the executor closes an idle connection, so that a kept one is hardly ever a closed one.
 KEPT_SECONDS = 15.0
-# Of one piece of an upload, as long as the executor's own patience.
-STALL_SECONDS = 60.0
+# Longest work of the executor on an upload without a word: it goes through whole trees, on a machine that may be busy. One
+# that has died is noticed at once; only one that hangs is waited for so long.
+STALL_SECONDS = 900.0
 # As the executor takes of a request's head.
 MAX_HEAD_BYTES = 32 * 1024
 # A chunk's size in hexadecimal, or the executor's error in its place, with a path and a message.

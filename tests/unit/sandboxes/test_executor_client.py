@@ -294,6 +294,21 @@ async def test_a_streamed_body_is_never_sent_in_two_halves(server: ScriptedExecu
     assert len(server.seen) == 1
 
 
+async def test_an_upload_that_is_worked_on_for_long_is_not_a_lost_sandbox(
+    server: ScriptedExecutor, client: ExecutorClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"many files"
+
+    async def works(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(3 * executor_client.REPLY_SECONDS)
+        return web.json_response({})
+
+    monkeypatch.setattr(executor_client, "REPLY_SECONDS", 0.1)
+    server.script = [works]
+    assert (await client.call("PUT", "/carry", hold=HOLD, key="4:carry", body=pieces())).json() == {}
+
+
 async def test_a_truncated_stream_is_an_error_not_a_short_artifact(
     server: ScriptedExecutor, client: ExecutorClient
 ) -> None:
