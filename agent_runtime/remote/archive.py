@@ -1,7 +1,9 @@
 """A task's folder as tar.gz: packed for a server, and unpacked there from a sender that nobody trusts."""
 
+import gzip
 import io
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -11,10 +13,25 @@ UNPACKED_BYTES: Final = 1 << 30
 """Most bytes of a task's files, of which each has at most 64 MiB (docs/harbor.md); what is larger belongs into its image."""
 MEMBERS: Final = 20_000
 """Most entries: each is a file to be made."""
+BETWEEN_BYTES: Final = 1 << 20
+"""Most bytes that are no file's content: the headers of one entry, which `tarfile` reads into memory, or the tar's end."""
 
 
 class BadArchive(ValueError):
     """An archive that is refused; the message says why."""
+
+
+class _Unzipped(gzip.GzipFile):
+    """Refuses to read on when nothing is `left`. Unlike `tarfile`, it compares the checksum at its end."""
+
+    left = BETWEEN_BYTES
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise BadArchive(f"the archive has more than {BETWEEN_BYTES} bytes that are no file's content")
+        return data
 
 
 def pack(folder: Path) -> bytes:
@@ -29,10 +46,10 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack below a folder. Raises BadArchive for what leads out of it, is no file, folder or link, or is too large."""
+    """Unpack below a folder. Raises BadArchive for what is damaged, leads out of it, is no file or folder, or is large."""
     total = 0
     try:
-        with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r|gz", errorlevel=1) as tar:
+        with _Unzipped(archive) as content, tarfile.open(fileobj=content, mode="r|", errorlevel=1) as tar:
             for number, member in enumerate(tar):
                 if number >= MEMBERS:
                     raise BadArchive(
@@ -47,10 +64,13 @@ def unpack(archive: Path, folder: Path) -> None:
                     raise BadArchive(
                         f"{member.name!r} is no file and no folder; put the file itself into the task's folder"
                     )
+                content.left = member.size + BETWEEN_BYTES
                 extract_member(tar, member, folder)
+            while content.read(BETWEEN_BYTES):  # to the checksum: a tar that is cut off in a header looks whole
+                pass
     except BadArchive:
         raise
     except UnsafeMember as error:
         raise BadArchive(f"{error}; take it out of the archive") from error
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
         raise BadArchive(f"the archive is no tar.gz of a task's folder: {error}") from error
