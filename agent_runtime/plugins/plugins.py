@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_runtime.models.base import ToolCall
-from agent_runtime.models.extensions import ExtensionError
+from agent_runtime.models.extensions import ExtensionError, described
 from agent_runtime.plugins.base import Refuse
 from agent_runtime.plugins.registry import Loaded, load_plugins, unheard
 from agent_runtime.plugins.worker import Worker
+from rollout_api.nesting import DEEPEST, too_deep
 from rollout_api.records import PluginCall
 from rollout_api.rollout_job import PluginUse
 from rollout_api.tasks import Task
@@ -125,7 +126,7 @@ class Plugins:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 whatever a plugin raises is its own failure
-            did, message = "Failed", f"{type(error).__name__}: {error}"
+            did, message = "Failed", described(error)
         seconds = round(time.perf_counter() - started, 6)
         call = PluginCall(plugin=method.plugin.name, hook=hook, seconds=seconds, did=did, message=message)
         if did == "Failed":
@@ -209,11 +210,14 @@ def _scores(value: Any, _arguments: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _analysis(value: Any, _arguments: Mapping[str, Any]) -> dict[str, Any]:
-    text = json.dumps(dict(_one_of(value, (Mapping,), "a mapping")), allow_nan=False)
+    analysis = dict(_one_of(value, (Mapping,), "a mapping"))
+    if too_deep(analysis):
+        raise ValueError(f"an analysis is nested more than {DEEPEST} levels deep; make it flatter")
+    text = json.dumps(analysis, allow_nan=False)
     if len(text) > ANALYSIS_BYTES:
         raise ValueError(f"an analysis of {len(text)} bytes; at most {ANALYSIS_BYTES} are kept")
-    analysis: dict[str, Any] = json.loads(text)
-    return analysis
+    kept: dict[str, Any] = json.loads(text)
+    return kept
 
 
 def _one_of(value: Any, types: tuple[type[Any], ...], expected: str) -> Any:

@@ -1,6 +1,7 @@
 """One plugin's trouble must be its own: seen, counted, over in time, and nothing to those beside it."""
 
 import asyncio
+import json
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -218,6 +219,7 @@ async def test_each_filter_sees_what_the_one_before_made_and_none_sees_what_was_
         ("evaluate_rollout", 0.5, "expected scores by name"),
         ("analyze_trajectory", {"a": {1, 2}}, "not JSON serializable"),
         ("analyze_trajectory", {"a": "x" * 70_000}, "at most 65536"),
+        ("analyze_trajectory", {"a": json.loads("[" * 200 + "]" * 200)}, "nested more than 128 levels"),
         ("should_stop_group", True, "expected a reason or None"),
     ],
 )
@@ -229,6 +231,19 @@ async def test_an_answer_that_makes_no_sense_is_a_failure_and_not_taken_for_some
     assert answer.failed
     assert answer.value is None
     assert words in answer.call.message
+
+
+async def test_a_plugin_whose_error_cannot_be_printed_has_failed_like_any_other(opened: Opened) -> None:
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    class Odd:
+        def before_tool_call(self) -> None:
+            raise Wordless
+
+    (answer,) = [answer async for answer in opened(Odd()).ask("before_tool_call", "k")]
+    assert "Wordless" in answer.call.message
 
 
 def test_reports_add_up_what_each_plugin_did_and_keep_the_first_error() -> None:
