@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_runtime.models.history import decoded_object
+from agent_runtime.recording.messages import results_by_turn
 from rollout_api.records import (
     AttemptRecord,
     FailedRecord,
     IntentRecord,
-    ObservationsRecord,
+    Observation,
     Record,
     ResponseRecord,
     StopRecord,
@@ -55,7 +56,7 @@ def steps(records: Sequence[Record]) -> list[Step]:
     """The steps of an attempt, in order. Works on an unfinished journal too."""
     draft = _Draft()
     branch = 0
-    observations = {record.turn: record for record in records if isinstance(record, ObservationsRecord)}
+    observations = results_by_turn(records)
     for record in records:
         if isinstance(record, AttemptRecord):
             draft.steps.append(Step("note", _place(record)))
@@ -70,7 +71,7 @@ def steps(records: Sequence[Record]) -> list[Step]:
                 if message.get("tool_call_id") not in draft.answered
             ]
         elif isinstance(record, ResponseRecord):
-            draft.steps.append(_answer(record, observations.get(record.turn), draft.answered))
+            draft.steps.append(_answer(record, observations.get(record.turn, ()), draft.answered))
         elif isinstance(record, StopRecord):
             why = f": {record.message}" if record.message else ""
             draft.steps.append(Step("note", f"The agent stopped, {record.stop_reason.value}{why}"))
@@ -84,8 +85,8 @@ def _place(record: AttemptRecord) -> str:
     return f"Sandbox: {kind}" if kind else "Sandbox ready"
 
 
-def _answer(response: ResponseRecord, observed: ObservationsRecord | None, answered: set[str]) -> Step:
-    results = {result.call_id: result for result in observed.results} if observed else {}
+def _answer(response: ResponseRecord, observed: Sequence[Observation], answered: set[str]) -> Step:
+    results = {result.call_id: result for result in observed}
     calls = []
     for position, call in enumerate(response.message.get("tool_calls") or []):
         function = call.get("function") or {}

@@ -52,11 +52,12 @@ class AgentContext(Protocol):
     ) -> ModelReply:
         """One turn's model call. `tools` are definitions in OpenAI's form; those of `self.tools` when left out.
 
+        Calls side by side are made one after another: after a crash they are answered again in that order.
         Raises Stop when a budget is used up, and whatever ends the attempt; an agent lets both through.
         """
 
     async def call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
-        """Run the tool calls of the turn; each gets its own result under its own id, errors included.
+        """Run tool calls of the turn, all or some; each gets its own result under its own id, errors included.
 
         Those in the workspace run in order, others side by side.
 
@@ -109,5 +110,6 @@ class Agent(Protocol):
     async def run(self, context: AgentContext) -> str | None:
         """Work until done. Returning means Finished, with a message; raise Stop for another reason.
 
+        Calls that jobs which it left behind still make then are refused, and those under way are cancelled.
         Any other exception is the agent's own failure: the rollout is Completed with AgentError.
         """

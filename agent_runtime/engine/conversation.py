@@ -17,8 +17,10 @@ class Conversation:
         self._id: int | None = None
         self._messages: list[Message] = []
         self._tools: list[dict[str, Any]] | None = None
+        self._asked: tuple[int, list[Message], list[dict[str, Any]]] = -1, [], []
+        """The latest call, which nothing goes on from before it is answered: an agent may give a call up."""
         self.turn: int | None = None
-        """Its latest turn."""
+        """Its latest answered turn."""
 
     def intent(self, turn: int, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> IntentRecord:
         """The record of its next call, which is turn `turn` of the attempt."""
@@ -39,11 +41,12 @@ class Conversation:
             messages=sent[keep:],
             tools=None if same_tools else definitions,
         )
-        self._messages, self._tools, self.turn = sent, definitions, turn
+        self._asked = turn, sent, definitions
         return record
 
     def answered(self, message: Message) -> int:
         """Take the answer in; how many messages there are now."""
+        self.turn, self._messages, self._tools = self._asked
         self._messages.append(_copied(message))
         return len(self._messages)
 

@@ -58,6 +58,7 @@ class InSteps:
                 if ruling.action is not Action.COMPLETE or ruling.stop_reason not in GOES_ON:
                     raise
                 context.next_step()
+            context.stop_callers()
             verdict = await self.grade(context)
             if (missed := missed_gate(step, verdict)) is not None:
                 return f"step {step.name}: {missed}; the steps after it were not taken"

@@ -30,6 +30,8 @@ class CallsOfTurn:
     task: Task
     key: str
     """What the idempotency keys of all of them begin with."""
+    first: int
+    """Calls that have such a key already: agents may run those of one answer one after another."""
     interrupted: bool
     """An earlier process may have run them: it died between the answer and their results."""
 
@@ -62,7 +64,7 @@ class ToolRunner:
         results = await asyncio.gather(
             *(
                 self._run_one(turn, call, f"{turn.key}{position}")
-                for position, call in enumerate(admitted[:MOST_CALLS])
+                for position, call in enumerate(admitted[:MOST_CALLS], turn.first)
             ),
             return_exceptions=True,
         )

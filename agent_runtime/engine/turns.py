@@ -5,6 +5,7 @@ A turn costs two writes. What its tools returned waits for the next model call a
 intent, while the call already runs; the answer is acted on when both are durable.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -102,12 +103,19 @@ class Turns:
         """The agent's own conversation, and those of the sub-agents that run now, each started by the one before it."""
         self._tools_may_have_run = False
         self._has_answered = False
+        self._calls_since_answer = 0
+        """Tool calls, which name their idempotency keys."""
         self._unacknowledged = 0
         """Tool calls whose keys the executor still remembers."""
         self._observed_turn = -1
         """The latest turn that has results of tool calls."""
         self._commands = 0
         """Calls outside of turns so far, which name their idempotency keys."""
+        self._one_model_call = asyncio.Lock()
+        self._callers: set[asyncio.Task[Any] | None] = set()
+        """Who waits for a call of this context."""
+        self._has_ended = False
+        """The agent has; it may have left callers behind."""
         self._budget = Budget(spec.max_turns, spec.token_budget, task.timeouts.agent_seconds)
 
     @property
@@ -144,6 +152,9 @@ class Turns:
                 )
         except Exception as error:  # noqa: BLE001 see ruling_of
             raised = error
+        finally:
+            self._has_ended = True
+            self.stop_callers()
         if raised is None and self.fault is None:
             return StopReason.FINISHED, message or ""
         cause, ruling = await self.ruling_of(raised)
@@ -192,7 +203,8 @@ class Turns:
         self._require_latest(conversation)
         if too_deep([messages, tools]):
             raise ValueError(f"messages or tools are nested more than {DEEPEST} levels deep; make them flatter")
-        return await self._guarded(self._call_model(conversation, messages, tools))
+        async with self._one_model_call:  # in the order in which they were made, in which a replay answers them
+            return await self._guarded(self._call_model(conversation, messages, tools))
 
     async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
         """Run a sub-agent (see AgentContext)."""
@@ -278,7 +290,13 @@ class Turns:
 
     def next_step(self) -> None:
         """Let the agent of the next step work, although this one has ended."""
-        self.fault = None
+        self.fault, self._has_ended = None, False
+
+    def stop_callers(self) -> None:
+        """End the calls that jobs of an agent still wait for when it has ended: nothing is recorded behind its end."""
+        for caller in self._callers:
+            if caller is not None:
+                caller.cancel()
 
     def _next_key(self, kind: str) -> str:
         self._commands += 1
@@ -298,11 +316,15 @@ class Turns:
             )
 
     async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
-        if self.fault is not None:
+        if self.fault is not None or self._has_ended:
             call.close()
-            raise self.fault
+            raise self.fault or RuntimeError(
+                "the agent has ended; it has to await all that it starts before it returns"
+            )
         if not self._log.replaying:
             self._clock.go_on(_REPLAY)
+        caller = asyncio.current_task()
+        self._callers.add(caller)
         try:
             return await call
         except AGENTS_TO_HANDLE:
@@ -310,6 +332,8 @@ class Turns:
         except Exception as error:
             self.fault = error
             raise
+        finally:
+            self._callers.discard(caller)
 
     async def _call_model(
         self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
@@ -329,7 +353,7 @@ class Turns:
         else:
             _check_replay(replayed, intent)
         answer = None if replayed is None else self._log.next(ResponseRecord, self.turn)
-        self._tools_may_have_run = answer is not None
+        self._tools_may_have_run, self._calls_since_answer = answer is not None, 0
         if answer is None:
             answer = await self._ask(conversation, messages, tools)
         return self._answered(conversation, answer, replayed=self._tools_may_have_run)
@@ -371,6 +395,8 @@ class Turns:
         self, conversation: Conversation, calls: Sequence[ToolCall], tools: Mapping[str, Tool], *, may_stop: bool
     ) -> list[Observation]:
         record = self._log.next(ObservationsRecord, self.turn)
+        first = self._calls_since_answer
+        self._calls_since_answer += len(calls)
         self._unacknowledged += len(calls)
         self.exposed = self.exposed or bool(calls)
         if record is None:
@@ -380,7 +406,7 @@ class Turns:
             self._clock.go_on(_REPLAY)
             started = time.perf_counter()
             observations = await self._tool_runner.run(
-                CallsOfTurn(turn, calls, tools, self.task, key, interrupted=self._tools_may_have_run)
+                CallsOfTurn(turn, calls, tools, self.task, key, first, interrupted=self._tools_may_have_run)
             )
             record = ObservationsRecord(
                 turn=turn,

@@ -1,5 +1,6 @@
 """The messages of every turn, put together again from what the journal keeps of them."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ class Turn:
 def fold(records: Sequence[Record]) -> list[Turn]:
     """The turns of an attempt in order. A journal may end anywhere; the last turn then lacks what is missing."""
     responses = {record.turn: record for record in records if isinstance(record, ResponseRecord)}
-    observed = {record.turn: record.results for record in records if isinstance(record, ObservationsRecord)}
+    observed = results_by_turn(records)
     turns: list[Turn] = []
     conversation: list[Message] = []
     tools: list[dict[str, Any]] = []
@@ -60,6 +61,15 @@ def fold(records: Sequence[Record]) -> list[Turn]:
         )
         conversation = [*messages, response.message] if response else messages
     return turns
+
+
+def results_by_turn(records: Sequence[Record]) -> dict[int, list[Observation]]:
+    """The results of tool calls; an agent may run those of one answer one after another, a record each."""
+    found: dict[int, list[Observation]] = defaultdict(list)
+    for record in records:
+        if isinstance(record, ObservationsRecord):
+            found[record.turn] += record.results
+    return dict(found)
 
 
 def last_of_each_branch(turns: Sequence[Turn]) -> list[Turn]:

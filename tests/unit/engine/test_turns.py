@@ -15,8 +15,9 @@ from agent_runtime.agents.base import AgentContext, Stop
 from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt_log import AttemptLog, NotReplayable
 from agent_runtime.engine.tool_calls import MOST_CALLS
+from agent_runtime.engine.tool_workspace import KeyedWorkspace
 from agent_runtime.engine.turns import Turns
-from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest
+from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest, ToolCall
 from agent_runtime.recording.branches import token_forks
 from agent_runtime.recording.message_tree import linear
 from agent_runtime.recording.messages import fold
@@ -533,3 +534,125 @@ async def test_record_has_what_was_sent_when_agent_changes_its_messages(crash: i
     assert "changed" not in answers, "what the model answered stays as it was"
     if crash is None:
         assert model.prefixes == [0, 2, 0, 6], "changed messages are no prefix whose ids could be kept"
+
+
+class Keyed(Count):
+    """Remembers the idempotency keys that its calls would use."""
+
+    async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        assert isinstance(context.workspace, KeyedWorkspace)
+        self.log.append(context.workspace.call)
+        return ToolResult(f"counted {context.call_id}")
+
+
+class OneByOne:
+    """Runs the tool calls of an answer one after another."""
+
+    async def run(self, context: AgentContext) -> str | None:
+        messages: list[Message] = [{"role": "user", "content": "go"}]
+        for _ in range(2):
+            reply = await context.call_model(messages)
+            messages.append(reply.message)
+            for number in range(3):
+                [result] = await context.call_tools([ToolCall(f"c{number}", "count", "{}")])
+                messages.append({"role": "tool", "tool_call_id": result.call_id, "content": result.content})
+        return "done"
+
+
+@pytest.mark.parametrize("crash", [None, *range(5)])
+async def test_tool_calls_of_one_answer_can_be_run_one_after_another(crash: int | None) -> None:
+    log, journal, model = list[str](), MemoryJournal(crash_after=crash), CountingModel(9, [])
+    turns = turns_of(journal, model, log, tool=Keyed(log))
+    if crash is not None:
+        with contextlib.suppress(Crash):
+            await turns.run_agent(OneByOne())
+        journal.crash_after = None
+        turns = turns_of(journal, model, log, replay=list(journal.records), tool=Keyed(log))
+    assert await turns.run_agent(OneByOne()) == (StopReason.FINISHED, "done")
+    assert len(set(log)) == 6, "a key that a second call has gets it the result of the first, or is refused"
+    await journal.append(turns.take_unwritten())
+    assert [[result.call_id for result in turn.observations] for turn in fold(journal.records)] == [
+        ["c0", "c1", "c2"]
+    ] * 2
+
+
+class Spelled(CountingModel):
+    """Answers with what it was asked, later the shorter the question is."""
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        text = request.messages[-1]["content"]
+        await asyncio.sleep(0.05 / len(text))
+        return ModelReply(message={"role": "assistant", "content": f"answer to {text}"}, finish_reason="stop")
+
+
+class SideBySide:
+    async def run(self, context: AgentContext) -> str | None:
+        questions = ["a", "long question", "longer"]
+        calls = (context.call_model([{"role": "user", "content": question}]) for question in questions)
+        return " ".join(reply.text for reply in await asyncio.gather(*calls))
+
+
+@pytest.mark.parametrize("crash", [None, *range(6)])
+async def test_model_calls_that_an_agent_makes_side_by_side_are_each_recorded(crash: int | None) -> None:
+    journal = MemoryJournal(crash_after=crash)
+    turns = turns_of(journal, Spelled(0, []), [])
+    if crash is not None:
+        with contextlib.suppress(Crash):
+            await turns.run_agent(SideBySide())
+        journal.crash_after = None
+        turns = turns_of(journal, Spelled(0, []), [], replay=list(journal.records))
+    expected = "answer to a answer to long question answer to longer"
+    assert await turns.run_agent(SideBySide()) == (StopReason.FINISHED, expected)
+    recorded = fold(linear(journal.records))
+    assert [turn.messages[-1]["content"] for turn in recorded] == ["a", "long question", "longer"]
+    for turn in recorded:
+        assert turn.response is not None
+        assert turn.response.message["content"] == f"answer to {turn.messages[-1]['content']}"
+
+
+class Impatient:
+    """Gives its first calls up, and asks again."""
+
+    async def run(self, context: AgentContext) -> str | None:
+        messages: list[Message] = [{"role": "user", "content": "go"}]
+        for _ in range(2):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(context.call_model(messages), 0.001)
+        reply = await context.call_model(messages)
+        await context.call_model([*messages, reply.message, {"role": "user", "content": "and then?"}])
+        return "done"
+
+
+async def test_model_calls_that_an_agent_gave_up_take_no_later_turn_out_of_the_record() -> None:
+    journal = MemoryJournal()
+    assert await turns_of(journal, Spelled(0, []), []).run_agent(Impatient()) == (StopReason.FINISHED, "done")
+    recorded = fold(linear(journal.records))
+    assert [turn.response.message["content"] for turn in recorded if turn.response] == [
+        "answer to go",
+        "answer to and then?",
+    ]
+    assert {turn.branch for turn in recorded} == {0}
+
+
+class Forgetful:
+    """Leaves a job behind that goes on asking."""
+
+    async def run(self, context: AgentContext) -> str | None:
+        self.job = asyncio.ensure_future(self._ask(context))
+        await context.call_model([{"role": "user", "content": "go"}])
+        await asyncio.sleep(0)
+        return "done"
+
+    async def _ask(self, context: AgentContext) -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await context.call_model([{"role": "user", "content": "more"}])
+
+
+async def test_job_that_an_agent_leaves_behind_makes_no_call_after_its_end() -> None:
+    journal, agent = MemoryJournal(), Forgetful()
+    assert await turns_of(journal, Spelled(0, []), []).run_agent(agent) == (StopReason.FINISHED, "done")
+    answers = sum(isinstance(record, ResponseRecord) for record in journal.records)
+    with pytest.raises(RuntimeError, match="the agent has ended"):
+        await asyncio.wait_for(agent.job, 10)
+    assert sum(isinstance(record, ResponseRecord) for record in journal.records) == answers
