@@ -50,9 +50,9 @@ class ToolRunner:
         """The results, in the order of the calls. Raises what takes the attempt down. Plugins' time is not the agent's."""
         if (plugins := self._plugins) is None:
             return await self._run_all(turn, turn.calls)
-        admitted = await self._clock.untimed(plugins.admit(turn.turn, turn.calls))
+        admitted = await self._clock.untimed(plugins.admit(turn.turn, turn.calls, turn.first))
         results = await self._run_all(turn, admitted)
-        observations = await self._clock.untimed(plugins.ran(turn.turn, turn.calls, admitted, results))
+        observations = await self._clock.untimed(plugins.ran(turn.turn, turn.calls, admitted, results, turn.first))
         self._log.add(*plugins.take_record())
         return observations
 

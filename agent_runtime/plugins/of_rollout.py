@@ -69,11 +69,14 @@ class RolloutPlugins:
             raise PluginFailed(f"plugin {failed.plugin} could not change the task: {failed.message}")
         return changed
 
-    async def admit(self, turn: int, calls: Sequence[ToolCall]) -> list[ToolCall | Observation]:
-        """What is to run for each call of a turn, or its result where it was refused; before the first of them runs."""
+    async def admit(self, turn: int, calls: Sequence[ToolCall], first: int) -> list[ToolCall | Observation]:
+        """What is to run for each call of a turn, or its result where it was refused; before the first of them runs.
+
+        `first` calls of the turn came before.
+        """
         if not self._plugins.have("filter_tool_call", "before_tool_call"):
             return list(calls)
-        return [await self._admit(f":turn-{turn}:call-{number}", call) for number, call in enumerate(calls)]
+        return [await self._admit(f":turn-{turn}:call-{number}", call) for number, call in enumerate(calls, first)]
 
     async def ran(
         self,
@@ -81,10 +84,11 @@ class RolloutPlugins:
         calls: Sequence[ToolCall],
         admitted: Sequence[ToolCall | Observation],
         results: Sequence[Observation],
+        first: int,
     ) -> list[Observation]:
         """The results as they are recorded: where another call ran than the model wrote, that is said."""
         said = []
-        for number, (call, made, result) in enumerate(zip(calls, admitted, results, strict=True)):
+        for number, (call, made, result) in enumerate(zip(calls, admitted, results, strict=True), first):
             if isinstance(made, ToolCall):
                 if self._plugins.have("after_tool_call"):
                     shown = {"call": made, "result": result.model_copy(deep=True)}
