@@ -141,7 +141,7 @@ async def _receive(request: web.Request, folder: Path) -> tuple[RunRequest, Path
             elif part.name == ARCHIVE:
                 archive = folder / "task.tar.gz"
                 await _save(part, archive)
-    except ValueError as error:
+    except (ValueError, web.RequestPayloadError) as error:
         if isinstance(error, RunRefused | BadArchive):
             raise
         raise RunRefused(f"the body is no multipart form: {error}") from error

@@ -118,6 +118,16 @@ async def test_a_hostile_archive_writes_nothing_outside_and_reads_nothing_of_the
     assert not list(tmp_path.glob("**/out"))
 
 
+async def test_body_that_cannot_be_decoded_is_refused(tmp_path: Path) -> None:
+    headers = {"Content-Type": "multipart/form-data; boundary=b", "Content-Encoding": "gzip"}
+    async with (
+        harbor_server(tmp_path, ORACLE) as (url, _),
+        aiohttp.ClientSession() as http,
+        http.post(url + PATH, data=b"no gzip", headers=headers) as reply,
+    ):
+        assert (reply.status, "no multipart form" in (await reply.json())["detail"]) == (400, True)
+
+
 async def test_too_much_is_refused_before_it_fills_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_runtime.remote.archive.UNPACKED_BYTES", 1 << 20)
     monkeypatch.setattr("agent_runtime.remote.archive.MEMBERS", 50)
