@@ -1,6 +1,7 @@
 """A file that appears under its name when all of it is written."""
 
 import contextlib
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def whole_file(file: Path) -> Iterator[Path]:
         yield file
         return
     target = file.resolve()  # a link stays one
-    partial = target.with_name(f".{target.name}.partial")
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")  # two may write the same file at once
     try:
         yield partial
         partial.replace(target)
