@@ -32,24 +32,37 @@ async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolConte
     traceback = None
     try:
         result = await _result(tools, call, context)
+        if not isinstance(result, ToolResult) or not isinstance(result.content, str):
+            raise TypeError(f"it returned {result!r:.200}; expected a ToolResult with text")
     except (SandboxFailure, WorkspaceLimit, Fenced):
         raise
     except Exception as error:  # noqa: BLE001 - a tool may raise anything; the model sees it
         result = ToolResult(f"The tool {call.name} failed with {described(error)}", error=True)
         traceback = shortened(traceback_of(error), _TRACEBACK_BYTES)
-    if too_deep(result.data):
-        message = f"the data that the tool returned is nested more than {DEEPEST} levels deep"
-        result = ToolResult(f"{result.content}\n({message}, and was left out)", result.error, result.stop)
+    try:
+        data = _storable(result.data)
+    except (TypeError, ValueError) as error:
+        data = {}
+        message = f"the data that the tool returned was left out: {error}"
+        result = ToolResult(f"{result.content}\n({message})", result.error, result.stop)
     return Observation(
         call_id=call.id,
         tool=call.name,
         content=shortened(result.content),
-        error=result.error,
-        stop=result.stop,
+        error=bool(result.error),
+        stop=bool(result.stop),
         seconds=time.monotonic() - started,
-        data=dict(result.data),
+        data=data,
         traceback=traceback,
     )
+
+
+def _storable(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data as a record gives it back. Raises TypeError, ValueError where no record could hold it."""
+    if too_deep(data):
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+    stored: dict[str, Any] = json.loads(json.dumps(dict(data)))
+    return stored
 
 
 async def _result(tools: Mapping[str, Tool], call: ToolCall, context: ToolContext) -> ToolResult:

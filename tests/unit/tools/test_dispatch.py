@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.models.base import ToolCall
+from agent_runtime.recording.segments import decode, encode
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import ToolContext, ToolError, ToolResult
 from agent_runtime.tools.dispatch import FORMAT_ERROR, OBSERVATION_BYTES, decoded_arguments, dispatch, shortened
 from agent_runtime.tools.function_tool import FunctionTool
 from agent_runtime.tools.registry import open_tools
+from rollout_api.records import ObservationsRecord
 from rollout_api.tasks import Task
 
 # These tools use no workspace.
@@ -112,6 +114,32 @@ async def test_a_tool_that_breaks_does_not_break_the_rollout(error: Any, words: 
     assert observation.error
     assert "raise error" in observation.traceback
     assert observation.traceback.endswith(words)
+
+
+def returning(value: Any) -> Any:
+    class Returning(Doubled):
+        async def execute(self, arguments: Any, context: Any) -> Any:
+            return value
+
+    return Returning()
+
+
+@pytest.mark.parametrize(
+    "value", [object(), b"\xff", 10**5000, {(1, 2): 3}, {1}], ids=["object", "bytes", "number", "key", "set"]
+)
+async def test_data_of_a_tool_that_no_record_can_hold_is_left_out_and_said(value: Any) -> None:
+    result = ToolResult("done", stop=True, data={"value": value})
+    observation = await call("doubled", '{"n": 1}', {"doubled": returning(result)})
+    assert (observation.data, observation.stop, observation.error) == ({}, True, False)
+    assert observation.content.startswith("done\n(the data that the tool returned was left out: ")
+    decode("k", encode([ObservationsRecord(turn=0, time=0, results=[observation])]))
+
+
+@pytest.mark.parametrize("value", [None, "text", ToolResult(cast(Any, None)), ToolResult(cast(Any, 7))])
+async def test_tool_that_returns_no_text_has_failed_and_the_rollout_has_not(value: Any) -> None:
+    observation = await call("doubled", '{"n": 1}', {"doubled": returning(value)})
+    assert observation.error
+    assert "expected a ToolResult with text" in observation.content
 
 
 async def test_tool_call_ends_when_its_rollout_is_cancelled() -> None:
