@@ -392,7 +392,7 @@ class OverlayHost(Host):
             "isolation": "user, mount, pid, ipc, uts and network namespaces of its own, with container capabilities",
             "files": "a copy-on-write layer of its own, gone with the workspace; /dev/shm too",
             "memory": "RLIMIT_DATA for each process; the workspace's use looked at every 20 ms, processes killed when over",
-            "processes": "RLIMIT_NPROC for each user of the workspace's own user namespace; the sum looked at too",
+            "processes": "RLIMIT_NPROC for each user of the workspace's own user namespace; all threads looked at too",
             "fileSize": "RLIMIT_FSIZE",
             "disk": "RLIMIT_FSIZE for each file; the layer counted when the disk has moved, processes killed when over",
             "network": "a network namespace with nothing but its own loopback",
@@ -461,7 +461,7 @@ class PlainHost(Host):
             "unreadable; who kills one ends the workspace",
             "files": "None: tools write the container's own root; a clean state is a new sandbox",
             "memory": "RLIMIT_DATA for each process; use of all of them looked at every 20 ms or so, killed when over",
-            "processes": "their number looked at every 20 ms or so, killed when over",
+            "processes": "the number of their threads looked at every 20 ms or so, killed when over",
             "fileSize": "RLIMIT_FSIZE",
             "disk": "RLIMIT_FSIZE for each file; what was written below root counted when the disk moves, processes killed "
             "when over",

@@ -22,22 +22,27 @@ _THREADS_A_PROCESSOR = 2
 # sched(7): each step of nice gives a thread 1.25 times less of a busy processor; there are 19 steps.
 _NICE_RATIO = 1.25
 MAX_NICE = 19
+# Where no limit is given: enough for any build, and far below the 32,768 process ids that a machine may have.
+MAX_PROCESSES = 8192
+# Looking at so many takes about a second, in which the executor does nothing else.
+MAX_DESCRIPTORS = 131_072
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes of memory, live processes and bytes of disk of one workspace."""
+    """Bytes of memory, live processes and threads, bytes of disk and open descriptors of one workspace."""
 
     memory_bytes: int = 0
     processes: int = 0
     disk_bytes: int = 0
+    descriptors: int = 0
 
 
 def excess(usage: Usage, limits: Limits) -> str | None:
     """The limit that a workspace is over, as a cause (`Memory`, `Disk`, `Processes`)."""
     if limits.memory_bytes is not None and usage.memory_bytes > limits.memory_bytes:
         return "Memory"
-    if limits.processes is not None and usage.processes > limits.processes:
+    if usage.processes > (limits.processes or MAX_PROCESSES) or usage.descriptors > MAX_DESCRIPTORS:
         return "Processes"
     if limits.disk_bytes is not None and usage.disk_bytes > limits.disk_bytes:
         return "Disk"
@@ -117,15 +122,21 @@ def memory_bytes(
     return anonymous + max(mapped, shared)
 
 
-def hidden_bytes(proc: int, processes: Iterable[Process], memory_device: int) -> tuple[int, int]:
-    """(memory, disk) held by files without a name: memfds, and deleted files that are still open."""
-    memory = disk = 0
+def hidden_bytes(proc: int, processes: Iterable[Process], memory_device: int) -> tuple[int, int, int]:
+    """(memory, disk) held by files without a name: memfds, and deleted files that are still open; and the number of open
+    descriptors. It stops at more than MAX_DESCRIPTORS.
+    """
+    memory = disk = descriptors = 0
     seen: set[tuple[int, int]] = set()
     for process in processes:
+        if descriptors > MAX_DESCRIPTORS:
+            break
         with contextlib.suppress(OSError):
             folder = os.open(f"{process.pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
             try:
-                for name in os.listdir(folder):
+                names = os.listdir(folder)
+                descriptors += len(names)
+                for name in names:
                     with contextlib.suppress(OSError):
                         info = os.stat(name, dir_fd=folder)
                         if info.st_nlink or not stat.S_ISREG(info.st_mode) or (info.st_dev, info.st_ino) in seen:
@@ -137,4 +148,4 @@ def hidden_bytes(proc: int, processes: Iterable[Process], memory_device: int) ->
                             disk += info.st_blocks * 512
             finally:
                 os.close(folder)
-    return memory, disk
+    return memory, disk, descriptors

@@ -20,11 +20,10 @@ from agent_runtime.executor.workspaces.commands import Surroundings
 from agent_runtime.executor.workspaces.ground import HOSTNAME, Ground
 from agent_runtime.executor.workspaces.init import Init
 from agent_runtime.executor.workspaces.trees import remove
+from agent_runtime.executor.workspaces.usage import MAX_PROCESSES
 
 # Without a limit of its own a workspace may fill this much of /dev/shm; Docker gives 64 MiB, too little for PyTorch.
 _SHM_BYTES = 1024**3
-# Where no limit is given: enough for any build, and far below the 32,768 process ids that a machine may have.
-_MAX_PROCESSES = 8192
 # A workspace takes four descriptors; the usual soft limit of 1,024 would end at some 200 of them.
 _DESCRIPTORS = 65536
 # The kernel allows 3,072 pseudo-terminals in all containers of a machine together. One workspace must not take them all.
@@ -76,7 +75,7 @@ def process_limits(request: Message, *, own_users: bool = True) -> dict[int, int
     """
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2}
     if own_users:
-        limits[resource.RLIMIT_NPROC] = request["processes"] or _MAX_PROCESSES
+        limits[resource.RLIMIT_NPROC] = request["processes"] or MAX_PROCESSES
     sizes = [size for size in (request["fileBytes"], request["diskBytes"]) if size is not None]
     if sizes:
         limits[resource.RLIMIT_FSIZE] = min(sizes)

@@ -111,12 +111,16 @@ class Watch:
             limited = limited or any(_limited(workspace) for workspace in self._active)
             await asyncio.sleep(_LOOK_SECONDS if limited else _IDLE_LOOK_SECONDS)
             began = time.thread_time()
-            self._look_at_all()
+            await self._look_at_all()
             await asyncio.sleep((time.thread_time() - began) * _REST_FACTOR)
 
-    def _look_at_all(self) -> None:
+    async def _look_at_all(self) -> None:
         used = self._file_system_used()
         for workspace in list(self._active):
+            # One look at each, all in a row, would hold up everything else for long.
+            await asyncio.sleep(0)
+            if workspace not in self._active:
+                continue
             workspace.give_up_silent()
             with contextlib.suppress(OSError):
                 self._look(workspace, used)
@@ -139,19 +143,20 @@ class Watch:
             return
         running = descendants(everything, workspace.inner_init)
         known = self._known[workspace]
-        self._share_processors(workspace, known, running)
+        tools = _tools(running, workspace.inner_init)
+        count = sum(process.threads for process in tools)
+        self._share_processors(workspace, known, tools, count)
         running = live_threads(workspace.proc, running)
         limits = workspace.spec.limits
         memory_limit = min(
             (limit for limit in (limits.memory_bytes, self._memory_limit) if limit is not None), default=None
         )
-        hidden_memory, hidden_disk = hidden_bytes(workspace.proc, running, self._memory_device)
+        hidden_memory, hidden_disk, descriptors = hidden_bytes(workspace.proc, running, self._memory_device)
         shared = hidden_memory + (shm_bytes(workspace.shm) if workspace.shm is not None else 0)
         memory = memory_bytes(workspace.proc, running, workspace.inner_init, workspace.init_bytes, shared, memory_limit)
-        count = len(_tools(running, workspace.inner_init))
         disk = workspace.last.disk_bytes - known.hidden + hidden_disk
         known.hidden = hidden_disk
-        workspace.last = Usage(memory, count, disk)
+        workspace.last = Usage(memory, count, disk, descriptors)
         if abs(used - known.file_system_used) > _DISK_STEP_BYTES and known.counting is None:
             known.file_system_used = used
             known.counting = asyncio.create_task(self._count(workspace, known))
@@ -163,14 +168,13 @@ class Watch:
             workspace.last = Usage(shared, 0, disk)
             self._active.discard(workspace)
 
-    def _share_processors(self, workspace: LiveWorkspace, known: _Known, running: list[Process]) -> None:
+    def _share_processors(self, workspace: LiveWorkspace, known: _Known, tools: list[Process], count: int) -> None:
         """Make threads nice that are too many for two looks: the kernel divides processors among threads, not workspaces.
 
         It makes none less nice again, which in a pod nobody may. So threads that only wait are let be, a shell's too.
         """
-        tools = _tools(running, workspace.inner_init)
         # Reading each thread of a large program takes a while.
-        is_small = fair_nice(sum(process.threads for process in tools), self._processors) == 0
+        is_small = fair_nice(count, self._processors) == 0
         threads = [] if is_small else runnable_threads(workspace.proc, tools)
         nice = fair_nice(min(known.runnable, len(threads)), self._processors, self._tool_nice)
         known.runnable = len(threads)

@@ -15,6 +15,7 @@ import pytest
 from agent_runtime.executor.host import FileFailure, Limits, Workspace, WorkspaceFailure
 from agent_runtime.executor.workspaces.config import HostConfig
 from agent_runtime.executor.workspaces.syscall_filter import AARCH64, ABIS, X86_64
+from agent_runtime.executor.workspaces.usage import MAX_DESCRIPTORS
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import PATIENCE, Inside, get, put, read_all, run, start, write
 
@@ -172,6 +173,9 @@ EXHAUSTING = [
     # The kernel refuses one user more processes, which ends nothing: the command's deadline does.
     ("fork bomb", Limits(processes=200), "Deadline"),
     ("fork bomb of two users", Limits(processes=200), "Processes"),
+    ("threads of two users", Limits(processes=200), "Processes"),
+    # Looking at them all would keep the executor from answering anybody.
+    ("open descriptors", Limits(), "Processes"),
     ("memory", Limits(memory_bytes=200_000_000), "Memory"),
     ("shared memory", Limits(memory_bytes=200_000_000), "Memory"),
     ("memory without a name", Limits(memory_bytes=200_000_000), "Memory"),
@@ -193,6 +197,11 @@ async def test_using_everything_up_hits_only_the_culprit(
         "fork bomb of two users": "import os, time\nfor user in 1, 2:\n    if os.fork() == 0:\n"
         "        os.setuid(user)\n        while True:\n            try:\n                os.fork()\n"
         "            except OSError:\n                time.sleep(100)\ntime.sleep(100)",
+        "threads of two users": "import os, threading, time\nfor user in 1, 2:\n    if os.fork() == 0:\n"
+        "        os.setuid(user)\n        for _ in range(150):\n"
+        "            threading.Thread(target=time.sleep, args=(100,)).start()\ntime.sleep(100)",
+        "open descriptors": "import os, time\nlast = 0\ntry:\n    while True:\n        last = os.dup(0)\nexcept OSError:\n"
+        f"    pass\nfor _ in range({MAX_DESCRIPTORS} // last + 1):\n    os.fork() or time.sleep(100)\ntime.sleep(100)",
         "memory": "import os, time\nfor _ in range(10):\n    if os.fork() == 0:\n"
         "        kept = bytearray(b'x' * 60_000_000); time.sleep(100)\ntime.sleep(100)",
         "shared memory": "import mmap, time\n"

@@ -15,7 +15,14 @@ from agent_runtime.executor.workspaces.ground import identity_map
 from agent_runtime.executor.workspaces.identity import Refused, resolve
 from agent_runtime.executor.workspaces.processes import Process, descendants, parse_stat
 from agent_runtime.executor.workspaces.trees import disk_bytes, open_folder, remove_entry
-from agent_runtime.executor.workspaces.usage import Usage, excess, fair_nice, sandbox_excess
+from agent_runtime.executor.workspaces.usage import (
+    MAX_DESCRIPTORS,
+    MAX_PROCESSES,
+    Usage,
+    excess,
+    fair_nice,
+    sandbox_excess,
+)
 
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nada:x:1000:1001:Ada:/home/ada:/bin/bash\nbroken\n:x:5:5:::\nodd:x:abc:1::/:\n"
 GROUP = b"root:x:0:\nwheel:x:10:ada,bob\nada:x:1001:\ndocker:x:999:bob,ada\nbad:x:abc:ada\n"
@@ -107,7 +114,12 @@ def test_each_limit_has_its_own_cause() -> None:
     assert excess(Usage(101, 11, 1001), limits) == "Memory"
     assert excess(Usage(100, 11, 1001), limits) == "Processes"
     assert excess(Usage(0, 0, 1001), limits) == "Disk"
-    assert excess(Usage(10**12, 10**6, 10**12), Limits()) is None
+    assert excess(Usage(10**12, MAX_PROCESSES, 10**12, MAX_DESCRIPTORS), Limits()) is None
+
+
+def test_processes_threads_and_descriptors_have_limits_where_none_is_given() -> None:
+    assert excess(Usage(processes=MAX_PROCESSES + 1), Limits()) == "Processes"
+    assert excess(Usage(descriptors=MAX_DESCRIPTORS + 1), Limits()) == "Processes"
 
 
 usages = st.dictionaries(
