@@ -91,6 +91,8 @@ class Host:
         self._zygote_pid = zygote_pid
         self._lock = lock
         self._live: set[LiveWorkspace] = set()
+        self._removals: set[asyncio.Task[None]] = set()
+        self._blaming = asyncio.Lock()
         written = config.state_dir if self.own_layers else config.root
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.tool_nice = os.getpriority(os.PRIO_PROCESS, 0) + (_TOOL_NICE if _in_container() else 0)
@@ -198,11 +200,22 @@ class Host:
         return min(room, info.f_favail * _bytes_a_file(info)) if info.f_files else room
 
     async def cause_of_full_disk(self, workspace: LiveWorkspace) -> str:
-        """`Disk` where that workspace has filled it, else `DiskFull`."""
-        used = workspace.last.disk_bytes
-        with contextlib.suppress(WorkspaceFailure):
-            used = max(used, await self.measure_disk(workspace, _bytes_a_file(os.statvfs(self._written))))
-        return "Disk" if used >= self._share else "DiskFull"
+        """`Disk` where that workspace has filled it, else `DiskFull`.
+
+        Its processes are killed first: they might move files away from the count, or hold deleted files that are in no list,
+        as they are only mapped or sent through a socket.
+        """
+        async with self._blaming:
+            while self._removals:
+                await asyncio.wait(self._removals)
+            used, room = workspace.last.disk_bytes, self._room()
+            with contextlib.suppress(WorkspaceFailure):
+                await workspace.kill_processes()
+                used = max(used, await self.measure_disk(workspace, _bytes_a_file(os.statvfs(self._written))))
+            # What a workspace that ends meanwhile leaves free was not held by this one.
+            freed = 0 if self._removals else self._room() - room
+            workspace.has_filled_disk |= max(used, freed) >= self._share
+        return "Disk" if workspace.has_filled_disk else "DiskFull"
 
     async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
         """Kill a workspace's init and everything in the workspace."""
@@ -260,7 +273,6 @@ class OverlayHost(Host):
     def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int, remover: Peer) -> None:
         super().__init__(config, zygote, zygote_pid, lock)
         self._remover = remover
-        self._removals: set[asyncio.Task[None]] = set()
         # Workspaces that are being made.
         self._begun = 0
         self._by_id: dict[str, LiveWorkspace] = {}

@@ -87,6 +87,8 @@ class Command:
 
     def end(self, code: int | None, number: int | None) -> None:
         if self._cause is None and self._workspace.host.is_disk_full:
+            # Finding out kills its subreaper too, of which it must not hear.
+            self._workspace.forget(self._number)
             self._workspace.help(self._end_on_full_disk(code, number))
         elif watcher := self._finish():
             watcher.ended(Exit(code, number, self._cause))
@@ -142,6 +144,7 @@ class LiveWorkspace:
         self.unasked_end = host.unasked_end
         self.init_bytes = resident_bytes(proc, self.inner_init)
         self.frozen = False
+        self.has_filled_disk = False
         self.last = Usage()
         self.host = host
         self._peer = peer
@@ -288,13 +291,17 @@ class LiveWorkspace:
             answer.cancel()
         close_all(received)
         if "lost" in reply:
-            raise FileFailure(4, str(arguments.get("path", "/")), f"{operation} was killed inside the workspace")
-        if "error" in reply:
+            failure = FileFailure(
+                errno.EINTR, str(arguments.get("path", "/")), f"{operation} was killed inside the workspace"
+            )
+        elif "error" in reply:
             failure = _failure(reply)
-            if failure.errno == errno.ENOSPC and self.host.is_disk_full:
-                raise WorkspaceFailure(await self.host.cause_of_full_disk(self), failure.message)
-            raise failure
-        return reply
+        else:
+            return reply
+        # Finding out who filled the disk kills other file operations.
+        if failure.errno in (errno.ENOSPC, errno.EINTR) and self.host.is_disk_full:
+            raise WorkspaceFailure(await self.host.cause_of_full_disk(self), failure.message)
+        raise failure
 
     async def request(self, message: Message, *, seconds: float) -> tuple[Message, list[int]]:
         """Ask init. Raises WorkspaceFailure when it has gone or does not answer in time."""
@@ -348,10 +355,14 @@ class LiveWorkspace:
         for command in self._commands.values():
             command.blame(cause)
         try:
-            await self.request({"do": "kill"}, seconds=_ANSWER_SECONDS)
+            await self.kill_processes()
         except WorkspaceFailure as failure:
             await self.fail(failure.cause, failure.message)
             raise
+
+    async def kill_processes(self) -> None:
+        """Have its init kill all that runs in it. Raises WorkspaceFailure."""
+        await self.request({"do": "kill"}, seconds=_ANSWER_SECONDS)
 
     async def stop_excess(self, cause: str) -> None:
         """Kill everything in it, which is over the limit `cause`; where its init is too slow for that, the workspace too."""

@@ -14,7 +14,7 @@ import pytest
 from agent_runtime.executor.host import Limits, WorkspaceFailure
 from agent_runtime.executor.workspaces import open_host
 from agent_runtime.executor.workspaces.config import HostConfig
-from tests.integration.executor_workspaces.helpers import Inside, run, write
+from tests.integration.executor_workspaces.helpers import Inside, read_all, run, start, write
 
 LIMIT = 20_000_000
 
@@ -83,6 +83,42 @@ async def test_workspace_that_filled_the_disk_has_used_it_up(small_disk: Path) -
         with pytest.raises(WorkspaceFailure) as failure:
             await write(workspace, "/answer", bytes(1_000_000))
         assert failure.value.cause == "Disk"
+
+
+# A file that has no name, and no descriptor in any process.
+_HIDES_A_FILE = """
+import ctypes, mmap, os, socket, sys, time
+hog = os.open("hog", os.O_RDWR | os.O_CREAT)
+os.unlink("hog")
+os.write(hog, bytes(4096))
+ours, theirs = socket.socketpair()
+if sys.argv[1] == "mapped":  # by the C library: Python's own would keep a descriptor
+    ctypes.CDLL(None).mmap(None, ctypes.c_size_t(4096), mmap.PROT_READ, mmap.MAP_SHARED, hog, ctypes.c_long(0))
+else:
+    socket.send_fds(ours, [b"."], [hog])
+try:
+    while True:
+        os.write(hog, bytes(1 << 20))
+except OSError:
+    os.close(hog)
+print("full", flush=True)
+os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+os.dup2(1, 2)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("how", ["mapped", "sent"])
+async def test_workspace_that_filled_the_disk_with_a_hidden_file_has_used_it_up(small_disk: Path, how: str) -> None:
+    async with overlay_on(small_disk) as overlay:
+        workspace = await overlay.make()
+        hiding, output = await start(workspace, ["/usr/bin/python3", "-c", _HIDES_A_FILE, how])
+        assert await read_all(output) == b"full\n"
+        await asyncio.sleep(1)  # until no look has seen it open
+        with pytest.raises(WorkspaceFailure) as failure:
+            await write(workspace, "/answer", bytes(1_000_000))
+        assert failure.value.cause == "Disk", "a policy could have itself masked"
+        await hiding.exited
 
 
 async def test_workspace_that_made_all_files_of_the_disk_has_used_it_up_alone(small_disk: Path) -> None:
