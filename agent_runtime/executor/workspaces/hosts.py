@@ -211,6 +211,7 @@ class Host:
             used, room = workspace.last.disk_bytes, self._room()
             with contextlib.suppress(WorkspaceFailure):
                 await workspace.kill_processes()
+            with contextlib.suppress(WorkspaceFailure):
                 used = max(used, await self.measure_disk(workspace, _bytes_a_file(os.statvfs(self._written))))
             # What a workspace that ends meanwhile leaves free was not held by this one.
             freed = 0 if self._removals else self._room() - room
