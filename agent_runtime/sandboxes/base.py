@@ -41,8 +41,9 @@ _EVIDENCE = {
         *("Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "DeadlineExceeded", "Idle"),
         *(INTERRUPTED, DISK_FULL),
     ),
-    Evidence.OWN_LIMIT: ("OOMKilled", "StorageExceeded"),
-    Evidence.UNEXPLAINED: ("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed"),
+    Evidence.OWN_LIMIT: ("StorageExceeded",),
+    # Kubernetes says OOMKilled also when a node has run out of memory, whoever used it up.
+    Evidence.UNEXPLAINED: ("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed", "OOMKilled"),
 }
 
 

@@ -138,7 +138,8 @@ def ending_of(pod: Manifest) -> Ending | None:
         return Ending(reason, _words(status, status["reason"]))
     if ended and ended.get("reason") == "OOMKilled":
         return Ending(
-            FinishedReason.OOM_KILLED, "the whole sandbox was killed: it used more memory than its pod's limit"
+            FinishedReason.OOM_KILLED,
+            "the kernel killed it: it used more memory than its pod's limit, or its node ran out",
         )
     if is_terminating(pod):
         return Ending(FinishedReason.POD_DELETED, "its pod was deleted")
