@@ -201,9 +201,10 @@ class KubeApi:
             except _Transient as failure:
                 patience, error, asked = patience_seconds, failure.error, failure.retry_after
             except ApiError as failure:
-                if not _is_denied_role(failure):
+                if not (_is_full_quota(failure) or _is_denied_role(failure)):
                     raise
-                patience, error, asked = denial_patience_seconds, failure, 0.0
+                patience = patience_seconds if _is_full_quota(failure) else denial_patience_seconds
+                error, asked = failure, 0.0
             pause = max(asked, retry_pause(tries, random.random()))
             if time.monotonic() - started + pause > patience:
                 raise error
@@ -286,6 +287,12 @@ def _api_error(status: int, body: bytes) -> ApiError:
 
 def _unanswered(error: Exception) -> ApiError:
     return ApiError(0, "Unreachable", f"the API server does not answer ({type(error).__name__} {error})")
+
+
+def _is_full_quota(error: ApiError) -> bool:
+    """Denied until other objects of the namespace are deleted, or until a new ResourceQuota has been counted."""
+    quota = ("exceeded quota:", "status unknown for quota:")
+    return error.status == 403 and any(words in error.message for words in quota)
 
 
 def _is_denied_role(error: ApiError) -> bool:

@@ -54,7 +54,16 @@ def starting_up(api: StandInApi) -> Trouble:
     return trouble
 
 
-@pytest.mark.parametrize("trouble", [lost_reply, late_504, throttled, starting_up])
+def full_quota(api: StandInApi) -> Trouble:
+    async def trouble(request: web.Request) -> web.Response:
+        return refuse(
+            403, "Forbidden", 'sandboxes.rollout.dev "s" is forbidden: exceeded quota: count/sandboxes.rollout.dev'
+        )
+
+    return trouble
+
+
+@pytest.mark.parametrize("trouble", [lost_reply, late_504, throttled, starting_up, full_quota])
 async def test_a_create_that_goes_wrong_on_its_way_makes_one_sandbox(
     opened: Opened, operator: StandInOperator, trouble: Callable[[StandInApi], Trouble]
 ) -> None:
@@ -67,12 +76,12 @@ async def test_a_create_that_goes_wrong_on_its_way_makes_one_sandbox(
 
 
 async def test_a_refused_create_is_told_in_the_api_servers_words(opened: Opened, operator: StandInOperator) -> None:
-    async def exhausted(request: web.Request) -> web.Response:
-        return refuse(403, "Forbidden", "exceeded quota: count/sandboxes.rollout.dev")
+    async def denied(request: web.Request) -> web.Response:
+        return refuse(403, "Forbidden", "ValidatingAdmissionPolicy 'images' denied request: unsigned image")
 
     provider = await opened()
-    operator.api.trouble = [exhausted]
-    with pytest.raises(SandboxFailure, match="exceeded quota"):
+    operator.api.trouble = [denied]
+    with pytest.raises(SandboxFailure, match="unsigned image"):
         await acquire(provider)
     assert await say(await acquire(provider, "0-1"), "echo here") == "here"
 
