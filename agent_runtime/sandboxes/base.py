@@ -38,12 +38,15 @@ class Evidence(StrEnum):
 
 _EVIDENCE = {
     Evidence.OUTSIDE: (
-        *("Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "DeadlineExceeded", "Idle"),
+        *("Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "Idle"),
         *(INTERRUPTED, DISK_FULL),
     ),
     Evidence.OWN_LIMIT: ("StorageExceeded",),
     # Kubernetes says OOMKilled also when a node has run out of memory, whoever used it up.
-    Evidence.UNEXPLAINED: ("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed", "OOMKilled"),
+    # A sandbox may be old when a rollout comes to it; one that has it to itself can outlast it by sleeping.
+    Evidence.UNEXPLAINED: (
+        *("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed", "OOMKilled", "DeadlineExceeded"),
+    ),
 }
 
 

@@ -98,6 +98,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The executor ended as if idle although a runner held it", lost("Idle"), ALONE, AGAIN_ATTEMPT, ISOLATED),
     ("The pod was killed for memory, alone in it, once", lost("OOMKilled"), ALONE, AGAIN_ATTEMPT, ISOLATED),
     ("The pod was killed for memory, alone in it, twice", lost("OOMKilled"), AGAIN, FAIL, RESOURCE),
+    ("The sandbox's lifetime was over, alone in it, twice", lost("DeadlineExceeded"), AGAIN, FAIL, RESOURCE),
     ("The pod exceeded its own disk, alone in it", lost("StorageExceeded"), ALONE, FAIL, RESOURCE),
     ("The pod exceeded its own disk, with other attempts", lost("StorageExceeded"), SHARED, AGAIN_ATTEMPT, ISOLATED),
     ("The workspace used up its memory, disk or processes", WorkspaceLimit("Memory", "m"), SHARED, COMPLETE, RESOURCE),
@@ -192,7 +193,16 @@ def test_docs_show_the_same_table() -> None:
     assert rendered() in PAGE.read_text(), f"docs/attribution.md lacks this table:\n\n{rendered()}\n"
 
 
-REASONS = ["SandboxLost", "WorkspaceLost", "Crashed", "ExecutorFailed", "OOMKilled", "StorageExceeded", "Idle"]
+REASONS = [
+    "SandboxLost",
+    "WorkspaceLost",
+    "Crashed",
+    "ExecutorFailed",
+    "OOMKilled",
+    "StorageExceeded",
+    "Idle",
+    "DeadlineExceeded",
+]
 OUTSIDE = ["Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "Interrupted", "NoPlace", "DiskFull"]
 situations = st.builds(
     Situation,
