@@ -54,6 +54,8 @@ class Groups:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with what ended a rollout from outside: the run cannot go on."""
         self._outcomes = context.results.outcomes
+        self.given_out = 0
+        """Groups of which `on_finished` has all results."""
 
     async def start(self, number: int, task: Task) -> None:
         """Start a group's unsealed members, each as soon as it has a place. Raises what ended an earlier rollout."""
@@ -134,6 +136,7 @@ class Groups:
     async def _finish(self, group: _Group, *, earlier: bool = False) -> None:
         results = tuple(with_group_advantages(self._results_of(group), self._context.job.spec.reward))
         await self._on_finished(group.number, group.task, results)
+        self.given_out += 1
         self._context.observer(GroupFinished(group.number, group.task.name, results, earlier))
 
     async def _result_of(self, group: _Group, member: int, run: RolloutRun) -> Result:

@@ -92,7 +92,8 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
         aborted = await _work(context, groups, stream or _Listed(tasks), stop)
     if stream is not None:
         total = stream.total
-    context.finished = aborted is not None or len(context.results) == total
+    # All rollouts may be sealed, and the run be stopped before the last group was given out.
+    context.finished = aborted is not None or groups.given_out * job.spec.group_size == total
     return await _summary(context, total, aborted)
 
 
@@ -154,9 +155,8 @@ async def _nothing_more(group: int, task: Task, results: Sequence[Result]) -> No
 
 async def _summary(context: RunContext, total: int | None, aborted: str | None) -> JobSummary:
     record, shard, results = context.record, context.shard, context.results
-    completed = len(results) == total
     stats: Mapping[str, object] = {}
-    if completed or aborted is not None:
+    if context.finished:
         verdict = {"sealed": len(results), "aborted": aborted, "plugins": context.plugins.of_job}
         await results.end()
         await record.finish_shard(shard.index, verdict)
@@ -170,9 +170,9 @@ async def _summary(context: RunContext, total: int | None, aborted: str | None) 
         total=len(results) if total is None else total,
         outcomes={outcome.value: outcomes[outcome] for outcome in Outcome},
         mean_reward=results.mean_reward,
-        completed=completed,
+        completed=context.finished and aborted is None,
         aborted=aborted,
-        resumable=not completed and aborted is None,
+        resumable=not context.finished,
         stats=stats,
         tracebacks=dict(Counter(result.traceback for result in results.values() if result.traceback).most_common()),
     )

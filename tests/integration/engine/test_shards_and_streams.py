@@ -6,6 +6,7 @@ Whole runs of the engine over an in-memory provider, recorded in a real folder.
 import asyncio
 import itertools
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from agent_runtime.engine.run_folder import RunInProgress
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.engine.shard import Shard
 from agent_runtime.models.base import ModelReply, ModelRequest
+from agent_runtime.plugins.base import GroupInfo
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from agent_runtime.recording.stream import Feed, StreamClosed, StreamRecord
@@ -343,6 +345,37 @@ async def test_a_drained_run_finishes_its_turns_and_goes_on_where_it_stopped(tmp
     assert len(model.asked) == len(set(model.asked)) == 8 * 6, "no turn was lost, none was asked for twice"
     results = (tmp_path / f"shared-{UID[:8]}" / "results.jsonl").read_text().splitlines()
     assert {json.loads(line)["attempt"] for line in results} == {0}, "a drain uses up no attempt"
+
+
+class SlowToHear:
+    """A plugin that takes its time over the end of a group."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.told: list[int] = []
+
+    def after_group(self, group: GroupInfo) -> None:
+        self.begun.set()
+        self.go_on.wait()
+        self.told.append(group.number)
+
+
+async def test_run_stopped_before_its_last_group_is_given_out_is_resumable(tmp_path: Path) -> None:
+    job, plugin, stop = a_job(tmp_path, {"stream": {}}), SlowToHear(), asyncio.Event()
+    record = StreamRecord(Store.open(str(tmp_path / f"shared-{UID[:8]}"), {}))
+    await record.submit(Task.model_validate(a_task(0)))
+    await record.close()
+    run = asyncio.create_task(run_shard(job, Shard(), Commands(), stop=stop, plugins=[plugin]))
+    await asyncio.to_thread(plugin.begun.wait)
+    stop.set()
+    assert (await run).resumable
+    plugin.go_on.set()
+    resumed = SlowToHear()
+    resumed.go_on.set()
+    assert (await run_shard(job, Shard(), Commands(), plugins=[resumed])).completed
+    assert resumed.told == [0]
+    fed = await record.fed(0, 0)
+    assert fed is not None, "whoever follows the stream would wait for this group for ever"
 
 
 async def test_session_of_a_closed_stream_ends_when_all_groups_are_out(tmp_path: Path) -> None:
