@@ -11,7 +11,7 @@ from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import SpoolFull
 from agent_runtime.sandboxes.base import INTERRUPTED, Fence, SandboxFailure, SandboxProvider, Workspace, WorkspaceSpec
 from agent_runtime.verification.artifacts import artifact_paths, carry_rules
-from agent_runtime.verification.grade import CommandWatch, grade, require_startable
+from agent_runtime.verification.grade import CommandWatch, grade, require_preparable, require_startable
 from rollout_api.base import quantity_value
 from rollout_api.records import ArtifactsRecord, StopRecord, Verdict
 from rollout_api.rollout_job import Verifier
@@ -126,8 +126,9 @@ async def grade_artifacts(
             workspace = await provider.acquire(
                 spec, attempt=attempt, fence=fence, name=f"grading-{fence.epoch}-{number}"
             )
-            # From here on, what cannot start or is lost may be so because of what the policy made.
             apart = await require_startable(task, workspace, key_turn=turn)
+            await require_preparable(task, verifier, workspace, key_turn=turn)
+            # From here on, what cannot start or is lost may be so because of what the policy made.
             exposed = True
             folder, rules = carry_rules(task, verifier, workspace.working_dir)
             dropped = await workspace.carry(folder, rules, artifacts(), key=f"{turn}:artifacts")

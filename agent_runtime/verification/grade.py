@@ -139,6 +139,17 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
     return own.ok and own.stdout.strip() != b"0" and verifiers.ok and verifiers.stdout.strip() == b"0"
 
 
+async def require_preparable(task: Task, verifier: Verifier, workspace: Workspace, *, key_turn: int) -> None:
+    """Raise VerifierUnavailable where the prepared state does not take what the verifier needs outside of the artifacts.
+
+    What `grade` cannot put there afterwards, the agent's artifacts keep out, by a prepared link that leads to them.
+    """
+    if task.verifier is not None:
+        grading = _Grading(task, task.verifier, verifier, workspace, key_turn)
+        grading.is_prepared_state = True
+        await grading.prepare()
+
+
 class _Failed(Exception):
     """The verdict is a failed one, for this reason."""
 
@@ -153,8 +164,8 @@ class _Grading:
         rules: Verifier,
         workspace: Workspace,
         turn: int,
-        watch: CommandWatch | None,
-        apart: bool,
+        watch: CommandWatch | None = None,
+        apart: bool = False,
     ) -> None:
         self.task, self.spec, self.rules, self.workspace, self.turn = task, spec, rules, workspace, turn
         self.watch, self.apart = watch, apart
@@ -165,9 +176,11 @@ class _Grading:
         self.owner = spec.user or WORKSPACE_USER
         """Of all that is put in for the verifier, and removed before it: its commands read it, and write beside it."""
         self.commands: list[CommandVerdict] = []
+        self.is_prepared_state = False
+        """Nothing of the agent is there yet."""
 
     def key(self, name: str) -> str:
-        return f"{self.turn}:verifier-{name}"
+        return f"{self.turn}:verifier-{'first-' if self.is_prepared_state else ''}{name}"
 
     def failed(self, message: str) -> Verdict:
         return Verdict(reward=0, passed=False, commands=self.commands, message=message)
@@ -207,9 +220,10 @@ class _Grading:
             output = result.stderr.decode(errors="replace").strip()[-OUTPUT_BYTES:]
             raise _Failed(f"the working directory cannot be given to the verifier's user: {result.cause or output}")
 
-    def unavailable(self, message: str, error: FileError, by_artifacts: bool) -> Exception:
-        """The policy can cause everything in its own workspace; in another one, what its artifacts can."""
-        is_policys = self.rules.mode is VerifierMode.SHARED or (by_artifacts and not isinstance(error, DiskFailed))
+    def unavailable(self, message: str, error: FileError) -> Exception:
+        """The policy can cause everything in its own workspace; in another one, what fails once its artifacts are there."""
+        is_infrastructure = self.is_prepared_state or isinstance(error, DiskFailed)
+        is_policys = self.rules.mode is VerifierMode.SHARED or not is_infrastructure
         return _Failed(message) if is_policys else VerifierUnavailable(message)
 
     async def put_files(self) -> None:
@@ -221,7 +235,7 @@ class _Grading:
             left = {path: file for path, file in left.items() if path not in files}
             ancestors: Ancestors = "follow" if place == "/" else "replace"
             try:
-                if files:
+                if files and (place == "/" or not self.is_prepared_state):
                     key = self.key(f"files-{number}")
                     await self.workspace.untar(
                         place, _tar(place, files), key=key, ancestors=ancestors, owner=self.owner
@@ -229,19 +243,14 @@ class _Grading:
             except FileError as error:
                 where = f"outside of {root}" if place == "/" else f"in {place}"
                 message = f"the hidden files {where} cannot be written: {error}"
-                raise self.unavailable(message, error, place != "/") from error
-
-    def is_carried(self, path: str) -> bool:
-        """It lies where artifacts come into, so the agent may have put something in its way."""
-        here = posixpath.normpath(posixpath.join(self.workspace.working_dir, path))
-        return any(here == place or is_below(here, place) for place in self.places)
+                raise self.unavailable(message, error) from error
 
     async def remove(self, path: str, name: str) -> None:
         try:
             await self.workspace.remove(path, key=self.key(f"wipe-{name}"), owner=self.owner)
         except FileError as error:
             message = f"{path} cannot be removed before grading: {error}"
-            raise self.unavailable(message, error, self.is_carried(path)) from error
+            raise self.unavailable(message, error) from error
 
     async def make_folder(self, path: str, name: str) -> None:
         """Files are written with their parents: a file that is written and removed leaves its folder."""
@@ -249,7 +258,7 @@ class _Grading:
             await self.workspace.write(f"{path}/.rollout", b"", key=self.key(f"make-{name}"), owner=self.owner)
             await self.workspace.remove(f"{path}/.rollout", key=self.key(f"made-{name}"), owner=self.owner)
         except FileError as error:
-            raise self.unavailable(f"{path} cannot be made: {error}", error, self.is_carried(path)) from error
+            raise self.unavailable(f"{path} cannot be made: {error}", error) from error
 
     async def run_commands(self) -> None:
         """Run all commands within the task's `verifierSeconds`; what the time does not suffice for is failed."""

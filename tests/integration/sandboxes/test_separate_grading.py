@@ -83,6 +83,23 @@ async def graded(
     )
 
 
+async def test_what_an_agent_leaves_behind_a_prepared_link_does_not_mask_it(tmp_path: Path) -> None:
+    provider = LocalProvider(tmp_path / "run", template("Overlay"), places=2)
+    await provider.open()
+    try:
+        setup = ["mkdir logs; rm -rf /logs; ln -s $PWD/logs /logs"]
+        verdict = await graded(
+            provider,
+            ["rm -r logs; touch logs"],
+            setup=setup,
+            kind="rewardFile",
+            commands=["echo 1 > /logs/verifier/reward.txt"],
+        )
+    finally:
+        await provider.close()
+    assert verdict.reward == 0
+
+
 @pytest.mark.parametrize(("mode", "user"), [("Overlay", None), ("Overlay", "1000:1000"), ("Plain", None)])
 @pytest.mark.parametrize("work", WORK)
 async def test_what_an_agent_left_is_graded_as_it_is(

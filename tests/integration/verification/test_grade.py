@@ -7,7 +7,7 @@ import pytest
 
 from agent_runtime.sandboxes.base import DiskFailed, FileError, WorkspaceLimit
 from agent_runtime.verification import VerifierUnavailable, carry_rules, grade
-from agent_runtime.verification.grade import require_startable
+from agent_runtime.verification.grade import require_preparable, require_startable
 from rollout_api.records import Verdict
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import RewardRule, Task, VerifierMode
@@ -241,7 +241,8 @@ async def test_who_is_to_blame_for_a_hidden_file_that_cannot_be_written(workspac
     outside = task(commands=["true"], files=[{"path": "/opt/test.py", "content": ""}])
     assert (await grade(inside, Verifier(), broken, key_turn=1)).reward == 0
     with pytest.raises(VerifierUnavailable, match="outside of /workspace cannot be written: a folder is in the way"):
-        await grade(outside, Verifier(), broken, key_turn=1)
+        await require_preparable(outside, Verifier(), broken, key_turn=1)
+    assert (await grade(outside, Verifier(), broken, key_turn=1)).reward == 0
     assert (await grade(outside, SHARED, broken, key_turn=1)).reward == 0
     full = Broken(workspace, "untar", DiskFailed("x", "no space"))
     with pytest.raises(VerifierUnavailable, match="cannot be written: no space"):
