@@ -50,3 +50,16 @@ def too_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def record_json(value: Any) -> str:
+    """The value as JSON. Raises TypeError, ValueError for what no record could hold: it is too deep, or no JSON."""
+    if too_deep(value):
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep; make it flatter")
+    return json.dumps(value, default=_object)
+
+
+def _object(value: Any) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a value of type {type(value).__name__} is no JSON")

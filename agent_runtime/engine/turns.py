@@ -37,7 +37,7 @@ from agent_runtime.recording.answers import answer_record, recorded_answer
 from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.schema import openai_definition
-from rollout_api.nesting import DEEPEST, too_deep
+from rollout_api.nesting import record_json
 from rollout_api.records import (
     IntentRecord,
     Message,
@@ -199,10 +199,9 @@ class Turns:
         self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> ModelReply:
         """The next turn, which is one of that conversation. Raises RuntimeError while a sub-agent of its runs, and
-        ValueError for what no record could hold."""
+        TypeError or ValueError for what no record could hold."""
         self._require_latest(conversation)
-        if too_deep([messages, tools]):
-            raise ValueError(f"messages or tools are nested more than {DEEPEST} levels deep; make them flatter")
+        record_json([*messages, *tools])
         async with self._one_model_call:  # in the order in which they were made, in which a replay answers them
             return await self._guarded(self._call_model(conversation, messages, tools))
 

@@ -11,7 +11,7 @@ from agent_runtime.sandboxes.base import Fenced, SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import Tool, ToolContext, ToolError, ToolResult
 from agent_runtime.tools.function_tool import FunctionTool
 from agent_runtime.tools.schema import ArgumentsError, checked_arguments
-from rollout_api.nesting import DEEPEST, too_deep
+from rollout_api.nesting import record_json
 from rollout_api.records import Observation
 
 OBSERVATION_BYTES = 64 * 1024
@@ -40,7 +40,7 @@ async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolConte
         result = ToolResult(f"The tool {call.name} failed with {described(error)}", error=True)
         traceback = shortened(traceback_of(error), _TRACEBACK_BYTES)
     try:
-        data = _storable(result.data)
+        data = json.loads(record_json(dict(result.data)))
     except (TypeError, ValueError) as error:
         data = {}
         message = f"the data that the tool returned was left out: {error}"
@@ -55,14 +55,6 @@ async def dispatch(tools: Mapping[str, Tool], call: ToolCall, context: ToolConte
         data=data,
         traceback=traceback,
     )
-
-
-def _storable(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data as a record gives it back. Raises TypeError, ValueError where no record could hold it."""
-    if too_deep(data):
-        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
-    stored: dict[str, Any] = json.loads(json.dumps(dict(data)))
-    return stored
 
 
 async def _result(tools: Mapping[str, Tool], call: ToolCall, context: ToolContext) -> ToolResult:

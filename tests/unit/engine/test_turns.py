@@ -278,6 +278,19 @@ async def test_agent_that_returns_no_text_is_graded_and_never_retried(returned: 
     assert f"Parsing.run returned a value of type {type(returned).__name__}" in message
 
 
+@pytest.mark.parametrize("value", [object(), b"x", {1}, 10**5000], ids=["object", "bytes", "set", "number"])
+async def test_agent_whose_messages_no_record_can_hold_is_graded_and_never_retried(value: Any) -> None:
+    class Odd(Loop):
+        async def run(self, context: AgentContext) -> str | None:
+            await context.call_model([{"role": "user", "content": "go", "seen": value}])
+            return "done"
+
+    journal = MemoryJournal()
+    turns = turns_of(journal, CountingModel(1, []), [])
+    assert (await turns.run_agent(Odd()))[0] is StopReason.AGENT_ERROR
+    as_stored([*journal.records, *turns.take_unwritten()])
+
+
 async def test_memory_used_up_by_a_tool_call_is_the_policys_own_resource_limit() -> None:
     log: list[str] = []
     tool = Count(log)
