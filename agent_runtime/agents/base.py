@@ -101,7 +101,7 @@ class Stop(Exception):
 
     def __init__(self, reason: StopReason, message: str = "") -> None:
         super().__init__(message or reason.value)
-        self.reason, self.message = reason, message
+        self.reason, self.message = reason, str(message)  # its type may depend on what the model answered
 
 
 class Agent(Protocol):

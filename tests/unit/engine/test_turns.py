@@ -249,6 +249,7 @@ async def test_an_agent_that_swallows_errors_cannot_hide_that_the_model_was_down
     [
         (ContextExceeded("too long"), StopReason.CONTEXT_EXCEEDED),
         (Stop(StopReason.TOOL_FORMAT), StopReason.TOOL_FORMAT),
+        (Stop(StopReason.FINISHED, json.loads("5")), StopReason.FINISHED),
         (RuntimeError("a bug of the agent's own"), StopReason.AGENT_ERROR),
         (SystemExit(3), StopReason.AGENT_ERROR),
         (pytest.fail.Exception("a check in the agent"), StopReason.AGENT_ERROR),
@@ -262,8 +263,9 @@ async def test_what_the_policy_causes_is_a_stop_reason_and_never_a_retry(
         async def run(self, context: AgentContext) -> str | None:
             raise error
 
-    stopped, _ = await turns_of(MemoryJournal(), CountingModel(1, []), []).run_agent(Raising())
+    stopped, message = await turns_of(MemoryJournal(), CountingModel(1, []), []).run_agent(Raising())
     assert stopped is reason
+    assert isinstance(message, str), "the record of the stop takes text alone"
 
 
 @pytest.mark.parametrize("returned", [5, {"answer": 5}, b"five"])
