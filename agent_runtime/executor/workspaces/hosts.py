@@ -31,6 +31,7 @@ _NOBODY = "65534:65534"
 _FULL_BYTES = 4 * 1024 * 1024
 # Who uses less of a full disk is not what filled it, however small the disk is.
 _LEAST_SHARE_BYTES = 64 * 1024 * 1024
+_FREED_SECONDS = 2.0
 # CLOCK_REALTIME_COARSE of linux/time.h, from which files get their times: a little behind the finer one.
 _FILE_CLOCK = 5
 # In a container, where all the rest are tools, this process and those that serve workspaces weigh 9 times what a tool's
@@ -208,14 +209,19 @@ class Host:
         async with self._blaming:
             while self._removals:
                 await asyncio.wait(self._removals)
-            used, room = workspace.last.disk_bytes, self._room()
+            used: float = workspace.last.disk_bytes
+            room = self._room()
             with contextlib.suppress(WorkspaceFailure):
                 await workspace.kill_processes()
             with contextlib.suppress(WorkspaceFailure):
                 used = max(used, await self.measure_disk(workspace, _bytes_a_file(os.statvfs(self._written))))
-            # What a workspace that ends meanwhile leaves free was not held by this one.
-            freed = 0 if self._removals else self._room() - room
-            workspace.has_filled_disk |= max(used, freed) >= self._share
+            # The kernel may free files a while after the process that held them has ended. What is freed while another
+            # workspace is removed was not held by this one.
+            patience = time.monotonic() + _FREED_SECONDS
+            while used < self._share and not self._removals and time.monotonic() < patience:
+                await asyncio.sleep(_FREED_SECONDS / 50)
+                used = max(used, 0 if self._removals else self._room() - room)
+            workspace.has_filled_disk |= used >= self._share
         return "Disk" if workspace.has_filled_disk else "DiskFull"
 
     async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
