@@ -44,6 +44,10 @@ class Conversation:
         self._asked = turn, sent, definitions
         return record
 
+    def unrecorded(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Those behind the ones that its latest answered call has in common with `messages`."""
+        return messages[common_length(self._messages, messages) :]
+
     def answered(self, message: Message) -> int:
         """Take the answer in; how many messages there are now."""
         self.turn, self._messages, self._tools = self._asked

@@ -201,7 +201,7 @@ class Turns:
         """The next turn, which is one of that conversation. Raises RuntimeError while a sub-agent of its runs, and
         TypeError or ValueError for what no record could hold."""
         self._require_latest(conversation)
-        record_json([*messages, *tools])
+        record_json([*conversation.unrecorded(messages), *tools])
         async with self._one_model_call:  # in the order in which they were made, in which a replay answers them
             return await self._guarded(self._call_model(conversation, messages, tools))
 
