@@ -201,7 +201,7 @@ class Host:
         return min(room, info.f_favail * _bytes_a_file(info)) if info.f_files else room
 
     async def cause_of_full_disk(self, workspace: LiveWorkspace) -> str:
-        """`Disk` where that workspace has filled it, else `DiskFull`.
+        """`Disk` where that workspace has filled it, `WorkspaceEnded` where it may have, else `DiskFull`.
 
         Its processes are killed first: they might move files away from the count, or hold deleted files that are in no list,
         as they are only mapped or sent through a socket.
@@ -209,19 +209,22 @@ class Host:
         async with self._blaming:
             while self._removals:
                 await asyncio.wait(self._removals)
-            used: float = workspace.last.disk_bytes
-            room = self._room()
+            used, room = workspace.last.disk_bytes, self._room()
             with contextlib.suppress(WorkspaceFailure):
                 await workspace.kill_processes()
             with contextlib.suppress(WorkspaceFailure):
                 used = max(used, await self.measure_disk(workspace, _bytes_a_file(os.statvfs(self._written))))
-            # The kernel may free files a while after the process that held them has ended. What is freed while another
-            # workspace is removed was not held by this one.
-            patience = time.monotonic() + _FREED_SECONDS
-            while used < self._share and not self._removals and time.monotonic() < patience:
-                await asyncio.sleep(_FREED_SECONDS / 50)
-                used = max(used, 0 if self._removals else self._room() - room)
             workspace.has_filled_disk |= used >= self._share
+            # The kernel may free files a while after the process that held them has ended.
+            patience = time.monotonic() + _FREED_SECONDS
+            while not (workspace.has_filled_disk or self._removals) and time.monotonic() < patience:
+                await asyncio.sleep(_FREED_SECONDS / 50)
+                if not self._removals and self._room() - room >= self._share:
+                    # Anybody who writes to this disk may have freed it meanwhile.
+                    await workspace.fail(
+                        "WorkspaceEnded", "the disk was full, and had room when this workspace was ended"
+                    )
+                    return "WorkspaceEnded"
         return "Disk" if workspace.has_filled_disk else "DiskFull"
 
     async def end_init(self, workspace: LiveWorkspace, process: int) -> None:

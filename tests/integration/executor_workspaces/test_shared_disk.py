@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -109,7 +110,7 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("how", ["mapped", "sent"])
-async def test_workspace_that_filled_the_disk_with_a_hidden_file_has_used_it_up(small_disk: Path, how: str) -> None:
+async def test_workspace_that_filled_the_disk_with_a_hidden_file_is_lost(small_disk: Path, how: str) -> None:
     async with overlay_on(small_disk) as overlay:
         workspace = await overlay.make()
         hiding, output = await start(workspace, ["/usr/bin/python3", "-c", _HIDES_A_FILE, how])
@@ -117,8 +118,19 @@ async def test_workspace_that_filled_the_disk_with_a_hidden_file_has_used_it_up(
         await asyncio.sleep(1)  # until no look has seen it open
         with pytest.raises(WorkspaceFailure) as failure:
             await write(workspace, "/answer", bytes(1_000_000))
-        assert failure.value.cause == "Disk", "a policy could have itself masked"
+        assert failure.value.cause == "WorkspaceEnded", "a policy could have itself masked"
         await hiding.exited
+
+
+async def test_workspace_has_not_used_up_a_disk_that_a_neighbour_filled_and_freed(small_disk: Path) -> None:
+    async with overlay_on(small_disk) as overlay:
+        neighbour, workspace = await overlay.make(), await overlay.make()
+        freeing, output = await start(neighbour, "cat /dev/zero > hog; echo full; sleep 1; rm hog")
+        while b"full" not in await asyncio.to_thread(os.read, output, 1000):
+            pass  # cat says that it found no room
+        assert (await run(workspace, "true")).exit.cause == "WorkspaceEnded", "a right answer would get reward 0"
+        await freeing.exited
+        os.close(output)
 
 
 async def test_workspace_that_made_all_files_of_the_disk_has_used_it_up_alone(small_disk: Path) -> None:
