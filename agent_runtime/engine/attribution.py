@@ -182,13 +182,14 @@ def _of_agent(error: Exception) -> Ruling:
 
 def _of_model(error: ModelError, situation: Situation) -> Ruling:
     of_request = isinstance(error, RequestRefused) or error.reason in REQUESTS_OWN_FAULTS
-    if of_request and situation.answered and situation.phase is Phase.AGENT:
+    answered = situation.answered or error.after_tokens
+    if of_request and answered and situation.phase is Phase.AGENT:
         # The request repeats what the policy has answered; an answer that no server takes back must not mask it.
         return _complete(StopReason.AGENT_ERROR, str(error))
     if error.answers_others:
         # So neither the key nor the server is at fault, whatever its answer says: the request is, or chance.
         message = f"{error.message}; the model answered another request right afterwards"
-        if not situation.answered or situation.phase is not Phase.AGENT:
+        if not answered or situation.phase is not Phase.AGENT:
             return _retry(error.reason, message, situation)
         if situation.requests_failed + 1 >= UNEXPLAINED_LIMIT:
             return _complete(StopReason.AGENT_ERROR, f"{UNEXPLAINED_LIMIT} attempts ended like this: {message}")

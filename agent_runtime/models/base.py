@@ -124,6 +124,8 @@ class ModelError(Exception):
 
     answers_others = False
     """The model answered another request right afterwards, so this one may be what it failed at."""
+    after_tokens = False
+    """The policy had begun its answer: tokens of it had arrived."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")

@@ -91,14 +91,17 @@ class VllmServer:
     ) -> ModelReply:
         options = self._options(request, tries=None if progress is None else 1)
         turn = TokenTurn(self._tokens, form, request, options, cache_salt, priority)
+        own, progress = progress is None, progress or Progress()
         try:
             async with asyncio.timeout(self._seconds):
-                return await turn.run(progress, on_tokens)
+                return await turn.run(progress, on_tokens, own=own)
         except TimeoutError:
             after = f"; the latest failure: {request.health.failing}" if request.health.failing else ""
-            raise ModelError(
-                "Timeout", f"{self._client.base_url} did not finish within {self._seconds:g} s{after}"
-            ) from None
+            failure = ModelError("Timeout", f"{self._client.base_url} did not finish within {self._seconds:g} s{after}")
+        except ModelError as error:
+            failure = error
+        failure.after_tokens = bool(progress.ids)
+        raise failure
 
     def _options(self, request: ModelRequest, tries: int | None) -> CallOptions:
         headers = {"X-Session-ID": request.session}

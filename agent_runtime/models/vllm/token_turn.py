@@ -102,9 +102,8 @@ class TokenTurn:
         self._rendered: dict[str, Any] = {}
         self._stops = Stops((), frozenset(), kept=False)
 
-    async def run(self, given: Progress | None, on_tokens: Callable[[int], None] | None) -> ModelReply:
-        """The answer; see `VllmServer.complete`."""
-        progress = Progress() if given is None else given
+    async def run(self, progress: Progress, on_tokens: Callable[[int], None] | None, *, own: bool) -> ModelReply:
+        """The answer; see `VllmServer.complete`. `own`: a broken answer is continued here."""
         self._rendered = await self._form.render(self._routes, self._options)
         self._stops = Stops.of(self._rendered["sampling_params"])
         if progress.prompt_ids is None:
@@ -122,7 +121,7 @@ class TokenTurn:
                 partial.grown(progress.ids)
 
         try:
-            ending = await self._generate(progress, arrived, own=given is None)
+            ending = await self._generate(progress, arrived, own=own)
         finally:
             if partial is not None:
                 await partial.stop()

@@ -292,8 +292,19 @@ async def test_a_server_that_hangs_is_given_up_at_the_deadline(connect: Connect,
         await connect(server)
         model = await connect(server, seconds=3)
         server.faults.hang = True
-        with pytest.raises(ModelError, match="Timeout"):
+        with pytest.raises(ModelError, match="Timeout") as failure:
             await model.complete(make_request())
+        assert not failure.value.after_tokens
+
+
+async def test_answer_that_does_not_end_in_time_has_begun(connect: Connect, make_request: MakeRequest) -> None:
+    """So the policy cannot have its rollout masked by a first answer without end."""
+    async with VllmStandIn(tokens_per_second=50) as server:
+        await connect(server)
+        model = await connect(server, seconds=3)
+        with pytest.raises(ModelError, match="Timeout") as failure:
+            await model.complete(make_request(sampling=Sampling(max_tokens=4000, extra={"ignore_eos": True})))
+        assert failure.value.after_tokens
 
 
 async def test_a_busy_server_is_asked_again(connect: Connect, make_request: MakeRequest) -> None:

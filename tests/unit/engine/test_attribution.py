@@ -41,6 +41,7 @@ S = Situation
 STARTING = S(Phase.STARTING)
 TAKEN_OVER = S(Phase.STARTING, answered=True, exposed=True)
 FIRST_CALL = S(Phase.AGENT)
+FIRST_AGAIN = S(Phase.AGENT, requests_failed=1)
 SHARED = S(Phase.AGENT, answered=True, exposed=True)
 ALONE = S(Phase.AGENT, answered=True, exposed=True, alone=True)
 AGAIN = S(Phase.AGENT, answered=True, exposed=True, alone=True, losses_alone=1)
@@ -60,11 +61,14 @@ FREE, ISOLATED = "uses up no attempt", "next sandbox hosts it alone, uses up no 
 NOTED = "noted, uses up no attempt"
 
 
-def at_request(kind: type[ModelError], reason: str = "ServerError") -> ModelError:
+def at_request(kind: type[ModelError], reason: str = "ServerError", *, after_tokens: bool = False) -> ModelError:
     """It failed at this request, and answered another one."""
     error = kind(reason, "m")
-    error.answers_others = True
+    error.answers_others, error.after_tokens = True, after_tokens
     return error
+
+
+IN_ANSWER = at_request(ModelError, "Timeout", after_tokens=True)
 
 
 def lost(reason: str, *, was_unheld: bool = False) -> SandboxFailure:
@@ -112,6 +116,8 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("It fails at a request, and answers another one, once", at_request(ModelError), SHARED, AGAIN_ATTEMPT, NOTED),
     ("It fails at a request, and answers another one, twice", at_request(ModelError), ONCE_MORE, COMPLETE, ERROR),
     ("It fails at the first request, and answers another one", at_request(ModelError), FIRST_CALL, AGAIN_ATTEMPT, None),
+    ("It fails in the middle of the first answer, and answers another one", IN_ANSWER, FIRST_CALL, AGAIN_ATTEMPT, NOTED),
+    ("The same, twice", IN_ANSWER, FIRST_AGAIN, COMPLETE, ERROR),
     ("The model server refuses the key, or has no such model", ModelConfigError("KeyRefused", "m"), SHARED, END, None),
     ("The same at one request, and it answers another one", at_request(ModelConfigError), SHARED, AGAIN_ATTEMPT, NOTED),
     ("The same at the first request", at_request(ModelConfigError), FIRST_CALL, AGAIN_ATTEMPT, None),
