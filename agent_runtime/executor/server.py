@@ -28,8 +28,10 @@ from agent_runtime.executor.messages import (
 
 # A head is one packet of a client that is alive; this long is nginx's patience with a slow one, halved.
 HEAD_SECONDS = 30.0
-# Between two pieces of a body, and between two pieces of a reply taken.
+# Between two pieces of a stranger's body, and between two pieces of a reply taken.
 STALL_SECONDS = 60.0
+# Between two pieces of a runner's body: it reads them from storage that may be slow, or away for 10 minutes.
+UPLOAD_STALL_SECONDS = 3600.0
 # A pool of the usual clients drops its idle connections after 15 s to 90 s; ours is longer, so they close first.
 KEEP_ALIVE_SECONDS = 300.0
 # How long a refused body is still taken off the wire; the client needs one round trip to see the reply.
@@ -204,7 +206,7 @@ class Connection(asyncio.Protocol):
     async def take(self, most: int) -> bytes:
         """The next 1 to `most` bytes of the body."""
         if not self._buffer:
-            await self._more(time.monotonic() + STALL_SECONDS)
+            await self._more_body()
         return self._taken(most)
 
     def _taken(self, most: int) -> bytes:
@@ -217,10 +219,13 @@ class Connection(asyncio.Protocol):
         while (end := self._buffer.find(b"\r\n")) < 0:
             if len(self._buffer) > MAX_CHUNK_LINE_BYTES:
                 raise bad_request(f"chunked body: a line of framing is over {MAX_CHUNK_LINE_BYTES} bytes")
-            await self._more(time.monotonic() + STALL_SECONDS)
+            await self._more_body()
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 2]
         return line
+
+    async def _more_body(self) -> None:
+        await self._more(time.monotonic() + (UPLOAD_STALL_SECONDS if self.trusted else STALL_SECONDS))
 
     async def _more(self, patience_ends: float) -> None:
         if self._is_closed:

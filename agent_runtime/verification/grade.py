@@ -12,6 +12,7 @@ from agent_runtime.sandboxes.base import (
     CommandResult,
     DiskFailed,
     FileError,
+    SandboxFailure,
     Workspace,
     WorkspaceLimit,
 )
@@ -283,7 +284,12 @@ class _Grading:
                 tail_bytes=OUTPUT_BYTES,
             )
             if result.exit_code is None and result.signal is None and result.cause not in _USED_UP:
-                raise _Failed(f"command {number + 1} could not be started: {result.cause or 'no reason given'}")
+                why = result.stderr.decode(errors="replace").strip() or result.cause
+                message = f"command {number + 1} could not be started: {why}"
+                if self.rules.mode is VerifierMode.SHARED:
+                    raise _Failed(message)
+                # The artifacts may keep it from starting, or a machine that has no process left for it.
+                raise SandboxFailure("ExecutorFailed", message)
             left -= result.seconds
             self.commands.append(_command_verdict(command, result))
             if self.watch is not None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.sandboxes.base import DiskFailed, FileError, WorkspaceLimit
+from agent_runtime.sandboxes.base import DiskFailed, Evidence, FileError, SandboxFailure, WorkspaceLimit
+from agent_runtime.sandboxes.executor_values import not_started
 from agent_runtime.verification import VerifierUnavailable, carry_rules, grade
 from agent_runtime.verification.grade import require_preparable, require_startable
 from rollout_api.records import Verdict
@@ -151,6 +152,20 @@ async def test_a_missing_program_is_no_verdict_but_exit_code_127_is(workspace: A
         await startable(workspace, turn, commands=[command])
         assert (await verdict(workspace, {"commands": [command]})).reward == 0
     assert (await verdict(workspace, {"commands": ["no-such-program"]})).reward == 0
+
+
+async def test_a_command_that_the_machine_cannot_start_is_no_verdict(
+    workspace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(*_: Any, **__: Any) -> Any:
+        return not_started("program the shell: Resource temporarily unavailable")
+
+    monkeypatch.setattr(workspace, "run", run)
+    commands = {"kind": "commands", "commands": ["true"]}
+    with pytest.raises(SandboxFailure, match="Resource temporarily unavailable") as failure:
+        await verdict(workspace, commands)
+    assert failure.value.evidence is Evidence.UNEXPLAINED, "done again alone; the second time alone is a failed verdict"
+    assert (await verdict(workspace, commands, SHARED)).reward == 0, "a policy could mask itself"
 
 
 async def test_a_junit_report_of_the_agent_is_wiped_first(workspace: Any) -> None:

@@ -1,0 +1,36 @@
+"""For how long the executor waits for what a client owes it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agent_runtime.executor import server
+from agent_runtime.executor.messages import Reply
+from agent_runtime.executor.server import Request, Server
+
+
+@pytest.mark.parametrize(("is_trusted", "reply"), [(True, b"HTTP/1.1 200 OK\r\n"), (False, b"")])
+async def test_upload_waits_for_a_runner_that_waits_for_storage(
+    is_trusted: bool, reply: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "STALL_SECONDS", 0.01)
+
+    async def application(request: Request) -> Reply:
+        if is_trusted:
+            request.trust()
+        return Reply(await request.read(10))
+
+    served = Server(application)
+    await served.listen(f"unix:{tmp_path}/socket")
+    reader, writer = await asyncio.open_unix_connection(str(tmp_path / "socket"))
+    try:
+        writer.write(b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await asyncio.sleep(2.5)  # connections are looked at once a second
+        writer.write(b"1\r\na\r\n0\r\n\r\n")
+        assert await reader.readline() == reply, "the artifacts of a rollout count as a lost sandbox: reward 0"
+    finally:
+        writer.close()
+        served.close()
