@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pydantic import ValidationError
 
@@ -34,6 +35,25 @@ class Row:
     system_prompt: str | None
     tools_kwargs: Mapping[str, Any]
     """verl's arguments for its own tools, by tool."""
+
+
+class RowsAtWork:
+    """Rows by uid, in which verl's tools look their arguments up.
+
+    A row stays for as long as any caller holds what `begin` returned: REMAX has two groups of one uid, which end apart.
+    """
+
+    def __init__(self) -> None:
+        self._rows: WeakValueDictionary[str, Row] = WeakValueDictionary()
+
+    def begin(self, row: Row) -> Row:
+        """The row of that uid, to be held until its group ends."""
+        return self._rows.setdefault(row.uid, row)
+
+    def tools_kwargs(self, task: Task) -> Mapping[str, Any]:
+        """The arguments of the row that the task was made of."""
+        row = next((found for tag in reversed(task.tags) if (found := self._rows.get(tag))), None)
+        return {} if row is None else row.tools_kwargs
 
 
 def read_row(fields: Mapping[str, Any], harbor: HarborRows | None = None) -> Row:

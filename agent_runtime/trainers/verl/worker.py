@@ -35,9 +35,8 @@ from agent_runtime.trainers.verl.legacy import NOT_COLUMNS, outputs_by_row
 from agent_runtime.trainers.verl.model import LLMClientModel
 from agent_runtime.trainers.verl.outputs import outputs_of
 from agent_runtime.trainers.verl.rollouts import Member, Rollouts
-from agent_runtime.trainers.verl.rows import Row, read_row
+from agent_runtime.trainers.verl.rows import Row, RowsAtWork, read_row
 from agent_runtime.trainers.verl.tools import register_loaded
-from rollout_api.tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +47,8 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._settings: dict[str, Any] = OmegaConf.to_container(self.config, resolve=True)
-        self._rows: dict[str, Row] = {}
-        """Rows at work by uid, in which verl's tools look their arguments up."""
-        names = register_loaded(self.tools, self._tools_kwargs)
+        self._rows = RowsAtWork()
+        names = register_loaded(self.tools, self._rows.tools_kwargs)
         agent = own_settings(self._settings).get("agent") or {}
         if names and "tools" not in agent:
             self._settings = with_own_settings(self._settings, {"agent": {**agent, "tools": names}})
@@ -124,11 +122,8 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
         await transfer_queue.async_kv_put(key=row.uid, partition_id=partition, tag={"status": status})
 
     async def _play(self, row: Row, size: int, validate: bool, *, greedy: bool) -> list[Member]:
-        self._rows[row.uid] = row
-        try:
-            return await self._rollouts.run(row, Kind(size, validate, greedy, row.system_prompt))
-        finally:
-            self._rows.pop(row.uid, None)
+        row = self._rows.begin(row)
+        return await self._rollouts.run(row, Kind(size, validate, greedy, row.system_prompt))
 
     async def _write(self, member: Member, number: int, fields: Mapping[str, Any], partition: str) -> int:
         """Put a member's samples into TransferQueue, with verl's keys, fields and tags; how many there are."""
@@ -186,10 +181,6 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
             context=context_length(settings),
             name=self._model_name,
         )
-
-    def _tools_kwargs(self, task: Task) -> Mapping[str, Any]:
-        row = next((self._rows[tag] for tag in reversed(task.tags) if tag in self._rows), None)
-        return {} if row is None else row.tools_kwargs
 
 
 def weights_of(step: int) -> int:

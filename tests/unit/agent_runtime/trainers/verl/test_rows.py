@@ -1,12 +1,13 @@
 """A row of verl's dataset is a task, or an error that says which row and which field."""
 
+import gc
 import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from agent_runtime.trainers.verl.rows import RowError, read_row
+from agent_runtime.trainers.verl.rows import RowError, RowsAtWork, read_row
 
 
 def row(**fields: Any) -> dict[str, Any]:
@@ -71,3 +72,19 @@ def test_what_is_no_task_is_told_with_the_row_and_the_field(fields: dict[str, An
 
     for word in words:
         assert word in str(caught.value)
+
+
+def test_tools_find_their_arguments_until_the_last_group_of_a_row_ends() -> None:
+    """REMAX plays a greedy baseline beside the sampled rollouts of a row, which often ends first."""
+    rows, given = RowsAtWork(), {"lookup": {"create_kwargs": {"word": "apple"}}}
+    sampled = rows.begin(read_row(row(tools_kwargs=given)))
+    greedy = rows.begin(read_row(row(tools_kwargs=given)))
+    task = sampled.task
+
+    del greedy
+    gc.collect()
+    assert rows.tools_kwargs(task) == given
+
+    del sampled
+    gc.collect()
+    assert rows.tools_kwargs(task) == {}
