@@ -17,11 +17,11 @@ from rollout_api.cluster import EXECUTOR_PORT
 from tests.integration.cluster_provider.conftest import Opened, acquire, rollout_job, say, until
 from tests.integration.cluster_provider.stand_in_operator import StandInOperator, condition
 
-OUTSIDE = ["Evicted", "Preempted", "NodeLost", "PodDeleted", "DeadlineExceeded", "Idle"]
-INSIDE = ["OOMKilled", "Crashed"]
+OUTSIDE = ["Evicted", "Preempted", "NodeLost", "PodDeleted", "Idle"]
+UNEXPLAINED = ["DeadlineExceeded", "OOMKilled", "Crashed"]
 
 
-@pytest.mark.parametrize("reason", [*OUTSIDE, *INSIDE])
+@pytest.mark.parametrize("reason", [*OUTSIDE, *UNEXPLAINED])
 async def test_a_call_under_way_ends_with_the_sandboxs_own_reason_though_its_address_is_silent(
     opened: Opened, operator: StandInOperator, reason: str
 ) -> None:
@@ -35,7 +35,7 @@ async def test_a_call_under_way_ends_with_the_sandboxs_own_reason_though_its_add
     with pytest.raises(SandboxFailure, match="the words") as failure:
         await under_way
     assert failure.value.reason == reason
-    assert (failure.value.evidence is Evidence.OUTSIDE) == (reason in OUTSIDE)
+    assert failure.value.evidence is (Evidence.OUTSIDE if reason in OUTSIDE else Evidence.UNEXPLAINED)
     with pytest.raises(SandboxFailure, match="the words"):
         await workspace.read("given.txt")
     with pytest.raises(SandboxFailure, match="the words"):
@@ -86,7 +86,7 @@ async def test_a_broken_connection_is_told_with_the_reason_that_comes_a_moment_l
     operator.finish(name, "OOMKilled", "too much memory")
     with pytest.raises(SandboxFailure, match="too much memory") as failure:
         await under_way
-    assert (failure.value.reason, failure.value.evidence) == ("OOMKilled", Evidence.OWN_LIMIT)
+    assert (failure.value.reason, failure.value.evidence) == ("OOMKilled", Evidence.UNEXPLAINED)
 
 
 async def test_a_broken_connection_that_nobody_explains_is_a_lost_sandbox(

@@ -116,8 +116,12 @@ def keepers_children(host: Any) -> tuple[list[int], int]:
     (keeper,) = (process.pid for process in below if process.parent == host._zygote_pid)
     children = [process.pid for process in below if process.parent == keeper]
     own = os.readlink(f"/proc/{keeper}/ns/pid")
-    (remover,) = (pid for pid in children if os.readlink(f"/proc/{pid}/ns/pid") == own)
-    return [pid for pid in children if pid != remover], remover
+    namespaces = {}
+    for pid in children:
+        with contextlib.suppress(FileNotFoundError):  # of one that ended meanwhile
+            namespaces[pid] = os.readlink(f"/proc/{pid}/ns/pid")
+    (remover,) = (pid for pid, namespace in namespaces.items() if namespace == own)
+    return [pid for pid in namespaces if pid != remover], remover
 
 
 async def assert_no_layer_is_left_over(host: Any, *, but: int = 0) -> None:
