@@ -42,10 +42,11 @@ _EVIDENCE = {
         *(INTERRUPTED, DISK_FULL),
     ),
     Evidence.OWN_LIMIT: ("StorageExceeded",),
-    # Kubernetes says OOMKilled also when a node has run out of memory, whoever used it up.
+    # Kubernetes says OOMKilled also when a node has run out of memory, whoever used it up; so it is with a node's inodes.
     # A sandbox may be old when a rollout comes to it; one that has it to itself can outlast it by sleeping.
     Evidence.UNEXPLAINED: (
-        *("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed", "OOMKilled", "DeadlineExceeded"),
+        *("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed"),
+        *("OOMKilled", "DeadlineExceeded", "InodesExhausted"),
     ),
 }
 

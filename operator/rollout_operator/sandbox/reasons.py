@@ -29,6 +29,7 @@ class FinishedReason(StrEnum):
     START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
     OOM_KILLED = "OOMKilled"
     STORAGE_EXCEEDED = "StorageExceeded"
+    INODES_EXHAUSTED = "InodesExhausted"
     EVICTED = "Evicted"
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
@@ -78,6 +79,8 @@ _OWN_STORAGE = (
     "exceeded its local ephemeral storage limit",
     "Usage of EmptyDir volume",
 )
+# No limit bounds how many files a pod makes. Of a node that can hold no more, the kubelet evicts the pod with most of them.
+_NODE_INODES = "low on resource: inodes"
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
 _IMAGE_REASONS = _PULL_REASONS | {"InvalidImageName", "ErrImageNeverPull", "SignatureValidationFailed"}
 _ON_ITS_WAY = frozenset({"", "ContainerCreating", "PodInitializing"})
@@ -134,6 +137,8 @@ def ending_of(pod: Manifest) -> Ending | None:
         return Ending(FinishedReason.DEADLINE_EXCEEDED, "its lifetime is over (spec.lifetimeSeconds)")
     if status.get("reason") == "Evicted" and any(words in _words(status) for words in _OWN_STORAGE):
         return Ending(FinishedReason.STORAGE_EXCEEDED, _words(status))
+    if status.get("reason") == "Evicted" and _NODE_INODES in _words(status):
+        return Ending(FinishedReason.INODES_EXHAUSTED, _words(status))
     if reason := _POD_REASONS.get(status.get("reason", "")):
         return Ending(reason, _words(status, status["reason"]))
     if ended and ended.get("reason") == "OOMKilled":

@@ -43,6 +43,15 @@ OWN_STORAGE = [
             },
             "Evicted",
         ),
+        (
+            None,
+            {
+                "reason": "Evicted",
+                "phase": "Failed",
+                "message": "The node was low on resource: inodes. Threshold quantity: 327680, available: 319488. ",
+            },
+            "InodesExhausted",
+        ),
         (ended(143), {"conditions": disrupted("EvictionByEvictionAPI")}, "Evicted"),
         (None, {"conditions": disrupted("DeletionByPodGC"), "phase": "Failed"}, "NodeLost"),
         (ended(137), {"conditions": disrupted("TerminationByKubelet"), "reason": "Preempting"}, "Preempted"),
