@@ -27,6 +27,7 @@ from agent_runtime.engine.workspace_states import Keeping
 from agent_runtime.environments.open import OpenEnvironment, open_environment
 from agent_runtime.environments.verdict import episode_verdict
 from agent_runtime.models.base import Model
+from agent_runtime.recording.branches import has_own_answer
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.message_tree import linear
 from agent_runtime.sandboxes.base import (
@@ -45,7 +46,6 @@ from rollout_api.records import (
     FailedRecord,
     Outcome,
     Record,
-    ResponseRecord,
     Result,
     StepRecord,
     StopReason,
@@ -125,7 +125,7 @@ class Attempt:
 
     def _situation(self) -> Situation:
         records = self._all_records()
-        answered = any(isinstance(record, ResponseRecord) for record in records)
+        answered = has_own_answer(records)
         workspace = self._workspace
         return Situation(
             self._phase,

@@ -34,6 +34,7 @@ from agent_runtime.engine.workspace_states import Keeping, WorkspaceStates
 from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
 from agent_runtime.models.extensions import contained
 from agent_runtime.recording.answers import answer_record, recorded_answer
+from agent_runtime.recording.branches import has_own_answer
 from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.schema import openai_definition
@@ -85,7 +86,7 @@ class Turns:
         self.turn = -1
         self.fault: Exception | None = None
         """What ended the agent's work; raised again by every further call, whatever the agent catches."""
-        self.exposed = any(isinstance(record, ResponseRecord) for record in log.recorded)
+        self.exposed = has_own_answer(log.recorded)
         """A tool call or a command has run in the workspace, or may have before this process took over."""
         self.traceback: str | None = None
         """Where the agent's own code raised, after `run_agent`."""
@@ -102,7 +103,6 @@ class Turns:
         self._talking = [Conversation()]
         """The agent's own conversation, and those of the sub-agents that run now, each started by the one before it."""
         self._tools_may_have_run = False
-        self._has_answered = False
         self._calls_since_answer = 0
         """Tool calls, which name their idempotency keys."""
         self._unacknowledged = 0
@@ -178,7 +178,8 @@ class Turns:
             cause = AgentRaised(raised)
         if isinstance(cause, ModelError):
             await self._clock.untimed(self._models.probe(cause))
-        situation = replace(self._situation, phase=Phase.AGENT, answered=self._has_answered, exposed=self.exposed)
+        answered = has_own_answer(self._log.records)
+        situation = replace(self._situation, phase=Phase.AGENT, answered=answered, exposed=self.exposed)
         return cause, attribute(cause, situation)
 
     def refuse_if_stale(self) -> None:
@@ -379,7 +380,6 @@ class Turns:
 
     def _answered(self, conversation: Conversation, response: ResponseRecord, *, replayed: bool) -> ModelReply:
         messages = conversation.answered(response.message)
-        self._has_answered = True
         self._policy_lag.see(response.policy_spans)
         used = response.usage.prompt_tokens + response.usage.completion_tokens
         self._budget = self._budget.after(turns=1, tokens=used)
@@ -397,8 +397,8 @@ class Turns:
         first = self._calls_since_answer
         self._calls_since_answer += len(calls)
         self._unacknowledged += len(calls)
-        self.exposed = self.exposed or bool(calls)
         if record is None:
+            self.exposed = self.exposed or bool(calls)
             turn = self.turn if conversation.turn is None else conversation.turn
             # Of an earlier turn's calls, which waited for a sub-agent: its keys may be forgotten by now.
             key = f"{self.turn + 1}:" if turn == self.turn else f"{self.turn + 1}:turn-{turn}."

@@ -93,6 +93,13 @@ def branch_of(records: Sequence[Record]) -> BranchRecord | None:
     return next((record for record in records if isinstance(record, BranchRecord)), None)
 
 
+def has_own_answer(records: Sequence[Record]) -> bool:
+    """Whether the policy has answered a model call. The answers that a branch copies are another rollout's."""
+    branch = branch_of(records)
+    first = 0 if branch is None else branch.turn + 1
+    return any(isinstance(record, ResponseRecord) and record.turn >= first for record in records)
+
+
 def versions_of(turn: ResponseRecord) -> list[str | None]:
     """The policy version of each completion token; None where it is not known."""
     count = len(turn.completion_token_ids or [])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agent_runtime.agents.base import AgentContext, Stop
 from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
 from agent_runtime.engine.attempt_log import AttemptLog, NotReplayable
+from agent_runtime.engine.branching import copied
 from agent_runtime.engine.tool_calls import MOST_CALLS
 from agent_runtime.engine.tool_workspace import KeyedWorkspace
 from agent_runtime.engine.turns import Turns
@@ -25,7 +26,7 @@ from agent_runtime.recording.segments import decode, encode
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import ToolContext, ToolResult
 from rollout_api.model import Sampling
-from rollout_api.records import Message, ObservationsRecord, Record, ResponseRecord, StopReason, Usage
+from rollout_api.records import BranchRecord, Message, ObservationsRecord, Record, ResponseRecord, StopReason, Usage
 from rollout_api.rollout_job import Agent as AgentSpec
 from rollout_api.tasks import Task, Timeouts
 
@@ -242,6 +243,22 @@ async def test_an_agent_that_swallows_errors_cannot_hide_that_the_model_was_down
     model.error = ModelError("Unreachable", "connection refused")
     with pytest.raises(ModelError):
         await turns_of(MemoryJournal(), model, log).run_agent(Swallowing())
+
+
+@pytest.mark.parametrize("reason", ["BadRequest", "NoToolParser"])
+async def test_branch_whose_first_own_request_is_refused_is_not_graded(reason: str) -> None:
+    source = MemoryJournal()
+    await turns_of(source, CountingModel(3, []), []).run_agent(Loop())
+    begun = BranchRecord(time=0.0, job="./out/source", index=0, attempt=0, turn=1)
+    model = CountingModel(3, [])
+    model.error = ModelError(reason, "the server takes no such request")
+    branch = turns_of(MemoryJournal(), model, [], [begun, *copied(source.records, 1, keeps_ids=False)])
+
+    with pytest.raises(ModelError):
+        await branch.run_agent(Loop())
+
+    assert branch.turn == 2
+    assert not branch.exposed
 
 
 @pytest.mark.parametrize(
