@@ -36,5 +36,14 @@ _PYTEST_PLUGINS = (
     "_hypothesis_pytestplugin _hypothesis_globals _hypothesis_ftz_detector anyio sniffio faker typeguard respx syrupy "
     "pyfakefs requests_mock time_machine inline_snapshot logfire langsmith celery jaxtyping"
 )
-SHADOWED = frozenset(sys.stdlib_module_names) | frozenset(_PYTEST_FAMILY.split()) | frozenset(_PYTEST_PLUGINS.split())
+# Modules that the standard library of another Python, from 3.6 on, imports: the image's may be older or newer than ours.
+_OF_OTHER_PYTHONS = (
+    "_apple_support _ast_unparse _bootlocale _bootsubprocess _colorize _dummy_thread _dummy_threading _hmac _interpchannels "
+    "_interpqueues _interpreters _ios_support _opcode_metadata _py_warnings _pydatetime _pylong _pyrepl _remote_debugging "
+    "_sha2 _sha256 _sha512 _suggestions _sysconfig _types _wmi _zstd annotationlib compression distutils dummy_threading "
+    "imghdr imp org sndhdr uu"
+)
+SHADOWED = frozenset(sys.stdlib_module_names).union(
+    *map(str.split, (_PYTEST_FAMILY, _PYTEST_PLUGINS, _OF_OTHER_PYTHONS))
+)
 """Modules that the test process imports before or beside the code under test."""

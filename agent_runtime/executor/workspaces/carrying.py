@@ -52,6 +52,12 @@ _OF_PACKAGES = ("site-packages", "dist-packages")
 
 # Names of folders that hold nothing but tests.
 _TEST_FOLDERS = ("test", "tests")
+# Packages that Python asks for everywhere and has on other systems alone (Windows, Java): what stands in folders of these
+# names is imported, also without an `__init__.py`.
+_OF_OTHER_SYSTEMS = ("_winapi", "msvcrt", "nt", "org/python")
+_IN_OTHER_SYSTEMS = re.compile(rf"(.*/)?({'|'.join(_OF_OTHER_SYSTEMS)})(/[^/]+)?")
+# Modules of names that vary: pytest's plugins, and the settings that Python was built with.
+_SHADOWED_PREFIXES = ("pytest_", "_sysconfigdata_")
 # pytest's option that says which files it collects, in a configuration file or on a command line; and the most bytes of
 # such a file that are read.
 _PYTHON_FILES = re.compile(r"python_files\s*=\s*(\[[^]]*\]|[^\n]*(?:\n[ \t]+[^\n]*)*)")
@@ -228,7 +234,8 @@ class Rules:
     def is_shadowed(self, module: str) -> bool:
         """A module of this path has the name of one that the test process imports beside the code under test."""
         name = self.module_name(module)
-        return name in self._modules or name.startswith("pytest_")
+        is_known = name in self._modules or name.startswith(_SHADOWED_PREFIXES)
+        return is_known or _IN_OTHER_SYSTEMS.fullmatch(module) is not None
 
 
 def leads_out(folder: str, path: str, target: str, others: Iterable[str] = ()) -> bool:
@@ -550,12 +557,18 @@ class _Carrying:
                 ):
                     self._plant_found(entry, SHADOWS_HIDDEN)
         above = {folder for folder in rules.above_hidden if not self._is_package(folder)}
-        for root in prepared.import_roots | rules.import_roots | rules.hidden_folders | above:
+        first = prepared.import_roots | rules.import_roots | rules.hidden_folders | above
+        left = [*first]
+        while left:
+            root = left.pop()
             # A link may stand for the folder now: what counts is what Python finds under the folder's name.
             for there, folder in self._found(root, roots):
                 for entry, kind in there._entries(folder):
-                    self._judge_module(there, entry, kind, _joined(root, os.path.basename(entry)))
-                    if kind == "folder" and rules.is_shadowed(entry):
+                    name = os.path.basename(entry)
+                    self._judge_module(there, entry, kind, _joined(root, name))
+                    if kind == "folder" and rules.is_shadowed(_joined(root, name)):
+                        if root in first:  # a link may lead from such a folder to one above it
+                            left += [_joined(root, known) for known in _OF_OTHER_SYSTEMS if known.split("/")[0] == name]
                         for inner, inner_kind in there._entries(entry):
                             known = _joined(root, os.path.relpath(inner, folder))
                             if rules.imported_as(inner, inner_kind) == entry:
@@ -583,7 +596,7 @@ class _Carrying:
                     there._plant_found(entry, f"would be run in place of {name}")
 
     def _judge_module(self, there: _Carrying, path: str, kind: Kind, known_as: str) -> None:
-        module = self._rules.imported_as(path, kind)
+        module = self._rules.imported_as(known_as, kind)
         if module is None or not self._rules.is_shadowed(module) or known_as in self._prepared.modules:
             return
         there._plant_found(path, f"would be imported in place of {self._rules.module_name(module)}")

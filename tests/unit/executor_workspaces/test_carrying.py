@@ -94,6 +94,8 @@ def grading(tmp_path: Path) -> Grading:
         *("backend/.venv/bin/new", "backend/.venv/lib/y.py"),
         *("sitecustomize/__init__.py", "a/usercustomize.abi3.so", "conftest/__init__.py"),
         *("_hypothesis_pytestplugin.py", "anyio/__init__.py"),
+        *("_sha512.py", "_colorize.py", "annotationlib.py", "_sysconfigdata__x86_64-linux-gnu.py", "org/__init__.py"),
+        *("nt/_path_normpath.py", "hidden/nt/readlink/__init__.py", "_winapi/X.so", "src/org/python/core.py"),
     ],
 )
 def test_files_that_python_and_pytest_load_unasked_are_not_carried(grading: Grading, name: str) -> None:
@@ -144,6 +146,7 @@ def test_the_agents_own_tests_are_carried_where_the_job_names_them(grading: Grad
             "new/random.py",
             "src/queue.py",
         ),
+        *("parser.py", "nt/a.c", "org/a.py", "org/a/core.py", "python/core.py", "src/pkg/nt/a.py"),
         *("Makefile", "test/data.txt", "hidden/data.json", "json", "string/notes.txt", "random.txt", "conftest.py/x"),
         *("tests/__init__.py", "backend/app.py", ".wh.calc.py", ".wh..wh..opq", "new\nline", "line/\nevil.txt"),
         os.fsdecode(b"not-utf-8-\xff/\xfe"),
@@ -413,6 +416,14 @@ def test_a_module_under_a_standard_name_is_not_reached_through_a_link(grading: G
     assert not grading.has("s2/json.py")
     assert not grading.has("s2/subprocess/__init__.py")
     assert grading.text("s2/queue.py") == "work"  # the prepared state has it under this name
+
+
+def test_a_module_of_another_system_is_not_reached_through_a_link(grading: Grading) -> None:
+    write(grading.agent, {"org/x": "", "there/core.py": "evil", "hidden/org/x": ""})
+    (grading.agent / "org/python").symlink_to("../there")
+    (grading.agent / "hidden/org/python").symlink_to("../../hidden")
+    grading.carry()
+    assert not grading.has("org/python/core.py")
 
 
 def test_a_module_is_not_planted_in_a_folder_that_pytest_adds_for_hidden_tests(grading: Grading) -> None:
