@@ -69,9 +69,7 @@ class Output:
         tail_start = self.total - len(self._tail)
         if cursor < head_end:
             data = bytes(self._head[cursor : cursor + limit])
-        elif cursor < spill_end:
-            data = self._read_spill(cursor - head_end, min(limit, spill_end - cursor))
-        else:
+        elif cursor >= spill_end or not (data := self._read_spill(cursor - head_end, min(limit, spill_end - cursor))):
             lost = max(0, tail_start - cursor)
             start = cursor + lost - tail_start
             data = bytes(self._tail[start : start + limit])
@@ -96,7 +94,7 @@ class Output:
         """Remove the file."""
         self.finish()
         if self._spilled:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 os.unlink(self._spill_path)
 
     def _evict(self, count: int) -> None:
@@ -119,8 +117,9 @@ class Output:
             return 0
 
     def _read_spill(self, offset: int, count: int) -> bytes:
-        descriptor = os.open(self._spill_path, os.O_RDONLY | os.O_CLOEXEC)
+        # In `Plain` the command may be the executor's own user, and spoil the file: then those bytes are lost.
         try:
-            return os.pread(descriptor, count, offset)
-        finally:
-            os.close(descriptor)
+            with open(self._spill_path, "rb") as file:
+                return os.pread(file.fileno(), count, offset)
+        except OSError:
+            return b""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.executor import output as module
-from agent_runtime.executor.output import Caps, Output
+from agent_runtime.executor.messages import Reply
+from agent_runtime.executor.output import Caps, Output, Piece
+from agent_runtime.executor.remembered import StoredReply
 from agent_runtime.sandboxes.executor_values import bytes_of
 
 CAPS = st.builds(Caps, st.integers(0, 30), st.integers(0, 30), st.integers(0, 60))
@@ -58,3 +62,20 @@ def test_a_full_disk_costs_the_middle_and_not_the_ends() -> None:
     assert summary["bytes"] == 20 + 100 * 10_000
     piece = kept.read(10, 100)
     assert piece.lost > 0
+
+
+def test_output_whose_file_a_tool_replaces_counts_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SLACK_BYTES", 0)
+    kept = Output(Caps(2, 2, 60), str(tmp_path / "spill"))
+    kept.feed(b"0123456789")
+    (tmp_path / "spill").unlink()
+    os.mkdir(tmp_path / "spill")
+    assert kept.read(2, 40) == Piece(b"89", 10, 6)
+    kept.discard()
+
+
+def test_reply_whose_file_a_tool_replaces_is_forgotten_with_its_turn(tmp_path: Path) -> None:
+    stored = StoredReply(Reply(b"x" * 5000), str(tmp_path / "reply"))
+    (tmp_path / "reply").unlink()
+    os.mkdir(tmp_path / "reply")
+    stored.discard()
