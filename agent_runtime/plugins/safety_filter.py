@@ -18,7 +18,7 @@ BLOCKED_PROGRAMS = ("shutdown", "reboot", "halt", "poweroff", "mkfs", "mkfs.*", 
 
 _SYSTEM = re.compile(r"/(?:bin|boot|dev|etc|home|lib|lib64|opt|proc|root|run|sbin|srv|sys|usr|var)?")
 _DISK = re.compile(r"/dev/(?:sd|hd|vd|xvd|nvme|mmcblk|mapper/)\w*")
-_FORK_BOMB = re.compile(r"(\S+)\s*\(\)\s*\{\s*\1\s*\|\s*\1\s*&\s*\}")
+_FORK_BOMB = re.compile(r"(\S{1,64})\s*+\(\)\s*\{\s*\1\s*\|\s*\1\s*&\s*\}")
 
 
 class SafetyFilter(ActionFilter):
@@ -72,7 +72,8 @@ def _harm(name: str, arguments: Sequence[str]) -> str | None:
     """What a command would destroy, or None."""
     options = [word for word in arguments if word.startswith("-")]
     recursive = any(
-        word in ("--recursive", "--no-preserve-root") or re.fullmatch(r"-\w*[rR]\w*", word) for word in options
+        word in ("--recursive", "--no-preserve-root") or (set("rR") & set(word) and re.fullmatch(r"-\w+", word))
+        for word in options
     )
     system = next((word for word in arguments if _is_system(word)), None)
     if name in ("rm", "chmod", "chown", "chgrp") and recursive and system is not None:

@@ -1,5 +1,7 @@
 """The simple commands in a line of shell, as far as they can be seen without running it: pure, and never fails.
 
+Its time grows with the length of the text and no faster: the policy writes the text, and every rollout waits for it.
+
 It is for telling a person's or a model's mistake from an ordinary command. What hides on purpose, in a variable or a file,
 is not found: what holds then is the sandbox.
 """
@@ -8,14 +10,16 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 
 DEPTH = 8
 """Commands inside of commands that are looked into: `sh -c "sh -c …"`."""
 
 _SEPARATORS = "();<>|&\n{}"
-_COMMENT = re.compile(r"(?m)^\s*#.*$")
-_HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1(?P<rest>[^\n]*)\n.*?(?:^\s*\2[ \t]*$|\Z)", re.S | re.M)
+_COMMENT = re.compile(r"(?m)^[ \t]*#.*$")
+_HERE_DOCUMENT = re.compile(
+    r"<<-?\s*(['\"]?)([A-Za-z_]\w*+)\1(?P<rest>[^\n]*+)\n.*?(?:^[ \t]*\2[ \t]*$|\Z)", re.S | re.M
+)
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.S)
 _KEYWORDS = frozenset(
     ["if", "then", "elif", "else", "do", "while", "until", "!", "time", "exec", "command", "builtin", "coproc", "-"]
@@ -69,47 +73,53 @@ def _words(text: str) -> list[str]:
 
 def _substitutions(text: str) -> Iterator[str]:
     """What stands in `$(…)` and in backticks, which double quotes do not keep from running."""
-    for start in (match.end() for match in re.finditer(r"\$\(", text)):
-        level = 1
-        for end in range(start, len(text)):
-            level += (text[end] == "(") - (text[end] == ")")
-            if not level:
-                yield text[start:end]
-                break
+    opened: list[list[str]] = []
+    levels: list[int] = []
+    for piece in re.split(r"(\$\(|[()])", text):
+        if piece == "$(":
+            opened.append([])
+            levels.append(1)
+        elif opened:
+            levels[-1] += (piece == "(") - (piece == ")")
+            if levels[-1]:
+                opened[-1].append(piece)
+                continue
+            yield "".join(opened.pop())  # without those inside of it, which are told by themselves
+            levels.pop()
     yield from re.findall(r"`([^`]*)`", text)
 
 
 def _unwrapped(words: Sequence[str], depth: int) -> Iterator[list[str]]:
     """The command itself, and the one that it runs."""
-    rest = list(words)
-    while rest and (rest[0] in _KEYWORDS or _ASSIGNMENT.fullmatch(rest[0])):
-        rest = rest[1:]
+    if depth > DEPTH:
+        return
+    rest = list(dropwhile(lambda word: word in _KEYWORDS or _ASSIGNMENT.fullmatch(word), words))
     if not rest:
         return
     yield rest
     name = program(rest)
     if name in _WRAPPERS:
-        yield from _unwrapped(_behind_options(rest[1:], _WRAPPERS[name], numbers=name == "timeout"), depth)
+        yield from _unwrapped(_behind_options(rest[1:], _WRAPPERS[name], numbers=name == "timeout"), depth + 1)
     elif name in _SHELLS:
         for option, script in pairwise(rest):
-            if re.fullmatch(r"-[a-z]*c[a-z]*", option):
+            if "c" in option and re.fullmatch(r"-[a-z]+", option):
                 yield from simple_commands(script, depth + 1)
     elif name == "eval":
         yield from simple_commands(" ".join(rest[1:]), depth + 1)
     elif name == "find":
-        for position, word in enumerate(rest):
-            if word in ("-exec", "-execdir", "-ok", "-okdir"):
-                yield from _unwrapped(rest[position + 1 :], depth)
+        places = [place for place, word in enumerate(rest) if word in ("-exec", "-execdir", "-ok", "-okdir")]
+        for place, end in pairwise([*places, len(rest)]):
+            yield from _unwrapped(rest[place + 1 : end], depth)
 
 
 def _behind_options(words: Sequence[str], with_word: str, *, numbers: bool) -> list[str]:
-    rest = list(words)
-    while rest:
-        word = rest[0]
+    place = 0
+    while place < len(words):
+        word = words[place]
         if re.fullmatch(rf"-[{with_word or '-'}]", word) and with_word:
-            rest = rest[2:]
+            place += 2
         elif word.startswith("-") or _ASSIGNMENT.fullmatch(word) or (numbers and re.fullmatch(r"[\d.]+[smhd]?", word)):
-            rest = rest[1:]
+            place += 1
         else:
             break
-    return rest
+    return list(words[place:])

@@ -1,5 +1,6 @@
 import shlex
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,24 @@ def test_a_name_that_is_only_spoken_of_is_no_program(name: str) -> None:
               f"echo 'first\n{name}'", f"sudo grep {name} log")  # fmt: skip
     for text in spoken:
         assert name not in [program(words) for words in simple_commands(text) if words[0] not in ("git", "cat")], text
+
+
+@pytest.mark.parametrize("form", ["$(echo {})", '"$(echo {})"', "find . -exec {}", "sudo {}", "eval {}"])
+def test_commands_inside_of_commands_are_not_found_again_and_again(form: str) -> None:
+    text = "rm"
+    for _ in range(10):
+        text = form.format(text)
+
+    assert len(list(simple_commands(text))) <= 100
+
+
+@pytest.mark.parametrize("form", ["$(true; {})", 'echo "$(true; {})"', "find . -exec {}"])
+def test_command_deep_inside_of_others_is_found(form: str) -> None:
+    text = "reboot"
+    for _ in range(20):
+        text = form.format(text)
+
+    assert "reboot" in [program(words) for words in simple_commands(text)]
 
 
 def test_a_script_of_the_tasks_own_is_not_taken_for_the_systems_program() -> None:
