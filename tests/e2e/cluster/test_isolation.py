@@ -307,7 +307,14 @@ def _control_plane(cluster: Cluster) -> dict[str, str]:
 def test_everything_that_sandboxes_must_not_reach_is_there_to_be_reached(around: Surroundings) -> None:
     """Without this, a cluster where nothing answers would pass for one that isolates."""
     command = ("exec", "witness", "-n", around.namespace, "--", "python3", "-c", PROBE, json.dumps(around.targets))
-    assert json.loads(around.cluster.kubectl(*command).stdout) == sorted(around.targets)
+    wanted, reached = sorted(around.targets), [""]
+
+    def all_reached() -> bool | None:
+        reached[:] = json.loads(around.cluster.kubectl(*command).stdout)
+        return reached == wanted or None
+
+    # A NetworkPolicy of a pod that has just started may take some seconds to apply.
+    eventually(all_reached, 60, lambda: f"not reached: {set(wanted) - set(reached)}")
 
 
 @pytest.mark.parametrize("mode", MODES)
