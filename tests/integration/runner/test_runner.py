@@ -193,7 +193,8 @@ def test_a_runner_of_a_deleted_job_never_reports_to_its_namesake(pods: StartPods
 def test_three_runners_share_the_groups_and_whoever_is_last_writes_the_results(pods: StartPods) -> None:
     shared = pods("shared", counting(groups=7, runners={"replicas": 3, "concurrency": 2}))
     runners = [shared.start(index) for index in range(3)]
-    assert [runner.end() for runner in runners] == [Exit.REPORTED] * 3
+    exits = [runner.end() for runner in runners]
+    assert exits == [Exit.REPORTED] * 3, [runner.log.read_text()[-1000:] for runner in runners]
     assert [result["index"] for result in results(shared)] == list(range(14))
     reports = shared.api.runners
     assert {index: report["total"] for index, report in reports.items()} == {0: 6, 1: 4, 2: 4}
