@@ -81,6 +81,7 @@ RUN_FIRST = "would be run before the tests beside it"
 OF_TESTS = "is a module in a folder of tests, which they may import"
 GIT = "holds settings or hooks of git, which run programs"
 LINKED = "is what a protected link of the prepared state leads to"
+LINKS_TO_HIDDEN = "links to a hidden file, or to a folder of hidden files"
 
 
 def kind_of(mode: int) -> Kind:
@@ -137,6 +138,7 @@ class Rules:
         self.import_roots = {os.path.normpath(path) for path in form.get("importRoots", [])}
         """Folders from which the verifier's Python imports, which the agent may have made."""
         hidden = [os.path.normpath(path) for path in form["hidden"]]
+        self.hidden = set(hidden)
         self._hidden_modules = {path.removesuffix(".py") for path in hidden if path.endswith(".py")}
         self.hidden_folders = {os.path.dirname(path) or "." for path in hidden}
         """Folders of hidden files. Python imports what stands beside a test."""
@@ -267,12 +269,17 @@ class _Prepared:
         """Files that would not be carried if the agent had added them."""
         self.import_roots = {"."}
         """Folders that are no packages."""
+        self.links: dict[str, str] = {}
+        """Links and their targets."""
         self._location, self._rules = location, rules
         known = None
         while known != (rules.tests, rules.test_folders, rules.has_tests):  # met on the way
             known = set(rules.tests), set(rules.test_folders), rules.has_tests
             self._walk()
         self.ways = {folder for path in self.kept for folder in _parents(path)}
+        brought = {folder for folder in rules.above_hidden if not os.path.isdir(os.path.join(location, folder))}
+        self.hidden = (rules.hidden | rules.hidden_folders | brought) - {"."}
+        """Hidden files, the folders that they lie in, and the folders that exist only because of them."""
 
     def reason(self, path: str) -> str | None:
         """Why the prepared version of a path stays; None when it does not."""
@@ -297,7 +304,7 @@ class _Prepared:
         return reason
 
     def _walk(self) -> None:
-        rules, links = self._rules, []
+        rules = self._rules
         if self._is_environment("."):
             self.kept.update({name: ENVIRONMENT for name in _OF_ROOT_ENVIRONMENT if not rules.is_named(name)})
 
@@ -312,7 +319,7 @@ class _Prepared:
             if kind == "folder":
                 make_readable(parent, name, info)
             if kind == "link":
-                links.append(path)
+                self.links[path] = os.readlink(name, dir_fd=parent)
             if reason == TEST:
                 rules.note_test(path)
             if reason == LOADED and kind == "file" and name.endswith(_CONFIGURATIONS):
@@ -330,8 +337,9 @@ class _Prepared:
                 self.kept[path] = reason or ""
             if module is not None and (rules.is_shadowed(module) or rules.stands_for_tests(module)):
                 self.modules.add(path)
-        for link in links:
-            way = steps(self._location, link)
+        for link in self.links:
+            found = (below(self._location, place) for place in steps(self._location, link))
+            way = [path for path in found if path not in (None, ".")]
             # A protected link protects nothing if the agent may change what it leads to, nor does an environment that is
             # reached through a link of the agent.
             if link in self.kept or (way and self.reason(way[-1]) == ENVIRONMENT):
@@ -354,7 +362,7 @@ class _Prepared:
 
 
 def steps(location: str, path: str) -> list[str]:
-    """The links on the way from `path`, below the absolute `location`, and where it leads; what of them lies below it.
+    """The links on the way from `path`, below the absolute `location`, and where it leads, as absolute paths.
 
     Raises Refused where the way is longer than can be looked at.
     """
@@ -374,8 +382,7 @@ def steps(location: str, path: str) -> list[str]:
             target = os.readlink(here)
             here = "/" if target.startswith("/") else os.path.dirname(here)
             left += reversed(target.split("/"))
-    relative = [below(location, os.path.normpath(place)) for place in [*found, here]]
-    return [place for place in relative if place is not None and place != "."]
+    return [os.path.normpath(place) for place in (*found, here)]
 
 
 def _read(parent: int, name: str) -> str:
@@ -442,6 +449,7 @@ class _Carrying:
 
     def finish(self, roots: Sequence[_Carrying]) -> None:
         """Remove what the agent planted in any of the roots, when all of them are swept."""
+        self._remove_links_to_hidden(roots)
         self._remove_planted_modules(roots)
         self._remove_planted_programs(roots)
 
@@ -538,6 +546,25 @@ class _Carrying:
             elif not _may_read(parent, name, info):
                 continue  # the tar has nothing that the agent may not read
             _remove(parent, name)
+
+    def _remove_links_to_hidden(self, roots: Sequence[_Carrying]) -> None:
+        """Remove links by which a hidden file would pass for the agent's work, or be overwritten with it."""
+        for path in [path for path, kind in self._placed.items() if kind == "link"]:
+            place = os.path.join(self._location, path)
+            if not os.path.islink(place) or os.readlink(place) == self._prepared.links.get(path):
+                continue
+            try:
+                way = steps(self._location, path)[1:]
+            except Refused:
+                self._plant_found(path, "leads too far")
+                continue
+            if any(root._is_of_hidden(there) for root in roots for there in way):
+                self._plant_found(path, LINKS_TO_HIDDEN)
+
+    def _is_of_hidden(self, place: str) -> bool:
+        """Hidden files will be there. A folder of theirs takes the place of a link as well."""
+        path = below(self._location, place)
+        return path in self._prepared.hidden or (path in self._rules.above_hidden and os.path.islink(place))
 
     def _remove_planted_modules(self, roots: Sequence[_Carrying]) -> None:
         """Remove modules that would be imported in place of others, from the folders where Python looks for modules."""

@@ -319,6 +319,39 @@ def test_links_that_lead_out_or_are_loaded_unasked_are_not_carried(grading: Grad
     assert not grading.has(name)
 
 
+@pytest.mark.parametrize(
+    ("links", "hidden"),
+    [
+        ({"a": "e.txt"}, "e.txt"),
+        ({"a": "d/e.txt", "d": "."}, "e.txt"),
+        ({"a": "e.txt", "e.txt": "calc.py"}, "e.txt"),
+        ({"a": "new"}, "new/e.txt"),
+        ({"a": "new"}, "new/in/e.txt"),
+        ({"a": "data"}, "data/e.txt"),
+        ({"a": "src/pkg/e.txt", "src": "other"}, "src/pkg/e.txt"),
+        ({"other/a": "../new/e.txt"}, "new/e.txt"),
+        ({"a": "d/" + "x/" * 1500, "d": "x/" * 1500}, "e.txt"),
+    ],
+)
+def test_a_link_to_a_hidden_file_is_not_carried(grading: Grading, links: dict[str, str], hidden: str) -> None:
+    shutil.rmtree(grading.agent / "src")
+    for name, target in links.items():
+        (grading.agent / name).symlink_to(target)
+    grading.carry(hidden=[hidden])
+    assert not grading.has(next(iter(links)))
+
+
+def test_a_prepared_link_to_a_hidden_file_and_links_beside_hidden_files_are_carried(tmp_path: Path) -> None:
+    grading = Grading(tmp_path)
+    for folder in (grading.agent, grading.graded):
+        (folder / "prepared").symlink_to("src/pkg/test_a.py")
+    (grading.agent / "src/here").symlink_to("../src")
+    (grading.agent / "all").symlink_to(".")
+    grading.carry(hidden=["src/pkg/test_a.py", "test_b.py"])
+    assert all(grading.has(name) for name in ("prepared", "src/here", "all"))
+    assert grading.dropped == []
+
+
 @pytest.mark.parametrize("name", ["kept/test_a/__init__.py", "kept/test_a.abi3.so", "kept/test_a"])
 def test_nothing_is_imported_in_place_of_a_prepared_test(tmp_path: Path, name: str) -> None:
     grading = Grading(tmp_path, {"kept/test_a.py": "prepared"})
