@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED, TEST_FILES
 from rollout_api.rollout_job import Verifier
-from rollout_api.tasks import Task, TaskFile, VerifierKind
+from rollout_api.tasks import Task, TaskFile, TaskVerifier, VerifierKind
 
 _SCRIPT_CHARACTERS = 1 << 20
 """Longest base64 of a hidden file in which folders are looked for."""
@@ -21,6 +21,15 @@ _WORD = r"""((?:`pwd`|\$\(pwd\)|[^\s'"`;&|()]|"[^"\n]*"|'[^'\n]*')+)"""
 _SEARCHED = re.compile(rf"(?<![A-Za-z_])(PATH|PYTHONPATH)={_WORD}")
 _ENTERED = re.compile(rf"(?:(?<![\w.-])(?:cd|pushd)(?:[ \t]+--)?[ \t]+|\bchdir\(|\bcwd=){_WORD}")
 _HERE = re.compile(r"\$\{?PWD\}?(?=/|$)|\$\(pwd\)|`pwd`")
+
+# Tools that take programs or settings from the working directory, under more names than hidden files can replace.
+_TOOLS = (
+    "make gmake cmake ctest ninja meson node npm npx pnpm yarn bun bunx deno tsx ts-node jest vitest mocha cargo go mvn "
+    "mvnw gradle gradlew ant sbt bazel bundle rake rspec composer phpunit dotnet msbuild swift mix rebar3 cabal uv tox nox "
+    "poetry"
+)
+_STARTS_TOOL = re.compile(rf"(?:^|[\s;&|(`'\"/])(?:{_TOOLS.replace(' ', '|')})(?![\w.=/-])")
+_COMMENT = re.compile(r"^\s*#.*", re.MULTILINE)
 
 
 def _given(task: Task, working_dir: str) -> set[str]:
@@ -36,6 +45,17 @@ def asks_for_files(task: Task, verifier: Verifier, working_dir: str) -> bool:
         return verifier.artifacts != ["."]
     paths = _given(task, working_dir)
     return any("." in posixpath.basename(path)[1:] or any(is_below(path, other) for other in paths) for path in paths)
+
+
+def starts_tools(spec: TaskVerifier) -> bool:
+    """Whether a command or a hidden shell script starts a tool that lets the working directory decide what it runs."""
+    texts = [_text(file) for file in spec.files]
+    scripts = [text for file, text in zip(spec.files, texts, strict=True) if _is_shell(file.path, text)]
+    return any(_STARTS_TOOL.search(_COMMENT.sub("", text)) for text in (*spec.commands, *scripts))
+
+
+def _is_shell(path: str, text: str) -> bool:
+    return path.endswith(".sh") or re.match(r"#!.*sh\b", text) is not None
 
 
 def artifact_paths(task: Task, working_dir: str) -> tuple[str, list[str]]:

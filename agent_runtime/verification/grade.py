@@ -17,7 +17,7 @@ from agent_runtime.sandboxes.base import (
     WorkspaceLimit,
 )
 from agent_runtime.verification import reward_file
-from agent_runtime.verification.artifacts import artifact_paths, asks_for_files, is_below
+from agent_runtime.verification.artifacts import artifact_paths, asks_for_files, is_below, starts_tools
 from agent_runtime.verification.junit import (
     REPORT_BYTES,
     ReportedTest,
@@ -104,7 +104,8 @@ async def grade(
     # Tests of other languages are carried as ordinary work: where none is named, those that the agent added count as well.
     counts_agents_tests = task.verifier.kind is VerifierKind.JUNIT and not task.verifier.tests
     is_asked_for = asks_for_files(task, verifier, workspace.working_dir)
-    forgeable = not apart or is_outside or counts_agents_tests or is_asked_for or imports_packages(task.verifier)
+    runs_agents_code = imports_packages(task.verifier) or starts_tools(task.verifier)
+    forgeable = not apart or is_outside or counts_agents_tests or is_asked_for or runs_agents_code
     mode = verifier.mode or VerifierMode.SEPARATE
     return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": forgeable})
 
