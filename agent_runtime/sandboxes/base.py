@@ -44,8 +44,9 @@ _EVIDENCE = {
     Evidence.OWN_LIMIT: ("StorageExceeded",),
     # Kubernetes says OOMKilled also when a node has run out of memory, whoever used it up; so it is with a node's inodes.
     # A sandbox may be old when a rollout comes to it; one that has it to itself can outlast it by sleeping.
+    # In `Plain` a command of the executor's user can take its descriptors or memory (prlimit), so that its calls fail.
     Evidence.UNEXPLAINED: (
-        *("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed"),
+        *("SandboxLost", "WorkspaceLost", "ExecutorFailed", "Crashed", "InternalError"),
         *("OOMKilled", "DeadlineExceeded", "InodesExhausted"),
     ),
 }
