@@ -17,7 +17,7 @@ from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
 from agent_runtime.recording.segments import RecordCorrupt, compress, decompress, json_bytes
 from agent_runtime.recording.store import StorageError, Store
 from agent_runtime.recording.stream import StreamRecord
-from agent_runtime.tasks import TaskProblem, TaskSourceError, load_tasks
+from agent_runtime.tasks import TaskProblem, TaskSourceError, TaskSourceUnavailable, load_tasks
 from rollout_api.base import ApiModel
 from rollout_api.model import ModelSpec
 from rollout_api.records import (
@@ -174,7 +174,7 @@ async def find_origins(
 
     Raises TaskSourceError with all that is wrong.
     """
-    problems: list[TaskProblem] = []
+    kind, problems = TaskSourceError, list[TaskProblem]()
     origins: list[Origin] = []
     names: set[str] = set()
     runs = _Runs(base_dir, environ)
@@ -194,8 +194,9 @@ async def find_origins(
         except (ValueError, NoSuchRun, RecordCorrupt, StorageError) as error:
             where = f"tasks.branch[{number}]: rollout {entry.index} of {entry.job}"
             problems.append(TaskProblem(where, None, str(error)))
+            kind = TaskSourceUnavailable if isinstance(error, RecordCorrupt | StorageError) else kind
     if problems:
-        raise TaskSourceError(problems)
+        raise kind(problems)
     return origins
 
 

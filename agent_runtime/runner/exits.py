@@ -13,9 +13,9 @@ class Exit(IntEnum):
     BAD_START = 2
     """The pod lacks what the operator gives it: job, key, index."""
     BAD_JOB = 3
-    """The job cannot run as it is written; reported as Aborted."""
+    """The job cannot run as it is written; reported as Aborted by a shard that never worked."""
     STORAGE = 4
-    """Object storage refuses, or was away for longer than the patience for it."""
+    """Object storage refuses, or was away for longer than the patience for it; or the tasks cannot be read."""
     MODEL = 5
     """The model endpoint refuses, or cannot be reached."""
     SANDBOXES = 6

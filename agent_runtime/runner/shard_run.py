@@ -5,7 +5,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from agent_runtime.runner.reporter import JobGone, Reporter, ReportRefused
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, SandboxProvider
 from agent_runtime.sandboxes.cluster.api import ApiError
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
-from agent_runtime.tasks import TaskSourceError
+from agent_runtime.tasks import TaskSourceError, TaskSourceUnavailable
 from rollout_api.cluster import shard_name
 from rollout_api.rollout_job import RolloutJob, RunnerReport, RunnerState
 from rollout_api.sandbox import Provider
@@ -42,6 +42,7 @@ LAST_REPORT_SECONDS = 3.0
 """For the last report of a pod that has to go, and of one whose next try will tell the same."""
 
 _KNOWN: tuple[tuple[type[Exception], Exit], ...] = (
+    (TaskSourceUnavailable, Exit.STORAGE),
     (TaskSourceError, Exit.BAD_JOB),
     (ExtensionError, Exit.BAD_JOB),
     (ManifestChanged, Exit.BAD_JOB),
@@ -53,7 +54,8 @@ _KNOWN: tuple[tuple[type[Exception], Exit], ...] = (
     (Superseded, Exit.SUPERSEDED),
     (Fenced, Exit.SUPERSEDED),
 )
-"""What ends a run from outside. Only BAD_JOB is for good: the spec of a job cannot be changed, all else may be mended."""
+"""What ends a run from outside. Only BAD_JOB of a shard that never worked is for good: the spec of a job cannot be changed.
+All else may be mended."""
 
 
 class _Stopped(Exception):
@@ -194,11 +196,16 @@ class ShardRun:
 
     async def _tell(self, ending: Ending) -> Exit:
         """Deliver the last report; a verdict for certain, anything else if it can be done soon."""
+        has_worked = True  # As far as is known.
         if not self._tally.started:
             with contextlib.suppress(ApiError):
                 name = shard_name(self._job.metadata.name, self._job.metadata.uid or "", self._shard.index)
                 shard = await self._api.get_shard(name, patience_seconds=LAST_REPORT_SECONDS)
                 self._before = standing_report(shard)
+                has_worked = self._before is not None and self._before.state is not RunnerState.ABORTED
+        if ending.exit is Exit.BAD_JOB and has_worked:
+            # It could run as it is written, so what is wrong may pass: a plugin's or an environment's server is away.
+            ending = self._ending = replace(ending, state=RunnerState.RUNNING)
         is_verdict = ending.state in (RunnerState.COMPLETED, RunnerState.ABORTED)
         patience = None if is_verdict and not self._stopping.begun else LAST_REPORT_SECONDS
         try:

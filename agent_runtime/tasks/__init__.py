@@ -1,7 +1,7 @@
 """Task sources: what a job's `tasks` stand for."""
 
-from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
+from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError, TaskSourceUnavailable
 from agent_runtime.tasks.rows import read_rows
 from agent_runtime.tasks.source import load_tasks
 
-__all__ = ["LoadedTasks", "TaskProblem", "TaskSourceError", "load_tasks", "read_rows"]
+__all__ = ["LoadedTasks", "TaskProblem", "TaskSourceError", "TaskSourceUnavailable", "load_tasks", "read_rows"]

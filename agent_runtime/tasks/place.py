@@ -11,7 +11,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import from_url
 
-from agent_runtime.tasks.problems import TaskProblem, TaskSourceError
+from agent_runtime.tasks.problems import TaskProblem, TaskSourceError, TaskSourceUnavailable
 from rollout_api.tasks import TaskSource
 
 CHUNK_BYTES = 1 << 20
@@ -98,9 +98,9 @@ class SourcePlace:
         except (BaseError, ValueError) as error:
             raise self.unreadable(" ".join(str(error).split())[:500]) from error
 
-    def unreadable(self, reason: str) -> TaskSourceError:
+    def unreadable(self, reason: str) -> TaskSourceUnavailable:
         """The source as a whole cannot be used."""
-        return TaskSourceError([TaskProblem(self.uri, None, f"cannot be read: {reason}; see tasks.from.uri")])
+        return TaskSourceUnavailable([TaskProblem(self.uri, None, f"cannot be read: {reason}; see tasks.from.uri")])
 
     def store_below(self) -> Any:
         """Object storage below the `uri`, which is a folder there."""

@@ -39,6 +39,10 @@ class TaskSourceError(ValueError):
         super().__init__("\n".join(shown))
 
 
+class TaskSourceUnavailable(TaskSourceError):
+    """The tasks cannot be read, as while storage is away or refuses; a later try may succeed."""
+
+
 @dataclass(frozen=True)
 class LoadedTasks:
     """The tasks of a source, in order; each was validated, and some sources make them only when they are asked for."""

@@ -212,6 +212,15 @@ def test_a_job_that_cannot_run_as_written_is_aborted_with_the_reason(pods: Start
     assert len([line for line in runner.lines() if line["level"] == "error"]) == 1
 
 
+def test_a_runner_that_cannot_start_does_not_abort_a_job_that_has_worked(pods: StartPods) -> None:
+    worked = pods("worked", counting(agent={"type": "Tolcalling"}))
+    worked.api.set_report({"index": 0, "sealed": 5, "running": 3, "outcomes": {"Completed": 5}})
+    assert worked.start().end() == Exit.BAD_JOB
+    report = worked.api.runners[0]
+    assert (report["state"], report["sealed"]) == ("Running", 5), "a plugin's server may be away for a moment"
+    assert "Tolcalling" in report["message"]
+
+
 def test_storage_that_refuses_is_told_and_hides_nothing_that_was_counted(pods: StartPods) -> None:
     refused = pods("refused", counting())
     refused.api.set_report({"index": 0, "sealed": 5, "running": 3, "outcomes": {"Completed": 5}})

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from obstore.store import S3Store
 
-from agent_runtime.tasks import TaskSourceError, load_tasks
+from agent_runtime.tasks import TaskSourceError, TaskSourceUnavailable, load_tasks
 from rollout_api.tasks import Tasks
 from tests.support.s3 import BUCKET, S3, serve_s3
 
@@ -59,6 +59,6 @@ def test_a_missing_object_and_a_wrong_key_are_told_with_the_uri(s3: S3, tmp_path
     wrong = s3.environ() | {"AWS_SECRET_ACCESS_KEY": "wrong"}
     for environ, form in itertools.product((s3.environ(), wrong), ("jsonl", "parquet")):
         uri = s3.uri(f"data/other.{form}")
-        with pytest.raises(TaskSourceError, match="cannot be read") as caught:
+        with pytest.raises(TaskSourceUnavailable, match="cannot be read") as caught:
             load_tasks(source(uri), tmp_path, environ)
         assert str(caught.value).startswith(uri)

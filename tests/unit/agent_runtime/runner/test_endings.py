@@ -11,6 +11,7 @@ from agent_runtime.recording.store import StorageError, StorageUnavailable
 from agent_runtime.runner.exits import Exit
 from agent_runtime.runner.shard_run import Ending, ending_of
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure
+from agent_runtime.tasks import TaskProblem, TaskSourceUnavailable
 from rollout_api.rollout_job import RunnerState
 
 
@@ -31,6 +32,7 @@ def test_only_a_verdict_completes_the_index() -> None:
     [
         (StorageUnavailable("away"), Exit.STORAGE),
         (StorageError("refused"), Exit.STORAGE),
+        (TaskSourceUnavailable([TaskProblem("s3://b/tasks.jsonl", None, "cannot be read")]), Exit.STORAGE),
         (ModelError("Unreachable", "refused"), Exit.MODEL),
         (ModelConfigError("NoKey", "the Secret has none"), Exit.MODEL),
         (SandboxFailure("ProviderUnavailable", "no rights"), Exit.SANDBOXES),
