@@ -25,8 +25,8 @@ _HERE = re.compile(r"\$\{?PWD\}?(?=/|$)|\$\(pwd\)|`pwd`")
 # Tools that take programs or settings from the working directory, under more names than hidden files can replace.
 _TOOLS = (
     "make gmake cmake ctest ninja meson node npm npx pnpm yarn bun bunx deno tsx ts-node jest vitest mocha cargo go mvn "
-    "mvnw gradle gradlew ant sbt bazel bundle rake rspec composer phpunit dotnet msbuild swift mix rebar3 cabal uv tox nox "
-    "poetry"
+    "mvnw gradle gradlew ant sbt lein bazel scons bundle rake rspec composer phpunit dotnet msbuild swift dart mix erl "
+    "rebar3 cabal zig Rscript octave tsc eslint prettier uv tox nox poetry invoke behave mypy pyright ruff flake8 pylint"
 )
 _STARTS_TOOL = re.compile(rf"(?:^|[\s;&|(`'\"/])(?:{_TOOLS.replace(' ', '|')})(?![\w.=/-])")
 _COMMENT = re.compile(r"^\s*#.*", re.MULTILINE)

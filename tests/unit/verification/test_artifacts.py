@@ -14,6 +14,7 @@ from rollout_api.tasks import TaskVerifier
         ("CI=1 node_modules/.bin/jest --ci", "", True),
         ("sh tests/run.sh", "set -e\ncd /workspace; cargo nextest run", True),
         ("./gradlew test", "", True),
+        ("python3 -m mypy --strict calc.py", "", True),
         ("sh tests/run.sh", "# make sure that it is there\ncmp answer.txt expected.txt", False),
         ("python3 -P tests/make.py --make=1 go.mod", "", False),
         ("pytest tests/test_a.py", "diff -r out node-expected", False),
