@@ -212,8 +212,13 @@ class Host:
             used, room = workspace.last.disk_bytes, self._room()
             with contextlib.suppress(WorkspaceFailure):
                 await workspace.kill_processes()
-            with contextlib.suppress(WorkspaceFailure):
+            try:
                 used = max(used, await self.measure_disk(workspace, _bytes_a_file(os.statvfs(self._written))))
+            except WorkspaceFailure as failure:
+                if used < self._share:
+                    message = f"the disk is full, and its files cannot be counted: {failure.message}"
+                    await workspace.fail("WorkspaceEnded", message)
+                    return "WorkspaceEnded"
             workspace.has_filled_disk |= used >= self._share
             # The kernel may free files a while after the process that held them has ended.
             patience = time.monotonic() + _FREED_SECONDS

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Generator
 
+_LISTED = stat.S_IRUSR | stat.S_IXUSR
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # How anything is opened that might not be what it should be: no wait on FIFOs, no terminal acquired.
 NO_WAIT = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -154,11 +155,12 @@ def resolve_below(root: str, path: str) -> str:
     return here
 
 
-def disk_bytes(root: str, *, least: int = 0, since: int | None = None) -> int:
+def disk_bytes(root: str, *, least: int = 0, since: int | None = None, makes_readable: bool = False) -> int:
     """Bytes of the file system's blocks in use below `root`; each file and folder counts as `least` bytes or more.
 
-    With `since`, in nanoseconds since 1970, only what was written from then on, and not in other mounts below. The tree
-    may change meanwhile. When a folder was moved while it was counted, the rest is left for the next count.
+    With `since`, in nanoseconds since 1970, only what was written from then on, and not in other mounts below. With
+    `makes_readable`, folders that their owner may not list are made so. The tree may change meanwhile. When a folder was
+    moved while it was counted, the rest is left for the next count.
     """
     total = 0
     hard_linked: set[int] = set()
@@ -175,6 +177,8 @@ def disk_bytes(root: str, *, least: int = 0, since: int | None = None) -> int:
                         if stat.S_ISDIR(info.st_mode):
                             if since is not None and info.st_dev != mount:
                                 continue
+                            if makes_readable and info.st_mode & _LISTED != _LISTED:
+                                make_writable(current, entry.name)
                             folders.append(entry.name)
                         # The time of the last change, which no tool can set.
                         if since is not None and info.st_ctime_ns < since:
@@ -203,7 +207,8 @@ def _next_folder(current: int, levels: list[tuple[int, list[str]]]) -> int | Non
             if os.fstat(here).st_ino != inode:
                 return None
             while folders:
-                with contextlib.suppress(OSError):
+                # A tool that takes our descriptors (prlimit) makes the count fail, not the folder empty.
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                     return open_folder(here, folders.pop())
             levels.pop()
             if not levels:

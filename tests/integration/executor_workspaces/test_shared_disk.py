@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -84,6 +85,35 @@ async def test_workspace_that_filled_the_disk_has_used_it_up(small_disk: Path) -
         with pytest.raises(WorkspaceFailure) as failure:
             await write(workspace, "/answer", bytes(1_000_000))
         assert failure.value.cause == "Disk"
+
+
+async def test_workspace_whose_files_cannot_be_counted_on_a_full_disk_is_lost(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def uncounted(*_: object) -> int:
+        raise WorkspaceFailure("CreateFailed", "measure: Too many open files")
+
+    async with overlay_on(small_disk) as overlay:
+        workspace = await overlay.make()
+        monkeypatch.setattr(overlay.host, "measure_disk", uncounted)
+        with contextlib.suppress(OSError), (small_disk / "hog").open("wb", buffering=0) as hog:
+            while hog.write(bytes(100_000)):
+                pass
+        assert (await run(workspace, "true")).exit.cause == "WorkspaceEnded", "a policy could have itself masked"
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o300, 0o400])
+def test_files_in_folders_that_their_owner_may_not_list_are_counted(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "image" / "hidden"
+    folder.mkdir(parents=True)
+    (folder / "hog").write_bytes(bytes(1 << 20))
+    folder.chmod(mode)
+    count = "import sys; from agent_runtime.executor.workspaces.trees import disk_bytes as count; "
+    count += "print(count(sys.argv[1], since=0, makes_readable=True))"
+    without_capabilities = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]  # root's, as in a Plain pod
+    command = [*without_capabilities, sys.executable, "-c", count, str(folder.parent)]
+    counted = subprocess.run(command, check=True, capture_output=True).stdout
+    assert int(counted) >= 1 << 20, "a policy could fill the disk, and have itself masked"
 
 
 # A file that has no name, and no descriptor in any process.
