@@ -9,15 +9,16 @@ ever, so each has a deadline of ours.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import json
 import random
 import shutil
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agent_runtime.daemon_thread import in_daemon_thread
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.container_base import ContainerProviderBase
 from agent_runtime.sandboxes.container_engine import EXECUTOR_MEMORY, EXECUTOR_PROCESSES, PLAIN_CAPABILITIES
@@ -58,27 +59,9 @@ def import_kodo() -> Any:
 
 async def call(what: str, seconds: float, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """`function(...)` in a thread that is left behind when it does not end in time. Raises SandboxFailure."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if not done.done():
-            done.set_exception(error) if error is not None else done.set_result(result)
-
-    def work() -> None:
-        try:
-            outcome, error = function(*arguments, **options), None
-        except BaseException as raised:  # noqa: BLE001 (told to whoever waits)
-            outcome, error = None, raised
-        try:
-            loop.call_soon_threadsafe(settle, outcome, error)
-        except RuntimeError:
-            return  # the loop has ended, and nobody waits any more
-
-    # A daemon, for one that hangs must not keep the process from ending.
-    threading.Thread(target=work, name=f"kodo {what}", daemon=True).start()
     try:
-        return await asyncio.wait_for(done, seconds)
+        work = functools.partial(function, *arguments, **options)
+        return await asyncio.wait_for(in_daemon_thread(f"kodo {what}", work), seconds)
     except TimeoutError:
         raise SandboxFailure("Kodo", f"kodo did not {what} in {seconds:g} s") from None
     except SandboxFailure:

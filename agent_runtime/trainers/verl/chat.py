@@ -1,6 +1,7 @@
 """verl's own tokenization of a conversation: its continuous-token builder for prompts, its tool parser for answers."""
 
 import asyncio
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from verl.experimental.agent_loop.tool_parser import ToolParser  # type: ignore[import-not-found]
 from verl.tools.schemas import OpenAIFunctionToolSchema  # type: ignore[import-not-found]
 
+from agent_runtime.daemon_thread import in_daemon_thread
 from agent_runtime.models.base import TokenPrefix
 from agent_runtime.models.history import decoded_object
 from rollout_api.records import Message
@@ -38,7 +40,9 @@ class VerlChat:
         said = list(ids[:-1] if ended else ids)
         if not tools:
             return _before_stop(await asyncio.to_thread(self._text, said), stops), []
-        text, calls = await self._parser.extract_tool_calls(said, _schemas(tools))
+        # Parsers block, and take hours for some answers, such as ones that repeat the beginning of a call.
+        parse = functools.partial(self._parser.extract_tool_calls, said, _schemas(tools))
+        text, calls = await in_daemon_thread("verl tool parser", lambda: asyncio.run(parse()))
         if not calls:
             text = await asyncio.to_thread(self._text, said)
         return _before_stop(text, stops), [

@@ -72,9 +72,13 @@ class LLMClientModel:
         try:
             async with asyncio.timeout(self._seconds):
                 await self._sample(request, prompt, limit, pieces)
+                return await self._reply(request, prompt, pieces, limit)
         except TimeoutError:
-            raise ModelError("Timeout", f"verl's LLM servers did not finish within {self._seconds:g} s") from None
-        return await self._reply(request, prompt, pieces, limit)
+            failure = ModelError("Timeout", f"verl gave no answer within {self._seconds:g} s")
+        except ModelError as error:
+            failure = error
+        failure.after_tokens = any(piece.token_ids for piece in pieces)
+        raise failure
 
     async def check(self) -> None:
         """verl has started its servers before it makes a manager."""
@@ -126,7 +130,10 @@ class LLMClientModel:
         self, request: ModelRequest, prompt: list[int], pieces: Sequence[TokenOutput], limit: int
     ) -> ModelReply:
         ids = [token for piece in pieces for token in piece.token_ids]
-        text, calls = await self._chat.read(ids, request.tools, request.sampling.stop)
+        try:
+            text, calls = await self._chat.read(ids, request.tools, request.sampling.stop)
+        except Exception as error:
+            raise ModelError("BadAnswer", f"verl's tool parser cannot read the answer: {_summary(error)}") from error
         message: Message = {"role": "assistant", "content": text}
         if calls:
             message["tool_calls"] = [

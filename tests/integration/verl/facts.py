@@ -1,7 +1,10 @@
 """What can be found out about verl without its servers: its loader's errors, its texts, a conversation as ids."""
 
+import asyncio
+import threading
 from typing import Any
 
+from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.experimental.agent_loop.utils import build_gpt_oss_tool_response_text as verls_text
 from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
@@ -49,6 +52,27 @@ def gpt_oss_texts() -> list[tuple[str, str]]:
     return [(build_gpt_oss_tool_response_text(*given), verls_text(*given)) for given in TOOL_RESULTS]
 
 
+@ToolParser.register("blocking")
+class BlockingParser(ToolParser):  # type: ignore[misc]
+    """Reads an answer once whoever waits for it has done other work."""
+
+    others_work = threading.Event()
+
+    async def extract_tool_calls(self, responses_ids: list[int], tools: Any = None) -> tuple[str, list[Any]]:
+        """Says whether there was other work."""
+        return "worked" if self.others_work.wait(10) else "stood still", [FunctionCall(name="bash", arguments="{}")]
+
+
+async def blocked(tokenizer: Any, builder: Any) -> str:
+    """What others do while a parser blocks."""
+    chat = VerlChat(tokenizer, builder, "blocking")
+    reading = asyncio.create_task(chat.read([1], [TOOL], []))
+    await asyncio.sleep(0)
+    BlockingParser.others_work.set()
+    text, _ = await reading
+    return text
+
+
 async def conversation(tokenizer: Any) -> dict[str, Any]:
     """Two turns, the first one answered whole, cut off, and forgotten."""
     builder = create_continuous_token_builder(tokenizer, hf_model_type="qwen2")
@@ -74,4 +98,5 @@ async def conversation(tokenizer: Any) -> dict[str, Any]:
         "whole_text": tokenizer.decode(whole[len(first) + len(sampled) :]),
         "cut_text": tokenizer.decode(cut[len(first) :]),
         "plain": [plain, none],
+        "while_a_parser_blocks": await blocked(tokenizer, builder),
     }

@@ -271,6 +271,10 @@ def test_the_text_of_an_answer_ends_before_its_stop_string(played: dict[str, Any
     assert played["conversation"]["plain"] == ["Final. ", []]
 
 
+def test_parser_that_blocks_stops_no_other_rollout(played: dict[str, Any]) -> None:
+    assert played["conversation"]["while_a_parser_blocks"] == "worked"
+
+
 def test_verl_says_what_is_wrong_with_the_name_of_a_manager(played: dict[str, Any]) -> None:
     no_dot, no_module, no_attribute = played["loader_errors"]
 

@@ -150,3 +150,21 @@ async def test_an_answer_gets_the_tightest_of_all_limits_and_verls_sampling() ->
     }
     assert reply.finish_reason == "tool_calls"
     assert reply.tool_calls[0].id == "call-2-0"
+
+
+class FailingChat(PlainChat):
+    async def read(
+        self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], stops: Sequence[str]
+    ) -> tuple[str, list[dict[str, Any]]]:
+        raise KeyError("no such tool")
+
+
+async def test_answer_that_the_parser_cannot_read_counts_as_begun() -> None:
+    parsed = LLMClientModel(Server(piece(1)).generate, FailingChat(), context=20)
+    with pytest.raises(ModelError, match="BadAnswer: verl's tool parser cannot read the answer: KeyError") as failed:
+        await parsed.complete(request())
+    assert failed.value.after_tokens
+
+    with pytest.raises(ModelError) as gone:
+        await model(Server(RuntimeError("gone"))).complete(request())
+    assert not gone.value.after_tokens
