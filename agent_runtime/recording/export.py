@@ -52,7 +52,7 @@ async def export(run: RunReader, form: Format) -> AsyncIterator[bytes]:
     """The sealed rollouts of a run by index, one JSON line a piece, in a format of lines. Raises RecordCorrupt."""
     for index in run.seals:
         for line in await _LINES[form](run, index):
-            yield json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+            yield json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode(errors="replace") + b"\n"
 
 
 async def _results(run: RunReader, index: int) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """A run in the form of Real Work (ritser-labs/real-work, `src/core/trajectory.py`): a file a trajectory, and statistics."""
 
 import json
+import math
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ async def write_real_work(run: RunReader, folder: Path) -> int:
     for index, seal in run.seals.items():
         trajectory = trajectory_of(run.folder, await run.records(index), seal.result, seal.verdict)
         path = folder / f"{trajectory['trajectory_id']}.json"
-        path.write_text(json.dumps(trajectory, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(trajectory, ensure_ascii=False, indent=2) + "\n", encoding="utf-8", errors="replace")
         episodes.append({"completed": seal.result.outcome is Outcome.COMPLETED, **trajectory["episode_result"]})
     statistics = statistics_of(episodes) | {"plugins": _plugins(run.results())}
     (folder / STATISTICS_FILE).write_text(json.dumps(statistics, indent=2) + "\n", encoding="utf-8")
@@ -81,7 +82,8 @@ def action_of(call: ToolCall) -> dict[str, Any]:
     return {
         "type": kind,
         "content": content if isinstance(content, str) else call.arguments,
-        "timeout": int(timeout) if isinstance(timeout, int | float) else None,
+        # A model may also write Infinity or NaN.
+        "timeout": int(timeout) if isinstance(timeout, int | float) and abs(timeout) < math.inf else None,
         "working_directory": folder if isinstance(folder, str) else None,
         "background": False,
     }

@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from agent_runtime.recording.export import Format, export
+from agent_runtime.recording.export import FOLDERS, Format, export
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.reader import NoSuchRun, open_run
 from agent_runtime.recording.store import Store
-from rollout_api.records import IntentRecord, Message, Record, ResponseRecord, Result
+from rollout_api.records import IntentRecord, Message, Observation, ObservationsRecord, Record, ResponseRecord, Result
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
+from tests.support.records import call
 
 MakeResult = Callable[..., Result]
 MakeJob = Callable[..., RolloutJob]
@@ -87,6 +89,22 @@ async def test_trajectories_carry_their_outcome(run: Store) -> None:
     found = await lines(run, Format.ATIF)
     assert [line["extra"]["reward"] for line in found] == [0.0, 1.0]  # type: ignore[index]
     assert [line["session_id"].rsplit("/", 1)[-1] for line in found] == ["0", "1"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("written", ['"\\ud83d"', "1e999", "NaN", "9" * 4000])
+async def test_tool_call_with_odd_arguments_ends_no_export(
+    written: str, folder: Store, record: JobRecord, make_result: MakeResult, tmp_path: Path
+) -> None:
+    calling = answer(0, [1], [2])
+    calling.message["tool_calls"] = [call("c", f'{{"command": {written}, "timeout": {written}}}')]
+    results = ObservationsRecord(
+        turn=0, time=1, results=[Observation(call_id="c", tool="bash", content="", seconds=0, error=False)]
+    )
+    await run_rollout(record, 0, [FORKED[0], calling, results], make_result(0))
+
+    assert len(await lines(folder, Format.ATIF)) == 1
+    for form, write in FOLDERS.items():
+        assert await write(await open_run(folder, "fix"), tmp_path / form) == 1
 
 
 async def test_an_unfinished_run_is_readable_at_any_time(run: Store) -> None:
