@@ -31,7 +31,7 @@ _LABEL = re.compile(
     r"^[ \t>*_#`-]*(thought|action[ \t_]*input|action|final[ \t_]*answer|observation)[ \t*_`]*:[ \t*_]*",
     re.IGNORECASE | re.MULTILINE,
 )
-_FENCE = re.compile(r"^```[\w-]*[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
+_FENCE = re.compile(r"^```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from agent_runtime.plugins.base import ActionFilter, Refuse, RolloutInfo
 from agent_runtime.plugins.shell import program, simple_commands
 from agent_runtime.tools.dispatch import decoded_arguments
 
+LONGEST = 128 * 1024
+"""Characters of a command that is looked at: no longer one can be an argument of a program on Linux."""
 BLOCKED_PROGRAMS = ("shutdown", "reboot", "halt", "poweroff", "mkfs", "mkfs.*", "format")
 
 _SYSTEM = re.compile(r"/(?:bin|boot|dev|etc|home|lib|lib64|opt|proc|root|run|sbin|srv|sys|usr|var)?")
@@ -54,6 +56,8 @@ class SafetyFilter(ActionFilter):
 
     def reason(self, command: str) -> str | None:
         """Why a shell command is refused, or None."""
+        if len(command) > LONGEST:
+            return f"the command has {len(command)} characters, at most {LONGEST} are looked at. Write a file in parts."
         for pattern in self.blocked_patterns:
             if pattern.search(command):
                 return f"the command matches {pattern.pattern!r}, which this job does not allow. Find another way."

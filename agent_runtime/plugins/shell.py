@@ -18,7 +18,7 @@ DEPTH = 8
 _SEPARATORS = "();<>|&\n{}"
 _COMMENT = re.compile(r"(?m)^[ \t]*#.*$")
 _HERE_DOCUMENT = re.compile(
-    r"<<-?\s*(['\"]?)([A-Za-z_]\w*+)\1(?P<rest>[^\n]*+)\n.*?(?:^[ \t]*\2[ \t]*$|\Z)", re.S | re.M
+    r"<<-?\s*(['\"]?)([A-Za-z_]\w*+)\1(?P<rest>[^\n]*+)(?:\n.*?(?:^[ \t]*\2[ \t]*$|\Z)|\Z)", re.S | re.M
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.S)
 _KEYWORDS = frozenset(

@@ -1,5 +1,6 @@
 """Grading: a task's verifier, run in a workspace that holds the artifacts, and its verdict."""
 
+import asyncio
 import posixpath
 import shlex
 import tarfile
@@ -309,9 +310,9 @@ class _Grading:
                 return self.scored([_passed(command) for command in self.commands], [])
             case VerifierKind.PYTEST:
                 paths = [_report_path(number) for number in range(len(self.commands))]
-                return self.judged_tests([await self.read_report(path) for path in paths])
+                return await asyncio.to_thread(self.judged_tests, [await self.read_report(path) for path in paths])
             case VerifierKind.JUNIT:
-                return self.judged_tests([await self.read_report(self.spec.report or "")])
+                return await asyncio.to_thread(self.judged_tests, [await self.read_report(self.spec.report or "")])
             case VerifierKind.REWARD_FILE:
                 return await self.judge_reward_file()
 
@@ -345,7 +346,8 @@ class _Grading:
             data = await self.read(path, REPORT_BYTES)
             if data is None:
                 return ReportError(f"no report was written to {path}: the run was ended before its end")
-            return parse_report(data)
+            # All rollouts share the event loop, and the policy decides how long this takes.
+            return await asyncio.to_thread(parse_report, data)
         except ReportError as error:
             return error
 

@@ -102,7 +102,7 @@ class _Handler:
             self.case = _Case(*known, not_run, not_run or "")
         elif self.case is not None and tag in _NOT_PASSED:
             self.case.result = tag
-            self.case.message += f"{tag}: {attributes.get('message', '')}"[:MESSAGE_CHARACTERS]
+            self.add_message(f"{tag}: {attributes.get('message', '')}")
         self.stack.append(tag)
 
     def end(self, tag: str) -> None:
@@ -114,8 +114,12 @@ class _Handler:
             self.case = None
 
     def text(self, data: str) -> None:
-        if self.case is not None and self.stack[-1] in _NOT_PASSED and len(self.case.message) < MESSAGE_CHARACTERS:
-            self.case.message += f"\n{data}"
+        if self.case is not None and self.stack[-1] in _NOT_PASSED:
+            self.add_message(f"\n{data}")
+
+    def add_message(self, text: str) -> None:
+        if self.case is not None and len(self.case.message) < MESSAGE_CHARACTERS:
+            self.case.message += text[:MESSAGE_CHARACTERS]
 
 
 def _escaped_byte(match: re.Match[bytes]) -> bytes:

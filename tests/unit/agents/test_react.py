@@ -39,6 +39,11 @@ def test_json_over_several_lines_with_lines_that_look_like_labels_is_read_whole(
     assert parse_step(f"Action: f\nAction Input: {raw}").action_input == raw
 
 
+def test_input_of_a_million_blanks_in_an_open_fence_is_read_at_once() -> None:
+    # Time that grew with their square would be many minutes, in which the engine does nothing for other rollouts.
+    assert parse_step("Action: f\nAction Input: ```\n" + " " * 1_000_000 + "x").action == "f"
+
+
 def test_a_final_answer_keeps_all_its_lines() -> None:
     text = "Thought: done\nFinal Answer: first\nAction: is a word here\n\nlast"
     assert parse_step(text) == ReActStep("done", final_answer="first\nAction: is a word here\n\nlast")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent_runtime.models.base import ToolCall
 from agent_runtime.plugins import Refuse, RolloutInfo
-from agent_runtime.plugins.safety_filter import SafetyFilter
+from agent_runtime.plugins.safety_filter import LONGEST, SafetyFilter
 from rollout_api.tasks import Task
 
 ROLLOUT = RolloutInfo(0, 0, 0, 0, 0, Task(name="t", prompt="p"))
@@ -71,6 +71,11 @@ async def test_what_destroys_the_machine_is_refused_with_a_reason(command: str) 
 )
 async def test_ordinary_work_is_let_through_whatever_words_are_in_it(command: str) -> None:
     assert await asked({"command": command}) is None
+
+
+async def test_command_longer_than_a_program_can_take_is_refused_unread() -> None:
+    assert isinstance(await asked({"command": "a" * (LONGEST + 1)}), Refuse)
+    assert await asked({"command": "a" * LONGEST}) is None
 
 
 @given(st.text(max_size=100))

@@ -47,6 +47,11 @@ def test_commands_inside_of_commands_are_not_found_again_and_again(form: str) ->
     assert len(list(simple_commands(text))) <= 100
 
 
+def test_here_documents_without_a_line_are_read_at_once() -> None:
+    found = list(simple_commands("cat " + "<<A" * 300_000 + " ; reboot"))
+    assert "reboot" in [program(words) for words in found]
+
+
 @pytest.mark.parametrize("form", ["$(true; {})", 'echo "$(true; {})"', "find . -exec {}"])
 def test_command_deep_inside_of_others_is_found(form: str) -> None:
     text = "reboot"

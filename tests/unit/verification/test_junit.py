@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.verification.junit import (
+    MESSAGE_CHARACTERS,
     REPORT_DEPTH,
     ReportedTest,
     ReportError,
@@ -40,6 +41,13 @@ def test_only_a_case_without_failure_error_or_skip_has_passed() -> None:
         *(case("m", tag, f"<{tag} message='no'/>") for tag in ("failure", "error", "skipped")), case("m", "ok")
     )
     assert [test.passed for test in parse_report(data)] == [False, False, False, True]
+
+
+def test_case_with_a_million_failures_is_read_at_once_and_its_message_is_short() -> None:
+    # Time that grew with their square would be an hour, in which the engine does nothing for other rollouts.
+    test = parse_report(report(case("m", "t", "<error/>" * 1_000_000)))[0]
+    assert not test.passed
+    assert len(test.message) <= MESSAGE_CHARACTERS
 
 
 @pytest.mark.parametrize(
