@@ -87,20 +87,25 @@ class SourcePlace:
 
     @contextlib.contextmanager
     def readable(self) -> Iterator[None]:
-        """Turns what files and storage raise inside into TaskSourceError naming the source."""
+        """Turns what files and storage raise inside into TaskSourceError naming the source.
+
+        TaskSourceUnavailable where object storage is away or refuses.
+        """
         try:
             yield
         except TaskSourceError:
             raise
         except OSError as error:
             where = "" if error.filename in (None, str(self.local_path)) else f"{error.filename}: "
-            raise self.unreadable(where + (error.strerror or str(error))) from error
+            kind = TaskSourceUnavailable if "NoSuchBucket" in str(error) else TaskSourceError
+            raise self.unreadable(where + (error.strerror or str(error)), kind) from error
         except (BaseError, ValueError) as error:
-            raise self.unreadable(" ".join(str(error).split())[:500]) from error
+            kind = TaskSourceUnavailable if isinstance(error, BaseError) else TaskSourceError
+            raise self.unreadable(" ".join(str(error).split())[:500], kind) from error
 
-    def unreadable(self, reason: str) -> TaskSourceUnavailable:
+    def unreadable(self, reason: str, kind: type[TaskSourceError] = TaskSourceError) -> TaskSourceError:
         """The source as a whole cannot be used."""
-        return TaskSourceUnavailable([TaskProblem(self.uri, None, f"cannot be read: {reason}; see tasks.from.uri")])
+        return kind([TaskProblem(self.uri, None, f"cannot be read: {reason}; see tasks.from.uri")])
 
     def store_below(self) -> Any:
         """Object storage below the `uri`, which is a folder there."""

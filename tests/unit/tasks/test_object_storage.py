@@ -1,5 +1,6 @@
 """Task files in object storage, read from a real S3 server on loopback."""
 
+import asyncio
 import io
 import itertools
 from collections.abc import Iterator
@@ -11,7 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from obstore.store import S3Store
 
+from agent_runtime.engine.branching import find_origins
+from agent_runtime.runner.exits import Exit
+from agent_runtime.runner.shard_run import ending_of
 from agent_runtime.tasks import TaskSourceError, TaskSourceUnavailable, load_tasks
+from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Tasks
 from tests.support.s3 import BUCKET, S3, serve_s3
 
@@ -59,6 +64,34 @@ def test_a_missing_object_and_a_wrong_key_are_told_with_the_uri(s3: S3, tmp_path
     wrong = s3.environ() | {"AWS_SECRET_ACCESS_KEY": "wrong"}
     for environ, form in itertools.product((s3.environ(), wrong), ("jsonl", "parquet")):
         uri = s3.uri(f"data/other.{form}")
-        with pytest.raises(TaskSourceUnavailable, match="cannot be read") as caught:
+        with pytest.raises(TaskSourceError, match="cannot be read") as caught:
             load_tasks(source(uri), tmp_path, environ)
         assert str(caught.value).startswith(uri)
+
+
+@pytest.mark.parametrize("uri", ["data/tasks.jsonl", "data/tasks.parquet", "data"])
+def test_runner_is_tried_again_when_storage_refuses_its_tasks(s3: S3, tmp_path: Path, uri: str) -> None:
+    form = {"format": "Harbor"} if uri == "data" else {}
+    tasks = Tasks.model_validate({"from": {"uri": s3.uri(uri), **form}})
+    with pytest.raises(TaskSourceUnavailable) as refused:
+        load_tasks(tasks, tmp_path, s3.environ() | {"AWS_SECRET_ACCESS_KEY": "wrong"})
+    with pytest.raises(TaskSourceError) as missing:
+        load_tasks(source(s3.uri("data/other.jsonl")), tmp_path, s3.environ())
+    assert [ending and ending.exit for ending in map(ending_of, (refused.value, missing.value))] == [
+        Exit.STORAGE,
+        Exit.BAD_JOB,
+    ]
+
+
+def test_runner_is_tried_again_when_storage_refuses_the_run_to_branch(s3: S3, tmp_path: Path) -> None:
+    spec = {
+        "mode": "Eval",
+        "tasks": {"branch": [{"job": s3.uri("runs/source"), "index": 0, "turn": 0, "count": 2}]},
+        "model": {"function": "nobody:asks"},
+        "output": {"uri": s3.uri("runs")},
+    }
+    job = RolloutJob.model_validate(
+        {"apiVersion": "rollout.dev/v1alpha1", "kind": "RolloutJob", "metadata": {"name": "again"}, "spec": spec}
+    )
+    with pytest.raises(TaskSourceUnavailable):
+        asyncio.run(find_origins(job, tmp_path, s3.environ() | {"AWS_SECRET_ACCESS_KEY": "wrong"}))
