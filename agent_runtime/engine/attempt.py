@@ -501,7 +501,7 @@ class Attempt:
 
 def _verdict_of_records(task: Task, records: Sequence[Record]) -> Verdict | None:
     """The verdict on a task of steps, or with an environment: all of it is in the records."""
-    return verdict_of_steps(task, records) if task.steps else episode_verdict(records)
+    return episode_verdict(task.environment, records) if task.environment else verdict_of_steps(task, records)
 
 
 def _first(records: Iterable[Record], form: type[R]) -> R | None:

@@ -5,9 +5,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from agent_runtime.environments.host import Action, Beginning, EnvironmentFailure, EnvironmentHost, Move
+from agent_runtime.environments.host import (
+    Action,
+    Beginning,
+    EnvironmentFailure,
+    EnvironmentFault,
+    EnvironmentHost,
+    Move,
+)
 from agent_runtime.tools.base import ToolContext, ToolResult
 from agent_runtime.tools.dispatch import shortened
+from rollout_api.environments import RunIn
 from rollout_api.records import Observation, ObservationsRecord, Record
 from rollout_api.tasks import Task
 
@@ -59,6 +67,9 @@ class Act:
         """The task as an agent sees it: its prompt is the rules and what is seen first."""
         self._host = host
         self._past = acted(recorded)
+        self._in_sandbox = task.environment.run_in is RunIn.SANDBOX
+        self._resumes = bool(self._past)
+        """An earlier runner took the actions so far, and they have not been taken again yet."""
         self._one_at_a_time = asyncio.Lock()
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
@@ -70,6 +81,7 @@ class Act:
             actions = [step.data["action"] for step in self._past]
             *again, move = await self._host.take(actions, action, context.workspace)
             self._compare(again)
+            self._resumes = False
             content = shortened(move.observation)
             data = _data(action, move)
             self._past.append(
@@ -81,8 +93,10 @@ class Act:
         """Raise EnvironmentFailure where the same actions did not lead to where they had led."""
         for step, move in zip(self._past[len(self._past) - len(again) :], again, strict=True):
             if (step.content, step.data["reward"]) != (shortened(move.observation), move.reward):
+                # In a sandbox an action may run programs, which can end or replace the process that keeps the episode.
+                own = self._in_sandbox and not self._resumes
                 raise EnvironmentFailure(
-                    "EnvironmentDiverged",
+                    EnvironmentFault.DIED if own else "EnvironmentDiverged",
                     f"the same actions led elsewhere: action {step.data['action']!r} gave {move.reward:g}, and "
                     f"{step.data['reward']:g} before; an environment must be a function of its seed and its actions",
                 )

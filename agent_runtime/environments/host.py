@@ -40,12 +40,16 @@ class Beginning:
     instruction: str
 
 
+MOST_REWARD = 1e100
+"""Of one step, so that no sum of steps overflows."""
+
+
 @dataclass(frozen=True)
 class Move:
     """What an action came to; see `hosted.game.Move`."""
 
     observation: str
-    reward: Annotated[float, Field(allow_inf_nan=False)]
+    reward: Annotated[float, Field(ge=-MOST_REWARD, le=MOST_REWARD, allow_inf_nan=False)]
     terminated: bool
     truncated: bool
     valid: bool

@@ -5,14 +5,16 @@ import statistics
 from collections.abc import Sequence
 
 from agent_runtime.environments.act import acted
+from rollout_api.environments import RunIn, TaskEnvironment
 from rollout_api.records import Record, Verdict
 
 
-def episode_verdict(records: Sequence[Record]) -> Verdict:
+def episode_verdict(environment: TaskEnvironment, records: Sequence[Record]) -> Verdict:
     """The sum of the steps' rewards; an episode without a step has 0.
 
     Passed is what the environment says of success at its last step; where it says nothing, a reward above 0. The further
-    rewards are the metrics that ROLL gives: shares of valid and of effective actions, and success.
+    rewards are the metrics that ROLL gives: shares of valid and of effective actions, and success. In a sandbox actions may
+    run programs, and these can reach the process that keeps the episode: such a verdict is forgeable.
     """
     steps = acted(records)
     reward = math.fsum(step.data["reward"] for step in steps)
@@ -24,7 +26,8 @@ def episode_verdict(records: Sequence[Record]) -> Verdict:
         effective = [step.data["effective"] for step in steps if "effective" in step.data]
         if effective:
             rewards["action_is_effective"] = statistics.fmean(effective)
-    return Verdict(reward=reward, rewards=rewards, passed=passed, message=f"{len(steps)} steps")
+    forgeable = environment.run_in is RunIn.SANDBOX
+    return Verdict(reward=reward, rewards=rewards, passed=passed, forgeable=forgeable, message=f"{len(steps)} steps")
 
 
 def step_rewards(records: Sequence[Record]) -> list[float]:

@@ -8,11 +8,13 @@ from agent_runtime.environments.act import ACT, Act, told
 from agent_runtime.environments.host import Action, Beginning, EnvironmentFailure, Move, checked_reply, moves
 from agent_runtime.environments.verdict import episode_verdict, step_rewards
 from agent_runtime.tools.base import ToolContext, ToolResult, ToolWorkspace
-from rollout_api.environments import TaskEnvironment
+from rollout_api.environments import RunIn, TaskEnvironment
 from rollout_api.records import Observation, ObservationsRecord, Record
 from rollout_api.tasks import Task
 
-TASK = Task(name="t", prompt="Turn {turn}: {feedback}\n{observation}", environment=TaskEnvironment(id="FrozenLake"))
+LAKE = TaskEnvironment(id="FrozenLake")
+SANDBOXED = LAKE.model_copy(update={"run_in": RunIn.SANDBOX})
+TASK = Task(name="t", prompt="Turn {turn}: {feedback}\n{observation}", environment=LAKE)
 CONTEXT = ToolContext(workspace=cast(ToolWorkspace, None), task=TASK, call_id="c", seconds_left=60)
 
 
@@ -72,6 +74,18 @@ async def test_an_episode_begun_again_elsewhere_has_to_lead_to_the_same_places()
         await steps(tool, "b")
 
 
+async def test_replaced_process_in_sandbox_is_the_rollouts_own_failure() -> None:
+    task = TASK.model_copy(update={"environment": SANDBOXED})
+    own = Act(task, Walk(lost=2, drift=0.5), Beginning("place 0", "Walk."))
+    taken = await steps(own, "a", "b")
+    own._past[0].data["reward"] = 0.0
+    with pytest.raises(EnvironmentFailure, match="EnvironmentDied: the same actions led elsewhere"):
+        await steps(own, "c")
+    resumed = Act(task, Walk(lost=2), Beginning("place 0", "Walk."), recorded(*taken))
+    with pytest.raises(EnvironmentFailure, match="EnvironmentDiverged"):
+        await steps(resumed, "c")
+
+
 async def test_what_comes_after_the_end_is_told_and_changes_no_reward() -> None:
     host = Walk()
     after = await steps(act(host), "a", "b", "c", "d")
@@ -87,15 +101,19 @@ async def test_calls_side_by_side_are_steps_one_after_another() -> None:
 
 
 async def test_the_reward_is_the_sum_of_the_steps_and_success_is_the_environments_word() -> None:
-    verdict = episode_verdict(recorded(*await steps(act(Walk()), "a", "b", "c")))
+    verdict = episode_verdict(LAKE, recorded(*await steps(act(Walk()), "a", "b", "c")))
     assert (verdict.reward, verdict.passed) == (6, True)
     assert verdict.rewards == {"success": 1.0, "action_is_valid": 1.0, "action_is_effective": 1.0}
-    unfinished = episode_verdict(recorded(*await steps(act(Walk()), "a")))
+    unfinished = episode_verdict(LAKE, recorded(*await steps(act(Walk()), "a")))
     assert (unfinished.reward, unfinished.passed) == (1, False)
 
 
+def test_verdict_of_environment_in_sandbox_is_forgeable() -> None:
+    assert [episode_verdict(environment, []).forgeable for environment in (LAKE, SANDBOXED)] == [False, True]
+
+
 def test_an_episode_without_a_step_has_reward_zero() -> None:
-    assert (episode_verdict([]).reward, episode_verdict([]).passed) == (0.0, False)
+    assert (episode_verdict(LAKE, []).reward, episode_verdict(LAKE, []).passed) == (0.0, False)
 
 
 def test_an_agent_of_any_kind_is_given_the_rules_and_what_is_seen_first() -> None:
@@ -127,6 +145,7 @@ def test_what_an_environment_in_a_sandbox_answers_is_not_trusted_to_be_an_answer
                 {"observation": "x", "reward": float("inf"), "terminated": False, "truncated": False, "valid": True}
             ]
         },
+        {"moves": [{"observation": "x", "reward": 1e308, "terminated": False, "truncated": False, "valid": True}]},
         {"moves": [{"observation": "x", "reward": 1, "terminated": False, "truncated": False, "valid": True}] * 2},
     ],
     ids=lambda reply: str(reply)[:30],
