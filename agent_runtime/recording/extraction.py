@@ -6,6 +6,7 @@
 import os
 import shutil
 import tarfile
+from itertools import islice, takewhile
 from pathlib import Path, PurePosixPath
 
 
@@ -13,12 +14,13 @@ class UnsafeMember(ValueError):
     """An entry of an archive that must not be unpacked; the message says why."""
 
 
-def extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+def extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, real: set[Path]) -> None:
     """Write a file, with its hard links as copies, or a folder below `folder`. Raises UnsafeMember, OSError.
 
-    Nothing is written through a symbolic link, and no special mode bit or owner is taken over.
+    Nothing is written through a symbolic link, and no special mode bit or owner is taken over. `real` has the folders that
+    were looked at, `folder` at first: they stay folders, and are not looked at again for each of a thousand files in them.
     """
-    path = _inside(member, folder)
+    path = _inside(member, folder, real)
     if member.isdir():
         path.mkdir(parents=True, exist_ok=True)
         return
@@ -40,19 +42,20 @@ def extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Pa
 def extract_all(archive: tarfile.TarFile, folder: Path) -> list[str]:
     """Write files, folders and symbolic links below `folder`; why each other entry was left out."""
     refused: list[str] = []
+    real = {folder}
     later: list[tarfile.TarInfo] = []
     for member in archive:
         if member.issym():
             later.append(member)
             continue
         try:
-            extract_member(archive, member, folder)
+            extract_member(archive, member, folder, real)
         except (UnsafeMember, OSError) as error:
             refused.append(str(error))
     links: list[tuple[tarfile.TarInfo, Path]] = []
     for member in later:
         try:
-            path = _inside(member, folder)  # looked at now: an earlier link may stand above it
+            path = _inside(member, folder, real)  # looked at now: an earlier link may stand above it
             _make_place(path)
             path.symlink_to(member.linkname)
             links.append((member, path))
@@ -61,20 +64,30 @@ def extract_all(archive: tarfile.TarFile, folder: Path) -> list[str]:
     # Where a link leads depends on the others, so all of them are there first.
     root = os.path.realpath(folder)
     for member, path in links:
-        if path.is_symlink() and os.path.commonpath([root, os.path.realpath(path)]) != root:
+        if path.is_symlink() and not _stays_inside(path, root):
             path.unlink()
             refused.append(f"{member.name!r} is a link to {member.linkname!r}, outside the folder")
     return refused
 
 
-def _inside(member: tarfile.TarInfo, folder: Path) -> Path:
+def _stays_inside(link: Path, root: str) -> bool:
+    try:
+        return os.path.commonpath([root, os.path.realpath(link)]) == root
+    except RecursionError:  # a chain of links that no system follows to its end
+        return False
+
+
+def _inside(member: tarfile.TarInfo, folder: Path, real: set[Path]) -> Path:
     """Where an entry goes. Raises UnsafeMember unless that is reached through real folders only."""
     parts = PurePosixPath(member.name).parts
     if member.name.startswith("/") or ".." in parts or "\0" in member.name:
         raise UnsafeMember(f"{member.name!r} leads out of the folder")
     path = folder.joinpath(*parts)
-    if any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(folder) and parent != folder):
+    unknown = list(takewhile(lambda parent: parent not in real, islice(path.parents, len(parts))))
+    if any(parent.is_symlink() for parent in unknown):
         raise UnsafeMember(f"{member.name!r} lies behind a symbolic link")
+    if unknown and path.parent.is_dir():
+        real.update(unknown)
     return path
 
 

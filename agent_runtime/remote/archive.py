@@ -47,7 +47,7 @@ def pack(folder: Path) -> bytes:
 
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack below a folder. Raises BadArchive for what is damaged, leads out of it, is no file or folder, or is large."""
-    total = 0
+    total, real = 0, {folder}
     try:
         with _Unzipped(archive) as content, tarfile.open(fileobj=content, mode="r|", errorlevel=1) as tar:
             for number, member in enumerate(tar):
@@ -65,7 +65,7 @@ def unpack(archive: Path, folder: Path) -> None:
                         f"{member.name!r} is no file and no folder; put the file itself into the task's folder"
                     )
                 content.left = member.size + BETWEEN_BYTES
-                extract_member(tar, member, folder)
+                extract_member(tar, member, folder, real)
             while content.read(BETWEEN_BYTES):  # to the checksum: a tar that is cut off in a header looks whole
                 pass
     except BadArchive:

@@ -52,7 +52,11 @@ async def _patch(run: RunReader, artifacts: ArtifactsRecord) -> bytes:
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 member = next((entry for entry in archive if entry.name == PATCH_NAME), None)
-                content = archive.extractfile(member) if member is not None and member.size <= PATCH_BYTES else None
+                if member is None or member.size > PATCH_BYTES:
+                    return b""
+                content = archive.extractfile(member)
                 return b"" if content is None else content.read()
-        except (tarfile.TarError, KeyError) as error:
+        except (KeyError, RecursionError):  # the policy put a link there, to what is not carried, or back to itself
+            return b""
+        except tarfile.TarError as error:
             raise RecordCorrupt(key, f"it is no tar of artifacts ({error})") from error

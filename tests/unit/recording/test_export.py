@@ -1,12 +1,15 @@
 """What other programs get of a run, finished or not."""
 
+import io
 import json
-from collections.abc import Callable
+import tarfile
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from agent_runtime.recording.export import FOLDERS, Format, export
+from agent_runtime.recording.exports.predictions import PATCH_NAME
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.reader import NoSuchRun, open_run
@@ -105,6 +108,28 @@ async def test_tool_call_with_odd_arguments_ends_no_export(
     assert len(await lines(folder, Format.ATIF)) == 1
     for form, write in FOLDERS.items():
         assert await write(await open_run(folder, "fix"), tmp_path / form) == 1
+
+
+@pytest.mark.parametrize("target", ["nowhere", "model.patch"])
+async def test_link_in_place_of_a_patch_ends_no_export(
+    target: str, folder: Store, record: JobRecord, make_result: MakeResult
+) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo(PATCH_NAME)
+        member.type, member.linkname = tarfile.SYMTYPE, target
+        tar.addfile(member)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield buffer.getvalue()
+
+    journal = await Journal.claim(record, 0, 0)
+    await journal.begin()
+    stored = await journal.store_artifacts(chunks(), limit=1 << 20)
+    await journal.append([*FORKED, stored])
+    await journal.seal(make_result(0), None, [*FORKED, stored])
+
+    assert [line["model_patch"] for line in await lines(folder, Format.SWE_BENCH)] == [""]
 
 
 async def test_an_unfinished_run_is_readable_at_any_time(run: Store) -> None:

@@ -73,6 +73,21 @@ def test_entry_that_leads_out_or_is_a_device_is_left_out(tmp_path: Path, members
     assert not any(path.is_symlink() and not path.resolve().is_relative_to(folder) for path in folder.rglob("*"))
 
 
+def test_long_chain_of_links_ends_no_unpacking(tmp_path: Path) -> None:
+    chain = [entry(f"l{number}", tarfile.SYMTYPE, f"l{number - 1}" if number else "good") for number in range(1100)]
+    assert unpack(tmp_path, *chain, entry("good")), "no system follows it to its end"
+    assert (tmp_path / "l9").read_bytes() == b"evil"
+
+
+def test_folders_above_a_file_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[Path] = []
+    is_link = Path.is_symlink
+    monkeypatch.setattr(Path, "is_symlink", lambda path: looked_at.append(path) or is_link(path))
+    deep = "/".join("d" * 50)
+    assert unpack(tmp_path, *(entry(f"{deep}/{number}") for number in range(20))) == []
+    assert len(looked_at) <= 2 * 50
+
+
 def test_existing_link_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     folder = tmp_path / "folder"
