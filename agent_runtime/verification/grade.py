@@ -44,6 +44,7 @@ set -e
 for place in {folders}; do
   [ -e "$place" ] || continue
   for folder in "$place" "$(readlink -f "$place")"; do
+    find "$folder" -user {user} ! -type l -exec chmod go=u {{}} + || :
     chown -R -h 0:0 "$folder"
     chmod -R a-s,go-w "$folder"
     while [ "$folder" != / ]; do
@@ -54,7 +55,11 @@ for place in {folders}; do
   done
 done
 """
-"""Also of the folders above: whoever may write there can rename a folder, and put another in its place."""
+"""Also of the folders above: whoever may write there can rename a folder, and put another in its place.
+
+The workspace's user keeps the right to read what is its own, however it was saved: `mktemp` makes files that others may not
+read. Hidden files belong to root already, and keep their modes.
+"""
 
 _USED_UP = frozenset({"Memory", "Disk", "Processes", "Deadline"})
 """Causes that code under test can bring about, even before the command's own process has started."""
@@ -80,14 +85,14 @@ async def grade(
     workspace: Workspace,
     *,
     key_turn: int,
-    apart: bool = False,
+    apart: int = 0,
     dropped: Sequence[str] = (),
     watch: CommandWatch | None = None,
 ) -> Verdict:
     """Grade what is in a workspace; `key_turn` is the turn of all idempotency keys, `dropped` goes into the verdict.
 
-    `apart`: the verifier's user is root and the workspace's is not (`require_startable` says so); it takes the working
-    directory, so that code under test of the workspace's user cannot reach the report or the hidden files.
+    `apart`: the uid of the workspace's user where that is not root and the verifier's is, else 0 (`require_startable` says
+    so). Root takes the working directory, so that code under test cannot reach the report or the hidden files.
 
     The caller has brought the workspace into its verifier phase and, in `Shared`, ended the agent's processes. The same
     call with the same turn, after a crash, makes the same requests. Raises VerifierUnavailable, ValueError for a task
@@ -95,7 +100,7 @@ async def grade(
     """
     if task.verifier is None:
         raise ValueError(f"task {task.name} has no verifier; there is nothing to grade")
-    apart = apart and verifier.mode is not VerifierMode.SHARED
+    apart = 0 if verifier.mode is VerifierMode.SHARED else apart
     grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch, apart)
     try:
         verdict = await grading.run()
@@ -117,14 +122,14 @@ def imports_packages(spec: TaskVerifier) -> bool:
     return not above <= {"", ".", "test", "tests"}
 
 
-async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> bool:
+async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> int:
     """Raise VerifierUnavailable where the verifier cannot start in the prepared state, without anything of the agent in it.
 
     Afterwards a program that is missing, or does not start, may have been made so by the agent: a failed verdict. Returns
-    whether the verifier's user is root and the workspace's is not.
+    the uid of the workspace's user where that is not root and the verifier's is, else 0.
     """
     if (spec := task.verifier) is None:
-        return False
+        return 0
     env = {variable.name: variable.value for variable in spec.env}
     brought = {posixpath.normpath(posixpath.join(workspace.working_dir, file.path)) for file in spec.files}
     key = f"{key_turn}:verifier-probe"
@@ -135,11 +140,12 @@ async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) 
             "or to the task's setup"
         )
     if spec.user is None:
-        return False
+        return 0
     deadline = PROBE_SECONDS
     own = await workspace.run("id -u", key=f"{key}-own-id", deadline_seconds=deadline)
     verifiers = await workspace.run("id -u", key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
-    return own.ok and own.stdout.strip() != b"0" and verifiers.ok and verifiers.stdout.strip() == b"0"
+    is_apart = own.ok and own.stdout.strip().isdigit() and verifiers.ok and verifiers.stdout.strip() == b"0"
+    return int(own.stdout) if is_apart else 0
 
 
 async def require_preparable(task: Task, verifier: Verifier, workspace: Workspace, *, key_turn: int) -> None:
@@ -168,7 +174,7 @@ class _Grading:
         workspace: Workspace,
         turn: int,
         watch: CommandWatch | None = None,
-        apart: bool = False,
+        apart: int = 0,
     ) -> None:
         self.task, self.spec, self.rules, self.workspace, self.turn = task, spec, rules, workspace, turn
         self.watch, self.apart = watch, apart
@@ -213,7 +219,7 @@ class _Grading:
         """Give root the working directory, the artifacts and the reward files: the workspace's user may only read them."""
         folders = [*self.places, *([reward_file.FOLDER] if self.spec.kind is VerifierKind.REWARD_FILE else [])]
         result = await self.workspace.run(
-            _TAKE_OVER.format(folders=shlex.join(folders)),
+            _TAKE_OVER.format(folders=shlex.join(folders), user=self.apart),
             key=self.key("take-over"),
             deadline_seconds=self.task.timeouts.verifier_seconds,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},

@@ -183,6 +183,28 @@ async def test_code_under_test_that_replaces_the_report_is_out_of_reach_or_the_v
     assert verdict.reward == (1 if forgeable else 0), verdict
 
 
+async def test_private_files_of_the_agent_stay_readable_for_its_user(provider_of: Callable[..., LocalProvider]) -> None:
+    provider = provider_of("Overlay", "1000:1000")
+    await provider.open()
+    as_user = "setpriv --reuid 1000 --regid 1000 --clear-groups"
+    try:
+        verdict = await graded(
+            provider,
+            ["umask 077 && echo echo 42 > run.sh && mkdir lib && echo 43 > lib/data", "mv $(mktemp) empty"],
+            setup=[],
+            user="1000:1000",
+            verifier_user="0",
+            commands=[
+                f"{as_user} sh run.sh | grep 42 && {as_user} cat lib/data empty",
+                f"! {as_user} cat answers && ! {as_user} touch run.sh lib lib/data",
+            ],
+            files=[{"path": "answers", "content": "42", "mode": "600"}],
+        )
+    finally:
+        await provider.close()
+    assert (verdict.passed, verdict.forgeable) == (True, False), verdict
+
+
 WRITES_REWARD = "grep -qx solved answer.txt && echo 1 > /logs/verifier/reward.txt && touch /opt/hidden/cache"
 
 
