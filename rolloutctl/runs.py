@@ -104,10 +104,15 @@ async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
     if place.name is None and len(folders) > 1 and is_named:
         raise CommandError(f"{place.uri} holds runs of {_listed(sorted(folders))}; say which one", hint=_HELP)
     wanted = [folder for job, of_job in folders.items() if place.name in (None, job) for folder in of_job]
-    begun = [(job_file.created, folder) for folder in wanted if (job_file := await read_job_file(store, folder))]
+    begun = [
+        # A copy beside its run is as old, and may have less of it.
+        (job_file.created, folder == f"{job_file.manifest['metadata']['name']}-{job_file.uid[:8]}", folder)
+        for folder in wanted
+        if (job_file := await read_job_file(store, folder))
+    ]
     if not begun:  # what an interrupted deletion left
         raise CommandError(f"{place.uri} holds no run", hint=_HELP)
-    return await find_folder(store, max(begun)[1])
+    return await find_folder(store, max(begun)[2])
 
 
 async def _runs_by_job(store: Store) -> dict[str, list[str]]:

@@ -4,6 +4,7 @@ Nothing else is touched.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -84,6 +85,11 @@ async def list_runs(store: Store) -> list[Run]:
     return sorted(runs, key=lambda run: (run.created, run.folder))
 
 
+def _age(run: Run) -> tuple[float, bool, str]:
+    # A copy of a run is as old, and may have less of it: it is the run alone that is resumed.
+    return run.created, re.fullmatch(rf"{re.escape(run.name)}-[0-9a-f]{{8}}", run.folder) is not None, run.folder
+
+
 def plan(
     runs: Sequence[Run], *, now: float, older_than_seconds: float | None = None, keep_newest: int | None = None
 ) -> Plan:
@@ -94,7 +100,7 @@ def plan(
     """
     newer: dict[str, int] = {}
     delete, keep, spared = [], [], []
-    for run in sorted(runs, key=lambda run: (run.created, run.folder), reverse=True):
+    for run in sorted(runs, key=_age, reverse=True):
         rank = newer.get(run.name, 0)
         newer[run.name] = rank + (not run.aborted)
         rules = []

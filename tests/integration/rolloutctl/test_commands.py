@@ -153,6 +153,15 @@ def test_renamed_run_folder_is_still_a_run(finished: Shell, tmp_path: Path) -> N
         assert "6 of 6 rollouts" in shown.stdout
 
 
+def test_run_is_read_and_not_its_older_copy_beside_it(finished: Shell, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder / "out", tmp_path / "out")
+    (folder,) = (tmp_path / "out").iterdir()
+    shutil.copytree(folder, folder.with_name(f"{folder.name}-backup"))
+    shutil.rmtree(folder.with_name(f"{folder.name}-backup") / "seals")
+    for reference in (["starter"], []):
+        assert "6 of 6 rollouts" in Shell(finished.program, tmp_path)("results", *reference).stdout
+
+
 def test_exports_are_json_lines(finished: Shell) -> None:
     for form in ("results", "atif", "openai", "verifiers", "verifiers-traces"):
         lines = finished("export", "starter", "--format", form).stdout.splitlines()

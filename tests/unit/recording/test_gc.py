@@ -57,6 +57,11 @@ def test_every_run_is_decided_once_and_what_may_be_at_work_is_never_deleted(
         assert not decided.delete
 
 
+def test_copy_beside_its_run_goes_first() -> None:
+    of_run, backup = run("fix-1a2b3c4d", days_old=2), run("fix-1a2b3c4d-backup", days_old=2, finished=False)
+    assert plan([of_run, backup], now=NOW, keep_newest=1).delete == (backup,)
+
+
 async def test_a_dry_run_deletes_nothing_and_says_what_would_go(
     folder: Store, make_job: MakeJob, tasks: list[Task]
 ) -> None:
