@@ -22,7 +22,7 @@ import re
 import stat
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Literal
+from typing import IO, Literal, cast
 
 from agent_runtime.executor.workspaces.archives import COPY_BYTES, PATH_BYTES, walk
 from agent_runtime.executor.workspaces.channel import Message
@@ -459,7 +459,12 @@ class _Carrying:
 
     def _place(self, member: tarfile.TarInfo, parts: list[str], path: str, content: IO[bytes] | None) -> None:
         try:
-            if not self._is_as_it_was(member, path):
+            if content is not None and self._may_be_as_it_was(member, path):
+                with open(os.path.join(self._location, path), "rb") as standing:
+                    compared = _Compared(standing, content)
+                    if not compared.is_same:
+                        self._target.put(member, parts, cast("IO[bytes]", compared))
+            else:
                 self._target.put(member, parts, content)
         except PermissionError:
             # The agent had the same rights, so it did not change what stands here either; it may have moved it.
@@ -471,8 +476,11 @@ class _Carrying:
                 break
             self._placed[folder] = "folder"
 
-    def _is_as_it_was(self, member: tarfile.TarInfo, path: str) -> bool:
-        """It is another user's file, which the agent did not write: it stays that user's."""
+    def _may_be_as_it_was(self, member: tarfile.TarInfo, path: str) -> bool:
+        """It is another user's file, of the same size and time: it stays that user's if its content is the same.
+
+        The agent may have moved another file there. All files of an image layer may have one time: it is in seconds.
+        """
         try:
             info = os.lstat(os.path.join(self._location, path))
         except OSError:
@@ -500,7 +508,11 @@ class _Carrying:
         if not rules.is_declared(path):
             return None if member.isdir() and rules.leads_to_declared(path) else ""
         if (reason := prepared.reason(path)) is not None:
-            return "" if _is_same(os.path.join(self._location, path), member, content) else reason
+            if not _is_same(os.path.join(self._location, path), member, content):
+                return reason
+            if member.isreg():
+                self._placed[path] = "file"  # other names of it may follow
+            return ""
         if path in prepared.ways and not member.isdir():
             return "stands in place of a folder with protected files of the prepared state"
         if member.isdir():
@@ -670,6 +682,28 @@ def _remove(parent: int, name: str) -> None:
         remove_entry(parent, name, missing_ok=True)
     except PermissionError:
         return
+
+
+class _Compared:
+    """A member's content that is compared with a file of the same size first, and can then be read from its beginning."""
+
+    def __init__(self, standing: IO[bytes], content: IO[bytes]) -> None:
+        self._standing, self._content = standing, content
+        self._same = 0
+        self._block = content.read(COPY_BYTES)
+        while self._block and standing.read(len(self._block)) == self._block:
+            self._same += len(self._block)
+            self._block = content.read(COPY_BYTES)
+        self.is_same = not self._block
+        standing.seek(0)
+
+    def read(self, size: int) -> bytes:
+        if self._same:
+            block = self._standing.read(min(size, self._same))
+            self._same -= len(block)
+        else:
+            block, self._block = self._block or self._content.read(size), b""
+        return block
 
 
 def _is_same(standing: str, member: tarfile.TarInfo, content: IO[bytes] | None) -> bool:

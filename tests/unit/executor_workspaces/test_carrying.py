@@ -451,6 +451,28 @@ def test_a_module_under_a_standard_name_is_not_reached_through_a_link(grading: G
     assert grading.text("s2/queue.py") == "work"  # the prepared state has it under this name
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
+@pytest.mark.parametrize("size", [10, 3 << 20])
+def test_a_file_of_another_user_moved_over_one_like_it_is_carried(tmp_path: Path, size: int) -> None:
+    old, new = "x" * size, "x" * (size - 5) + "moved"
+    grading = Grading(tmp_path, {"a": old, "b": new, "c": old})
+    for place in (*grading.agent.iterdir(), *grading.graded.iterdir()):
+        os.chown(place, 1234, 1234)
+        os.utime(place, (1_700_000_000, 1_700_000_000))
+    (grading.agent / "b").rename(grading.agent / "a")
+    grading.carry()
+    assert (grading.text("a") == new, grading.has("b"), grading.dropped) == (True, False, [])
+    assert (grading.graded / "c").stat().st_uid == 1234  # what was not changed stays that user's
+
+
+def test_a_hard_link_to_an_unchanged_protected_file_is_carried(tmp_path: Path) -> None:
+    grading = Grading(tmp_path, {"conftest.py": "same", "z/conftest.py": "same", "pkg/a.py": "same"})
+    (grading.agent / "pkg/a.py").unlink()
+    os.link(grading.agent / "conftest.py", grading.agent / "pkg/a.py")
+    grading.carry()
+    assert (grading.text("pkg/a.py"), grading.dropped) == ("same", [])
+
+
 def test_a_module_of_another_system_is_not_reached_through_a_link(grading: Grading) -> None:
     write(grading.agent, {"org/x": "", "there/core.py": "evil", "hidden/org/x": ""})
     (grading.agent / "org/python").symlink_to("../there")
