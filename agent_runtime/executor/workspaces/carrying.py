@@ -21,7 +21,7 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Literal, cast
 
 from agent_runtime.executor.workspaces.archives import COPY_BYTES, PATH_BYTES, walk
@@ -39,6 +39,9 @@ _TOLD = 100
 _TOLD_CHARACTERS = 300
 # As many links as the kernel follows.
 _MOST_LINKS = 40
+# Paths that are looked at to follow the agent's links: some 100,000 links of ordinary depth. The system looks at each folder
+# of a path again, so one chain of links through folders 1,000 deep takes this much, and seconds.
+_LINKS_BYTES = 1 << 26
 _EXTENSIONS = (".so", ".pyd")
 _COMPILED = (".pyc", ".pyo")
 _CACHE = "__pycache__"
@@ -361,10 +364,10 @@ class _Prepared:
         return any(os.path.lexists(os.path.join(self._location, folder, name)) for name in names)
 
 
-def steps(location: str, path: str) -> list[str]:
+def steps(location: str, path: str, look: Callable[[str], None] = lambda path: None) -> list[str]:
     """The links on the way from `path`, below the absolute `location`, and where it leads, as absolute paths.
 
-    Raises Refused where the way is longer than can be looked at.
+    Raises Refused where the way is longer than can be looked at, and what `look` raises.
     """
     found: list[str] = []
     here, left = location, list(reversed(path.split("/")))
@@ -377,6 +380,7 @@ def steps(location: str, path: str) -> list[str]:
             raise Refused(
                 errno.ENAMETOOLONG, path, f"{_shown(path)} leads through links to a path of {PATH_BYTES} bytes"
             )
+        look(here)
         if part != ".." and os.path.islink(here):
             found.append(here)
             target = os.readlink(here)
@@ -434,6 +438,7 @@ class _Carrying:
         self._prepared = _Prepared(location, rules)
         self._target = Target(location)
         self._placed: dict[str, Kind] = {}
+        self._bytes_to_look_at = _LINKS_BYTES
         inside = (below(location, path) for path in rules.programs)
         self._programs = [*(path for path in inside if path is not None), *rules.program_folders]
         self._prepared_programs = {entry for folder in self._programs for entry, _ in self._entries(folder)}
@@ -566,12 +571,17 @@ class _Carrying:
             if not os.path.islink(place) or os.readlink(place) == self._prepared.links.get(path):
                 continue
             try:
-                way = steps(self._location, path)[1:]
+                way = steps(self._location, path, self._look)[1:]
             except Refused:
                 self._plant_found(path, "leads too far")
                 continue
             if any(root._is_of_hidden(there) for root in roots for there in way):
                 self._plant_found(path, LINKS_TO_HIDDEN)
+
+    def _look(self, path: str) -> None:
+        self._bytes_to_look_at -= len(path)
+        if self._bytes_to_look_at < 0:
+            raise Refused(errno.ELOOP, ".", "the links lead through more folders than can be looked at")
 
     def _is_of_hidden(self, place: str) -> bool:
         """Hidden files will be there. A folder of theirs takes the place of a link as well."""

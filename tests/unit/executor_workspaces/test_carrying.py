@@ -341,6 +341,15 @@ def test_a_link_to_a_hidden_file_is_not_carried(grading: Grading, links: dict[st
     assert not grading.has(next(iter(links)))
 
 
+def test_links_that_take_too_long_to_follow_are_not_carried(grading: Grading, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrying, "_LINKS_BYTES", len(f"{grading.graded}/link") + len(f"{grading.graded}/calc.py"))
+    for name in ("link", "second"):
+        (grading.agent / name).symlink_to("calc.py")
+    grading.carry(hidden=["e.txt"])
+    assert grading.has("link") != grading.has("second")
+    assert [entry for entry in grading.dropped if "leads too far" in str(entry)]
+
+
 def test_a_prepared_link_to_a_hidden_file_and_links_beside_hidden_files_are_carried(tmp_path: Path) -> None:
     grading = Grading(tmp_path)
     for folder in (grading.agent, grading.graded):
