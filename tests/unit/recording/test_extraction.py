@@ -82,7 +82,12 @@ def test_long_chain_of_links_ends_no_unpacking(tmp_path: Path) -> None:
 def test_folders_above_a_file_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[Path] = []
     is_link = Path.is_symlink
-    monkeypatch.setattr(Path, "is_symlink", lambda path: looked_at.append(path) or is_link(path))
+
+    def look(path: Path) -> bool:
+        looked_at.append(path)
+        return is_link(path)
+
+    monkeypatch.setattr(Path, "is_symlink", look)
     deep = "/".join("d" * 50)
     assert unpack(tmp_path, *(entry(f"{deep}/{number}") for number in range(20))) == []
     assert len(looked_at) <= 2 * 50
