@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(name: str, work: Callable[[], T]) -> T:
-    """Run `work` in a thread of its own, and return its result or raise its exception.
+    """Run `work` in a new daemon thread. Return its result or raise its exception.
 
-    Cancellation abandons the thread. It keeps neither the process from ending nor other threads of a pool waiting.
+    Cancellation abandons the thread. It blocks neither the end of the process nor the threads of a pool.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -29,7 +29,7 @@ async def in_daemon_thread(name: str, work: Callable[[], T]) -> T:
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            return  # the loop has ended, and nobody waits any more
+            return  # the loop is closed, so the result is not needed
 
     threading.Thread(target=contextvars.copy_context().run, args=(run,), name=name, daemon=True).start()
     return await done

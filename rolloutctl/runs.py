@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from agent_runtime.engine.opening import output_uri
-from agent_runtime.recording.job_record import manifest_changes, read_job_file
+from agent_runtime.recording.job_record import manifest_changes, read_job_file, run_folder
 from agent_runtime.recording.reader import RunFolder, RunReader, find_folder
 from agent_runtime.recording.store import Store
 from rollout_api.rollout_job import RolloutJob
@@ -106,7 +106,7 @@ async def _find(store: Store, place: Place, *, is_named: bool) -> RunFolder:
     wanted = [folder for job, of_job in folders.items() if place.name in (None, job) for folder in of_job]
     begun = [
         # A copy beside its run is as old, and may have less of it.
-        (job_file.created, folder == f"{job_file.manifest['metadata']['name']}-{job_file.uid[:8]}", folder)
+        (job_file.created, folder == run_folder(job_file.manifest["metadata"]["name"], job_file.uid), folder)
         for folder in wanted
         if (job_file := await read_job_file(store, folder))
     ]

@@ -84,7 +84,7 @@ def _substitutions(text: str) -> Iterator[str]:
             if levels[-1]:
                 opened[-1].append(piece)
                 continue
-            yield "".join(opened.pop())  # without those inside of it, which are told by themselves
+            yield "".join(opened.pop())  # nested commands are left out: each is yielded separately
             levels.pop()
     yield from re.findall(r"`([^`]*)`", text)
 

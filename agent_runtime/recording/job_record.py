@@ -95,7 +95,7 @@ class JobRecord:
         if new or uid is None:
             uid = str(uuid.uuid4())
         wanted = JobFile(uid=uid, created=created, manifest=job.wire(), tasks=task_list(tasks))
-        record = cls(store, f"{name}-{uid[:8]}", job, wanted)
+        record = cls(store, run_folder(name, uid), job, wanted)
         record.resumed = await record._exists()
         return record
 
@@ -185,11 +185,16 @@ class JobRecord:
         return stats
 
 
+def run_folder(name: str, uid: str) -> str:
+    """The folder of a job's run. A copy of the run has the same name and uid, and another folder."""
+    return f"{name}-{uid[:8]}"
+
+
 async def standing_run(store: Store, job: RolloutJob) -> Store | None:
     """The folder of the run that `JobRecord.open` resumes for this job; None where it starts a first one."""
     name, uid = job.metadata.name, job.metadata.uid
     if uid is not None:
-        return store.below(f"{name}-{uid[:8]}")
+        return store.below(run_folder(name, uid))
     newest = await newest_run(store, name)
     return None if newest is None else store.below(newest[0])
 

@@ -87,7 +87,7 @@ def test_runner_is_tried_again_when_storage_refuses_the_run_to_branch(s3: S3, tm
     spec = {
         "mode": "Eval",
         "tasks": {"branch": [{"job": s3.uri("runs/source"), "index": 0, "turn": 0, "count": 2}]},
-        "model": {"function": "nobody:asks"},
+        "model": {"function": "models:unused"},
         "output": {"uri": s3.uri("runs")},
     }
     job = RolloutJob.model_validate(
