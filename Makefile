@@ -25,7 +25,7 @@ quickstart: install
 	$(PYTHON) -m venv .venv
 
 # What is compiled, or read, when the package is installed.
-INSTALLED := pyproject.toml constraints.txt agent_runtime/executor/workspaces/subreaper.c
+INSTALLED := pyproject.toml constraints.txt agent_runtime/executor/init/subreaper.c
 # Stamps, so that a second `make` does not ask the package index again.
 .venv/installed: $(INSTALLED) | .venv/bin/python
 	$(INSTALL) -e '.[quickstart]'

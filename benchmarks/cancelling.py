@@ -19,7 +19,6 @@ from typing import Any
 import aiohttp
 
 from agent_runtime.engine.run import run_job
-from agent_runtime.sandboxes.dummy import DummyProvider
 from benchmarks.conversation import END_SECONDS, ROOT
 from benchmarks.instant_model import MODEL_CORE
 from benchmarks.jobs import inline_tasks
@@ -28,6 +27,7 @@ from benchmarks.report import Row, Target
 from rollout_api.base import API_VERSION
 from rollout_api.manifest import validate
 from rollout_api.rollout_job import RolloutJob
+from tests.support.dummy_sandboxes import DummyProvider
 
 MODEL = "policy"
 ROLLOUTS = 64  # at once: what one vLLM server batches for one runner

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent_runtime.sandboxes.cluster.api import KubeApi
+from agent_runtime.kube.api import KubeApi
 from agent_runtime.sandboxes.cluster.sandbox_object import new_name, sandbox_object
 from benchmarks.conversation import ROOT
 from benchmarks.on_cluster import AuditLog, harness_cluster, new_namespace, of_sandboxes, open_job, operator_kubeconfig

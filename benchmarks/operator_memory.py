@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_runtime.sandboxes.cluster.api import KubeApi
+from agent_runtime.kube.api import KubeApi
 from benchmarks.report import Row, Target
 from tests.integration.operator_core.conftest import Replica
 from tests.integration.operator_core.control_plane import ControlPlane, running, until

@@ -9,10 +9,10 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from agent_runtime.models.served.admission import INITIAL_CALLS, Pressure, next_limit
-from agent_runtime.models.served.fleet import LOOK_SECONDS
-from agent_runtime.models.served.routing import preference
-from agent_runtime.models.served.waiting import Waiting, WaitingCalls
+from agent_runtime.models.pool.admission import INITIAL_CALLS, Pressure, next_limit
+from agent_runtime.models.pool.admission_queue import Waiting, WaitingCalls
+from agent_runtime.models.pool.fleet import LOOK_SECONDS
+from agent_runtime.models.pool.routing import preference
 from benchmarks.report import Row, Target
 
 GROUPS, RUNNERS, SERVERS = 512, 3, 8

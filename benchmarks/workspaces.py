@@ -8,7 +8,7 @@ figures of one run may be compared.
 
 from __future__ import annotations
 
-from agent_runtime.executor.workspaces import open_host, start_zygote
+from agent_runtime.executor.overlay import open_host, start_zygote
 
 start_zygote()
 
@@ -22,8 +22,8 @@ import time  # noqa: E402
 from collections.abc import Awaitable, Callable  # noqa: E402
 
 from agent_runtime.executor.host import Workspace, WorkspaceHost, WorkspaceSpec  # noqa: E402
-from agent_runtime.executor.workspaces.config import HostConfig  # noqa: E402
-from agent_runtime.executor.workspaces.spawned import spawn  # noqa: E402
+from agent_runtime.executor.init.spawned import spawn  # noqa: E402
+from agent_runtime.executor.overlay.config import HostConfig  # noqa: E402
 
 _PREPARED_FILES = 2_000
 _PREPARED_BYTES = 50_000

@@ -500,7 +500,7 @@ class Result(ApiModel):
     sandbox: dict[str, Any] = {}
     """Provider, mode and the real root of the sandbox."""
     seconds: dict[str, float] = {}
-    """Seconds of the sealed attempt by part (`engine/attempt_seconds.py`): boot, agent, model, tools, verifier, total."""
+    """Seconds of the sealed attempt by part (`engine/attempt/results.py`): boot, agent, model, tools, verifier, total."""
     started: float | None = None
     """Unix seconds at which its workspace was asked for."""
     ended: float | None = None

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from agent_runtime.engine.run_folder import RunInProgress
+from agent_runtime.export.parquet import PyarrowMissing
+from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ModelConfigError, ModelError
-from agent_runtime.models.extensions import ExtensionError
-from agent_runtime.recording.exports.parquet import PyarrowMissing
 from agent_runtime.recording.job_record import ManifestChanged, NameTaken
 from agent_runtime.recording.journal import Superseded
 from agent_runtime.recording.reader import NoSuchRun

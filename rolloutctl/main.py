@@ -12,8 +12,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from rolloutctl.console import only_answers_on_stdout, say
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit, as_command_error
+from rolloutctl.ui.console import only_answers_on_stdout, say
 
 DEBUG = "debug"
 
@@ -139,7 +139,7 @@ def _options(
 
 def _command(name: str) -> Any:
     """Imported when it is called: the modules of all of them take as long again as a short command."""
-    module = importlib.import_module(f"rolloutctl.{ELSEWHERE.get(name, name)}")
+    module = importlib.import_module(f"rolloutctl.commands.{ELSEWHERE.get(name, name)}")
     alone = typer.Typer(rich_markup_mode=None)
     if hasattr(module, "app"):
         alone.add_typer(module.app, name=name, epilog=EXIT_CODES)

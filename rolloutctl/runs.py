@@ -15,9 +15,9 @@ from agent_runtime.recording.job_record import manifest_changes, read_job_file, 
 from agent_runtime.recording.reader import RunFolder, RunReader, find_folder
 from agent_runtime.recording.store import Store
 from rollout_api.rollout_job import RolloutJob
-from rolloutctl.console import say
 from rolloutctl.errors import CommandError, did_you_mean
 from rolloutctl.manifest import read_manifest
+from rolloutctl.ui.console import say
 
 DEFAULT_OUTPUT = "out"
 """Where runs are looked for by name: the folder that `rolloutctl init` writes into its manifest."""

@@ -11,8 +11,8 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field
 
 from agent_runtime.agents.react import parse_step
+from agent_runtime.models.answers import decoded_object
 from agent_runtime.models.base import ModelReply, ToolCall
-from agent_runtime.models.history import decoded_object
 from agent_runtime.recording.atif import text_of
 from agent_runtime.recording.branches import Branch
 from agent_runtime.recording.messages import Turn, fold

@@ -10,8 +10,8 @@ from typing import Any
 
 from agent_runtime.agents.base import AgentContext, Stop
 from agent_runtime.agents.context_policy import SUMMARISE, Size, is_over, summarised, truncated
+from agent_runtime.models.answers import answer_message
 from agent_runtime.models.base import ModelReply, ToolCall
-from agent_runtime.models.history import answer_message
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.dispatch import FORMAT_ERROR
 from agent_runtime.tools.schema import openai_definition

@@ -5,8 +5,8 @@ import json
 from agent_runtime.agents.base import AgentContext, Stop
 from agent_runtime.environments.act import ACT, INVALID, Act, told
 from agent_runtime.environments.answers import ANSWER, AnswerForm
+from agent_runtime.models.answers import answer_message
 from agent_runtime.models.base import ToolCall
-from agent_runtime.models.history import answer_message
 from rollout_api.records import Message, StopReason
 
 NO_ENVIRONMENT = (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from agent_runtime.agents.base import Agent
-from agent_runtime.models.extensions import ExtensionError, Registry
+from agent_runtime.extensions import ExtensionError, Registry
 
 registry = Registry(
     "agent",

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent_runtime.engine.events import Observer
-from agent_runtime.engine.opening import Surroundings
-from agent_runtime.engine.preflight import missing_programs
+from agent_runtime.engine.opening import Surroundings, missing_programs
 from agent_runtime.engine.run import run_job
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store

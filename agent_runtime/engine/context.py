@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 from agent_runtime.agents.base import Agent
-from agent_runtime.engine.assignment import Rollout
-from agent_runtime.engine.branching_snapshots import SnapshotStore
-from agent_runtime.engine.branching_state import Branching
-from agent_runtime.engine.drain import Drain
+from agent_runtime.engine.attempt.assignment import Rollout
+from agent_runtime.engine.branching.snapshots import SnapshotStore
+from agent_runtime.engine.branching.state import Branching
 from agent_runtime.engine.events import Observer
-from agent_runtime.engine.model_watch import ModelWatch
-from agent_runtime.engine.shard import WHOLE_JOB, Shard
-from agent_runtime.engine.staleness_policy import NewestPolicy
+from agent_runtime.engine.scheduling.completion_rules import NewestPolicy
+from agent_runtime.engine.scheduling.drain import Drain
+from agent_runtime.engine.scheduling.model_watch import ModelWatch
+from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
 from agent_runtime.environments.pool import EnvironmentPool
 from agent_runtime.models.base import Model
 from agent_runtime.plugins.base import GroupInfo, RolloutInfo
@@ -22,7 +22,7 @@ from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.sandboxes.base import SandboxProvider, WorkspaceSpec
-from agent_runtime.sandboxes.nowhere import NoSandboxes
+from agent_runtime.sandboxes.no_sandbox import NoSandboxes
 from agent_runtime.tools.base import Tool
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import WORKING_DIR

@@ -1,38 +1,45 @@
-"""Open everything a run needs, before its first rollout: agent, tools, storage, model, record, sandboxes."""
+"""Open everything a run needs, before its first rollout: agent, tools, storage, model, record, sandboxes.
+
+Find out before the first rollout whether the verifiers can start where the job will run.
+"""
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.agents.registry import find_agent
-from agent_runtime.engine.branching import Origin, fix_origins
-from agent_runtime.engine.branching_snapshots import snapshot_store
-from agent_runtime.engine.branching_state import branchings
-from agent_runtime.engine.context import Earlier, RunContext
-from agent_runtime.engine.drain import Drain
+from agent_runtime.engine.attempt.assignment import Rollout
+from agent_runtime.engine.attempt.mcp import server_keys
+from agent_runtime.engine.attempt.steps import NOT_FOR_PROGRAMS
+from agent_runtime.engine.branching.snapshots import snapshot_store
+from agent_runtime.engine.branching.sources import Origin, fix_origins
+from agent_runtime.engine.branching.state import branchings
+from agent_runtime.engine.context import Earlier, RunContext, workspace_spec
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
-from agent_runtime.engine.mcp import server_keys
-from agent_runtime.engine.model_watch import ModelWatch
 from agent_runtime.engine.run_folder import run_folder, run_lock, start_lock
-from agent_runtime.engine.shard import WHOLE_JOB, Shard
-from agent_runtime.engine.steps import NOT_FOR_PROGRAMS
+from agent_runtime.engine.scheduling.drain import Drain
+from agent_runtime.engine.scheduling.model_watch import ModelWatch
+from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
 from agent_runtime.environments.open import check_environments
 from agent_runtime.environments.pool import EnvironmentPool
+from agent_runtime.grading.programs import missing_program
 from agent_runtime.models.base import CallHealth, Model, ModelConfigError
 from agent_runtime.models.factory import open_model
-from agent_runtime.models.scripted import no_script
+from agent_runtime.models.providers.scripted import no_script
 from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.seals import SealedResults
 from agent_runtime.recording.store import Store
-from agent_runtime.sandboxes.base import SandboxProvider
+from agent_runtime.sandboxes.base import Fence, SandboxProvider, WorkspaceSpec
 from agent_runtime.sandboxes.factory import open_provider
-from agent_runtime.sandboxes.nowhere import NoSandboxes
+from agent_runtime.sandboxes.no_sandbox import NoSandboxes
 from agent_runtime.tasks import TaskProblem, TaskSourceError
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.registry import open_tools
@@ -236,3 +243,70 @@ async def _read_earlier(record: JobRecord, results: SealedResults, plugins: Plug
         begun={index for index in begun if index not in results},
         told_groups=await record.told_groups() if plugins.have("after_group") else frozenset(),
     )
+
+
+PREFLIGHT = Fence(epoch=1, holder="preflight")
+SANDBOXES_LOOKED_UP = 16
+"""Different sandboxes that are tried: a data set may have an image for each of ten thousand tasks."""
+
+
+@dataclass(frozen=True)
+class MissingProgram:
+    """A task whose verifier starts with something that its sandbox lacks."""
+
+    task: str
+    missing: str
+    """`program cargo`, `module pytest`."""
+    has_setup: bool
+    """The task's setup, which was not run for this, may bring it."""
+
+    def __str__(self) -> str:
+        where = f"task {self.task}: verifier.commands[0] needs {self.missing}, which the sandbox does not have"
+        return f"{where} before the task's setup" if self.has_setup else f"{where}; install it, or change the command"
+
+
+async def missing_programs(job: RolloutJob, tasks: Sequence[Task], surroundings: Surroundings) -> list[MissingProgram]:
+    """The tasks whose verifier could not start, among those of the first sandboxes and commands.
+
+    Raises SandboxFailure when no sandbox can be had at all.
+    """
+    if not any(task.verifier for task in tasks):
+        return []
+    with tempfile.TemporaryDirectory(prefix="agent-rollouts-preflight-") as folder:
+        provider = surroundings.provider
+        if provider is None or isinstance(provider, Provider):
+            provider = open_provider(job.spec, Path(folder), provider, base_dir=surroundings.base_dir)
+        await provider.open()
+        try:
+            return await _look_up(job, tasks, provider)
+        finally:
+            await provider.close()
+
+
+async def _look_up(job: RolloutJob, tasks: Sequence[Task], provider: SandboxProvider) -> list[MissingProgram]:
+    answers: list[tuple[WorkspaceSpec, str, str | None]] = []
+    """Each sandbox and command is looked up once: a whole data set shares a few of them."""
+    found = []
+    for number, task in enumerate(tasks):
+        if task.verifier is None:
+            continue
+        command = task.verifier.commands[0]
+        spec = workspace_spec(job, Rollout.of(job, number, 0, task))
+        bare = dataclasses.replace(spec, group="preflight", files=(), setup=())
+        known = next((answer for answer in answers if answer[:2] == (bare, command)), None)
+        if known is None and len(answers) == SANDBOXES_LOOKED_UP:
+            continue
+        if known is None:
+            known = bare, command, await _look_up_one(bare, command, provider, f"{number}-0")
+            answers.append(known)
+        if known[2] is not None:
+            found.append(MissingProgram(task.name, known[2], bool(task.setup)))
+    return found
+
+
+async def _look_up_one(spec: WorkspaceSpec, command: str, provider: SandboxProvider, attempt: str) -> str | None:
+    workspace = await provider.acquire(spec, attempt=attempt, fence=PREFLIGHT, name="preflight")
+    try:
+        return await missing_program(workspace, [command], key="1:look-up")
+    finally:
+        await workspace.release()

@@ -8,14 +8,14 @@ from types import MappingProxyType
 from typing import Protocol
 
 from agent_runtime.agents.base import Agent
-from agent_runtime.engine.branching import Origin, find_origins
+from agent_runtime.engine.branching.sources import Origin, find_origins
 from agent_runtime.engine.context import RunContext
-from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import JobEnded, JobStarted, JobSummary, Observer
-from agent_runtime.engine.groups import Groups, JobAborted, abort_message
 from agent_runtime.engine.opening import Surroundings, open_run, output_uri
-from agent_runtime.engine.shard import WHOLE_JOB, Shard
-from agent_runtime.engine.stream_feed import StreamFeed
+from agent_runtime.engine.scheduling.drain import Drain
+from agent_runtime.engine.scheduling.groups import Groups, JobAborted, abort_message
+from agent_runtime.engine.scheduling.shard import WHOLE_JOB, Shard
+from agent_runtime.engine.scheduling.stream_feed import StreamFeed
 from agent_runtime.models.base import Model
 from agent_runtime.recording.job_record import standing_run
 from agent_runtime.recording.store import Store

@@ -10,8 +10,8 @@ from typing import Any, Self, TypeVar
 
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import Observer
-from agent_runtime.engine.groups import Groups, JobAborted, abort_message
 from agent_runtime.engine.opening import Surroundings, open_run, refuse_text_only
+from agent_runtime.engine.scheduling.groups import Groups, JobAborted, abort_message
 from agent_runtime.models.base import Model
 from agent_runtime.models.factory import open_model
 from agent_runtime.recording.attempt_folder import AttemptFolder

@@ -8,10 +8,10 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from agent_runtime.agents.registry import find_agent
-from agent_runtime.engine.mcp import server_keys
+from agent_runtime.engine.attempt.mcp import server_keys
 from agent_runtime.engine.opening import output_uri
+from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ModelConfigError
-from agent_runtime.models.extensions import ExtensionError
 from agent_runtime.models.factory import open_model
 from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.recording.store import StorageError, Store

@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from agent_runtime.executor.workspaces import HostFailure, start_zygote
-from agent_runtime.executor.workspaces.kernel import name_process
+from agent_runtime.executor.kernel import name_process
+from agent_runtime.executor.overlay import HostFailure, start_zygote
 
 USAGE_ERROR = 2
 MODE_IMPOSSIBLE = 3

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from agent_runtime.executor.fields import Fields
-from agent_runtime.executor.workspaces.config import MODES, Bind, HostConfig
+from agent_runtime.executor.http.fields import Fields
+from agent_runtime.executor.overlay.config import MODES, Bind, HostConfig
 
 _ABSOLUTE = r"/[^\0]*"
 # What the kubelet and the runtime add to a container's environment: the API server's address, and the pod's name, which

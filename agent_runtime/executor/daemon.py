@@ -16,11 +16,11 @@ from typing import Any
 from agent_runtime.executor import CONTRACT_VERSION
 from agent_runtime.executor.config import ExecutorConfig
 from agent_runtime.executor.host import WorkspaceHost
-from agent_runtime.executor.routes import Application
+from agent_runtime.executor.http.routes import Application
+from agent_runtime.executor.http.server import Server, log
+from agent_runtime.executor.init.trees import remove
+from agent_runtime.executor.overlay import open_host
 from agent_runtime.executor.sandbox import Sandbox, empty
-from agent_runtime.executor.server import Server, log
-from agent_runtime.executor.workspaces import open_host
-from agent_runtime.executor.workspaces.trees import remove
 
 # Ten times Python's own: some megabytes at most, and a collection every few hundred commands instead of every few dozen.
 _GC_OBJECTS = 7000

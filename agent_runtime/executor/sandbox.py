@@ -11,18 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_runtime.executor.activity import Activity
-from agent_runtime.executor.attempts import Attempt
+from agent_runtime.executor.attempts.attempts import Attempt
+from agent_runtime.executor.attempts.fencing import Hold
+from agent_runtime.executor.attempts.idempotency import Key, StoredReply
+from agent_runtime.executor.commands.processes import Order, Process
+from agent_runtime.executor.commands.streams import Streams
 from agent_runtime.executor.errors import ApiError, translated
-from agent_runtime.executor.fencing import Hold
 from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure, WorkspaceHost, WorkspaceSpec
-from agent_runtime.executor.idempotency import Key
-from agent_runtime.executor.messages import Reply
-from agent_runtime.executor.model_port import ModelPort
-from agent_runtime.executor.network_proxy import PROXY_PORT, NetworkProxy, proxy_variables
-from agent_runtime.executor.network_rules import NO_NETWORK, NetworkRule
-from agent_runtime.executor.processes import Order, Process
-from agent_runtime.executor.remembered import StoredReply
-from agent_runtime.executor.streams import Streams
+from agent_runtime.executor.http.messages import Reply
+from agent_runtime.executor.network.model_port import ModelPort
+from agent_runtime.executor.network.proxy import PROXY_PORT, NetworkProxy, proxy_variables
+from agent_runtime.executor.network.rules import NO_NETWORK, NetworkRule
 
 
 class Hosted:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from agent_runtime.models.anthropic_endpoint import AnthropicEndpoint
+from agent_runtime.extensions import ExtensionError, load_object
 from agent_runtime.models.api_key import NoKey, read_api_key
 from agent_runtime.models.base import Model, ModelConfigError
-from agent_runtime.models.extensions import ExtensionError, load_object
-from agent_runtime.models.function import FunctionModel
-from agent_runtime.models.scripted import ScriptedModel
+from agent_runtime.models.providers.anthropic_endpoint import AnthropicEndpoint
+from agent_runtime.models.providers.function import FunctionModel
+from agent_runtime.models.providers.scripted import ScriptedModel
 from agent_runtime.models.vllm.server import VllmServer
 from rollout_api.keys import MODEL_KEY_VARIABLE
 from rollout_api.model import Endpoint, EndpointApi, ModelSpec

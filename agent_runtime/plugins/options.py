@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.alias_generators import to_camel
 
-from agent_runtime.models.extensions import ExtensionError
+from agent_runtime.extensions import ExtensionError
 from rollout_api.manifest import explain, path_of
 
 

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent_runtime.extensions import ExtensionError, described
 from agent_runtime.models.base import ToolCall
-from agent_runtime.models.extensions import ExtensionError, described
 from agent_runtime.plugins.base import Refuse
 from agent_runtime.plugins.registry import Loaded, load_plugins, unheard
 from agent_runtime.plugins.worker import Worker

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.models.extensions import ExtensionError, Registry
+from agent_runtime.extensions import ExtensionError, Registry
 from agent_runtime.plugins.base import KINDS
 from agent_runtime.plugins.options import made, options_of
 from rollout_api.rollout_job import PluginUse
@@ -17,7 +17,7 @@ registry = Registry(
     {
         "PerformanceStop": "agent_runtime.plugins.performance_stop:PerformanceStop",
         "TrajectoryAnalysis": "agent_runtime.plugins.trajectory_analysis:TrajectoryAnalysis",
-        "RealWork": "agent_runtime.plugins.real_work:RealWork",
+        "RealWork": "agent_runtime.integrations.real_work:RealWork",
         "SafetyFilter": "agent_runtime.plugins.safety_filter:SafetyFilter",
     },
 )

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent_runtime.models.extensions import contained
+from agent_runtime.extensions import contained
 
 PATIENCE_SECONDS = 1.0
 """For a thread whose last call ran out of time: it is back at its loop at once, or still blocked."""

@@ -11,7 +11,7 @@ from aiohttp import web
 from agent_runtime.proxy.handler import Handler
 from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply
 from agent_runtime.proxy.peers import PeerLost
-from agent_runtime.proxy.relay import forms
+from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.hub import Hub
 from agent_runtime.proxy.relay.route import workers_route
 
@@ -33,7 +33,7 @@ def make_app(handler: Handler, hub: Hub | None = None, admin_key: str | None = "
         async def close_hub(_: web.Application) -> None:
             await hub.close()
 
-        app.router.add_get(forms.PATH, workers_route(hub, admin_key))
+        app.router.add_get(schemas.PATH, workers_route(hub, admin_key))
         app.on_shutdown.append(close_hub)
     app.router.add_route("*", "/{path:.*}", _carrier(handler))
     return app

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_runtime.models.answers import MALFORMED, answer_message, decoded_object
 from agent_runtime.models.base import ModelReply, ToolCall
-from agent_runtime.models.history import MALFORMED, answer_message, decoded_object
 from rollout_api.records import Message, Usage
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")

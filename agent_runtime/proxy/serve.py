@@ -150,5 +150,5 @@ def log_to_stderr() -> None:
     """This package's log, one line a message."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", force=True)
     level = logging.DEBUG if os.environ.get("ROLLOUT_LOG_LEVEL", "").lower() == "debug" else logging.INFO
-    for name in ("agent_runtime.proxy", "agent_runtime.remote"):
+    for name in ("agent_runtime.proxy", "agent_runtime.integrations.harbor_server"):
         logging.getLogger(name).setLevel(level)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from agent_runtime.models.history import decoded_object
+from agent_runtime.models.answers import decoded_object
 from agent_runtime.recording.branches import branch_of
 from agent_runtime.recording.messages import Turn, fold
 from rollout_api.records import Message, Observation, Record, ResponseRecord

@@ -18,7 +18,7 @@ from agent_runtime.recording.results import result_line, statistics_of, stats_js
 from agent_runtime.recording.seals import SealedResults, read_seals
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import PART_BYTES, Store
-from agent_runtime.rewards.normalize import with_advantages
+from agent_runtime.statistics import with_advantages
 from rollout_api.base import ApiModel
 from rollout_api.records import RECORD_VERSION, Result, Seal
 from rollout_api.rollout_job import MUTABLE_FIELDS, RolloutJob

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from agent_runtime.rewards.statistics import mean, pass_at_k, sample_std, standard_error
+from agent_runtime.statistics import mean, pass_at_k, sample_std, standard_error
 from rollout_api.records import Outcome, PluginReport, Result
 
 _COUNTED: Final[Mapping[str, Callable[[Result], int]]] = {

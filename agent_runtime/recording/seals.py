@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from agent_runtime.recording.results import result_line
 from agent_runtime.recording.segments import RecordCorrupt, compress, decompress
 from agent_runtime.recording.store import READS_AT_ONCE, Store
-from agent_runtime.rewards.normalize import advantages
+from agent_runtime.statistics import advantages
 from rollout_api.records import Outcome, Result, Seal
 from rollout_api.rewards import RewardNormalization
 

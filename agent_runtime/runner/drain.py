@@ -2,8 +2,8 @@
 
 import asyncio
 
-from agent_runtime.engine.drain import Drain
-from agent_runtime.runner.fate import Fate, JobApi, ask_fate
+from agent_runtime.engine.scheduling.drain import Drain
+from agent_runtime.runner.job_state import Fate, JobApi, ask_fate
 from agent_runtime.runner.log import log
 from rollout_api.conditions import Metadata
 

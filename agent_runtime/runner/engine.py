@@ -9,18 +9,16 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agent_runtime.models.served.model import ServedModel
-from agent_runtime.runner.exits import Exit
+from agent_runtime.kube.api import KubeApi
+from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.runner.log import configure, leave_behind, log
-from agent_runtime.runner.metrics import RunnerMetrics
-from agent_runtime.runner.metrics_server import serve_metrics
+from agent_runtime.runner.metrics import RunnerMetrics, serve_metrics
 from agent_runtime.runner.model_server import model_server_name, open_served_model
 from agent_runtime.runner.report import ShardTally
 from agent_runtime.runner.shard_run import ShardRun
 from agent_runtime.runner.start import BadStart, Start, read_start
-from agent_runtime.runner.supervisor import PROGRESS_FD, RESTARTS
+from agent_runtime.runner.supervisor import PROGRESS_FD, RESTARTS, Exit
 from agent_runtime.sandboxes.base import SandboxProvider
-from agent_runtime.sandboxes.cluster.api import KubeApi
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
 from rollout_api.cluster import RUNNER_FOLDER, RUNNER_METRICS_PORT
 from rollout_api.sandbox import Provider

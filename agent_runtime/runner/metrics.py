@@ -1,14 +1,18 @@
-"""Prometheus metrics of one runner, from the engine's events. No label has more values than the job's spec allows."""
+"""Prometheus metrics of one runner, from the engine's events. No label has more values than the job's spec allows.
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+`/metrics` and `/healthz` of a runner pod.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from agent_runtime.engine.abort_policy import LOST
 from agent_runtime.engine.events import (
     AttemptFailed,
     Event,
@@ -18,7 +22,8 @@ from agent_runtime.engine.events import (
     TurnEnded,
     WorkspaceAcquired,
 )
-from agent_runtime.models.served.model import ServedModel
+from agent_runtime.engine.scheduling.completion_rules import LOST
+from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.runner.report import ShardTally
 from rollout_api.records import Outcome
 
@@ -161,3 +166,24 @@ def infra_failure_fraction(outcomes: Mapping[str, int]) -> float:
     """As the engine judges it when it gives a job up: cancelled rollouts count for neither side."""
     ended = sum(count for outcome, count in outcomes.items() if outcome != Outcome.CANCELLED)
     return sum(outcomes.get(outcome, 0) for outcome in LOST) / ended if ended else 0.0
+
+
+@contextlib.asynccontextmanager
+async def serve_metrics(exposition: Callable[[], bytes], port: int) -> AsyncIterator[None]:
+    """Serve them on all addresses. That `/healthz` answers says that the event loop, which all rollouts share, turns."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(body=exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def healthz(request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", metrics), web.get("/healthz", healthz)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, port=port).start()
+        yield
+    finally:
+        await runner.cleanup()

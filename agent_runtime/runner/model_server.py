@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from agent_runtime.kube.api import ApiError, retry_pause
 from agent_runtime.models.base import ModelConfigError, ModelError
-from agent_runtime.models.served.directory import CONFIRM_SECONDS, View
-from agent_runtime.models.served.model import ServedModel
+from agent_runtime.models.pool.directory import CONFIRM_SECONDS, View
+from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.models.vllm.server import VllmServer
 from agent_runtime.runner.start import Start
-from agent_runtime.sandboxes.cluster.api import ApiError, retry_pause
 from rollout_api.cluster import own_model_server_name
 from rollout_api.model_server import ModelServerStatus
 

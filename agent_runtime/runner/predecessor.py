@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 
-from agent_runtime.engine.drain import Drain
-from agent_runtime.runner.fate import ASK_SECONDS, JobApi
+from agent_runtime.engine.scheduling.drain import Drain
+from agent_runtime.kube.api import ApiError
+from agent_runtime.runner.job_state import ASK_SECONDS, JobApi
 from agent_runtime.runner.log import log
 from agent_runtime.runner.report import standing_report
 from agent_runtime.runner.supervisor import SINCE
-from agent_runtime.sandboxes.cluster.api import ApiError
 from rollout_api.cluster import shard_name
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RunnerReport, RunnerState

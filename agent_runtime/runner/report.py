@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agent_runtime.engine.events import AttemptFailed, Event, JobEnded, JobStarted, RolloutSealed, RolloutStarted
-from agent_runtime.engine.shard import Shard
+from agent_runtime.engine.scheduling.shard import Shard
 from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RunnerReport, RunnerState
 

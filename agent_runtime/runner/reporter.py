@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from agent_runtime.runner.fate import Fate, JobApi, ask_fate
+from agent_runtime.kube.api import ApiError
+from agent_runtime.runner.job_state import Fate, JobApi, ask_fate
 from agent_runtime.runner.log import log
 from agent_runtime.runner.report import FASTEST_SECONDS
-from agent_runtime.sandboxes.cluster.api import ApiError
 from rollout_api.cluster import shard_name
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RunnerReport

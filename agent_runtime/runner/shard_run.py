@@ -11,25 +11,25 @@ from typing import Any, TypeVar
 
 from agent_runtime.engine.events import Event, JobStarted, JobSummary, RolloutSealed
 from agent_runtime.engine.run import run_job
-from agent_runtime.engine.shard import Shard
+from agent_runtime.engine.scheduling.shard import Shard
+from agent_runtime.extensions import ExtensionError
+from agent_runtime.kube.api import ApiError
 from agent_runtime.models.base import ModelError
-from agent_runtime.models.extensions import ExtensionError
-from agent_runtime.models.served.model import ServedModel
+from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.recording.job_record import ManifestChanged, NameTaken
 from agent_runtime.recording.journal import Superseded
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import StorageError
 from agent_runtime.runner.drain import Stopping
 from agent_runtime.runner.event_log import EventLog
-from agent_runtime.runner.exits import Exit
-from agent_runtime.runner.fate import JobApi
+from agent_runtime.runner.job_state import JobApi
 from agent_runtime.runner.log import leave_behind, log
 from agent_runtime.runner.metrics import RunnerMetrics
 from agent_runtime.runner.predecessor import patience, wait_for_predecessor
 from agent_runtime.runner.report import ShardTally, report_interval, standing_report
 from agent_runtime.runner.reporter import JobGone, Reporter, ReportRefused
+from agent_runtime.runner.supervisor import Exit
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, SandboxProvider
-from agent_runtime.sandboxes.cluster.api import ApiError
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
 from agent_runtime.tasks import TaskSourceError, TaskSourceUnavailable
 from rollout_api.cluster import shard_name

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from agent_runtime.engine.shard import Shard
+from agent_runtime.engine.scheduling.shard import Shard
 from rollout_api.cluster import JOB_FILE, KEY_FILE
 from rollout_api.rollout_job import RolloutJob
 

@@ -2,6 +2,10 @@
 
 A Job's own back-off, 10 s doubling to 10 min, would outlast the sandboxes; here the next engine starts at once and goes on
 in the same ones. Standard library only, so that it is small and nothing in it can fail with the engine.
+
+When an engine that died is started again: at once, unless it keeps dying.
+
+How a runner ends, as its exit code: what `kubectl get pod` and the Job controller see.
 """
 
 import contextlib
@@ -9,10 +13,77 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 
-from agent_runtime.runner.exits import DECISIONS, Exit
 from agent_runtime.runner.log import configure, leave_behind, log
-from agent_runtime.runner.restart_policy import Deaths
+
+
+class Exit(IntEnum):
+    """Only `REPORTED` completes the pod's index of the Job; after every other one Kubernetes starts another pod."""
+
+    REPORTED = 0
+    """The shard has its verdict, Completed or Aborted, and its RolloutShard has it."""
+    CRASHED = 1
+    """A bug, or a death by signal: the supervisor starts the engine again."""
+    BAD_START = 2
+    """The pod lacks what the operator gives it: job, key, index."""
+    BAD_JOB = 3
+    """The job cannot run as it is written; reported as Aborted by a shard that never worked."""
+    STORAGE = 4
+    """Object storage refuses, or was away for longer than the patience for it; or the tasks cannot be read."""
+    MODEL = 5
+    """The model endpoint refuses, or cannot be reached."""
+    SANDBOXES = 6
+    """No sandbox can be had at all."""
+    SUPERSEDED = 7
+    """Another runner works on this shard."""
+    UNREPORTED = 8
+    """The shard has its verdict, and the API server refuses to take it."""
+    CANCELLED = 10
+    """The RolloutJob is gone."""
+    DRAINED = 11
+    """Asked to stop: what ran is journaled, the next pod goes on with it."""
+
+
+DECISIONS = frozenset(Exit) - {Exit.CRASHED}
+"""Ends that the engine chose. Starting it again at once would come to the same."""
+
+
+DEATHS_IN_A_ROW = 10
+"""So many deaths without a new seal between them are no accident: the pod fails, where people and alerts look."""
+QUICK_SECONDS = 10.0
+"""An engine that dies sooner than this has hardly begun: opening storage, sandboxes and journals takes a few seconds."""
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 10.0
+"""Ten deaths then take half a minute: long enough for what passes by itself, such as a name that is not yet resolved."""
+
+
+@dataclass(frozen=True)
+class Deaths:
+    """Deaths of the engine since its last progress, and those of them in a row that came quickly."""
+
+    in_a_row: int = 0
+    quick: int = 0
+
+    def another(self, *, lived_seconds: float, progress: bool) -> "Deaths":
+        """After one more death. `progress`: that engine sealed something before it died."""
+        before = Deaths() if progress else self
+        quick = before.quick + 1 if lived_seconds < QUICK_SECONDS else 0
+        return Deaths(before.in_a_row + 1, quick)
+
+    @property
+    def too_many(self) -> bool:
+        """Give up: starting it again leads nowhere."""
+        return self.in_a_row >= DEATHS_IN_A_ROW
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long to wait before the next start. A single death costs no wait."""
+        if self.quick < 2:
+            return 0.0
+        return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (self.quick - 2)))
+
 
 PROGRESS_FD = "ROLLOUT_PROGRESS_FD"
 """Variable with the number of a pipe into which the engine writes one byte for each seal."""

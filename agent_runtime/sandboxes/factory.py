@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agent_runtime.extensions import load_object
 from agent_runtime.sandboxes.base import SandboxFailure, SandboxProvider
-from agent_runtime.sandboxes.container import ContainerProvider
-from agent_runtime.sandboxes.kodo import KodoProvider
-from agent_runtime.sandboxes.local import LocalProvider
+from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.sandbox import Provider
 
+# Imported when a job names them: not everybody has what they need.
+OTHERS = {
+    Provider.CONTAINER: "agent_runtime.sandboxes.container.provider:ContainerProvider",
+    Provider.KODO: "agent_runtime.integrations.kodo:KodoProvider",
+}
 # A rollout at work has one workspace; the grading of one that ended, and a group's preparation, want one beside it.
 PLACES_PER_ROLLOUT = 2
 
@@ -26,15 +30,16 @@ def open_provider(
     wanted = override or job.sandbox.provider
     run_dir, base_dir = run_dir.absolute(), base_dir.absolute()
     places = job.runners.concurrency * PLACES_PER_ROLLOUT
-    if wanted is Provider.CONTAINER:
-        return ContainerProvider(run_dir, job.sandbox, places=places, base_dir=base_dir)
-    if wanted is Provider.KODO:
-        return KodoProvider(run_dir, job.sandbox, places=places, base_dir=base_dir)
-    if wanted is Provider.CLUSTER:
+    if wanted is Provider.LOCAL:
+        output = [] if "://" in job.output.uri else [Path(job.output.uri).absolute()]
+        return LocalProvider(run_dir, job.sandbox, places=places, private=output, base_dir=base_dir)
+    if wanted not in OTHERS:
         raise SandboxFailure(
             "ProviderUnavailable",
             "sandbox.provider Cluster is for runners in a cluster; apply the job there (docs/jobs-on-a-cluster.md), or set "
             "it to Local or Container, which run sandboxes on this machine",
         )
-    output = [] if "://" in job.output.uri else [Path(job.output.uri).absolute()]
-    return LocalProvider(run_dir, job.sandbox, places=places, private=output, base_dir=base_dir)
+    provider: SandboxProvider = load_object(OTHERS[wanted], "sandbox.provider")(
+        run_dir, job.sandbox, places=places, base_dir=base_dir
+    )
+    return provider

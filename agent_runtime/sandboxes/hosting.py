@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.executor_client import ExecutorClient
-from agent_runtime.sandboxes.executor_sandbox import ExecutorSandbox, Lease, no_place
-from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient
+from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox, Lease, no_place
+from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.pool import LeasePool
 
 

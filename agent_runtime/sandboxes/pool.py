@@ -14,8 +14,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.executor_sandbox import ExecutorSandbox, Lease, no_place, workspace_id
-from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox, Lease, no_place, workspace_id
+from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 
 # Between two tries at an executor whose places were taken by someone else: as long as making a workspace takes.
 NO_PLACE_PAUSE_SECONDS = 0.01

@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from agent_runtime.extensions import contained, described, nearest, traceback_of
 from agent_runtime.models.base import ToolCall
-from agent_runtime.models.extensions import contained, described, nearest, traceback_of
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import Tool, ToolContext, ToolError, ToolResult
 from agent_runtime.tools.function_tool import FunctionTool

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, overload
 
-from agent_runtime.models.extensions import ExtensionError, Registry
+from agent_runtime.extensions import ExtensionError, Registry
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.function_tool import FunctionTool, ToolFunction, as_tool
 

@@ -15,12 +15,12 @@ from typing import Any
 from agent_runtime.engine.events import Event, JobStarted, RolloutSealed, RolloutStarted, TurnEnded
 from agent_runtime.engine.run import run_job
 from agent_runtime.recording.journal import Journal
-from agent_runtime.sandboxes.dummy import DummyProvider
 from benchmarks.conversation import answer_questions
 from benchmarks.measuring import Meter, pin_to_core
 from rollout_api.manifest import validate
 from rollout_api.records import Record
 from rollout_api.rollout_job import RolloutJob
+from tests.support.dummy_sandboxes import DummyProvider
 
 MEASURED_CORE = 0
 

@@ -13,9 +13,9 @@ from typing import Any
 from kubernetes import client, config, watch
 from kubernetes.stream import stream
 
+from agent_runtime.kube.api import KubeApi
 from agent_runtime.runner.start import Start, read_start
 from agent_runtime.sandboxes.base import Fence, Workspace, WorkspaceSpec
-from agent_runtime.sandboxes.cluster.api import KubeApi
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
 from benchmarks.conversation import answer_questions
 from rollout_api.cluster import RUNNER_FOLDER

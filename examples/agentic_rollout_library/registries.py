@@ -2,7 +2,7 @@
 
 from agent_runtime.agents import registry as agents
 from agent_runtime.agents.tool_calling import ToolCalling
-from agent_runtime.models.extensions import ExtensionError
+from agent_runtime.extensions import ExtensionError
 from agent_runtime.tools import registry as tools
 from agent_runtime.tools.function_tool import FunctionTool
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rollout_api.cluster import KEY_FILE
 
 if TYPE_CHECKING:
-    from rollout_operator.model_server.control_errands import How, Target
+    from rollout_operator.model_server.operations import How, Target
     from rollout_operator.model_server.policy_seen import Errand
 
 Manifest = Mapping[str, Any]

@@ -30,13 +30,13 @@ from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
 from rollout_operator.budgets import Budget
 from rollout_operator.cache import Cache, controller_of, uid_of
 from rollout_operator.config import Budgets
+from rollout_operator.event_mapping import PRIMARY
 from rollout_operator.expectations import Expectations
 from rollout_operator.keys import CONFLICT, KeyRing, check_owner
 from rollout_operator.kinds import WATCHED
 from rollout_operator.memory import Memory
-from rollout_operator.model_server.control_errands import Errands
+from rollout_operator.model_server.operations import Errands
 from rollout_operator.prune import readable_spec
-from rollout_operator.wake import PRIMARY
 
 MANAGER = "operator"
 """Field manager of the operator's part of a status."""

@@ -16,6 +16,7 @@ from rollout_operator.api import ApiError
 from rollout_operator.budgets import TokenBucket
 from rollout_operator.cache import Cache, uid_of
 from rollout_operator.config import OperatorConfig
+from rollout_operator.event_mapping import PRIMARY, wakes
 from rollout_operator.events import EventRecorder
 from rollout_operator.execute import (
     BROKEN,
@@ -29,9 +30,8 @@ from rollout_operator.execute import (
 from rollout_operator.keys import KeyRing
 from rollout_operator.memory import Memory
 from rollout_operator.metrics import Metrics
-from rollout_operator.model_server.control_errands import Errands
+from rollout_operator.model_server.operations import Errands
 from rollout_operator.prune import prune
-from rollout_operator.wake import PRIMARY, wakes
 from rollout_operator.work_queue import WorkQueue
 from rollout_operator.world import Controller, World
 

@@ -31,7 +31,7 @@ from rollout_operator.loop import Loop
 from rollout_operator.memory import Memory
 from rollout_operator.metrics import Metrics
 from rollout_operator.model_server.control import Control
-from rollout_operator.model_server.control_errands import Errands
+from rollout_operator.model_server.operations import Errands
 from rollout_operator.world import Controller
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from rollout_operator.config import OperatorConfig
 from rollout_operator.memory import Memory
 
 if TYPE_CHECKING:
-    from rollout_operator.model_server.control_errands import Known
+    from rollout_operator.model_server.operations import Known
 
 
 @dataclass(frozen=True)

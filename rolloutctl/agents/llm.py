@@ -8,8 +8,8 @@ from typing import Any
 
 from agent_runtime.models.base import Model, ModelReply, ModelRequest
 from agent_runtime.models.factory import open_model
-from agent_runtime.models.from_environment import model_from_environment
-from agent_runtime.models.function import FunctionModel
+from agent_runtime.models.providers.from_environment import model_from_environment
+from agent_runtime.models.providers.function import FunctionModel
 from rollout_api.model import ApiKeySource, Endpoint, EndpointApi, ModelSpec, Sampling
 from rollout_api.records import Message
 

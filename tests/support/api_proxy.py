@@ -10,7 +10,7 @@ import aiohttp
 from aiohttp import web
 from kubernetes.aio import client
 
-from agent_runtime.sandboxes.cluster.api import KubeApi
+from agent_runtime.kube.api import KubeApi
 from tests.support.cluster import Cluster
 from tests.support.s3 import serving
 

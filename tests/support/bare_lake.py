@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from agent_runtime.agents.environment import Environment
-from agent_runtime.engine.seeds import rollout_seed, turn_seed
+from agent_runtime.engine.scheduling.shard import rollout_seed, turn_seed
 from agent_runtime.environments.act import INVALID, told
 from agent_runtime.environments.answers import AnswerForm
 from agent_runtime.environments.host import described
 from agent_runtime.environments.hosted.episode import Episode
 from agent_runtime.recording.branches import Branch
-from agent_runtime.rewards.normalize import normalized
+from agent_runtime.statistics import normalized
 from examples.train import lake, policy
 from examples.train.policy import END
 from examples.train.server import render

@@ -19,7 +19,7 @@ from rollout_operator.keys import KeyRing
 from rollout_operator.loop import Loop
 from rollout_operator.memory import Memory
 from rollout_operator.metrics import Metrics
-from rollout_operator.model_server.control_errands import Errands
+from rollout_operator.model_server.operations import Errands
 
 Json = dict[str, Any]
 Refuse = Callable[[str, str, Mapping[str, Any]], tuple[int, str] | None]

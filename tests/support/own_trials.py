@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from agent_runtime.agents.tool_calling import ToolCalling
-from agent_runtime.sandboxes.local import LocalProvider
+from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.sandbox import SandboxTemplate
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from rollout_api.model_server import ModelServerStatus, PolicySource, PullForm, TransferMode
 from rollout_operator.actions import Ref
 from rollout_operator.model_server.control import Control
-from rollout_operator.model_server.control_errands import Errands, How, Known, Target
+from rollout_operator.model_server.operations import Errands, How, Known, Target
 from rollout_operator.model_server.policy import decide, load_limit
 from rollout_operator.model_server.policy_seen import Runner, Seen, Server
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_runtime.models.base import ModelError, ModelReply
 from agent_runtime.models.http_client import JsonClient
-from agent_runtime.models.openai_endpoint import stop_sequence, usage_of
+from agent_runtime.models.providers.openai_endpoint import stop_sequence, usage_of
 from agent_runtime.models.refusals import final_refusal
 from agent_runtime.models.vllm.token_routes import CallOptions
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
 from agent_runtime.models.http_client import JsonClient
-from agent_runtime.models.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint
+from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint
 from agent_runtime.models.vllm.completions import complete_text, prompt_body
 from agent_runtime.models.vllm.taken_fields import check_fields
 from agent_runtime.models.vllm.token_routes import CallOptions, Progress, TokenRoutes

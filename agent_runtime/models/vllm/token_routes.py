@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_runtime.models.base import CallHealth, ContextExceeded, ModelError, ModelReply
 from agent_runtime.models.http_client import Answer, JsonClient, StreamBroken
-from agent_runtime.models.openai_endpoint import parse_completion
+from agent_runtime.models.providers.openai_endpoint import parse_completion
 from agent_runtime.models.refusals import final_refusal
 from agent_runtime.models.vllm.prefix import end_of_turn, find_seam, say_the_same
 from agent_runtime.models.vllm.weight_versions import extended, said_spans

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from agent_runtime.models.base import CallHealth, ModelReply, ModelRequest, TokenPrefix
 from agent_runtime.models.http_client import StreamBroken
 from agent_runtime.models.retries import retry_delay
-from agent_runtime.models.vllm.stops import Stops, cut_at_stop
-from agent_runtime.models.vllm.text_stream import PartialAnswers, TextStream
+from agent_runtime.models.vllm.answer_text import PartialAnswers, Stops, TextStream, cut_at_stop
 from agent_runtime.models.vllm.token_routes import CallOptions, Ending, Progress, TokenRoutes
 from agent_runtime.models.vllm.weight_versions import extended
 from rollout_api.records import Usage

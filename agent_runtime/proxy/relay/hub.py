@@ -20,9 +20,9 @@ from agent_runtime.models.base import (
     ModelRequest,
     RequestRefused,
 )
-from agent_runtime.models.served.routing import choose
-from agent_runtime.proxy.relay import forms
-from agent_runtime.proxy.relay.forms import FormError, Hello, JsonObject, Prompt
+from agent_runtime.models.pool.routing import choose
+from agent_runtime.proxy.relay import schemas
+from agent_runtime.proxy.relay.schemas import FormError, Hello, JsonObject, Prompt
 
 WAIT_SECONDS: Final = 30.0
 """How long a call waits where no worker is connected, as in PR #83: longer than a worker's longest pause before it connects
@@ -98,10 +98,10 @@ class _Worker:
         """Raises _WorkerLost, and ModelError where the message is too large for a frame."""
         text = json.dumps(message, separators=(",", ":"))
         # ASCII alone, so that characters are bytes.
-        if len(text) > forms.FRAME_BYTES:
+        if len(text) > schemas.FRAME_BYTES:
             raise ModelError(
                 "TooLarge",
-                f"the request has {len(text)} bytes, a worker takes at most {forms.FRAME_BYTES} in one message",
+                f"the request has {len(text)} bytes, a worker takes at most {schemas.FRAME_BYTES} in one message",
             )
         try:
             await self.socket.send_str(text)
@@ -113,7 +113,7 @@ class _Worker:
         id = secrets.token_hex(16)
         self.calls[id] = call
         try:
-            await self.send(forms.request_message(id, call.request, model, call.prompt))
+            await self.send(schemas.request_message(id, call.request, model, call.prompt))
             return await call.reply
         except asyncio.CancelledError:
             self._cancel(id)
@@ -218,10 +218,10 @@ class Hub:
         try:
             worker = await self._greeted(socket)
         except (FormError, TimeoutError) as error:
-            await socket.close(code=forms.BROKEN, message=_reason(str(error) or "no worker_hello came"))
+            await socket.close(code=schemas.BROKEN, message=_reason(str(error) or "no worker_hello came"))
             return
         except _Refused as error:
-            await socket.close(code=forms.REFUSED, message=_reason(str(error)))
+            await socket.close(code=schemas.REFUSED, message=_reason(str(error)))
             return
         name = worker.hello.worker_id
         older, self._workers[name] = self._workers.get(name), worker
@@ -231,7 +231,7 @@ class Hub:
             await worker.send({"type": "worker_hello_ack", "worker_id": name, "status": "connected"})
             if older is not None:
                 _end(older)
-                await older.socket.close(code=forms.REPLACED, message=b"a worker of the same name has connected")
+                await older.socket.close(code=schemas.REPLACED, message=b"a worker of the same name has connected")
             self._hand_out()
             async for message in socket:
                 if message.type is not WSMsgType.TEXT:
@@ -239,7 +239,7 @@ class Hub:
                 await self._heard(worker, _decoded(message.data))
         except FormError as error:
             _LOG.warning("Worker %s: %s", name, error)
-            await socket.close(code=forms.BROKEN, message=_reason(str(error)))
+            await socket.close(code=schemas.BROKEN, message=_reason(str(error)))
         except _WorkerLost:
             pass
         finally:
@@ -267,7 +267,7 @@ class Hub:
         said = _decoded(message.data)
         if said.get("type") != "worker_hello":
             raise FormError(f"expected worker_hello, got {said.get('type')!r:.100}")
-        found = forms.hello(said)
+        found = schemas.hello(said)
         if found.model not in (None, self.name):
             raise _Refused(f"this proxy serves model {self.name!r}, the worker has {found.model!r:.100}")
         return _Worker(found, socket)
@@ -353,7 +353,7 @@ class _Refused(Exception):
 
 def _settle(call: _Call, message: Mapping[str, Any]) -> None:
     try:
-        call.reply.set_result(forms.reply_of(message))
+        call.reply.set_result(schemas.reply_of(message))
     except (ModelError, ContextExceeded, ContentFiltered) as error:
         call.reply.set_exception(error)
     except FormError as error:

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from agent_runtime.proxy import keys
 from agent_runtime.proxy.http import request_key
-from agent_runtime.proxy.relay import forms
+from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.hub import Hub
 
 
@@ -22,7 +22,7 @@ def workers_route(hub: Hub, admin_key: str | None) -> Callable[[web.Request], Aw
             )
         # Answers do not compress well enough to be worth the time of both ends.
         socket = web.WebSocketResponse(
-            heartbeat=hub.heartbeat_seconds, max_msg_size=forms.FRAME_BYTES, compress=False, autoping=True
+            heartbeat=hub.heartbeat_seconds, max_msg_size=schemas.FRAME_BYTES, compress=False, autoping=True
         )
         await socket.prepare(request)
         await hub.serve(socket)

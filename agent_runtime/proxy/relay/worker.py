@@ -23,8 +23,8 @@ from agent_runtime.models.base import (
 )
 from agent_runtime.models.retries import retry_delay
 from agent_runtime.proxy.chat import PromptModel
-from agent_runtime.proxy.relay import forms
-from agent_runtime.proxy.relay.forms import FormError, JsonObject
+from agent_runtime.proxy.relay import schemas
+from agent_runtime.proxy.relay.schemas import FormError, JsonObject
 
 CAPACITY: Final = 1024
 """Calls at once: more than one vLLM server batches, so that it is the server which queues."""
@@ -56,7 +56,7 @@ class Worker:
         sessions: str | None = None,
         on_change: Callable[[bool], None] = lambda connected: None,
     ) -> None:
-        self.url = url.rstrip("/") + forms.PATH
+        self.url = url.rstrip("/") + schemas.PATH
         self._admin_key, self._model, self._name = admin_key, model, name
         self._capacity, self._heartbeat = capacity, heartbeat_seconds
         self._sessions, self._on_change = sessions, on_change
@@ -81,7 +81,7 @@ class Worker:
         headers = {} if self._admin_key is None else {"Authorization": f"Bearer {self._admin_key}"}
         try:
             socket = await client.ws_connect(
-                self.url, headers=headers, heartbeat=self._heartbeat, max_msg_size=forms.FRAME_BYTES
+                self.url, headers=headers, heartbeat=self._heartbeat, max_msg_size=schemas.FRAME_BYTES
             )
         except aiohttp.WSServerHandshakeError as error:
             if error.status in (401, 403):
@@ -120,9 +120,9 @@ class Worker:
         """Why a connection ended, by its last message."""
         if message.type is not aiohttp.WSMsgType.CLOSE:
             return str(message.data or "the connection broke")
-        if message.data == forms.REFUSED:
+        if message.data == schemas.REFUSED:
             raise ModelConfigError("Refused", f"{self.url}: {message.extra}")
-        if message.data == forms.REPLACED:
+        if message.data == schemas.REPLACED:
             raise ModelConfigError(
                 "Replaced", f"{self.url}: another worker has connected as {self._name}; give each a name of its own"
             )
@@ -166,37 +166,39 @@ class _Connection:
         try:
             response = await self._response(id, message)
         except (ModelError, ContextExceeded, ContentFiltered) as error:
-            response = forms.error_message(id, error)
+            response = schemas.error_message(id, error)
         except FormError as error:
-            response = forms.error_message(id, ModelError("BadRequest", f"the worker cannot read the request: {error}"))
+            response = schemas.error_message(
+                id, ModelError("BadRequest", f"the worker cannot read the request: {error}")
+            )
         except ConnectionError:
             return  # whose end `serve` sees
         except Exception as error:  # noqa: BLE001 whatever it is, the proxy gets a typed answer
             _LOG.exception("A request could not be answered.")
-            response = forms.error_message(id, ModelError("WorkerFailed", f"{type(error).__name__} in the worker"))
+            response = schemas.error_message(id, ModelError("WorkerFailed", f"{type(error).__name__} in the worker"))
         text = json.dumps(response, separators=(",", ":"))
-        if len(text) > forms.FRAME_BYTES:
-            large = ModelError("TooLarge", f"the answer has {len(text)} bytes, a message at most {forms.FRAME_BYTES}")
-            text = json.dumps(forms.error_message(id, large))
+        if len(text) > schemas.FRAME_BYTES:
+            large = ModelError("TooLarge", f"the answer has {len(text)} bytes, a message at most {schemas.FRAME_BYTES}")
+            text = json.dumps(schemas.error_message(id, large))
         with contextlib.suppress(ConnectionError):
             await self._socket.send_str(text)
 
     async def _response(self, id: str, message: JsonObject) -> JsonObject:
-        request, prompt = forms.request_of(message), forms.prompt_of(message)
+        request, prompt = schemas.request_of(message), schemas.prompt_of(message)
         ask = self._model.complete
         if prompt is not None:
             if not isinstance(self._model, PromptModel):
                 raise RequestRefused("NoPrompts", f"model {self._model.name} takes chat messages only, no bare prompt")
             ask = partial(self._model.complete_prompt, prompt)
         if not message.get("stream"):
-            return forms.reply_message(id, await ask(request))
+            return schemas.reply_message(id, await ask(request))
         text = _Text(id, self._socket)
         try:
             reply = await ask(dataclasses.replace(request, on_text=text.add))
             await text.end()
         finally:
             text.stop()
-        return forms.reply_message(id, reply)
+        return schemas.reply_message(id, reply)
 
 
 class _Text:

@@ -9,21 +9,24 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_runtime.kube.api import ApiError, KubeApi
 from agent_runtime.sandboxes.base import Evidence, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.cluster.api import ApiError, KubeApi
 from agent_runtime.sandboxes.cluster.held_sandbox import HeldSandbox
 from agent_runtime.sandboxes.cluster.packing import Bounds, Request, plan_packing
 from agent_runtime.sandboxes.cluster.sandbox_object import (
+    Reason,
+    SandboxView,
+    deleted,
     found_kind,
     kind_of,
     new_name,
     sandbox_object,
     sandbox_spec,
+    sandbox_view,
     selector,
 )
-from agent_runtime.sandboxes.cluster.sandbox_view import Reason, SandboxView, deleted, sandbox_view
 from agent_runtime.sandboxes.cluster.watch import SandboxWatch
-from agent_runtime.sandboxes.executor_sandbox import no_place
+from agent_runtime.sandboxes.executor_client.sandbox import no_place
 from agent_runtime.sandboxes.prepare import prepared_id
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec, WorkspaceMode

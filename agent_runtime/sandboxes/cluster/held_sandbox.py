@@ -11,13 +11,13 @@ from typing import Any
 
 import aiohttp
 
+from agent_runtime.kube.api import ApiError, KubeApi
 from agent_runtime.sandboxes.base import SandboxFailure
-from agent_runtime.sandboxes.cluster.api import ApiError, KubeApi
 from agent_runtime.sandboxes.cluster.packing import Room
-from agent_runtime.sandboxes.cluster.sandbox_view import Reason, SandboxView
-from agent_runtime.sandboxes.cluster.watched_client import WatchedClient
-from agent_runtime.sandboxes.executor_client import ExecutorClient
-from agent_runtime.sandboxes.executor_sandbox import ExecutorSandbox
+from agent_runtime.sandboxes.cluster.sandbox_object import Reason, SandboxView
+from agent_runtime.sandboxes.cluster.watch import WatchedClient
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient
+from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox
 from rollout_api.cluster import EXECUTOR_PORT, executor_token
 
 PROVIDER = "cluster"

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+from agent_runtime.kube.api import ApiError, KubeApi
 from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.cluster.api import ApiError, KubeApi
 from agent_runtime.sandboxes.cluster.fleet import Fleet
 from agent_runtime.sandboxes.cluster.held_sandbox import PROVIDER, HeldSandbox
-from agent_runtime.sandboxes.executor_sandbox import ExecutorSandbox, Lease
-from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox, Lease
+from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 from agent_runtime.sandboxes.pool import LeasePool
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Network, WorkspaceMode

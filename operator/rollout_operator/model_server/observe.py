@@ -18,6 +18,7 @@ from rollout_api.rollout_job import RunnerState
 from rollout_operator.actions import Fact, Manifest, Ref
 from rollout_operator.cache import controller_of, uid_of
 from rollout_operator.config import OperatorConfig
+from rollout_operator.event_mapping import users
 from rollout_operator.model_server.control import LOAD_SECONDS
 from rollout_operator.model_server.owned import WORKLOAD_KINDS, api_name, claim_name, download_name
 from rollout_operator.model_server.pod import ENGINE, GATEWAY
@@ -26,7 +27,6 @@ from rollout_operator.model_server.policy_seen import Runner, Seen, Server
 from rollout_operator.model_server.problems import Parsed, parse
 from rollout_operator.pods import trouble
 from rollout_operator.reports import reports_of
-from rollout_operator.wake import users
 from rollout_operator.world import World
 
 MOST_SERVERS = 256

@@ -27,8 +27,8 @@ from rollout_operator.actions import (
 )
 from rollout_operator.cache import uid_of
 from rollout_operator.model_server import network, policy, services, weights, workload
-from rollout_operator.model_server.control_errands import How, Target
 from rollout_operator.model_server.observe import Observed, workload_refused
+from rollout_operator.model_server.operations import How, Target
 from rollout_operator.model_server.owned import WORKLOAD_KINDS, metadata, noted_digest
 from rollout_operator.model_server.policy import Decision
 from rollout_operator.model_server.status import invalid, status_of, story, timestamp

@@ -10,9 +10,9 @@ from rollout_api.rollout_job import Restarts, RunnerReport, RunnerState
 from rollout_operator.actions import Manifest, Ref
 from rollout_operator.cache import Cache, controller_of, uid_of
 from rollout_operator.config import OperatorConfig
+from rollout_operator.event_mapping import model_server_of
 from rollout_operator.pods import trouble
 from rollout_operator.reports import report_of, reports_of
-from rollout_operator.wake import model_server_of
 from rollout_operator.world import World
 
 GONE_AFTER: Final = timedelta(seconds=60)

@@ -7,12 +7,12 @@ from rollout_api.cluster import runner_name
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import FINISHED_JOB_SECONDS, RolloutJob
 from rollout_operator.actions import Action, Create, Delete, EnsureKey, Patch, Plan, ReadKey, Ref, Remember
-from rollout_operator.rollout_job import access, model_server, network, progress, runner_job
+from rollout_operator.rollout_job import access, failure_limit, model_server, network, runner_job
 from rollout_operator.rollout_job.expiry import seconds_left
+from rollout_operator.rollout_job.job_events import story
 from rollout_operator.rollout_job.observe import GONE_AFTER, Observed, RunnerPod, counts_fact, secret_fact
 from rollout_operator.rollout_job.resolve import Resolved, resolve
 from rollout_operator.rollout_job.status import Findings, differs_in_counts_only, status_of
-from rollout_operator.rollout_job.story import story
 from rollout_operator.rollout_job.totals import add_up
 from rollout_operator.rollout_job.verdict import (
     REPORT_GRACE,
@@ -104,8 +104,8 @@ def _findings(seen: Observed, standing: Verdict | None, resolved: Resolved) -> F
     suspend = seen.suspend or seen.held
     job, restarts, failures = seen.batch_job, seen.restarts, 0
     if job is not None:
-        restarts = progress.mark(restarts, job.failed_pods, totals.sealed, suspended=suspend)
-        failures = progress.failures(restarts, job.failed_pods)
+        restarts = failure_limit.mark(restarts, job.failed_pods, totals.sealed, suspended=suspend)
+        failures = failure_limit.failures(restarts, job.failed_pods)
     verdict = standing or judge(seen, failures)
     to_resume = job is not None and job.suspend_set and not suspend and verdict is None
     return Findings(
@@ -154,7 +154,7 @@ def _suspend_or_resume(seen: Observed, found: Findings) -> Iterator[Action]:
     if found.verdict is not None:
         # A job that has ended starts no pod again, whatever its spec says. Runners without a verdict may end by themselves.
         ended = not seen.alive and not seen.runners_at_work
-        suspend = suspend or job.suspend or ended or found.failures >= progress.limit(seen.runners_at_work)
+        suspend = suspend or job.suspend or ended or found.failures >= failure_limit.limit(seen.runners_at_work)
         changed = suspend != job.suspend
     if changed and found.waits_for_model is None:
         yield Patch(ref, runner_job.suspension(suspend=suspend))

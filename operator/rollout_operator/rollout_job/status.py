@@ -8,8 +8,8 @@ from rollout_api.cluster import runner_name
 from rollout_api.conditions import Condition
 from rollout_api.manifest import Problem
 from rollout_api.rollout_job import Restarts, RolloutJobStatus
+from rollout_operator.rollout_job.failure_limit import limit
 from rollout_operator.rollout_job.observe import Observed
-from rollout_operator.rollout_job.progress import limit
 from rollout_operator.rollout_job.totals import Totals
 from rollout_operator.rollout_job.verdict import Verdict, last_failure
 

@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from rollout_api.rollout_job import RunnerState
+from rollout_operator.rollout_job.failure_limit import limit
 from rollout_operator.rollout_job.observe import Observed, parse_time
-from rollout_operator.rollout_job.progress import limit
 
 REPORT_GRACE: Final = timedelta(seconds=60)
 """A runner reports before it ends. Its report and the end of the Job come through two watches, in any order."""

@@ -38,7 +38,7 @@ NOT_PUBLIC_V4 = (
 PUBLIC_V6 = "2000::/3"
 NOT_PUBLIC_V6 = ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
 # Where clouds serve credentials to any caller. Never reachable, whatever is listed. The executor's proxy has the same list
-# (agent_runtime/executor/network_rules.py, which can import nothing of ours), and a test compares the two.
+# (agent_runtime/executor/network/rules.py, which can import nothing of ours), and a test compares the two.
 METADATA_V4 = (
     "169.254.0.0/16",  # RFC 3927; AWS, Google, Azure, Oracle and others: 169.254.169.254
     "168.63.129.16/32",  # Azure WireServer: learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16

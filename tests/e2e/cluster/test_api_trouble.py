@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from aiohttp import web
 
-from agent_runtime.sandboxes.cluster.api import ApiError, KubeApi
-from agent_runtime.sandboxes.cluster.sandbox_object import new_name, sandbox_object, selector
-from agent_runtime.sandboxes.cluster.sandbox_view import SandboxView
+from agent_runtime.kube.api import ApiError, KubeApi
+from agent_runtime.sandboxes.cluster.sandbox_object import SandboxView, new_name, sandbox_object, selector
 from agent_runtime.sandboxes.cluster.watch import SandboxWatch
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxSpec

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rolloutctl.check import validate
-from rolloutctl.console import Form
+from rolloutctl.commands.check import validate
 from rolloutctl.errors import CommandError
+from rolloutctl.ui.console import Form
 from tests.support.cluster import Cluster, Object
 
 GOOD: Object = yaml.safe_load("""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent_runtime.recording.export import Format, export
+from agent_runtime.export.formats import Format, export
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from tests.support.cluster import Cluster, Job, Object

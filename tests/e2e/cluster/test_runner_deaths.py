@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.runner.drain import DRAIN_SECONDS
-from agent_runtime.runner.exits import Exit
+from agent_runtime.runner.supervisor import Exit
 from tests.support.cluster import Cluster, Job, Object, eventually
 from tests.support.pod_processes import running
 from tests.support.runner_pods import ending, kill_engine, live_runner, second_runner

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from agent_runtime.runner.exits import Exit
+from agent_runtime.runner.supervisor import Exit
 from tests.support.accidents import FREEZE, ONLY_HERE, OPERATORS, Accidents, at_even_distances, in_random_order
 from tests.support.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster, Job, Object, eventually
 from tests.support.memory_watch import MemoryWatch
@@ -236,6 +236,6 @@ def live(pods: Sequence[Object]) -> list[Object]:
 
 
 def exit_code(pod: Object) -> int | None:
-    """How a runner ended (agent_runtime/runner/exits.py); None while it runs."""
+    """How a runner ended (agent_runtime/runner/supervisor.py); None while it runs."""
     states = [status["state"] for status in pod["status"].get("containerStatuses", [])]
     return next((state["terminated"]["exitCode"] for state in states if "terminated" in state), None)

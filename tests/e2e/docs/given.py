@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolloutctl.init import init
+from rolloutctl.commands.init import init
 from tests.support.harbor_tasks import hello_world
 from tests.support.repository import make_repository
 

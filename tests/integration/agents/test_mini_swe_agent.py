@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from agent_runtime.recording.export import Format, export
+from agent_runtime.export.formats import Format, export
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from tests.support.mini_swe_agent import COMMAND, DONE, ENVIRONMENT, REQUIREMENTS, STEPS, TURNS, VERSION, working

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from kubernetes.aio import client
 
+from agent_runtime.kube.api import KubeApi
 from agent_runtime.sandboxes.base import Fence, SandboxProvider, WorkspaceSpec
-from agent_runtime.sandboxes.cluster.api import KubeApi
 from agent_runtime.sandboxes.cluster.provider import ClusterProvider
-from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import TaskFile
 from tests.integration.cluster_provider.stand_in_api import NAMESPACE

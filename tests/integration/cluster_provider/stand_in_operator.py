@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from agent_runtime.sandboxes.cluster.sandbox_view import POD_IP
+from agent_runtime.sandboxes.cluster.sandbox_object import POD_IP
 from rollout_api.cluster import EXECUTOR_PORT, executor_token, token_sha256
 from rollout_api.conditions import Condition
 from rollout_api.sandbox import SandboxPlaces, SandboxStatus, WorkspaceMode

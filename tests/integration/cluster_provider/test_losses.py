@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_runtime.sandboxes import executor_client
 from agent_runtime.sandboxes.base import Evidence, SandboxFailure
 from agent_runtime.sandboxes.cluster import fleet, held_sandbox
-from agent_runtime.sandboxes.cluster.sandbox_view import POD_IP
+from agent_runtime.sandboxes.cluster.sandbox_object import POD_IP
+from agent_runtime.sandboxes.executor_client import client as executor_client
 from rollout_api.cluster import EXECUTOR_PORT
 from tests.integration.cluster_provider.conftest import Opened, acquire, rollout_job, say, until
 from tests.integration.cluster_provider.stand_in_operator import StandInOperator, condition

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.integrations.kodo import KodoProvider
 from agent_runtime.sandboxes.base import Fence, SandboxFailure, SandboxProvider, SetupFailed, Workspace, WorkspaceSpec
-from agent_runtime.sandboxes.container import ContainerProvider
-from agent_runtime.sandboxes.kodo import KodoProvider
+from agent_runtime.sandboxes.container.provider import ContainerProvider
 from tests.integration.containers.conftest import IMAGE, REPOSITORY, podman, template
 
 FIRST, SECOND = Fence(1, "first"), Fence(2, "second")

@@ -10,13 +10,13 @@ import json
 import sys
 from pathlib import Path
 
-from agent_runtime.engine.workspace_model import serve_model
+from agent_runtime.engine.program.workspace_model import serve_model
 from agent_runtime.proxy.limits import Limits
 from agent_runtime.recording.attempt_folder import AttemptFolder
 from agent_runtime.recording.epoch_log import EpochLog
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, WorkspaceSpec
-from agent_runtime.sandboxes.local import LocalProvider
+from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.model import Sampling
 from rollout_api.sandbox import SandboxTemplate
 from tests.support.speller import Speller

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.engine.assignment import Rollout
+from agent_runtime.engine.attempt.assignment import Rollout
+from agent_runtime.engine.attempt.mcp import AttemptTools
 from agent_runtime.engine.context import RunContext
-from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import Event, TurnEnded
-from agent_runtime.engine.mcp import AttemptTools
 from agent_runtime.engine.opening import Surroundings, open_run
-from agent_runtime.engine.rollout import RolloutRun
 from agent_runtime.engine.run import run_job
-from agent_runtime.models.function import FunctionModel
+from agent_runtime.engine.scheduling.drain import Drain
+from agent_runtime.engine.scheduling.groups import RolloutRun
+from agent_runtime.models.providers.function import FunctionModel
 from agent_runtime.recording.reader import open_run as read_run
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, FileStat, WorkspaceLimit, WorkspaceSpec
-from agent_runtime.sandboxes.dummy import DummyProvider, DummyWorkspace
-from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
-from agent_runtime.sandboxes.local import LocalProvider
+from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.records import Outcome, StopReason
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import SandboxTemplate
+from tests.support.dummy_sandboxes import DummyProvider, DummyWorkspace
 
 GAME = (Path(__file__).parents[2] / "support/games.py").read_text()
 worlds = itertools.count()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from agent_runtime.engine.drain import Drain
-from agent_runtime.engine.program_policy import CALLS_A_TURN
+from agent_runtime.engine.program.program_rules import CALLS_A_TURN
 from agent_runtime.engine.run import run_job
+from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
 from agent_runtime.proxy import session
 from agent_runtime.recording.attempt_folder import AttemptFolder

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.agents.base import Agent, AgentContext
-from agent_runtime.engine import model_probe
+from agent_runtime.engine.attempt import model_probe
 from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary, RolloutSealed
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import RolloutSession
@@ -30,10 +30,10 @@ from agent_runtime.models.base import (
     ToolCall,
 )
 from agent_runtime.sandboxes.base import CommandResult, Fence, FileError, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.dummy import DummyProvider, DummyWorkspace, Files, OnCall, World, ended, nothing_happens
 from rollout_api.records import PolicySpan, Usage
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task, TaskFile
+from tests.support.dummy_sandboxes import DummyProvider, DummyWorkspace, Files, OnCall, World, ended, nothing_happens
 
 worlds = itertools.count()
 FILE = {"path": "work.txt", "content": "to be done"}

@@ -14,16 +14,16 @@ import pytest
 
 from agent_runtime.engine.events import Event, PluginFailed, RolloutSealed
 from agent_runtime.engine.run import run_job
+from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
-from agent_runtime.models.extensions import ExtensionError
 from agent_runtime.plugins import FinishedRollout, GroupInfo, Refuse, RolloutInfo
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
-from agent_runtime.sandboxes.dummy import DummyProvider, Files, ended
 from rollout_api.records import AttemptRecord, Message, Observation, Record, Result, Usage
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
+from tests.support.dummy_sandboxes import DummyProvider, Files, ended
 
 worlds = itertools.count()
 

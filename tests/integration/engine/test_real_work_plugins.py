@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from agent_runtime.engine.run import run_job
-from agent_runtime.models.extensions import ExtensionError
-from agent_runtime.models.function import FunctionModel
-from agent_runtime.plugins.real_work import RealWork
-from agent_runtime.recording.exports.real_work import write_real_work
+from agent_runtime.export.real_work import write_real_work
+from agent_runtime.extensions import ExtensionError
+from agent_runtime.integrations.real_work import RealWork
+from agent_runtime.models.providers.function import FunctionModel
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
 from rollout_api.rollout_job import RolloutJob

@@ -13,23 +13,23 @@ from typing import Any
 import pytest
 
 from agent_runtime.agents.base import AgentContext
-from agent_runtime.engine.drain import Drain
 from agent_runtime.engine.events import JobSummary
-from agent_runtime.engine.groups import JobAborted
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.run_folder import RunInProgress
+from agent_runtime.engine.scheduling.drain import Drain
+from agent_runtime.engine.scheduling.groups import JobAborted
+from agent_runtime.engine.scheduling.shard import Shard
 from agent_runtime.engine.session import RolloutSession
-from agent_runtime.engine.shard import Shard
 from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.plugins.base import GroupInfo
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import Store
 from agent_runtime.recording.stream import Feed, StreamClosed, StreamRecord
 from agent_runtime.sandboxes.base import SandboxFailure
-from agent_runtime.sandboxes.dummy import DummyProvider
 from rollout_api.records import Outcome, Result, StopReason, Usage
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Task
+from tests.support.dummy_sandboxes import DummyProvider
 
 UID = "0123abcd-0000-0000-0000-000000000000"
 worlds = itertools.count()

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.engine.workspace_model import WorkspaceModel, serve_model
+from agent_runtime.engine.program.workspace_model import WorkspaceModel, serve_model
 from agent_runtime.models.base import Model
 from agent_runtime.models.vllm.server import VllmServer
 from agent_runtime.proxy.limits import Limits
 from agent_runtime.recording.attempt_folder import AttemptFolder
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import CommandResult, Fence, Workspace, WorkspaceSpec
-from agent_runtime.sandboxes.local import LocalProvider
+from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.model import Sampling
 from rollout_api.records import Record, ResponseRecord
 from rollout_api.sandbox import SandboxTemplate

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from agent_runtime.engine.episodes import AgentRunner, EpisodeStatus
-from agent_runtime.models.function import FunctionModel
+from agent_runtime.integrations.roll_episodes import AgentRunner, EpisodeStatus
+from agent_runtime.models.providers.function import FunctionModel
 
 GAME = "tests.support.games:Game"
 

@@ -17,7 +17,7 @@ import yaml
 
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import RolloutSession
-from agent_runtime.models.function import FunctionModel
+from agent_runtime.models.providers.function import FunctionModel
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.tasks import TaskSourceError

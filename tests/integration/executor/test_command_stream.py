@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.executor.frames import framed
+from agent_runtime.executor.commands.frames import framed
 from agent_runtime.sandboxes.base import CommandResult, Fence, Fenced
-from agent_runtime.sandboxes.executor_client import ExecutorClient, ExecutorRefusal, Hold
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient, ExecutorRefusal, Hold
 
 COUNT_A_RUN = "echo run >> runs; sleep 0.5; wc -l < runs"
 MIB = 1024 * 1024

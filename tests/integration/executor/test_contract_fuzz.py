@@ -21,9 +21,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from agent_runtime.executor import routes
+from agent_runtime.executor.http import routes
 from agent_runtime.sandboxes.base import Fence
-from agent_runtime.sandboxes.executor_client import ExecutorClient, Hold
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
 
 DOCUMENT = Path(routes.__file__).with_name("openapi.json")
 ALLOWED_SERVER_ERRORS = {"NoPlace", "WorkspaceFailed"}

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from agent_runtime.sandboxes.base import Fence, Fenced
-from agent_runtime.sandboxes.executor_client import ExecutorClient, Hold
-from agent_runtime.sandboxes.model_port import serve_model
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
+from agent_runtime.sandboxes.executor_client.model_port import serve_model
 
 
 class Network:

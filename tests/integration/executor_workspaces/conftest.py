@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.executor.host import WorkspaceHost
-from agent_runtime.executor.workspaces import open_host
-from agent_runtime.executor.workspaces.config import HostConfig
+from agent_runtime.executor.overlay import open_host
+from agent_runtime.executor.overlay.config import HostConfig
 from tests.integration.executor_workspaces.helpers import Inside
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_runtime.executor.host import Exit, Limits, Workspace, WorkspaceHost, WorkspaceSpec
-from agent_runtime.executor.workspaces import processes
-from agent_runtime.executor.workspaces.spawned import Spawned, spawn
+from agent_runtime.executor.init import processes
+from agent_runtime.executor.init.spawned import Spawned, spawn
 
 # A test that waits so long for something that takes milliseconds has found it broken.
 PATIENCE = 60.0

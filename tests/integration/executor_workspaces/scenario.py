@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from agent_runtime.executor.workspaces import HostFailure, open_host, start_zygote
-from agent_runtime.executor.workspaces.config import HostConfig
+from agent_runtime.executor.overlay import HostFailure, open_host, start_zygote
+from agent_runtime.executor.overlay.config import HostConfig
 
 start_zygote()
 
@@ -21,7 +21,7 @@ import os  # noqa: E402
 from typing import Any  # noqa: E402
 
 from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure, WorkspaceSpec  # noqa: E402
-from agent_runtime.executor.workspaces.spawned import spawn  # noqa: E402
+from agent_runtime.executor.init.spawned import spawn  # noqa: E402
 
 
 async def run(workspace: Workspace, script: str, user: str | None = None) -> str:

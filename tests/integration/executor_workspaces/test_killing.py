@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from agent_runtime.executor.workspaces import processes
+from agent_runtime.executor.init import processes
 
 PROC = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 

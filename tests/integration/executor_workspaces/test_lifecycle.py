@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from agent_runtime.executor.host import FileFailure, WorkspaceFailure, WorkspaceSpec
-from agent_runtime.executor.workspaces import HostFailure, open_host
-from agent_runtime.executor.workspaces.config import Bind, HostConfig
+from agent_runtime.executor.overlay import HostFailure, open_host
+from agent_runtime.executor.overlay.config import Bind, HostConfig
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import (
     PATIENCE,

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.executor.host import Limits
-from agent_runtime.executor.workspaces import native, processes
-from agent_runtime.executor.workspaces.config import HostConfig
-from agent_runtime.executor.workspaces.hosts import OverlayHost
-from agent_runtime.executor.workspaces.workspace import LiveWorkspace
+from agent_runtime.executor.init import native, processes
+from agent_runtime.executor.overlay.config import HostConfig
+from agent_runtime.executor.overlay.hosts import OverlayHost
+from agent_runtime.executor.overlay.workspace import LiveWorkspace
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, run, start
 
@@ -87,7 +87,7 @@ async def test_tools_start_nicer_than_what_serves_them_in_a_container(
     own = os.getpriority(os.PRIO_PROCESS, 0)
     if language == "Python":
         monkeypatch.setattr(native, "_library", None)
-    monkeypatch.setattr("agent_runtime.executor.workspaces.hosts._in_container", lambda: True)
+    monkeypatch.setattr("agent_runtime.executor.overlay.hosts._in_container", lambda: True)
     async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay")) as host:
         workspace = await Inside(host).make()
         assert isinstance(workspace, LiveWorkspace)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.executor.host import Limits, WorkspaceFailure
-from agent_runtime.executor.workspaces import open_host
-from agent_runtime.executor.workspaces.config import HostConfig
+from agent_runtime.executor.overlay import open_host
+from agent_runtime.executor.overlay.config import HostConfig
 from tests.integration.executor_workspaces.helpers import Inside, read_all, run, start, write
 
 LIMIT = 20_000_000
@@ -108,7 +108,7 @@ def test_files_in_folders_that_their_owner_may_not_list_are_counted(tmp_path: Pa
     folder.mkdir(parents=True)
     (folder / "hog").write_bytes(bytes(1 << 20))
     folder.chmod(mode)
-    count = "import sys; from agent_runtime.executor.workspaces.trees import disk_bytes as count; "
+    count = "import sys; from agent_runtime.executor.init.trees import disk_bytes as count; "
     count += "print(count(sys.argv[1], since=0, makes_readable=True))"
     without_capabilities = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]  # root's, as in a Plain pod
     command = [*without_capabilities, sys.executable, "-c", count, str(folder.parent)]

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.executor.host import Workspace
-from agent_runtime.executor.workspaces.config import HostConfig
+from agent_runtime.executor.overlay.config import HostConfig
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, get, put, run, write
 

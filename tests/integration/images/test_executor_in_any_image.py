@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.sandboxes.base import Fence, FileError
-from agent_runtime.sandboxes.executor_client import ExecutorClient, Hold
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
 
 TOKEN = "a token that only the test knows"
 ROOTS = ["debian_hello", "busybox", "musl", "scratch"]

@@ -123,7 +123,7 @@ def test_a_change_of_code_is_in_the_next_image_and_only_there(tmp_path: Path) ->
     assert changed_by("README.md") == set()
     assert changed_by("agent_runtime/executor/__pycache__/server.pyc") == set()
     on_runtime = {"proxy", "vllm-standin", "lake-policy"}
-    assert changed_by("agent_runtime/executor/server.py") == {"executor", "runtime", *on_runtime}
+    assert changed_by("agent_runtime/executor/http/server.py") == {"executor", "runtime", *on_runtime}
     assert changed_by("rollout_api/base.py") == {"operator", "runtime", *on_runtime}
     assert changed_by("operator/rollout_operator/new_file.py") == {"operator"}
     assert changed_by("hack/images/launcher.c") == {"executor"}

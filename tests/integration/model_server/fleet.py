@@ -16,7 +16,7 @@ from typing import Any, Self
 import aiohttp
 from aiohttp import web
 
-from agent_runtime.models.served.gate import CallSpans, PolicyGate
+from agent_runtime.models.pool.gate import CallSpans, PolicyGate
 from agent_runtime.serving.gateway import serve
 from agent_runtime.serving.policies import Policies
 from rollout_api.cluster import POLICY_VERSION_HEADER

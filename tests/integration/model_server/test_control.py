@@ -9,7 +9,7 @@ from aiohttp import web
 from rollout_api.model_server import PolicySource, PullForm, TransferMode
 from rollout_operator.actions import Ref
 from rollout_operator.model_server.control import MOST_ANSWER, Address, Control, ControlError
-from rollout_operator.model_server.control_errands import Errands, How, Target
+from rollout_operator.model_server.operations import Errands, How, Target
 from rollout_operator.model_server.policy_seen import Call, Errand
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.sandboxes.oci_store import ImageStore
+from agent_runtime.sandboxes.images.store import ImageStore
 
 REPOSITORY = Path(__file__).parents[3]
 

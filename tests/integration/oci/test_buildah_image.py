@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
-from agent_runtime.sandboxes.local import LocalProvider
-from agent_runtime.sandboxes.oci_store import ImageStore
+from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.images.store import ImageStore
+from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.sandbox import SandboxTemplate
 from tests.integration.oci.conftest import Buildah
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.sandboxes.oci_files import ImageError
-from agent_runtime.sandboxes.oci_store import ImageStore
+from agent_runtime.sandboxes.images.files import ImageError
+from agent_runtime.sandboxes.images.store import ImageStore
 from tests.support.oci import Layout, layer_tar
 from tests.support.registry import Registry
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from kubernetes.aio import client, config
 
+from agent_runtime.kube.api import KubeApi
 from agent_runtime.runner.report import standing_report
-from agent_runtime.sandboxes.cluster.api import KubeApi
 from rollout_api.rollout_job import RunnerReport
 from tests.integration.operator_core.conftest import OPERATOR_ACCOUNT, RUNNER_ACCOUNT, Replica
 from tests.integration.operator_core.control_plane import REPOSITORY, ControlPlane, until

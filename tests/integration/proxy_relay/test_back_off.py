@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.models.function import FunctionModel
+from agent_runtime.models.providers.function import FunctionModel
 from agent_runtime.models.retries import FIRST_DELAY_SECONDS
 from agent_runtime.proxy.relay.hub import Hub
 from agent_runtime.proxy.relay.worker import Worker

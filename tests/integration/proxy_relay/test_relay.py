@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from agent_runtime.models.base import ContextExceeded, ModelConfigError, ModelError, ModelReply, ModelRequest
-from agent_runtime.proxy.relay import forms
+from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.hub import Hub
 from agent_runtime.proxy.relay.worker import Worker
 from agent_runtime.proxy.standalone import standalone_proxy
@@ -118,7 +118,7 @@ async def bench(folder: Path, **options: Any) -> AsyncIterator[Bench]:
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
     ):
         found = Bench(hub, proxy.address, client)
-        limits = {"limits": {"bodyBytes": forms.FRAME_BYTES, "conversationBytes": 4 * forms.FRAME_BYTES}}
+        limits = {"limits": {"bodyBytes": schemas.FRAME_BYTES, "conversationBytes": 4 * schemas.FRAME_BYTES}}
         async with client.post(f"{proxy.address}/sessions/s", headers=BEARER, json=limits) as reply:
             found.base_url = proxy.address + (await reply.json())["base_path"]
         try:
@@ -285,10 +285,12 @@ async def test_messages_of_99_megabytes_pass_both_ways_and_larger_ones_fail_in_w
         status, body = await relay.ask("x" * (99 << 20))
         assert (status, len(content(body))) == (200, 99 << 20)
         assert len(model.asked[0].messages[0]["content"]) == 99 << 20
-        large = ModelRequest([{"role": "user", "content": "x" * forms.FRAME_BYTES}], [], Sampling(), 0, "s", "t", 0, 0)
+        large = ModelRequest(
+            [{"role": "user", "content": "x" * schemas.FRAME_BYTES}], [], Sampling(), 0, "s", "t", 0, 0
+        )
         with pytest.raises(ModelError, match="TooLarge"):
             await relay.hub.complete(large)
-        model.text = "y" * forms.FRAME_BYTES
+        model.text = "y" * schemas.FRAME_BYTES
         status, body = await relay.ask()
         assert status == 502
         assert "TooLarge" in body
@@ -429,18 +431,18 @@ async def test_a_worker_that_can_never_serve_is_told_so_at_once(
 async def test_a_worker_that_speaks_nonsense_is_closed_and_harms_nobody(tmp_path: Path, frames: list[str]) -> None:
     async with bench(tmp_path) as relay:
         await relay.start(NamedModel())
-        async with relay.client.ws_connect(relay.url + forms.PATH, headers=BEARER) as nonsense:
+        async with relay.client.ws_connect(relay.url + schemas.PATH, headers=BEARER) as nonsense:
             for frame in frames:
                 await nonsense.send_str(frame)
             async for _ in nonsense:
                 pass
-            assert nonsense.close_code == forms.BROKEN
+            assert nonsense.close_code == schemas.BROKEN
         await until(lambda: relay.hub.workers == 1)
         assert (await relay.ask())[0] == 200
 
 
 async def test_a_worker_of_verl_is_served(tmp_path: Path) -> None:
-    async with bench(tmp_path) as relay, relay.client.ws_connect(relay.url + forms.PATH, headers=BEARER) as verl:
+    async with bench(tmp_path) as relay, relay.client.ws_connect(relay.url + schemas.PATH, headers=BEARER) as verl:
         await verl.send_json({"type": "worker_hello", "worker_id": "worker-1"})
         assert (await verl.receive_json())["type"] == "worker_hello_ack"
         await verl.send_json({"type": "ping"})

@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from agent_runtime.recording.export import Format, export
+from agent_runtime.export.formats import Format, export
 from benchmarks.peers import VERIFIERS, VERIFIERS_PROGRAMS, Peer, installed
 from tests.support.recorded_run import record_run
 

@@ -11,8 +11,8 @@ from typing import cast
 
 import pytest
 
-from agent_runtime.engine import grading
-from agent_runtime.engine.attribution import Action, Phase, Situation, attribute
+from agent_runtime.engine.attempt import grading
+from agent_runtime.engine.attempt.attribution import Action, Phase, Situation, attribute
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import SpoolFull, Store
 from agent_runtime.sandboxes.base import Workspace

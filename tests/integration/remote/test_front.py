@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from agent_runtime.integrations.harbor_server.router import Front
 from agent_runtime.proxy.keys import new_key
-from agent_runtime.remote.front import Front
 
 
 class Model:

@@ -14,11 +14,11 @@ import pytest
 import yaml
 from aiohttp import web
 
+from agent_runtime.integrations.harbor_server.archive import pack
+from agent_runtime.integrations.harbor_server.runs import FolderInUse
+from agent_runtime.integrations.harbor_server.schemas import PATH
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
-from agent_runtime.remote.archive import pack
-from agent_runtime.remote.forms import PATH
-from agent_runtime.remote.runs import FolderInUse
 from rollout_api.records import AttemptRecord
 from tests.support.harbor_server import KEY, asking, harbor_server, job, job_manifest, start_serve
 from tests.support.harbor_tasks import hello_world
@@ -129,10 +129,10 @@ async def test_body_that_cannot_be_decoded_is_refused(tmp_path: Path) -> None:
 
 
 async def test_too_much_is_refused_before_it_fills_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_runtime.remote.archive.UNPACKED_BYTES", 1 << 20)
-    monkeypatch.setattr("agent_runtime.remote.archive.MEMBERS", 50)
-    monkeypatch.setattr("agent_runtime.remote.server.ARCHIVE_BYTES", 1 << 16)
-    monkeypatch.setattr("agent_runtime.remote.server.METADATA_BYTES", 1 << 10)
+    monkeypatch.setattr("agent_runtime.integrations.harbor_server.archive.UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr("agent_runtime.integrations.harbor_server.archive.MEMBERS", 50)
+    monkeypatch.setattr("agent_runtime.integrations.harbor_server.server.ARCHIVE_BYTES", 1 << 16)
+    monkeypatch.setattr("agent_runtime.integrations.harbor_server.server.METADATA_BYTES", 1 << 10)
     bomb = tar_of((member("t/zeros"), b"\0" * (2 << 20)))
     crowd = tar_of(*((member(f"t/{number}"), b"") for number in range(60)))
     async with harbor_server(tmp_path, ORACLE) as (url, _):

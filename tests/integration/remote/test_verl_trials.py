@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
+from agent_runtime.integrations.harbor_server.rows import HarborRows, with_remote_agent
+from agent_runtime.integrations.harbor_server.settings import read_settings
+from agent_runtime.integrations.harbor_server.trials import make_trials
+from agent_runtime.integrations.verl.job import Kind
+from agent_runtime.integrations.verl.model import LLMClientModel
+from agent_runtime.integrations.verl.rollouts import Member, Rollouts
+from agent_runtime.integrations.verl.rows import read_row
 from agent_runtime.models.base import TokenPrefix
 from agent_runtime.proxy.serve import ADMIN_KEY_VARIABLE
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
-from agent_runtime.remote.rows import HarborRows, with_remote_agent
-from agent_runtime.remote.settings import read_settings
-from agent_runtime.remote.trials import make_trials
 from agent_runtime.sandboxes.base import SandboxFailure
-from agent_runtime.trainers.verl.job import Kind
-from agent_runtime.trainers.verl.model import LLMClientModel
-from agent_runtime.trainers.verl.rollouts import Member, Rollouts
-from agent_runtime.trainers.verl.rows import read_row
 from rollout_api.records import IntentRecord, Message
 from tests.support.harbor_server import asking, harbor_server, job
 from tests.support.harbor_tasks import hello_world

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rolloutctl.report import page
+from rolloutctl.ui import page
 
 _samples = importlib.util.spec_from_file_location(
     "samples", Path(__file__).parents[2] / "unit" / "rolloutctl" / "conftest.py"

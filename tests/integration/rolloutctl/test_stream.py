@@ -16,11 +16,11 @@ from agent_runtime.recording.seals import SealedResults
 from agent_runtime.recording.store import READS_AT_ONCE, StorageUnavailable, Store
 from agent_runtime.recording.stream import StreamRecord
 from rollout_api.tasks import Tasks, TaskStream
-from rolloutctl.console import Form
+from rolloutctl.commands.results import show_results
+from rolloutctl.commands.stream import submit_tasks
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.job_stream import JobStream
-from rolloutctl.results import show_results
-from rolloutctl.stream import submit_tasks
+from rolloutctl.ui.console import Form
 from tests.support.records import completed, small_job
 
 STARTER = Path(__file__).parents[3] / "rolloutctl" / "starter.yaml"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.runner.exits import Exit
+from agent_runtime.runner.supervisor import Exit
 from tests.integration.runner.conftest import REPOSITORY, Pods, StartPods, wait_for
 
 TURNS = 12

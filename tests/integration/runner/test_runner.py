@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from agent_runtime.recording.store import Store
-from agent_runtime.runner.exits import Exit
+from agent_runtime.runner.supervisor import Exit
 from tests.integration.runner.conftest import Pods, Runner, StartPods, wait_for
 from tests.support.fingerprint import fingerprint
 from tests.support.quickstart import REWARDS

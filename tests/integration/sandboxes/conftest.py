@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from agent_runtime.sandboxes.base import CommandResult, Fence, SandboxProvider, WorkspaceSpec
-from agent_runtime.sandboxes.dummy import DummyProvider, Files, ended
-from agent_runtime.sandboxes.local import LocalProvider
+from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.sandbox import SandboxTemplate
 from rollout_api.tasks import TaskFile
+from tests.support.dummy_sandboxes import DummyProvider, Files, ended
 
 FIRST = Fence(1, "first")
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from agent_runtime.sandboxes.base import Fence, WorkspaceSpec
-from agent_runtime.sandboxes.local import LocalProvider
+from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.sandbox import SandboxTemplate
 
 

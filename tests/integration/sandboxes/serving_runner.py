@@ -13,7 +13,7 @@ from pathlib import Path
 from aiohttp import web
 
 from agent_runtime.sandboxes.base import Fence, WorkspaceSpec
-from agent_runtime.sandboxes.local import LocalProvider
+from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.sandbox import SandboxTemplate
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agent_runtime.sandboxes.base import WorkspaceSpec
-from agent_runtime.sandboxes.container_executor import ContainerExecutors
-from agent_runtime.sandboxes.local_executor import ExecutorRecord, LocalExecutor, LocalExecutors
+from agent_runtime.sandboxes.container.executor import ContainerExecutors
+from agent_runtime.sandboxes.local.executor import ExecutorRecord, LocalExecutor, LocalExecutors
 
 
 class Front:

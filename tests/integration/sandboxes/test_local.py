@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from agent_runtime.sandboxes.base import Fence, Fenced, FileError, SandboxFailure, Workspace, WorkspaceLimit
-from agent_runtime.sandboxes.local import LocalProvider
-from agent_runtime.sandboxes.local_environment import readable_by, running_environment
+from agent_runtime.sandboxes.local.environment import readable_by, running_environment
+from agent_runtime.sandboxes.local.provider import LocalProvider
 from tests.integration.sandboxes.conftest import FIRST, spec, template
 
 REPOSITORY = Path(__file__).parents[3]
@@ -361,7 +361,7 @@ async def test_whoever_has_no_pytest_is_told_that_path_begins_with_another_pytho
     (machine / "python3").chmod(0o755)
     monkeypatch.setenv("PATH", f"{machine}:{os.environ['PATH']}")
     # In Plain it is on PATH only where nobody can read it, which not every checkout allows.
-    monkeypatch.setattr("agent_runtime.sandboxes.local.readable_by", lambda environment, uid: True)
+    monkeypatch.setattr("agent_runtime.sandboxes.local.provider.readable_by", lambda environment, uid: True)
     provider = LocalProvider(tmp_path / "run", template(mode), places=1)
     await provider.open()
     await provider.close()

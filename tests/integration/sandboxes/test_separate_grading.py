@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.engine.grading import grade_artifacts
-from agent_runtime.sandboxes.local import LocalProvider
+from agent_runtime.engine.attempt.grading import grade_artifacts
+from agent_runtime.sandboxes.local.provider import LocalProvider
 from rollout_api.records import Verdict
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 
 from agent_runtime.models.base import ModelReply, ModelRequest
-from agent_runtime.models.served.directory import CONFIRM_SECONDS, View
-from agent_runtime.models.served.model import ServedModel
+from agent_runtime.models.pool.directory import CONFIRM_SECONDS, View
+from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.models.vllm.server import VllmServer
 from rollout_api.model import Sampling
 from rollout_api.model_server import Gate, ModelServerStatus, PolicyStatus, ServerState, ServerStatus

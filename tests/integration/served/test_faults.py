@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from agent_runtime.models.base import ModelReply
-from agent_runtime.models.served import fleet as fleet_module
-from agent_runtime.models.served import pulse
-from agent_runtime.models.served.routing import preference
+from agent_runtime.models.pool import fleet as fleet_module
+from agent_runtime.models.pool import stall_detector
+from agent_runtime.models.pool.routing import preference
 from agent_runtime.models.vllm.server import Progress
 from tests.integration.served.fleet import PATIENCE_SECONDS, Fleet, ask, assert_made_as_recorded, call, until
 
@@ -55,7 +55,7 @@ async def test_a_finished_answer_is_not_gone_on_with_when_only_its_end_was_lost(
 async def test_a_server_that_hangs_with_a_good_health_is_left_and_comes_back(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "STALL_SECONDS", 1.5)
+    monkeypatch.setattr(stall_detector, "STALL_SECONDS", 1.5)
     monkeypatch.setattr(fleet_module, "PROBE_SECONDS", 0.3)
     await fleet.start(2, "--tokens-per-second", "20")
     await fleet.model.check()

@@ -8,18 +8,18 @@ import pytest
 
 from agent_runtime.engine.events import JobSummary
 from agent_runtime.engine.run import run_job
-from agent_runtime.models.served import fleet as fleet_module
-from agent_runtime.models.served import gate, pulse
+from agent_runtime.models.pool import fleet as fleet_module
+from agent_runtime.models.pool import gate, stall_detector
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.recording.token_history import TokenHistory
-from agent_runtime.sandboxes.dummy import DummyProvider
 from rollout_api.model_server import ServerState
 from rollout_api.records import ResponseRecord, Result
 from rollout_api.rollout_job import RolloutJob
 from tests.integration.served.fleet import PATIENCE_SECONDS, until
 from tests.integration.served.operated import OperatedFleet
 from tests.integration.served.talker import Talker
+from tests.support.dummy_sandboxes import DummyProvider
 from tests.support.vllm_server import logprobs_by, made_by
 
 UPDATES, MEMBERS = 10, 4
@@ -131,7 +131,9 @@ async def test_500_rollouts_in_flight_go_on_when_one_of_four_servers_cannot_load
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rollouts, tokens = 500, 12
-    monkeypatch.setattr(pulse, "STALL_SECONDS", 10 * PATIENCE_SECONDS)  # servers that hold calls back do not hang
+    monkeypatch.setattr(
+        stall_detector, "STALL_SECONDS", 10 * PATIENCE_SECONDS
+    )  # servers that hold calls back do not hang
     async with OperatedFleet(tmp_path, servers=4, tokens_per_second=20) as fleet:
         await fleet.until_open(0)
         failing = fleet.pods[1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.recording.export import Format, export
+from agent_runtime.export.formats import Format, export
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.tasks.repository import COLLECT_PATCH, PATCH, scrub_history

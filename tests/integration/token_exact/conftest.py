@@ -14,9 +14,9 @@ from agent_runtime.models.base import ModelRequest
 from agent_runtime.models.vllm.server import VllmServer
 from agent_runtime.recording.reader import RunReader, open_run
 from agent_runtime.recording.store import Store
-from agent_runtime.sandboxes.dummy import DummyProvider
 from rollout_api.model import Sampling
 from rollout_api.rollout_job import RolloutJob
+from tests.support.dummy_sandboxes import DummyProvider
 from tests.support.model_requests import model_request
 from tests.support.vllm_server import VllmStandIn
 

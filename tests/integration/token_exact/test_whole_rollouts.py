@@ -9,9 +9,9 @@ import pytest
 from agent_runtime.engine.session import RolloutSession
 from agent_runtime.models.base import ModelConfigError
 from agent_runtime.recording.reader import NoSuchRun, sealed_tokens
-from agent_runtime.sandboxes.dummy import DummyProvider
 from rollout_api.model import ModelSpec
 from rollout_api.rollout_job import RolloutJob
+from tests.support.dummy_sandboxes import DummyProvider
 from tests.support.vllm_server import Answer, Faults, Prompt, Request, ToolCall, VllmStandIn
 
 TURNS = 128

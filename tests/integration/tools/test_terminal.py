@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import agent_runtime.tools.terminal as terminal_module
-from agent_runtime.engine.tool_workspace import KeyedWorkspace
+from agent_runtime.engine.attempt.tool_calls import KeyedWorkspace
 from agent_runtime.sandboxes.base import Fence, Workspace, WorkspaceSpec
-from agent_runtime.sandboxes.local import LocalProvider
+from agent_runtime.sandboxes.local.provider import LocalProvider
 from agent_runtime.tools.base import ToolContext, ToolError, ToolResult
 from agent_runtime.tools.terminal import terminal
 from rollout_api.sandbox import SandboxTemplate

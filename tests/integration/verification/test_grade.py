@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.grading import VerifierUnavailable, carry_rules, grade
+from agent_runtime.grading.grade import require_preparable, require_startable
 from agent_runtime.sandboxes.base import DiskFailed, Evidence, FileError, SandboxFailure, WorkspaceLimit
-from agent_runtime.sandboxes.executor_values import not_started
-from agent_runtime.verification import VerifierUnavailable, carry_rules, grade
-from agent_runtime.verification.grade import require_preparable, require_startable
+from agent_runtime.sandboxes.executor_client.values import not_started
 from rollout_api.records import Verdict
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import RewardRule, Task, VerifierMode

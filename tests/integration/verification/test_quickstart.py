@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.grading import carry_rules, grade
 from agent_runtime.models.base import ToolCall
 from agent_runtime.tasks import load_tasks
 from agent_runtime.tools.base import ToolContext
 from agent_runtime.tools.dispatch import dispatch
 from agent_runtime.tools.registry import open_tools
-from agent_runtime.verification import carry_rules, grade
 from rollout_api.manifest import load_manifest
 from rollout_api.model import ScriptedMember
 from rollout_api.records import Verdict

@@ -9,14 +9,14 @@ from verl.experimental.agent_loop.utils import build_gpt_oss_tool_response_text 
 from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
+from agent_runtime.integrations.verl.chat import VerlChat
+from agent_runtime.integrations.verl.gpt_oss import build_gpt_oss_tool_response_text
 from agent_runtime.models.base import TokenPrefix
-from agent_runtime.trainers.verl.chat import VerlChat
-from agent_runtime.trainers.verl.gpt_oss import build_gpt_oss_tool_response_text
 
 NAMES = (
     "RolloutManager",
     "agent_runtime.trainers.nowhere.RolloutManager",
-    "agent_runtime.trainers.verl.manager.Manager",
+    "agent_runtime.integrations.verl.manager.Manager",
 )
 TOOL_RESULTS: list[tuple[list[dict[str, Any]], list[str]]] = [
     ([], []),

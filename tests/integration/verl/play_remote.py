@@ -20,7 +20,7 @@ from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.router import get_router_handle
 
-from agent_runtime.remote.dataset import harbor_files
+from agent_runtime.integrations.harbor_server.dataset import harbor_files
 
 
 def main(folder: Path, tasks: str, url: str) -> None:

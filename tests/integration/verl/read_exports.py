@@ -22,7 +22,7 @@ prompts = RLHFDataset(
     tokenizer,
     OmegaConf.create({"cache_dir": str(folder / "cache"), "filter_overlong_prompts_workers": 1}),
 )
-recorded = load_extern_object("pkg://agent_runtime.trainers.verl.conversations", "RecordedConversations")
+recorded = load_extern_object("pkg://agent_runtime.integrations.verl.conversations", "RecordedConversations")
 sft = recorded(
     [conversations],
     tokenizer,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.recording.exports.verl import write_conversations, write_tokens
+from agent_runtime.export.verl import write_conversations, write_tokens
 from tests.support.recorded_run import ASK, OTHER, SYSTEM, record_run
 
 SCRIPT = Path(__file__).with_name("read_exports.py")

@@ -48,7 +48,7 @@ def test_the_command_line_goes_before_the_environment_and_that_before_the_yaml_a
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert (told["agent_name"], told["max_retries"], told["harbor_timeout"]) == ("oracle", 7, 1800.0)
     assert (told["agent"], told["attempts"]) == ("Oracle", 7)
-    assert told["manager"] == "agent_runtime.trainers.verl.manager.RolloutManager"
+    assert told["manager"] == "agent_runtime.integrations.verl.manager.RolloutManager"
     # What verl's processes on other machines are told is what was decided here.
     assert told["variables"]["REMOTE_AGENT_NAME"] == "oracle"
     assert json.loads(told["variables"]["REMOTE_AGENT_KWARGS"]) == {"a": 1}

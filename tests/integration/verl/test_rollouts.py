@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.engine.groups import JobAborted
+from agent_runtime.engine.scheduling.groups import JobAborted
+from agent_runtime.integrations.verl.job import Kind
+from agent_runtime.integrations.verl.model import LLMClientModel
+from agent_runtime.integrations.verl.rollouts import Rollouts
+from agent_runtime.integrations.verl.rows import Row, read_row
 from agent_runtime.models.base import TokenPrefix
-from agent_runtime.trainers.verl.job import Kind
-from agent_runtime.trainers.verl.model import LLMClientModel
-from agent_runtime.trainers.verl.rollouts import Rollouts
-from agent_runtime.trainers.verl.rows import Row, read_row
 from rollout_api.records import Message, Outcome
 from tests.support.vllm_server import Answer, Prompt, ToolCall, VllmStandIn
 

@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from agent_runtime.remote.rows import with_remote_agent
-from agent_runtime.remote.settings import SettingsError, read_settings
-from agent_runtime.trainers.verl import train
-from agent_runtime.trainers.verl.job import Kind, rollout_job
+from agent_runtime.integrations.harbor_server.rows import with_remote_agent
+from agent_runtime.integrations.harbor_server.settings import SettingsError, read_settings
+from agent_runtime.integrations.verl import train
+from agent_runtime.integrations.verl.job import Kind, rollout_job
 
 folder = Path(sys.argv.pop(1))
 

@@ -10,7 +10,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent_runtime.engine.shard import Shard
+from agent_runtime.engine.scheduling.shard import Shard
 from agent_runtime.runner.metrics import RunnerMetrics
 from agent_runtime.runner.report import ShardTally
 from rollout_api.version import VERSION

@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.engine.abort_policy import FEWEST_ENDED, LOST, abort_reason
+from agent_runtime.engine.scheduling.completion_rules import FEWEST_ENDED, LOST, abort_reason
 from rollout_api.records import Outcome
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.engine import agent_clock
-from agent_runtime.engine.agent_clock import AgentClock, union
+from agent_runtime.engine.attempt import agent_clock
+from agent_runtime.engine.attempt.agent_clock import AgentClock, union
 
 MOMENTS = st.integers(0, 60)
 SPANS = st.lists(st.tuples(MOMENTS, MOMENTS).map(lambda span: (min(span), max(span))), max_size=12)

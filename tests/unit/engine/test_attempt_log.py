@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.engine.attempt_log import AttemptLog, NotReplayable
+from agent_runtime.engine.attempt.attempt_log import AttemptLog, NotReplayable
 from rollout_api.records import (
     IntentRecord,
     ObservationsRecord,

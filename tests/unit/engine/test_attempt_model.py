@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from agent_runtime.engine.agent_clock import AgentClock
-from agent_runtime.engine.attempt_model import AttemptModel
-from agent_runtime.engine.drain import Drain
+from agent_runtime.engine.attempt.agent_clock import AgentClock
+from agent_runtime.engine.attempt.model_calls import AttemptModel
+from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest
 from agent_runtime.proxy.chat import BadRequest
 from rollout_api.model import Sampling

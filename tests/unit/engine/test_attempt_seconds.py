@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.engine.attempt_seconds import attempt_seconds
+from agent_runtime.engine.attempt.results import attempt_seconds
 from rollout_api.records import AttemptRecord, IntentRecord, ObservationsRecord, Record, ResponseRecord
 
 seconds = st.floats(0, 1000)

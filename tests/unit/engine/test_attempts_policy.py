@@ -3,7 +3,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.engine.attempts_policy import LARGEST_BACKOFF_SECONDS, GiveUp, Retry, after_failures
+from agent_runtime.engine.scheduling.retry_rules import LARGEST_BACKOFF_SECONDS, GiveUp, Retry, after_failures
 from rollout_api.records import FailedRecord
 from rollout_api.rollout_job import Attempts
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.agents.base import Stop
-from agent_runtime.engine.attempt_log import NotReplayable
-from agent_runtime.engine.attribution import (
+from agent_runtime.engine.attempt.attempt_log import NotReplayable
+from agent_runtime.engine.attempt.attribution import (
     UNEXPLAINED_LIMIT,
     Action,
     AgentRaised,
@@ -20,9 +20,10 @@ from agent_runtime.engine.attribution import (
     Situation,
     attribute,
 )
-from agent_runtime.engine.branching_checkpoints import NoSuchCheckpoint
-from agent_runtime.engine.staleness_policy import StalePolicy
+from agent_runtime.engine.branching.snapshots import NoSuchCheckpoint
+from agent_runtime.engine.scheduling.completion_rules import StalePolicy
 from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
+from agent_runtime.grading.grade import VerifierUnavailable
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
 from agent_runtime.models.refusals import final_refusal
 from agent_runtime.plugins.of_rollout import PluginFailed
@@ -32,7 +33,6 @@ from agent_runtime.recording.layers import LayerTooLarge
 from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import SpoolFull, StorageError, StorageUnavailable
 from agent_runtime.sandboxes.base import DiskFailed, Fenced, FileError, SandboxFailure, SetupFailed, WorkspaceLimit
-from agent_runtime.verification.grade import VerifierUnavailable
 from rollout_api.records import StopReason, Unexplained
 
 PAGE = Path(__file__).parents[3] / "docs/attribution.md"

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from agent_runtime.engine.branching import copied, last_turn, same_tokens
-from agent_runtime.engine.branching_state import differences
-from agent_runtime.engine.results import summarise
-from agent_runtime.engine.staleness_policy import versions_of
+from agent_runtime.engine.attempt.results import summarise
+from agent_runtime.engine.branching.sources import copied, last_turn, same_tokens
+from agent_runtime.engine.branching.state import differences
+from agent_runtime.engine.scheduling.completion_rules import versions_of
 from agent_runtime.recording import atif
 from agent_runtime.recording.branches import token_branches
 from agent_runtime.recording.token_history import TokenHistory

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from agent_runtime.engine.branching_checkpoints import Checkpoints, NoSuchCheckpoint
-from agent_runtime.engine.branching_snapshots import SnapshotStore
+from agent_runtime.engine.branching.snapshots import Checkpoints, NoSuchCheckpoint, SnapshotStore
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, WorkspaceSpec
-from agent_runtime.sandboxes.dummy import DummyProvider, DummyWorkspace
+from tests.support.dummy_sandboxes import DummyProvider, DummyWorkspace
 
 
 async def begun(world: Path) -> tuple[DummyProvider, DummyWorkspace, Checkpoints]:

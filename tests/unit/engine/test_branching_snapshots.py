@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from obstore.store import MemoryStore
 
-from agent_runtime.engine.branching_snapshots import Snapshots, SnapshotStore
+from agent_runtime.engine.branching.snapshots import Snapshots, SnapshotStore
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import FileError, SandboxFailure, Workspace

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.engine.budgets import Budget
+from agent_runtime.engine.attempt.assignment import Budget
 from rollout_api.records import StopReason
 
 tokens = st.none() | st.integers(-10, 1000)

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.engine.completion_policy import GroupState, plan_group
+from agent_runtime.engine.scheduling.completion_rules import GroupState, plan_group
 from rollout_api.records import Outcome
 
 sizes = st.integers(1, 8)

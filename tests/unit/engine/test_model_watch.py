@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.engine.events import Event, ModelSilent
-from agent_runtime.engine.model_watch import PATIENCE_SECONDS, SILENT_SECONDS, ModelWatch
+from agent_runtime.engine.scheduling.model_watch import PATIENCE_SECONDS, SILENT_SECONDS, ModelWatch
 from agent_runtime.models.base import CallHealth
 
 

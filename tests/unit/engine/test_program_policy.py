@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.engine.program_policy import LONGEST_ARGUMENT, Ended, filled, is_cut, stop_of
+from agent_runtime.engine.program.program_rules import LONGEST_ARGUMENT, Ended, filled, is_cut, stop_of
 from agent_runtime.models.base import ModelError
 from agent_runtime.proxy.limits import Exhausted
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure

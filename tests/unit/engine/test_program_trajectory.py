@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.engine import program_trajectory
-from agent_runtime.engine.program_trajectory import collect
+from agent_runtime.engine.program import program as program_trajectory
+from agent_runtime.engine.program.program import collect
 from agent_runtime.sandboxes.base import FileError, FileStat, WorkspaceLimit
 from rollout_api.records import ObjectDigest
 from rollout_api.rollout_job import AgentTrajectory

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.engine.staleness_policy import (
+from agent_runtime.engine.scheduling.completion_rules import (
     NewestPolicy,
     PolicyLag,
     StalePolicy,

@@ -8,22 +8,21 @@ from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
 from agent_runtime.agents.base import AgentContext
-from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
-from agent_runtime.engine.attempt_log import AttemptLog
-from agent_runtime.engine.branching_checkpoints import Checkpoints
-from agent_runtime.engine.branching_snapshots import Snapshots, SnapshotStore
-from agent_runtime.engine.steps import InSteps, missed_gate, traces, verdict_of_steps
-from agent_runtime.engine.turns import Turns
-from agent_runtime.engine.workspace_states import Keeping
+from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollout
+from agent_runtime.engine.attempt.attempt_log import AttemptLog
+from agent_runtime.engine.attempt.steps import InSteps, missed_gate, traces, verdict_of_steps
+from agent_runtime.engine.attempt.turns import Turns
+from agent_runtime.engine.attempt.workspace_states import Keeping
+from agent_runtime.engine.branching.snapshots import Checkpoints, Snapshots, SnapshotStore
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import Fence, WorkspaceSpec
-from agent_runtime.sandboxes.dummy import DummyProvider, DummyWorkspace
 from rollout_api.model import Sampling
 from rollout_api.records import AttemptRecord, StepRecord, StopReason, Verdict
 from rollout_api.rollout_job import Agent as AgentSpec
 from rollout_api.rollout_job import RolloutJobSpec
 from rollout_api.tasks import Task, TaskStep
+from tests.support.dummy_sandboxes import DummyProvider, DummyWorkspace
 from tests.unit.engine.test_turns import MemoryJournal
 
 VERIFIER = {"kind": "rewardFile", "commands": ["true"], "files": [{"path": "/tests/a", "content": ""}]}

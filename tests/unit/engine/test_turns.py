@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.agents.base import AgentContext, Stop
-from agent_runtime.engine.assignment import Assignment, Oversight, Rollout
-from agent_runtime.engine.attempt_log import AttemptLog, NotReplayable
-from agent_runtime.engine.branching import copied
-from agent_runtime.engine.tool_calls import MOST_CALLS
-from agent_runtime.engine.tool_workspace import KeyedWorkspace
-from agent_runtime.engine.turns import Turns
+from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollout
+from agent_runtime.engine.attempt.attempt_log import AttemptLog, NotReplayable
+from agent_runtime.engine.attempt.tool_calls import MOST_CALLS, KeyedWorkspace
+from agent_runtime.engine.attempt.turns import Turns
+from agent_runtime.engine.branching.sources import copied
 from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply, ModelRequest, ToolCall
 from agent_runtime.recording.branches import token_forks
 from agent_runtime.recording.message_tree import linear

@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor import command_stream
 from agent_runtime.executor.activity import Activity
-from agent_runtime.executor.attempts import Attempt
-from agent_runtime.executor.bell import Bell
-from agent_runtime.executor.command_stream import MAX_FRAME_BYTES, CommandStream, answer, read_command, refusal
+from agent_runtime.executor.attempts.attempts import Attempt
+from agent_runtime.executor.attempts.fencing import Hold
+from agent_runtime.executor.commands import command_stream
+from agent_runtime.executor.commands.command_stream import MAX_FRAME_BYTES, CommandStream, answer, read_command, refusal
+from agent_runtime.executor.commands.frames import HEAD, framed
+from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.commands.output import Caps, Output
+from agent_runtime.executor.commands.processes import Order, Process
 from agent_runtime.executor.errors import ApiError
-from agent_runtime.executor.fencing import Hold
-from agent_runtime.executor.frames import HEAD, framed
 from agent_runtime.executor.host import Exit
-from agent_runtime.executor.output import Caps, Output
-from agent_runtime.executor.processes import Order, Process
 from agent_runtime.executor.sandbox import Sandbox
-from agent_runtime.sandboxes import command_frames
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
-from agent_runtime.sandboxes.command_frames import Refused, Running, command_content
+from agent_runtime.sandboxes.executor_client import command_frames
+from agent_runtime.sandboxes.executor_client.command_frames import Refused, Running, command_content
 
 NAMES = ("7.agent", "3:me", "4:call_1", "w")
 HOW: dict[str, Any] = {
@@ -265,7 +265,7 @@ def _transport_of(wire: Wire) -> asyncio.Transport:
 
 @pytest.fixture(autouse=True)
 def _attempts_of_fake_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_runtime.executor.attempts.Process", FakeProcess)
+    monkeypatch.setattr("agent_runtime.executor.attempts.attempts.Process", FakeProcess)
 
 
 async def test_each_command_gets_its_own_answer_in_whatever_order_they_end() -> None:

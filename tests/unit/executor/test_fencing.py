@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent_runtime.executor.attempts import Attempt
+from agent_runtime.executor.attempts.attempts import Attempt
+from agent_runtime.executor.attempts.fencing import Fence, Hold
+from agent_runtime.executor.attempts.idempotency import Key, StoredReply
+from agent_runtime.executor.commands.processes import Process
 from agent_runtime.executor.errors import ApiError
-from agent_runtime.executor.fencing import Fence, Hold
-from agent_runtime.executor.idempotency import Key
-from agent_runtime.executor.messages import Reply
-from agent_runtime.executor.processes import Process
-from agent_runtime.executor.remembered import StoredReply
+from agent_runtime.executor.http.messages import Reply
 
 HOLDS = st.builds(Hold, st.integers(0, 3), st.sampled_from("ab"))
 

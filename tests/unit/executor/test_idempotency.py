@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from agent_runtime.executor.attempts import Attempt
+from agent_runtime.executor.attempts.attempts import Attempt
+from agent_runtime.executor.attempts.fencing import Hold
+from agent_runtime.executor.attempts.idempotency import MAX_KEYS, Entry, Key, KeyMemory, StoredReply, read_key
 from agent_runtime.executor.errors import ApiError
-from agent_runtime.executor.fencing import Hold
-from agent_runtime.executor.idempotency import MAX_KEYS, Entry, Key, KeyMemory, read_key
-from agent_runtime.executor.messages import Reply
-from agent_runtime.executor.remembered import StoredReply
+from agent_runtime.executor.http.messages import Reply
 
 KEYS = st.builds(Key, st.integers(0, 4), st.sampled_from("ab"))
 

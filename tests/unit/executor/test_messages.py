@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.executor.errors import ApiError
-from agent_runtime.executor.messages import Reply, read_chunk_size, read_head
+from agent_runtime.executor.http.messages import Reply, read_chunk_size, read_head
 
 
 @given(st.binary(max_size=300))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from agent_runtime.executor.attempts.fencing import Hold
 from agent_runtime.executor.errors import ApiError
-from agent_runtime.executor.fencing import Hold
-from agent_runtime.executor.messages import read_head
-from agent_runtime.executor.model_port import SMALL_BODY_BYTES, Carrier, HeldBody, ModelPort, forwarded_head
+from agent_runtime.executor.http.messages import read_head
+from agent_runtime.executor.network.model_port import SMALL_BODY_BYTES, Carrier, HeldBody, ModelPort, forwarded_head
 
 TOKEN = st.text("!#$%&'*+.^_`|~-09azAZ", min_size=1, max_size=12)
 TRICKY_NAMES = st.sampled_from(

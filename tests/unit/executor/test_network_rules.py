@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor.network_proxy import Refusal, read_request
-from agent_runtime.executor.network_rules import NetworkRule, is_public, read_rule, split_authority
+from agent_runtime.executor.network.proxy import Refusal, read_request
+from agent_runtime.executor.network.rules import NetworkRule, is_public, read_rule, split_authority
 
 PRIVATE = [
     "0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.16.0.1", "172.31.255.255", "192.0.0.1",

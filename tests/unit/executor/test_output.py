@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor import output as module
-from agent_runtime.executor.messages import Reply
-from agent_runtime.executor.output import Caps, Output, Piece
-from agent_runtime.executor.remembered import StoredReply
-from agent_runtime.sandboxes.executor_values import bytes_of
+from agent_runtime.executor.attempts.idempotency import StoredReply
+from agent_runtime.executor.commands import output as module
+from agent_runtime.executor.commands.output import Caps, Output, Piece
+from agent_runtime.executor.http.messages import Reply
+from agent_runtime.sandboxes.executor_client.values import bytes_of
 
 CAPS = st.builds(Caps, st.integers(0, 30), st.integers(0, 30), st.integers(0, 60))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.executor import server
-from agent_runtime.executor.messages import Reply
-from agent_runtime.executor.server import Request, Server
+from agent_runtime.executor.http import server
+from agent_runtime.executor.http.messages import Reply
+from agent_runtime.executor.http.server import Request, Server
 
 
 @pytest.mark.parametrize(("is_trusted", "reply"), [(True, b"HTTP/1.1 200 OK\r\n"), (False, b"")])

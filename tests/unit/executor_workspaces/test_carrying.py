@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.executor.workspaces import carrying, trees
-from agent_runtime.executor.workspaces.carrying import OF_TESTS, RUN_FIRST, Rules, kind_of
-from agent_runtime.executor.workspaces.identity import Refused
-from agent_runtime.verification import carry_rules
-from agent_runtime.verification.artifacts import asks_for_files
+from agent_runtime.executor.init import carrying, trees
+from agent_runtime.executor.init.carrying import OF_TESTS, RUN_FIRST, Rules, kind_of
+from agent_runtime.executor.init.identity import Refused
+from agent_runtime.grading import carry_rules
+from agent_runtime.grading.artifacts import asks_for_files
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task
 from tests.support.carrying import carry, packed, piped, rules, unpack, write_all
@@ -415,7 +415,7 @@ def test_a_deeply_nested_tree_costs_a_few_opened_folders_an_entry(
 
     deep = "d/" * depth
     write(grading.agent, {f"{deep}{name}": name for name in ("a", "b")})
-    monkeypatch.setattr("agent_runtime.executor.workspaces.unpacking.open_folder", counted)
+    monkeypatch.setattr("agent_runtime.executor.init.unpacking.open_folder", counted)
     grading.carry()
     assert (grading.graded / deep / "b").read_text() == "b"
     assert opened < 10 * depth

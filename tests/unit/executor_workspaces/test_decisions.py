@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.executor.host import Limits
-from agent_runtime.executor.workspaces.config import Bind, HostConfig
-from agent_runtime.executor.workspaces.ground import identity_map
-from agent_runtime.executor.workspaces.identity import Refused, resolve
-from agent_runtime.executor.workspaces.processes import Process, descendants, parse_stat
-from agent_runtime.executor.workspaces.trees import disk_bytes, open_folder, remove_entry
-from agent_runtime.executor.workspaces.usage import (
+from agent_runtime.executor.init.identity import Refused, resolve
+from agent_runtime.executor.init.processes import Process, descendants, parse_stat
+from agent_runtime.executor.init.trees import disk_bytes, open_folder, remove_entry
+from agent_runtime.executor.overlay.base_layers import identity_map
+from agent_runtime.executor.overlay.config import Bind, HostConfig
+from agent_runtime.executor.overlay.usage import (
     MAX_DESCRIPTORS,
     MAX_PROCESSES,
     Usage,

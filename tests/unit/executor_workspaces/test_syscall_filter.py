@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor.workspaces.syscall_filter import (
+from agent_runtime.executor.syscall_filter import (
     AARCH64,
     ABIS,
     ARM,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.executor.workspaces.trees import removal, remove_entry, resolve_below
+from agent_runtime.executor.init.trees import removal, remove_entry, resolve_below
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.answered import LEAST_LOGPROB, storable
+from agent_runtime.models.answers import LEAST_LOGPROB, storable
 from agent_runtime.models.base import ModelReply, ToolCall
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=20)

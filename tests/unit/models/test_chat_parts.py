@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent_runtime.models.base import ModelError
 from agent_runtime.models.chat_parts import ChatParts
-from agent_runtime.models.openai_endpoint import parse_completion
+from agent_runtime.models.providers.openai_endpoint import parse_completion
 
 pieces = st.lists(
     st.fixed_dictionaries(

@@ -3,7 +3,7 @@
 import pytest
 
 from agent_runtime.models.base import ModelConfigError
-from agent_runtime.models.from_environment import model_from_environment
+from agent_runtime.models.providers.from_environment import model_from_environment
 from rollout_api.model import EndpointApi
 
 

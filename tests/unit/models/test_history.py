@@ -6,9 +6,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_runtime.models.answers import answer_message
 from agent_runtime.models.base import ModelReply
-from agent_runtime.models.history import answer_message
-from agent_runtime.models.openai_endpoint import parse_completion
+from agent_runtime.models.providers.openai_endpoint import parse_completion
 
 
 def reply(*calls: Any, **message: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 from agent_runtime.models.base import ContextExceeded, ModelConfigError, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.factory import open_model
-from agent_runtime.models.function import FunctionModel
+from agent_runtime.models.providers.function import FunctionModel
 from rollout_api.keys import MODEL_KEY_VARIABLE
 from rollout_api.model import ModelSpec, Sampling
 

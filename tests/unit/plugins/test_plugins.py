@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ToolCall
-from agent_runtime.models.extensions import ExtensionError
 from agent_runtime.plugins import Refuse, RolloutInfo
 from agent_runtime.plugins.hooks import hook
 from agent_runtime.plugins.plugins import Answer, Plugins

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.recording.export import FOLDERS, Format, export
-from agent_runtime.recording.exports.predictions import PATCH_NAME
+from agent_runtime.export.formats import FOLDERS, Format, export
+from agent_runtime.export.predictions import PATCH_NAME
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.reader import NoSuchRun, open_run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.remote.archive import BadArchive, pack, unpack
+from agent_runtime.integrations.harbor_server.archive import BadArchive, pack, unpack
 
 
 def test_archive_that_was_cut_off_anywhere_is_refused(tmp_path: Path) -> None:

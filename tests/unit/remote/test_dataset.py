@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.remote.dataset import alike, file_name, harbor_files, rows_of, write_dataset
+from agent_runtime.integrations.harbor_server.dataset import alike, file_name, harbor_files, rows_of, write_dataset
 from agent_runtime.tasks import TaskSourceError
 from tests.support.harbor_tasks import write_folder
 

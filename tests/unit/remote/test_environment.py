@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.remote.environment import changed_sandbox, own_provider, read_environment
-from agent_runtime.remote.rows import environment_of
-from agent_runtime.remote.settings import RemoteSettings, SettingsError, read_settings
+from agent_runtime.integrations.harbor_server.environment import changed_sandbox, own_provider, read_environment
+from agent_runtime.integrations.harbor_server.rows import environment_of
+from agent_runtime.integrations.harbor_server.settings import RemoteSettings, SettingsError, read_settings
 from rollout_api.sandbox import SandboxOverrides, SandboxTemplate
 from tests.support.own_trials import Sandboxes
 

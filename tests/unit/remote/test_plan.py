@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.remote.forms import RunRequest, RunResult
-from agent_runtime.remote.plan import RunRefused, details_of, plan_run, without_provider
-from agent_runtime.remote.trials import rewards_of
+from agent_runtime.integrations.harbor_server.plan import RunRefused, details_of, plan_run, without_provider
+from agent_runtime.integrations.harbor_server.schemas import RunRequest, RunResult
+from agent_runtime.integrations.harbor_server.trials import rewards_of
 from agent_runtime.sandboxes.base import Evidence, SandboxFailure
 from rollout_api.records import ResponseRecord
 from rollout_api.tasks import Task, TaskVerifier

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.remote.rows import not_honoured, with_remote_agent
-from agent_runtime.remote.settings import RemoteSettings, SettingsError, as_environment, given_at, read_settings
+from agent_runtime.integrations.harbor_server.rows import not_honoured, with_remote_agent
+from agent_runtime.integrations.harbor_server.settings import (
+    RemoteSettings,
+    SettingsError,
+    as_environment,
+    given_at,
+    read_settings,
+)
 
 NAMES = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.rewards.normalize import HIGHEST, LOWEST, advantages, normalized, with_advantages
+from agent_runtime.statistics import HIGHEST, LOWEST, advantages, normalized, with_advantages
 from rollout_api.records import Outcome, Result
 from rollout_api.rewards import GroupBy, NormalizationMethod, RewardNormalization
 

@@ -1,6 +1,6 @@
 import pytest
 
-from agent_runtime.rewards.scalars import scalars
+from agent_runtime.statistics import scalars
 from rollout_api.records import Outcome, Result
 
 

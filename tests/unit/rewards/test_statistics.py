@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.rewards.statistics import mean, pass_at_k, sample_std, standard_error
+from agent_runtime.statistics import mean, pass_at_k, sample_std, standard_error
 
 rewards = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=8)
 

@@ -22,7 +22,7 @@ from rollout_api.records import (
     Usage,
     Verdict,
 )
-from rolloutctl.report.page import Rollout
+from rolloutctl.ui.page import Rollout
 
 HOSTILE = [
     "</script><script>window.hacked = 1</script>",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollout_api.manifest import load_manifest
 from rollout_api.rollout_job import RolloutJob
-from rolloutctl.convert import convert_file, written
+from rolloutctl.commands.convert import convert_file, written
 from rolloutctl.convert.base import Conversion, Source, UnusableInput
 from rolloutctl.convert.real_work import convert, recognises
 from rolloutctl.errors import CommandError

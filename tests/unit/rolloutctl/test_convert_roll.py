@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from agent_runtime.engine.run import run_job
-from agent_runtime.models.function import FunctionModel
+from agent_runtime.models.providers.function import FunctionModel
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from rollout_api.manifest import load_manifest
-from rolloutctl.convert import convert_file, written
+from rolloutctl.commands.convert import convert_file, written
 from rolloutctl.errors import CommandError
 
 # In the form of ROLL's examples/config/traj_envs.yaml and of the files that name it.

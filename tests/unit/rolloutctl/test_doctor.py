@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rolloutctl import doctor_checks as checks
-from rolloutctl.doctor_checks import Finding, Refusal, State
+from rolloutctl.commands import doctor_checks as checks
+from rolloutctl.commands.doctor_checks import Finding, Refusal, State
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NO_RIGHT = Refusal(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_api.records import Outcome, Result, StopReason
-from rolloutctl.figures import batch_figures, group_figures, overall_figures
+from rolloutctl.ui.figures import batch_figures, group_figures, overall_figures
 
 
 def result(index: int, reward: float | None, outcome: Outcome = Outcome.COMPLETED, size: int = 4) -> Result:

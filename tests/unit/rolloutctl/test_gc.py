@@ -9,9 +9,9 @@ from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.store import Store
 from rollout_api.manifest import load_manifest
 from rollout_api.tasks import Task
-from rolloutctl.console import Form
+from rolloutctl.commands.gc import gc
 from rolloutctl.errors import CommandError
-from rolloutctl.gc import gc
+from rolloutctl.ui.console import Form
 
 MANIFEST = """
 apiVersion: rollout.dev/v1alpha1

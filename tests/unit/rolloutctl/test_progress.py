@@ -17,7 +17,7 @@ from agent_runtime.engine.events import (
     RolloutStarted,
 )
 from rollout_api.records import Outcome, Result
-from rolloutctl.progress import PLAIN_SECONDS, Plain, Tally
+from rolloutctl.ui.progress import PLAIN_SECONDS, Plain, Tally
 
 
 class Clock:

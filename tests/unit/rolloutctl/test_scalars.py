@@ -10,7 +10,7 @@ from tensorboardX.proto.event_pb2 import Event as Point
 from agent_runtime.engine.events import Event, GroupFinished
 from rollout_api.records import Outcome, Result
 from rolloutctl.errors import CommandError
-from rolloutctl.scalars import ScalarLog
+from rolloutctl.ui.scalars import ScalarLog
 
 
 def finished(group: int, reward: float) -> GroupFinished:

@@ -16,7 +16,7 @@ from rollout_api.records import (
     StopReason,
     StopRecord,
 )
-from rolloutctl.transcript import harmless, readable_arguments, steps, text_of
+from rolloutctl.ui.transcript import harmless, readable_arguments, steps, text_of
 
 
 def call(call_id: str, arguments: str = "{}") -> dict[str, object]:

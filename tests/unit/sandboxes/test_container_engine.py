@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.container import sandbox_key
-from agent_runtime.sandboxes.container_engine import Engine, EngineContainers, find_engine, limits, network
+from agent_runtime.sandboxes.container.engine import Engine, EngineContainers, find_engine, limits, network
+from agent_runtime.sandboxes.container.provider import sandbox_key
 from rollout_api.sandbox import Resources
 
 SPEC = WorkspaceSpec(group="g0", working_dir="/w", image="image:1")

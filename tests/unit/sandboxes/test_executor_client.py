@@ -12,14 +12,12 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor import command_stream
+from agent_runtime.executor.commands import command_stream
+from agent_runtime.executor.commands.frames import HEAD
+from agent_runtime.executor.commands.output import Caps, Output
+from agent_runtime.executor.commands.processes import Process
 from agent_runtime.executor.errors import ApiError
-from agent_runtime.executor.frames import HEAD
 from agent_runtime.executor.host import Exit
-from agent_runtime.executor.output import Caps, Output
-from agent_runtime.executor.processes import Process
-from agent_runtime.sandboxes import command_stream as sandbox_stream
-from agent_runtime.sandboxes import executor_client
 from agent_runtime.sandboxes.base import (
     DiskFailed,
     Fence,
@@ -29,7 +27,9 @@ from agent_runtime.sandboxes.base import (
     WorkspaceLimit,
     WorkspaceSpec,
 )
-from agent_runtime.sandboxes.executor_client import (
+from agent_runtime.sandboxes.executor_client import client as executor_client
+from agent_runtime.sandboxes.executor_client import command_stream as sandbox_stream
+from agent_runtime.sandboxes.executor_client.client import (
     ExecutorClient,
     ExecutorRefusal,
     Hold,
@@ -37,8 +37,8 @@ from agent_runtime.sandboxes.executor_client import (
     query_string,
     refusal,
 )
-from agent_runtime.sandboxes.executor_sandbox import SAFE_ID, workspace_id
-from agent_runtime.sandboxes.executor_workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.executor_client.sandbox import SAFE_ID, workspace_id
+from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
 
 HOLD = Hold("7.agent", Fence(3, "me"))
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

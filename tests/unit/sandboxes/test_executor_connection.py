@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.sandboxes.executor_connection import BrokenReply, Connection, Connections
+from agent_runtime.sandboxes.executor_client.connection import BrokenReply, Connection, Connections
 
 GET = b"GET / HTTP/1.1\r\n\r\n"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

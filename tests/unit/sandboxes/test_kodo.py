@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.sandboxes import kodo
+from agent_runtime.integrations import kodo
+from agent_runtime.integrations.kodo import KodoContainers, KodoProvider, NotThere, call, import_kodo
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.kodo import KodoContainers, KodoProvider, NotThere, call, import_kodo
 from rollout_api.sandbox import Kodo, Resources, SandboxTemplate
 from tests.support import kodo_double
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.sandboxes.local_environment import (
+from agent_runtime.sandboxes.local.environment import (
     SYSTEM_FOLDERS,
     PythonEnvironment,
     binds,

@@ -6,9 +6,9 @@ import pytest
 from aiohttp import web
 
 from agent_runtime.sandboxes.base import SandboxFailure
-from agent_runtime.sandboxes.executor_client import ExecutorClient
-from agent_runtime.sandboxes.executor_connection import MAX_HEAD_BYTES
-from agent_runtime.sandboxes.model_port import UPGRADE, Carrier
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient
+from agent_runtime.sandboxes.executor_client.connection import MAX_HEAD_BYTES
+from agent_runtime.sandboxes.executor_client.model_port import UPGRADE, Carrier
 
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: rollout-model\r\n\r\n"
 REFUSED = b'HTTP/1.1 409 Conflict\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"error": {}}'

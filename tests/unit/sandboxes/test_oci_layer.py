@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.sandboxes.oci_files import ImageError
-from agent_runtime.sandboxes.oci_layer import unpack_layer
+from agent_runtime.sandboxes.images.files import ImageError
+from agent_runtime.sandboxes.images.layer import unpack_layer
 
 OPAQUE = "user.overlay.opaque"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.sandboxes.oci_files import ImageError, this_architecture
-from agent_runtime.sandboxes.oci_store import ImageStore, Place, UnpackedImage, chain_id, place_of
+from agent_runtime.sandboxes.images.files import ImageError, this_architecture
+from agent_runtime.sandboxes.images.store import ImageStore, Place, UnpackedImage, chain_id, place_of
 from tests.support.oci import Layout, digest_of, layer_tar
 
 REPOSITORY = Path(__file__).parents[3]
@@ -184,7 +184,7 @@ def test_nobody_else_reaches_the_images_programs(store: ImageStore, layout: Layo
 
 
 UNPACK = (
-    "import sys; from pathlib import Path; from agent_runtime.sandboxes.oci_store import ImageStore\n"
+    "import sys; from pathlib import Path; from agent_runtime.sandboxes.images.store import ImageStore\n"
     "image = ImageStore(Path(), Path(sys.argv[2])).unpack(sys.argv[1])\n"
     "print(sum(1 for _ in image.layers[0].iterdir()))"
 )

@@ -4,7 +4,7 @@ import pwd
 import pytest
 
 from agent_runtime.sandboxes.base import SandboxFailure
-from agent_runtime.sandboxes.local import plain_uid
+from agent_runtime.sandboxes.local.provider import plain_uid
 
 
 def test_a_user_that_plain_mode_cannot_become_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.dummy import ended
-from agent_runtime.sandboxes.executor_client import ExecutorClient, Hold, Reply
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold, Reply
 from agent_runtime.sandboxes.hosting import HostedProvider, Hosting, Placement
+from tests.support.dummy_sandboxes import ended
 
 PLACES = 2
 FENCE = Fence(1, "first")

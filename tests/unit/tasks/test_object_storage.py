@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from obstore.store import S3Store
 
-from agent_runtime.engine.branching import find_origins
-from agent_runtime.runner.exits import Exit
+from agent_runtime.engine.branching.sources import find_origins
 from agent_runtime.runner.shard_run import ending_of
+from agent_runtime.runner.supervisor import Exit
 from agent_runtime.tasks import TaskSourceError, TaskSourceUnavailable, load_tasks
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.tasks import Tasks

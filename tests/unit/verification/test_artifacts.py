@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_runtime.verification.artifacts import starts_tools
+from agent_runtime.grading.artifacts import starts_tools
 from rollout_api.tasks import TaskVerifier
 
 

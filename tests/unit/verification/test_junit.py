@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.verification.junit import (
+from agent_runtime.grading.junit import (
     MESSAGE_CHARACTERS,
     REPORT_DEPTH,
     ReportedTest,

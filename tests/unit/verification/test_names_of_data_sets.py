@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_runtime.verification.junit import ReportedTest, judge_named
+from agent_runtime.grading.junit import ReportedTest, judge_named
 
 REPORTED = [
     ReportedTest("tests.test_a.TestB", "test_c[x y]", "tests/test_a.py", True),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.verification.programs import first_program, probe_script
+from agent_runtime.grading.programs import first_program, probe_script
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.verification.reward_file import RewardFileError, parse_reward
+from agent_runtime.grading.reward_file import RewardFileError, parse_reward
 
 
 def test_json_wins_over_text_and_may_be_a_number_or_named_numbers() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.kube.api import ApiError
 from agent_runtime.runner.drain import Stopping
-from agent_runtime.sandboxes.cluster.api import ApiError
 from rollout_api.conditions import Metadata
 
 JOB = Metadata(name="job", namespace="team", uid="uid-1")

@@ -3,13 +3,13 @@
 import pytest
 
 from agent_runtime.engine.events import JobSummary
+from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ModelConfigError, ModelError
-from agent_runtime.models.extensions import ExtensionError
 from agent_runtime.recording.job_record import ManifestChanged
 from agent_runtime.recording.journal import Superseded
 from agent_runtime.recording.store import StorageError, StorageUnavailable
-from agent_runtime.runner.exits import Exit
 from agent_runtime.runner.shard_run import Ending, ending_of
+from agent_runtime.runner.supervisor import Exit
 from agent_runtime.sandboxes.base import Fenced, SandboxFailure
 from agent_runtime.tasks import TaskProblem, TaskSourceUnavailable
 from rollout_api.rollout_job import RunnerState

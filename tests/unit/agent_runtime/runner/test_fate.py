@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.runner.fate import Fate, fate_of
-from agent_runtime.sandboxes.cluster.api import ApiError
+from agent_runtime.kube.api import ApiError
+from agent_runtime.runner.job_state import Fate, fate_of
 from rollout_api.conditions import Metadata
 
 JOB = Metadata(name="job", namespace="team", uid="uid-1")

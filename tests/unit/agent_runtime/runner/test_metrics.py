@@ -16,8 +16,8 @@ from agent_runtime.engine.events import (
     TurnEnded,
     WorkspaceAcquired,
 )
-from agent_runtime.engine.shard import Shard
-from agent_runtime.models.served.model import ServedModel
+from agent_runtime.engine.scheduling.shard import Shard
+from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.runner.metrics import MOST_REASONS, USUAL_REASONS, RunnerMetrics
 from agent_runtime.runner.report import ShardTally
 from rollout_api.records import Outcome, Result, Usage

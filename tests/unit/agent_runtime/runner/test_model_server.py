@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.engine.shard import Shard
+from agent_runtime.engine.scheduling.shard import Shard
+from agent_runtime.kube.api import ApiError
 from agent_runtime.models.base import ModelConfigError
-from agent_runtime.models.served.directory import CONFIRM_SECONDS, View
+from agent_runtime.models.pool.directory import CONFIRM_SECONDS, View
 from agent_runtime.runner import model_server
 from agent_runtime.runner.model_server import (
     ModelServerDirectory,
@@ -19,7 +20,6 @@ from agent_runtime.runner.model_server import (
     read_status,
 )
 from agent_runtime.runner.start import Start
-from agent_runtime.sandboxes.cluster.api import ApiError
 from rollout_api.model_server import Gate
 from rollout_api.rollout_job import RolloutJob
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.engine.drain import Drain
+from agent_runtime.engine.scheduling.drain import Drain
+from agent_runtime.kube.api import ApiError
 from agent_runtime.runner import predecessor
 from agent_runtime.runner.predecessor import LONGEST_SECONDS, patience, wait_for_predecessor
 from agent_runtime.runner.supervisor import SINCE
-from agent_runtime.sandboxes.cluster.api import ApiError
 from rollout_api.conditions import Metadata
 
 JOB = Metadata(name="job", namespace="team", uid="uid-1")

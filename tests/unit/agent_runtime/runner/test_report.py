@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.engine.events import AttemptFailed, Event, JobStarted, RolloutSealed, RolloutStarted
-from agent_runtime.engine.shard import Shard
+from agent_runtime.engine.scheduling.shard import Shard
 from agent_runtime.runner.report import (
     INTERVALS_CHARACTERS,
     ShardTally,

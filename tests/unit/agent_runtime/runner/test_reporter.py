@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
+from agent_runtime.kube.api import ApiError
 from agent_runtime.runner.reporter import Reporter
-from agent_runtime.sandboxes.cluster.api import ApiError
 from rollout_api.conditions import Metadata
 from rollout_api.rollout_job import RunnerReport
 

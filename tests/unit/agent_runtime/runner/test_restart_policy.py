@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.runner.restart_policy import DEATHS_IN_A_ROW, LONGEST_PAUSE_SECONDS, Deaths
+from agent_runtime.runner.supervisor import DEATHS_IN_A_ROW, LONGEST_PAUSE_SECONDS, Deaths
 
 LIVES = st.lists(st.tuples(st.floats(0, 1000), st.booleans()), max_size=40)
 

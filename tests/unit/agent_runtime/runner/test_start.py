@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.engine.shard import Shard
+from agent_runtime.engine.scheduling.shard import Shard
 from agent_runtime.runner.start import BadStart, read_start
 
 INDEX = {"JOB_COMPLETION_INDEX": "1"}

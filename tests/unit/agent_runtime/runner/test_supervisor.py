@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.runner.exits import DECISIONS, Exit
+from agent_runtime.runner.supervisor import DECISIONS, Exit
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -18,8 +18,8 @@ REPOSITORY = Path(__file__).parents[4]
 SUPERVISOR = """
 import ctypes, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-from agent_runtime.runner import restart_policy
-restart_policy.FIRST_PAUSE_SECONDS = float(sys.argv[1])
+from agent_runtime.runner import supervisor
+supervisor.FIRST_PAUSE_SECONDS = float(sys.argv[1])
 from agent_runtime.runner.supervisor import supervise
 sys.exit(supervise(sys.argv[2:]))
 """

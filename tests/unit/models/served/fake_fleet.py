@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any
 
 from agent_runtime.models.base import CallHealth, ModelError, ModelReply, ModelRequest
-from agent_runtime.models.served.directory import View
-from agent_runtime.models.served.model import ServedModel
+from agent_runtime.models.pool.directory import View
+from agent_runtime.models.pool.model import ServedModel
 from agent_runtime.models.vllm.server import Progress
 from rollout_api.model import Sampling
 from rollout_api.model_server import ModelServerStatus, PolicyStatus, ServerState, ServerStatus

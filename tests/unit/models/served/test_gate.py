@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.models.served.gate import LEASE_SECONDS, SILENCE_SECONDS, CallSpans, PolicyGate
+from agent_runtime.models.pool.gate import LEASE_SECONDS, SILENCE_SECONDS, CallSpans, PolicyGate
 from rollout_api.model_server import Gate, PolicyStatus
 
 ME = "job-uid/0"

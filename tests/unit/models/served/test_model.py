@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from agent_runtime.models.base import CallHealth, ModelConfigError, ModelError
-from agent_runtime.models.served import gate
-from agent_runtime.models.served import model as model_module
-from agent_runtime.models.served.admission import Pressure
-from agent_runtime.models.served.load import Load, LoadReader
-from agent_runtime.models.served.routing import preference
-from agent_runtime.models.served.waiting import WaitingCalls
+from agent_runtime.models.pool import gate
+from agent_runtime.models.pool import model as model_module
+from agent_runtime.models.pool.admission import Pressure
+from agent_runtime.models.pool.admission_queue import WaitingCalls
+from agent_runtime.models.pool.load import Load, LoadReader
+from agent_runtime.models.pool.routing import preference
 from agent_runtime.models.vllm.server import Progress
 from agent_runtime.proxy.chat import PromptModel
 from rollout_api.model_server import Gate

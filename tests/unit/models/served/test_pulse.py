@@ -3,7 +3,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.models.served.pulse import STALL_SECONDS, Pulse
+from agent_runtime.models.pool.stall_detector import STALL_SECONDS, Pulse
 
 STEP = 0.2
 

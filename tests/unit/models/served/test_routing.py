@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agent_runtime.models.served.routing import BOUND, bound, choose, preference
+from agent_runtime.models.pool.routing import BOUND, bound, choose, preference
 
 names = st.text(st.characters(codec="ascii", categories=["Ll", "Nd"]), min_size=1, max_size=8)
 fleets = st.lists(names, min_size=1, max_size=12, unique=True)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.models.served.routing import preference
-from agent_runtime.models.served.waiting import IDLE_SECONDS, PASSED_SECONDS, Waiting, WaitingCalls
+from agent_runtime.models.pool.admission_queue import IDLE_SECONDS, PASSED_SECONDS, Waiting, WaitingCalls
+from agent_runtime.models.pool.routing import preference
 
 SERVERS = ("a", "b", "c")
 steps = st.lists(

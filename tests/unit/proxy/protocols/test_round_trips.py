@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_runtime.models.answers import answer_message
 from agent_runtime.models.base import ModelReply
-from agent_runtime.models.history import answer_message
 from agent_runtime.proxy.chat import ChatAnswer, Translation
 from agent_runtime.proxy.conversation import Conversations
 from agent_runtime.proxy.protocols.anthropic_messages import AnthropicMessages

@@ -17,7 +17,7 @@ from agent_runtime.models.base import (
     RequestRefused,
     TokenPrefix,
 )
-from agent_runtime.proxy.relay import forms
+from agent_runtime.proxy.relay import schemas
 from rollout_api.model import Sampling
 from rollout_api.records import PolicySpan, Usage
 
@@ -76,36 +76,36 @@ REQUESTS = st.builds(
 
 @given(REQUESTS, TEXT | IDS)
 def test_a_worker_goes_on_from_the_bare_prompt_that_was_asked(request: ModelRequest, prompt: str | list[int]) -> None:
-    message = forms.request_message("r", request, "m", prompt)
-    assert forms.prompt_of(message) == prompt
-    assert forms.request_of(message).messages == []
+    message = schemas.request_message("r", request, "m", prompt)
+    assert schemas.prompt_of(message) == prompt
+    assert schemas.request_of(message).messages == []
 
 
 @given(REQUESTS)
 def test_a_conversation_is_never_taken_for_a_bare_prompt(request: ModelRequest) -> None:
-    assert forms.prompt_of(forms.request_message("r", request, "m")) is None
-    assert forms.prompt_of({"type": "completion_request", "request_id": "of an older proxy"}) is None
+    assert schemas.prompt_of(schemas.request_message("r", request, "m")) is None
+    assert schemas.prompt_of({"type": "completion_request", "request_id": "of an older proxy"}) is None
 
 
 @pytest.mark.parametrize("prompt", [1, {}, ["a"], [1.5], True])
 def test_a_prompt_of_another_form_is_refused_in_words(prompt: object) -> None:
-    with pytest.raises(forms.FormError, match="prompt: expected a text, or a list of token ids"):
-        forms.prompt_of({"prompt": prompt})
+    with pytest.raises(schemas.FormError, match="prompt: expected a text, or a list of token ids"):
+        schemas.prompt_of({"prompt": prompt})
 
 
 @given(REPLIES)
 def test_an_answer_is_recorded_as_the_worker_got_it(reply: ModelReply) -> None:
-    assert forms.reply_of(forms.reply_message("r", reply)) == reply
+    assert schemas.reply_of(schemas.reply_message("r", reply)) == reply
 
 
 @given(REQUESTS)
 def test_the_worker_asks_what_the_proxy_was_asked(request: ModelRequest) -> None:
-    assert forms.request_of(forms.request_message("r", request, "m")) == request
+    assert schemas.request_of(schemas.request_message("r", request, "m")) == request
 
 
 def test_the_tighter_of_two_limits_reaches_the_model() -> None:
     request = ModelRequest([], [], Sampling(max_tokens=100), 0, "s", "t", 0, 0, max_tokens=7)
-    assert forms.request_of(forms.request_message("r", request, "m")).sampling.max_tokens == 7
+    assert schemas.request_of(schemas.request_message("r", request, "m")).sampling.max_tokens == 7
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_tighter_of_two_limits_reaches_the_model() -> None:
 )
 def test_a_failure_keeps_its_kind_so_that_the_policy_is_blamed_for_its_own_alone(error: Any) -> None:
     with pytest.raises(type(error)) as raised:
-        forms.reply_of(forms.error_message("r", error))
+        schemas.reply_of(schemas.error_message("r", error))
     assert type(raised.value) is type(error)
     assert getattr(raised.value, "reason", None) == getattr(error, "reason", None)
     assert str(error) in str(raised.value)
@@ -130,7 +130,7 @@ def test_a_failure_keeps_its_kind_so_that_the_policy_is_blamed_for_its_own_alone
 
 def test_an_answer_of_a_worker_of_verl_is_read() -> None:
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-    reply = forms.reply_of(
+    reply = schemas.reply_of(
         {
             "type": "completion_response",
             "request_id": "r",
@@ -148,7 +148,7 @@ def test_an_answer_of_a_worker_of_verl_is_read() -> None:
     assert (reply.completion_token_ids, reply.logprobs) == ([1, 2], [-1.0, -2.0])
     assert reply.policy_spans == [PolicySpan(tokens=2, version="3")]
     with pytest.raises(ModelError, match="out of memory"):
-        forms.reply_of({"type": "completion_response", "error": "out of memory", "token_ids": [], "content_text": ""})
+        schemas.reply_of({"type": "completion_response", "error": "out of memory", "token_ids": [], "content_text": ""})
 
 
 JSON = st.recursive(
@@ -161,17 +161,17 @@ RESPONSE_FIELDS = ["message", "token_ids", "log_probs", "content_text", "tool_ca
 
 @given(st.dictionaries(st.sampled_from(RESPONSE_FIELDS), JSON))
 def test_an_answer_that_is_none_is_refused_in_words(message: dict[str, Any]) -> None:
-    with contextlib.suppress(forms.FormError):
-        reply = forms.reply_of(message)
+    with contextlib.suppress(schemas.FormError):
+        reply = schemas.reply_of(message)
         assert reply.message["role"] == "assistant"
         assert all(isinstance(id, int) for id in reply.completion_token_ids or [])
 
 
 REQUEST_FIELDS = ["messages", "tools", "temperature", "top_p", "max_tokens", "stop", "extra", "prefix", "seed"]
-WHOLE = forms.request_message("r", ModelRequest([], [], Sampling(), 0, "s", "t", 0, 0), "m")
+WHOLE = schemas.request_message("r", ModelRequest([], [], Sampling(), 0, "s", "t", 0, 0), "m")
 
 
 @given(st.dictionaries(st.sampled_from(REQUEST_FIELDS), JSON))
 def test_a_request_that_is_none_is_refused_in_words(changed: dict[str, Any]) -> None:
-    with contextlib.suppress(forms.FormError):
-        assert forms.request_of(WHOLE | changed).session == "s"
+    with contextlib.suppress(schemas.FormError):
+        assert schemas.request_of(WHOLE | changed).session == "s"

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from agent_runtime.recording.exports.parquet import ROW_GROUP, PyarrowMissing, write_rollouts, write_table
+from agent_runtime.export.parquet import ROW_GROUP, PyarrowMissing, write_rollouts, write_table
 from agent_runtime.recording.messages import fold, last_of_each_branch
 from agent_runtime.recording.segments import RecordCorrupt
 from rollout_api.records import Result

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.recording.export import Format, export
+from agent_runtime.export.formats import Format, export
 from tests.support.recorded_run import ASK, OTHER, SYSTEM, record_run
 
 Lines = list[dict[str, Any]]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.recording.exports.verl import first_trained, write_conversations, write_tokens
+from agent_runtime.export.verl import first_trained, write_conversations, write_tokens
 from tests.support.recorded_run import ASK, OTHER, SYSTEM, TOOLS, record_run
 
 Rows = list[dict[str, Any]]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from agent_runtime.recording.exports.whole_file import whole_file
+from agent_runtime.export.whole_file import whole_file
 
 
 def test_two_writers_of_one_file_at_once_leave_the_whole_of_one(tmp_path: Path) -> None:

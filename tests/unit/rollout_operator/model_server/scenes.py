@@ -25,8 +25,8 @@ from rollout_operator.cache import Cache
 from rollout_operator.config import OperatorConfig
 from rollout_operator.memory import Memory
 from rollout_operator.model_server import observe, plan
-from rollout_operator.model_server.control_errands import Known
 from rollout_operator.model_server.observe import Observed
+from rollout_operator.model_server.operations import Known
 from rollout_operator.model_server.problems import parse
 from rollout_operator.world import World
 

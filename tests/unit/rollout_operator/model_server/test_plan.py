@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rollout_api.cluster import ROLE_LABEL, SANDBOX_ROLE
 from rollout_operator.actions import Ask, Create, Delete, Event, Patch, Replace
-from rollout_operator.model_server.control_errands import Known
 from rollout_operator.model_server.network import policies
+from rollout_operator.model_server.operations import Known
 from rollout_operator.model_server.policy_seen import Call, Runner, Said
 from rollout_operator.model_server.problems import parse
 from rollout_operator.model_server.status import story

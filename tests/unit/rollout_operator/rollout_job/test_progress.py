@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_api.rollout_job import Restarts
-from rollout_operator.rollout_job.progress import failures, limit, mark
+from rollout_operator.rollout_job.failure_limit import failures, limit, mark
 
 
 def restarts(failed_pods: int, sealed: int) -> Restarts:

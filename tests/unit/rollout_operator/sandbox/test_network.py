@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor.network_rules import METADATA
+from agent_runtime.executor.network.rules import METADATA
 from rollout_api.sandbox import Network
 from rollout_operator.config import KUBE_DNS, DnsServer
 from rollout_operator.sandbox.network import METADATA_V4, METADATA_V6, plain_caveat, policy, problems, reach_of

@@ -8,7 +8,7 @@ import pytest
 from agent_runtime.agents.coding import Coding
 from agent_runtime.agents.react import ReAct
 from agent_runtime.agents.tool_calling import ToolCalling
-from agent_runtime.models.extensions import ExtensionError
+from agent_runtime.extensions import ExtensionError
 from rolloutctl.agents import AgenticRollout, AgenticRolloutConfig, PromptBuilder, create_agent, create_agents
 from rolloutctl.agents.settings import saves_trajectories, set_log_level
 

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent_runtime.models.extensions import ExtensionError
+from agent_runtime.extensions import ExtensionError
 from agent_runtime.tools.base import ToolContext, ToolResult
 from agent_runtime.tools.function_tool import FunctionTool
 from agent_runtime.tools.registry import tool

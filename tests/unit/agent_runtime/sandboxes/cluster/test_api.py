@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.sandboxes.cluster.api import LONGEST_PAUSE_SECONDS, retry_pause
+from agent_runtime.kube.api import LONGEST_PAUSE_SECONDS, retry_pause
 
 luck = st.floats(0, 1, exclude_max=True)
 

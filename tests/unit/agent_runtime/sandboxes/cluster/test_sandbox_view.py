@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.sandboxes.cluster.sandbox_view import POD_IP, Reason, owner_uid, sandbox_view
+from agent_runtime.kube.api import owner_uid
+from agent_runtime.sandboxes.cluster.sandbox_object import POD_IP, Reason, sandbox_view
 from rollout_api.conditions import Condition
 from rollout_api.sandbox import SandboxStatus
 

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.sandboxes.cluster.sandbox_view import SandboxView, sandbox_view
+from agent_runtime.sandboxes.cluster.sandbox_object import SandboxView, sandbox_view
 from agent_runtime.sandboxes.cluster.watch import SandboxViews
 
 

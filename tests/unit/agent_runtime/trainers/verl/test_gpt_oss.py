@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_runtime.trainers.verl.gpt_oss import build_gpt_oss_tool_response_text
+from agent_runtime.integrations.verl.gpt_oss import build_gpt_oss_tool_response_text
 
 
 def test_each_result_comes_from_the_function_that_was_called_and_the_assistant_is_next() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.trainers.verl.job import Kind, rollout_job, uses_verls_client
+from agent_runtime.integrations.verl.job import Kind, rollout_job, uses_verls_client
 from rollout_api.manifest import ManifestError
 from rollout_api.rollout_job import Mode
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from agent_runtime.integrations.verl import model as verl_model
+from agent_runtime.integrations.verl.model import LLMClientModel
 from agent_runtime.models.base import ContextExceeded, ModelError, ModelRequest, TokenPrefix
-from agent_runtime.trainers.verl import model as verl_model
-from agent_runtime.trainers.verl.model import LLMClientModel
 from rollout_api.model import Sampling
 from rollout_api.records import Message, PolicySpan
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_runtime.trainers.verl.rows import RowError, RowsAtWork, read_row
+from agent_runtime.integrations.verl.rows import RowError, RowsAtWork, read_row
 
 
 def row(**fields: Any) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_runtime.integrations.verl.samples import samples_of
 from agent_runtime.recording.branches import Branch
-from agent_runtime.trainers.verl.samples import samples_of
 
 
 def branch(*turns: tuple[int, int, str | None]) -> Branch:

@@ -1,0 +1,104 @@
+"""What an attempt's agent is given, whichever kind it is: its assignment, and those who watch over its work.
+
+Budgets of a rollout: turns, tokens and seconds. A child's share is never more than what its parent has left.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from agent_runtime.engine.attempt.attribution import Phase, Situation
+from agent_runtime.engine.events import Observer
+from agent_runtime.engine.scheduling.completion_rules import PolicyLag
+from agent_runtime.engine.scheduling.drain import Drain
+from agent_runtime.engine.scheduling.model_watch import ModelWatch
+from agent_runtime.engine.scheduling.shard import rollout_seed
+from agent_runtime.plugins.of_rollout import RolloutPlugins
+from rollout_api.model import Sampling
+from rollout_api.records import StopReason
+from rollout_api.rollout_job import Agent as AgentSpec
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.tasks import Task
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One trajectory to be made: a member of a task's group."""
+
+    index: int
+    group: int
+    member: int
+    task: Task
+    seed: int
+    batch: str | None = None
+    """Label that its group was submitted with."""
+
+    @classmethod
+    def of(cls, job: RolloutJob, group: int, member: int, task: Task, batch: str | None = None) -> "Rollout":
+        """The rollout of that member; its seed follows from the job's."""
+        index = group * job.spec.group_size + member
+        seed = rollout_seed(job.spec.seed, index)
+        return cls(index=index, group=group, member=member, task=task, seed=seed, batch=batch)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A rollout to be made, by which agent, and how its answers are sampled."""
+
+    rollout: Rollout
+    agent: AgentSpec
+    sampling: Sampling
+    watch: ModelWatch = field(default_factory=ModelWatch)
+    """Of all model calls of the run."""
+
+    @property
+    def model_group(self) -> str:
+        """What the calls of the rollout's whole group have in common (`ModelRequest.group`)."""
+        return f"group-{self.rollout.index - self.rollout.member}"
+
+
+@dataclass(frozen=True)
+class Oversight:
+    """Who is asked and told while an attempt's agent works."""
+
+    drain: Drain = field(default_factory=Drain)
+    policy_lag: PolicyLag = field(default_factory=PolicyLag)
+    plugins: RolloutPlugins | None = None
+    observer: Observer = lambda event: None
+    situation: Situation = Situation(Phase.AGENT)
+    """What the attempt's sandbox and its earlier failures add to the attribution of an error."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What is left. `tokens` None: unbounded."""
+
+    turns: int
+    tokens: int | None
+    seconds: float
+
+    def exhausted(self) -> StopReason | None:
+        """The first budget that is used up."""
+        if self.turns <= 0:
+            return StopReason.MAX_TURNS
+        if self.tokens is not None and self.tokens <= 0:
+            return StopReason.TOKEN_BUDGET
+        if self.seconds <= 0:
+            return StopReason.AGENT_TIMEOUT
+        return None
+
+    def after(self, *, turns: int = 0, tokens: int = 0, seconds: float = 0.0) -> "Budget":
+        """What is left after that was spent."""
+        return replace(
+            self,
+            turns=self.turns - turns,
+            tokens=None if self.tokens is None else self.tokens - tokens,
+            seconds=self.seconds - seconds,
+        )
+
+    def child(self, *, turns: int | None = None, tokens: int | None = None, seconds: float | None = None) -> "Budget":
+        """The budget of a part of the work: what it asks for, cut to what is left here."""
+        asked_tokens = self.tokens if tokens is None else tokens
+        return Budget(
+            turns=self.turns if turns is None else min(turns, self.turns),
+            tokens=asked_tokens if self.tokens is None or asked_tokens is None else min(asked_tokens, self.tokens),
+            seconds=self.seconds if seconds is None else min(seconds, self.seconds),
+        )

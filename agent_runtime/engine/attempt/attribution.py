@@ -1,0 +1,270 @@
+"""Who is to blame: what an error means for the rollout in which it was raised. Pure and total; the only place that decides.
+
+docs/attribution.md shows the decisions as a table. Two rules are behind all of them: an infrastructure failure never becomes
+a reward, and the policy (the model under training) can choose neither to be masked nor to be retried without end.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agent_runtime.agents.base import Stop
+from agent_runtime.engine.attempt.attempt_log import NotReplayable
+from agent_runtime.engine.branching.snapshots import NoSuchCheckpoint
+from agent_runtime.engine.scheduling.completion_rules import StalePolicy
+from agent_runtime.environments.host import EnvironmentFailure, EnvironmentFault
+from agent_runtime.extensions import described, traceback_of
+from agent_runtime.grading.grade import VerifierUnavailable
+from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
+from agent_runtime.plugins.of_rollout import PluginFailed
+from agent_runtime.recording.artifacts import ArtifactsTooLarge
+from agent_runtime.recording.epoch_log import Superseded
+from agent_runtime.recording.layers import LayerTooLarge
+from agent_runtime.recording.segments import RecordCorrupt
+from agent_runtime.recording.store import SpoolFull, StorageError
+from agent_runtime.sandboxes.base import (
+    INTERRUPTED,
+    DiskFailed,
+    Evidence,
+    Fenced,
+    FileError,
+    SandboxFailure,
+    SetupFailed,
+    WorkspaceLimit,
+)
+from rollout_api.records import StopReason, Unexplained
+
+UNEXPLAINED_LIMIT = 2
+"""Unexplained failures of one kind, after which the policy is to blame: losses of a sandbox that hosted this rollout alone,
+failures of the model at its requests, of the environment at its actions. One may be chance."""
+UNCOUNTED = frozenset({INTERRUPTED, "Preempted"})
+"""Reasons of a SandboxFailure that use up no attempt: the cluster reclaims its nodes as often as it has to."""
+REQUESTS_OWN_FAULTS = frozenset({"BadRequest", "NoToolParser", "TextModel"})
+"""Reasons of a ModelError that depend on the content of the request, and so on what the policy wrote into it."""
+REQUEST_TOO_LARGE = "TooLarge"
+"""What the executor answers to a request over its bounds, or to more calls than it can remember."""
+AGENTS_TO_HANDLE = (FileError, NoSuchCheckpoint, LayerTooLarge)
+"""Errors of a context call that are about this call alone. The agent may catch them and continue."""
+
+
+class Phase(StrEnum):
+    """What an attempt is doing."""
+
+    STARTING = "starting"
+    """Acquires or reattaches to its workspace, and prepares it."""
+    AGENT = "agent"
+    COLLECTING = "collecting"
+    """Stores the artifacts."""
+    GRADING = "grading"
+    """In a new workspace (`Separate`)."""
+    GRADING_IN_PLACE = "grading in place"
+    """In the agent's own workspace (`Shared`)."""
+    SEALING = "sealing"
+
+
+class Action(StrEnum):
+    """What happens to the rollout."""
+
+    COMPLETE = "Completed, graded"
+    FAIL = "Completed, failed verdict"
+    RETRY_ATTEMPT = "new attempt"
+    RETRY_GRADING = "graded again"
+    CANCEL = "Cancelled"
+    END_RUN = "the run ends"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The circumstances in which an error was raised."""
+
+    phase: Phase
+    answered: bool = False
+    """The policy has answered at least one model call."""
+    exposed: bool = False
+    """Something that the policy made has been in the sandbox: a tool call, a program, a process left behind, artifacts."""
+    alone: bool = False
+    """The sandbox hosted no other attempt."""
+    losses_alone: int = 0
+    """Earlier unexplained losses of exposed sandboxes that hosted this rollout alone."""
+    requests_failed: int = 0
+    """Earlier attempts that ended with a request that the model failed at, while it answered others."""
+    actions_failed: int = 0
+    """Earlier attempts that ended with an action of the policy at which the environment failed."""
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What an error leads to. `reason` is one CamelCase word."""
+
+    action: Action
+    reason: str
+    message: str
+    stop_reason: StopReason | None = None
+    """Of COMPLETE and FAIL; None keeps the one that the agent ended with."""
+    counted: bool = True
+    """The retry uses up one of `attempts.limit`."""
+    unexplained: Unexplained | None = None
+    """What failed, where nothing says whose doing it was. The next failure of that kind can be attributed."""
+    traceback: str | None = None
+    """Where the agent's own code raised."""
+
+
+class AgentRaised(Exception):
+    """The agent's own code raised `error`; no call of its context did."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class OutOfTime(Exception):
+    """The agent's time is used up."""
+
+
+def attribute(error: BaseException, situation: Situation) -> Ruling:
+    """Decide what an error leads to. An unknown error fails this attempt, or this grading, and never the run."""
+    match error:
+        case AgentRaised():
+            return _of_agent(error.error)
+        case Stop(reason=StopReason()):
+            return _complete(error.reason, error.message)
+        case ContextExceeded():
+            return _complete(StopReason.CONTEXT_EXCEEDED, str(error))
+        case ContentFiltered():
+            return _complete(StopReason.CONTENT_FILTER, str(error))
+        case OutOfTime():
+            return _complete(StopReason.AGENT_TIMEOUT, str(error))
+        case StalePolicy():
+            return Ruling(Action.CANCEL, "StalePolicy", str(error))
+        case SpoolFull(is_own=True) if situation.exposed:
+            return _used_up(str(error), situation, is_gone=False)
+        case SpoolFull():
+            return _retry("RunnerDiskFull", str(error), situation)
+        case Fenced() | Superseded() | StorageError() | RecordCorrupt():
+            return Ruling(Action.END_RUN, type(error).__name__, str(error))
+        case ModelError():
+            return _of_model(error, situation)
+        case WorkspaceLimit() if situation.exposed:
+            return _used_up(f"{error.cause}: {error.message}", situation, is_gone=False)
+        case ArtifactsTooLarge() if situation.phase is Phase.COLLECTING:
+            return _used_up(str(error), situation, is_gone=False)
+        case DiskFailed() if situation.phase in (Phase.COLLECTING, Phase.GRADING):
+            return _retry("DiskFailed", str(error), situation)
+        case FileError() | LayerTooLarge() if situation.exposed:
+            return _of_files(error, situation)
+        case VerifierUnavailable() if situation.phase is Phase.GRADING_IN_PLACE:
+            return _fail(str(error), situation)
+        case EnvironmentFailure():
+            return _of_environment(error, situation)
+        case SandboxFailure():
+            return _of_sandbox(error, situation)
+        case WorkspaceLimit():
+            return _retry(error.cause, error.message, situation)
+        case NotReplayable():
+            return _retry("AgentNotReplayable", str(error), situation)
+        case PluginFailed():
+            return _retry(error.reason, error.message, situation)
+        case VerifierUnavailable():
+            return _retry("VerifierUnavailable", str(error), situation)
+        case Exception():
+            return _retry("InternalError", f"{described(error)}\n{traceback_of(error)}", situation)
+    return Ruling(Action.END_RUN, type(error).__name__, described(error))
+
+
+def _of_agent(error: Exception) -> Ruling:
+    """The agent's code is the job's, but what the policy answers can make it raise: so the rollout is graded."""
+    if isinstance(error, Stop | ContextExceeded | ContentFiltered):
+        meant = attribute(error, Situation(Phase.AGENT))
+        if meant.action is Action.COMPLETE:
+            return meant
+    message = described(error)
+    return Ruling(Action.COMPLETE, "AgentError", message, StopReason.AGENT_ERROR, traceback=traceback_of(error))
+
+
+def _of_model(error: ModelError, situation: Situation) -> Ruling:
+    of_request = isinstance(error, RequestRefused) or error.reason in REQUESTS_OWN_FAULTS
+    answered = situation.answered or error.after_tokens
+    if of_request and answered and situation.phase is Phase.AGENT:
+        # The request repeats what the policy has answered; an answer that no server takes back must not mask it.
+        return _complete(StopReason.AGENT_ERROR, str(error))
+    if error.answers_others:
+        # So neither the key nor the server is at fault, whatever its answer says: the request is, or chance.
+        message = f"{error.message}; the model answered another request right afterwards"
+        if not answered or situation.phase is not Phase.AGENT:
+            return _retry(error.reason, message, situation)
+        if situation.requests_failed + 1 >= UNEXPLAINED_LIMIT:
+            return _complete(StopReason.AGENT_ERROR, f"{UNEXPLAINED_LIMIT} attempts ended like this: {message}")
+        return _retry(error.reason, message, situation, unexplained=Unexplained.REQUEST)
+    if isinstance(error, ModelConfigError) and not of_request:
+        return Ruling(Action.END_RUN, error.reason, error.message)
+    return _retry(error.reason, error.message, situation)
+
+
+def _of_environment(failure: EnvironmentFailure, situation: Situation) -> Ruling:
+    """An environment should take every action, and has taken one before the run; nothing says whose doing a failure is."""
+    if failure.reason not in frozenset(EnvironmentFault) or not (situation.exposed and situation.phase is Phase.AGENT):
+        return _retry(failure.reason, failure.message, situation)
+    if situation.actions_failed + 1 >= UNEXPLAINED_LIMIT:
+        message = f"its actions made the environment fail in {UNEXPLAINED_LIMIT} attempts: {failure.message}"
+        return _complete(StopReason.RESOURCE_LIMIT, message)
+    return _retry(failure.reason, failure.message, situation, unexplained=Unexplained.ACTION)
+
+
+def _of_files(error: Exception, situation: Situation) -> Ruling:
+    """What the policy left behind cannot be read, packed or unpacked."""
+    match situation.phase:
+        case Phase.GRADING | Phase.GRADING_IN_PLACE:
+            return _fail(f"the artifacts cannot be brought into the grading workspace: {error}", situation)
+        case Phase.COLLECTING:
+            return Ruling(Action.COMPLETE, "FileError", f"the working directory cannot be packed: {error}")
+    return _complete(StopReason.AGENT_ERROR, described(error))
+
+
+def _of_sandbox(failure: SandboxFailure, situation: Situation) -> Ruling:
+    evidence = failure.evidence
+    if isinstance(failure, SetupFailed) and situation.exposed and situation.phase is Phase.AGENT:
+        # The setup of a later step: it runs in the state that the policy left.
+        return _complete(StopReason.AGENT_ERROR, failure.message)
+    if failure.was_unheld:
+        message = f"this runner stood still for longer than sandbox.idleSeconds: {failure.message}"
+        return _retry(INTERRUPTED, message, situation, counted=False)
+    if failure.reason == "Idle" and situation.exposed and situation.phase is not Phase.STARTING:
+        # The runner holds the workspace and keeps it alive, so it was not idle.
+        evidence = Evidence.UNEXPLAINED
+    if failure.reason == REQUEST_TOO_LARGE and situation.exposed and situation.phase in (Phase.AGENT, Phase.COLLECTING):
+        return _used_up(failure.message, situation, is_gone=False)
+    if not situation.exposed or evidence in (Evidence.NOT_LOST, Evidence.OUTSIDE):
+        return _retry(failure.reason, failure.message, situation, counted=failure.reason not in UNCOUNTED)
+    if situation.alone and evidence is Evidence.OWN_LIMIT:
+        return _used_up(f"{failure.reason}: {failure.message}", situation, is_gone=True)
+    if situation.alone and situation.losses_alone + 1 >= UNEXPLAINED_LIMIT:
+        losses = (
+            f"it lost its sandbox {UNEXPLAINED_LIMIT} times while no other rollout was in it, and nothing else "
+            "explains it"
+        )
+        return _used_up(f"{losses}: {failure.message}", situation, is_gone=True)
+    # Bounded without the limit: the next sandbox hosts the rollout alone, and the losses there are counted.
+    return _retry(failure.reason, failure.message, situation, unexplained=Unexplained.SANDBOX)
+
+
+def _used_up(message: str, situation: Situation, *, is_gone: bool) -> Ruling:
+    """The policy used up its workspace, or destroyed it."""
+    if is_gone or situation.phase not in (Phase.AGENT, Phase.COLLECTING):
+        return _fail(message, situation)
+    return _complete(StopReason.RESOURCE_LIMIT, message)
+
+
+def _complete(reason: StopReason, message: str) -> Ruling:
+    return Ruling(Action.COMPLETE, reason.value, message, reason)
+
+
+def _fail(message: str, situation: Situation) -> Ruling:
+    is_graded_now = situation.phase in (Phase.GRADING, Phase.GRADING_IN_PLACE)
+    stop_reason = None if is_graded_now else StopReason.RESOURCE_LIMIT
+    return Ruling(Action.FAIL, StopReason.RESOURCE_LIMIT.value, message, stop_reason)
+
+
+def _retry(
+    reason: str, message: str, situation: Situation, *, counted: bool = True, unexplained: Unexplained | None = None
+) -> Ruling:
+    action = Action.RETRY_GRADING if situation.phase is Phase.GRADING else Action.RETRY_ATTEMPT
+    return Ruling(action, reason, message, counted=counted and unexplained is None, unexplained=unexplained)

@@ -1,0 +1,140 @@
+"""What a rollout's records add up to: pure.
+
+How long the parts of an attempt took, from its records: pure. docs/recording.md defines the parts.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from agent_runtime.engine.attempt.agent_clock import agent_seconds_of, union
+from agent_runtime.engine.attempt.assignment import Rollout
+from agent_runtime.recording.branches import branch_of, token_forks
+from agent_runtime.recording.results import in_order
+from rollout_api.records import (
+    AttemptRecord,
+    AttemptSummary,
+    FailedRecord,
+    IntentRecord,
+    ObservationsRecord,
+    Outcome,
+    Record,
+    ResponseRecord,
+    Result,
+    StopRecord,
+    Usage,
+    Verdict,
+)
+from rollout_api.rollout_job import RolloutJob
+
+
+def attempt_seconds(records: Sequence[Record], *, ended: float, verifier: float) -> dict[str, float]:
+    """The parts, of an attempt that ends at `ended` (Unix seconds). Turns copied from another rollout are not counted."""
+    begun = next((record for record in records if isinstance(record, AttemptRecord)), None)
+    if begun is None:
+        return {}
+    stop = next((record for record in records if isinstance(record, StopRecord)), None)
+    branch = branch_of(records)
+    copied = -1 if branch is None else branch.turn
+    answers = [record for record in records if isinstance(record, ResponseRecord) and record.turn > copied]
+    calling = union([(answer.time - answer.seconds, answer.time) for answer in answers])
+    phases = {
+        "boot": begun.boot_seconds,
+        "agent": agent_seconds_of(records) if stop is None else stop.agent_seconds,
+        "verifier": verifier,
+    }
+    # The wall clock may be set back; the phases were measured by another one.
+    total = max(ended - begun.time + begun.boot_seconds, sum(phases.values()))
+    within = {
+        "model": sum(end - begin for begin, end in calling),
+        "tools": sum(r.seconds for r in records if isinstance(r, ObservationsRecord) and r.turn > copied),
+    }
+    parts = phases | {name: min(seconds, total) for name, seconds in within.items()}
+    rounded = {name: round(seconds, 6) for name, seconds in parts.items()}
+    return rounded | {"total": round(max(total, *rounded.values(), sum(rounded[name] for name in phases)), 6)}
+
+
+def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
+    """The fields of a Result that follow from the journal, and from how the model records token ids."""
+    branch = branch_of(records)
+    copied = -1 if branch is None else branch.turn
+    responses = [record for record in records if isinstance(record, ResponseRecord) and record.turn > copied]
+    observations = [record for record in records if isinstance(record, ObservationsRecord) and record.turn > copied]
+    intents = [record for record in records if isinstance(record, IntentRecord)]
+    attempts = [record for record in records if isinstance(record, AttemptRecord)]
+    stop = next((record for record in records if isinstance(record, StopRecord)), None)
+    return {
+        "stop_reason": stop.stop_reason if stop else None,
+        "traceback": stop.traceback if stop else None,
+        "tool_tracebacks": {
+            result.tool: result.traceback
+            for record in reversed(observations)
+            for result in reversed(record.results)
+            if result.traceback
+        },
+        "program_trajectory": stop.program_trajectory if stop else None,
+        "turns": len(responses),
+        "tool_calls": sum(len(record.results) for record in observations),
+        "usage": Usage(
+            prompt_tokens=sum(r.usage.prompt_tokens for r in responses),
+            completion_tokens=sum(r.usage.completion_tokens for r in responses),
+            cached_tokens=sum(r.usage.cached_tokens for r in responses),
+        ),
+        "branches": intents[-1].branch + 1 if intents else 1,
+        "token_forks": token_forks(records),
+        "policy_versions": in_order(span.version for r in responses for span in r.policy_spans if span.version),
+        "token_capture": token_capture if all(r.completion_token_ids is not None for r in responses) else "TextOnly",
+        "sandbox": attempts[-1].sandbox if attempts else {},
+        "started": attempts[0].time - attempts[0].boot_seconds if attempts else None,
+        "branched_from": branch,
+    }
+
+
+def build_result(
+    job: RolloutJob,
+    rollout: Rollout,
+    attempt: int,
+    records: Sequence[Record],
+    *,
+    token_capture: str,
+    outcome: Outcome,
+    verdict: Verdict | None = None,
+    failures: Sequence[tuple[int, FailedRecord]] = (),
+    reason: str | None = None,
+    message: str = "",
+    stale: bool = False,
+    verifier_seconds: float = 0.0,
+) -> Result:
+    """The result of one rollout. Only a Completed one has a stop reason and, once graded, a reward."""
+    fields = summarise(records, token_capture)
+    completed = outcome is Outcome.COMPLETED
+    if not completed:
+        fields["stop_reason"] = None
+    now = time.time()
+    graded = verdict if completed else None
+    return Result(
+        index=rollout.index,
+        group=rollout.group,
+        member=rollout.member,
+        task=rollout.task.name,
+        tags=list(rollout.task.tags),
+        mode=job.spec.mode.value,
+        seed=rollout.seed,
+        outcome=outcome,
+        reason=reason,
+        message=message,
+        stale=stale,
+        reward=graded.reward if graded else None,
+        rewards=graded.rewards if graded else {},
+        passed=graded.passed if graded else None,
+        forgeable=graded.forgeable if graded else False,
+        attempt=attempt,
+        failed_attempts=[
+            AttemptSummary(attempt=number, reason=failure.reason, message=failure.message)
+            for number, failure in failures
+        ],
+        seconds=attempt_seconds(records, ended=now, verifier=verifier_seconds),
+        ended=now,
+        batch=rollout.batch,
+        **fields,
+    )

@@ -1,0 +1,202 @@
+"""Tasks in steps: each with a prompt and a verdict of its own, one after another in the same workspace.
+
+The agent starts anew for each step, with a conversation of its own in the journal. A step's begin and its
+verdict are records, so a runner that takes over neither prepares nor grades a step again. Where it takes over in the middle
+of a grading, the attempt ends: the workspace is no longer as the agent left it.
+"""
+
+import posixpath
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from agent_runtime.agents.base import Agent, AgentContext
+from agent_runtime.engine.attempt.attribution import Action
+from agent_runtime.engine.attempt.grading import GRADING_TURN, TURNS_PER_EPOCH, grade_in_place
+from agent_runtime.engine.attempt.turns import Turns
+from agent_runtime.extensions import contained
+from agent_runtime.grading.grade import CommandWatch
+from agent_runtime.grading.reward_file import FOLDER, TESTS_FOLDER
+from agent_runtime.sandboxes.base import WORKSPACE_USER, SetupFailed, Workspace, WorkspaceLimit
+from rollout_api.records import Record, StepRecord, StopReason, TestVerdict, Verdict
+from rollout_api.rollout_job import RolloutJobSpec
+from rollout_api.tasks import StepReward, Task, TaskStep, VerifierMode
+
+GOES_ON = frozenset({StopReason.FINISHED, StopReason.AGENT_ERROR})
+"""Ends of an agent after which the next step begins; the others are limits of the whole rollout."""
+
+NOT_FOR_PROGRAMS = "has steps, and a program (agent Command) cannot take them one by one"
+"""What is said of such a task: at the start, and of one that a stream brings."""
+
+SHOWN_OUTPUT = 2000
+"""Characters of a failed setup command's output: its end is where the error is."""
+
+
+class InSteps:
+    """Implements Agent: the job's own agent, made anew for each step of the task, each step graded where it was worked."""
+
+    def __init__(
+        self, make: Callable[[], Agent], spec: RolloutJobSpec, *, epoch: int, watch: CommandWatch | None = None
+    ) -> None:
+        self._make, self._spec, self._epoch, self._watch = make, spec, epoch, watch
+        self._at_work: tuple[int, TaskStep, Task] | None = None
+        """The step that has begun and has no verdict yet."""
+
+    async def run(self, context: AgentContext) -> str:
+        """Take the steps, until one is the last or misses its `minRewards`. A limit of the rollout ends it where it is."""
+        assert isinstance(context, Turns)
+        task = context.task
+        for number, step in enumerate(task.steps):
+            step_task = context.task = task_of_step(task, step)
+            await self._begin(context, number, step, step_task)
+            context.begin_conversation()
+            self._at_work = number, step, step_task
+            try:
+                with contained():
+                    await self._make().run(context)
+            except Exception as error:
+                _, ruling = await context.ruling_of(error)
+                if ruling.action is not Action.COMPLETE or ruling.stop_reason not in GOES_ON:
+                    raise
+                context.next_step()
+            context.stop_callers()
+            verdict = await self.grade(context)
+            if (missed := missed_gate(step, verdict)) is not None:
+                return f"step {step.name}: {missed}; the steps after it were not taken"
+        return f"took {len(task.steps)} steps"
+
+    async def grade(self, context: Turns) -> Verdict | None:
+        """Grade the step that is at work, if one is; also after a limit has ended the agent."""
+        if self._at_work is None:
+            return None
+        number, step, task = self._at_work
+
+        is_first = False
+
+        async def begin() -> StepRecord:
+            nonlocal is_first
+            is_first = True
+            return StepRecord(time=time.time(), step=step.name, grading=True)
+
+        async def grade() -> StepRecord:
+            verdict = None
+            if step.verifier is not None:
+                verdict = await context.beside_turns(self._grade_and_clear(context.workspace, number, task, is_first))
+            return StepRecord(time=time.time(), step=step.name, verdict=verdict, ended=True)
+
+        if step.verifier is not None:
+            await context.recorded_once(begin)
+        verdict = (await context.recorded_once(grade)).verdict
+        self._at_work = None
+        return verdict
+
+    async def _begin(self, context: Turns, number: int, step: TaskStep, task: Task) -> None:
+        async def prepare() -> StepRecord:
+            key = f"{max(context.turn, 0) + 1}:step-{number}"
+            await context.beside_turns(_prepare(context.workspace, key, step, task))
+            return StepRecord(time=time.time(), step=step.name)
+
+        await context.recorded_once(prepare)
+
+    async def _grade_and_clear(self, workspace: Workspace, number: int, task: Task, is_first: bool) -> Verdict:
+        rules = self._spec.verifier_of(task)
+        verdict = await grade_in_place(
+            task, rules, workspace, epoch=self._epoch, is_first=is_first, step=number, watch=self._watch
+        )
+        key = f"{GRADING_TURN + self._epoch * TURNS_PER_EPOCH + number}:clear"
+        try:
+            for place, path in enumerate(traces(task)):
+                await workspace.remove(path, key=f"{key}-{place}", owner=WORKSPACE_USER)
+            await workspace.enter("agent", key=f"{key}-enter")
+        except WorkspaceLimit:
+            pass  # the next call of the agent meets it, and ends as ResourceLimit
+        return verdict
+
+
+async def _prepare(workspace: Workspace, key: str, step: TaskStep, task: Task) -> None:
+    for number, file in enumerate(step.files):
+        await workspace.write(file.path, file.data(), key=f"{key}.file-{number}", mode=file.mode, replace=True)
+    seconds = task.timeouts.setup_seconds
+    for number, command in enumerate(step.setup):
+        result = await workspace.run(command, key=f"{key}.setup-{number}", deadline_seconds=seconds)
+        if not result.ok:
+            output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
+            ending = result.cause or f"exit code {result.exit_code}"
+            raise SetupFailed(f"step {step.name}: setup[{number}] ended with {ending}: {output}")
+
+
+def task_of_step(task: Task, step: TaskStep) -> Task:
+    """The task as the agent and the verifier of one step see it."""
+    timeouts = task.timeouts
+    if step.verifier_seconds is not None:
+        timeouts = timeouts.model_copy(update={"verifier_seconds": step.verifier_seconds})
+    return task.model_copy(
+        update={
+            "prompt": step.prompt,
+            "solution": step.solution,
+            "solution_files": step.solution_files,
+            "verifier": step.verifier,
+            "timeouts": timeouts,
+        }
+    )
+
+
+def traces(task: Task) -> list[str]:
+    """What a grading leaves behind and the next step's agent must not find: hidden files, and what was made beside them."""
+    files = [file.path for file in task.verifier.files] if task.verifier else []
+    outside = [
+        path for path in files if posixpath.commonpath([TESTS_FOLDER, posixpath.join("/.", path)]) != TESTS_FOLDER
+    ]
+    return [TESTS_FOLDER, FOLDER, *outside] if len(outside) < len(files) else [FOLDER, *outside]
+
+
+def missed_gate(step: TaskStep, verdict: Verdict | None) -> str | None:
+    """Which of `minRewards` the step misses; None when it may go on. A reward that was not given is missed."""
+    got = rewards_of(verdict) if verdict is not None else {}
+    for name, least in step.min_rewards.items():
+        if name not in got or got[name] < least:
+            return f"{name} is {got.get(name, 'not given')}, below minRewards {least:g}"
+    return None
+
+
+def rewards_of(verdict: Verdict) -> dict[str, float]:
+    """All rewards of a verdict by name; `reward` is the one that counts."""
+    return {**verdict.rewards, "reward": verdict.reward}
+
+
+def verdict_of_steps(task: Task, records: Sequence[Record]) -> Verdict | None:
+    """The rollout's verdict from those of its steps; None where no step has a verifier.
+
+    A missed gate ends the task, and the steps behind it are left out, as in Harbor. Steps that were not taken for any other
+    reason count as 0: to stop early must never pay.
+    """
+    graded = [step for step in task.steps if step.verifier is not None]
+    verdicts: Mapping[str, Verdict] = {
+        record.step: record.verdict
+        for record in records
+        if isinstance(record, StepRecord) and record.ended and record.verdict is not None
+    }
+    taken = [(step.name, verdicts[step.name]) for step in graded if step.name in verdicts]
+    if not graded:
+        return None
+    ended = {record.step for record in records if isinstance(record, StepRecord) and record.ended}
+    missed = any(missed_gate(step, verdicts.get(step.name)) for step in task.steps if step.name in ended)
+    missing = 0 if missed else len(graded) - len(taken)
+    all_rewards = [rewards_of(verdict) for _, verdict in taken]
+    names = dict.fromkeys(name for rewards in all_rewards for name in rewards)
+    if task.step_reward is StepReward.FINAL:
+        rewards = {name: all_rewards[-1].get(name, 0.0) if not missing else 0.0 for name in names}
+    else:
+        count = len(taken) + missing
+        rewards = {name: sum(given.get(name, 0.0) for given in all_rewards) / count for name in names}
+    return Verdict(
+        reward=rewards.pop("reward", 0.0),
+        rewards=rewards,
+        passed=len(taken) == len(graded) and all(verdict.passed for _, verdict in taken),
+        commands=[command for _, verdict in taken for command in verdict.commands],
+        tests=[
+            TestVerdict(name=name, passed=verdict.passed, message=verdict.message or f"reward {verdict.reward:g}")
+            for name, verdict in taken
+        ],
+        mode=VerifierMode.SHARED,
+        forgeable=True,
+    )

@@ -1,0 +1,220 @@
+"""Running the tool calls of a turn: which of them side by side, under which keys, and whose time it takes.
+
+The attempt's workspace as one tool call sees it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent_runtime.engine.attempt.agent_clock import AgentClock
+from agent_runtime.engine.attempt.assignment import Oversight
+from agent_runtime.engine.attempt.attempt_log import AttemptLog
+from agent_runtime.engine.attempt.workspace_states import WorkspaceStates
+from agent_runtime.engine.events import ToolEnded
+from agent_runtime.models.base import ToolCall
+from agent_runtime.sandboxes.base import (
+    CommandResult,
+    FileStat,
+    LiveProcesses,
+    Output,
+    ProcessStatus,
+    Workspace,
+)
+from agent_runtime.tools.base import Tool, ToolContext, ToolError, takes_agents_time
+from agent_runtime.tools.dispatch import dispatch
+from rollout_api.records import Observation
+from rollout_api.tasks import Task
+
+
+class KeyedWorkspace:
+    """Gives every call the next idempotency key of its tool call, and keeps commands within their time.
+
+    Implements `agent_runtime.tools.base.ToolWorkspace` and `ToolProcesses`.
+    """
+
+    def __init__(self, workspace: Workspace, key_prefix: str, command_seconds: float) -> None:
+        self._workspace = workspace
+        self.call = key_prefix
+        self._command_seconds = command_seconds
+        self._calls = 0
+        self.working_dir = workspace.working_dir
+
+    def _next_key(self) -> str:
+        self._calls += 1
+        return f"{self.call}.{self._calls}"
+
+    async def run(
+        self,
+        command: str | list[str],
+        *,
+        deadline_seconds: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        head_bytes: int = 16_384,
+        tail_bytes: int = 16_384,
+    ) -> CommandResult:
+        """Run a command to its end, its deadline cut to what the task and the agent's time allow."""
+        deadline = min(deadline_seconds or self._command_seconds, self._command_seconds)
+        return await self._workspace.run(
+            command,
+            key=self._next_key(),
+            deadline_seconds=deadline,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+            head_bytes=head_bytes,
+            tail_bytes=tail_bytes,
+        )
+
+    async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
+        """A file's content, the same bytes when the call is repeated."""
+        return await self._workspace.read(path, key=self._next_key(), limit=limit)
+
+    async def write(self, path: str, data: bytes, *, mode: str = "644") -> None:
+        """Write a file."""
+        await self._workspace.write(path, data, key=self._next_key(), mode=mode)
+
+    async def remove(self, path: str) -> None:
+        """Remove a file or a folder."""
+        await self._workspace.remove(path, key=self._next_key())
+
+    async def stat(self, path: str) -> FileStat | None:
+        """What stands at a path."""
+        return await self._workspace.stat(path, key=self._next_key())
+
+    async def list(self, path: str) -> list[FileStat]:
+        """Entries of a folder."""
+        return await self._workspace.list(path, key=self._next_key())
+
+    async def start_process(
+        self,
+        command: str | Sequence[str],
+        *,
+        label: str,
+        env: Mapping[str, str] | None = None,
+        terminal: tuple[int, int] | None = None,
+    ) -> str:
+        """Start a process that lives on."""
+        key = f"{self._next_key()}-{label}"
+        return await self._live().start_process(command, key=key, env=env, terminal=terminal)
+
+    async def processes(self) -> Sequence[tuple[str, bool]]:
+        """All processes that were started so."""
+        return await self._live().processes(key=self._next_key())
+
+    async def process(self, process: str) -> ProcessStatus | None:
+        """How it was when this call asked first."""
+        return await self._live().process(process, key=self._next_key())
+
+    async def process_now(self, process: str) -> ProcessStatus | None:
+        """How it is at this moment."""
+        return await self._live().process(process)
+
+    async def write_input(self, process: str, offset: int, data: bytes) -> None:
+        """Write to its input."""
+        await self._live().write_input(process, offset, data, key=self._next_key())
+
+    async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
+        """What it said from the cursor on."""
+        return await self._live().read_output(process, cursor, wait_seconds=wait_seconds)
+
+    def _live(self) -> LiveProcesses:
+        if not isinstance(self._workspace, LiveProcesses):
+            # Not the sandbox's failure: the policy could choose to have it by calling a tool.
+            raise ToolError("This sandbox cannot keep a process between calls; use commands that end.")
+        return self._workspace
+
+
+MOST_CALLS = 128
+"""Tool calls of one answer that are run, as many as OpenAI takes tools. Each has keys, which the executor must remember."""
+
+
+@dataclass(frozen=True)
+class CallsOfTurn:
+    """The tool calls of one answer of the model."""
+
+    turn: int
+    calls: Sequence[ToolCall]
+    tools: Mapping[str, Tool]
+    task: Task
+    key: str
+    """What the idempotency keys of all of them begin with."""
+    first: int
+    """Calls that have such a key already: agents may run those of one answer one after another."""
+    interrupted: bool
+    """An earlier process may have run them: it died between the answer and their results."""
+
+
+class ToolRunner:
+    """Runs tool calls in the workspace that the agent is in, with what the plugins make of them."""
+
+    def __init__(
+        self, index: int, states: WorkspaceStates, log: AttemptLog, clock: AgentClock, oversight: Oversight
+    ) -> None:
+        self._index, self._states, self._log, self._clock = index, states, log, clock
+        self._observer, self._plugins = oversight.observer, oversight.plugins
+        self._one_at_a_time = asyncio.Lock()
+
+    async def run(self, turn: CallsOfTurn) -> list[Observation]:
+        """The results, in the order of the calls. Raises what takes the attempt down. Plugins' time is not the agent's."""
+        if (plugins := self._plugins) is None:
+            return await self._run_all(turn, turn.calls)
+        admitted = await self._clock.untimed(plugins.admit(turn.turn, turn.calls, turn.first))
+        results = await self._run_all(turn, admitted)
+        observations = await self._clock.untimed(plugins.ran(turn.turn, turn.calls, admitted, results, turn.first))
+        self._log.add(*plugins.take_record())
+        return observations
+
+    async def _run_all(self, turn: CallsOfTurn, admitted: Sequence[ToolCall | Observation]) -> list[Observation]:
+        """Run the calls and wait for all of them, also when one takes the attempt down.
+
+        Those in the workspace run in the order in which the model wrote them: one may need what another made.
+        """
+        results = await asyncio.gather(
+            *(
+                self._run_one(turn, call, f"{turn.key}{position}")
+                for position, call in enumerate(admitted[:MOST_CALLS], turn.first)
+            ),
+            return_exceptions=True,
+        )
+        observations = []
+        for result in [*results, *map(_one_too_many, admitted[MOST_CALLS:])]:
+            if isinstance(result, BaseException):
+                raise result
+            self._observer(ToolEnded(self._index, result.tool, result.seconds, result.error))
+            observations.append(result)
+        return observations
+
+    async def _run_one(self, turn: CallsOfTurn, call: ToolCall | Observation, key: str) -> Observation:
+        if isinstance(call, Observation):
+            return call  # a plugin refused it
+        tool = turn.tools.get(call.name)
+        if tool is not None and turn.interrupted and tool.runs_in == "Runner" and not tool.idempotent:
+            return Observation(
+                call_id=call.id,
+                tool=call.name,
+                content="The outcome of this call is unknown: the process that ran it was interrupted. It was not repeated.",
+                error=True,
+            )
+        is_agents_time = takes_agents_time(tool)
+        seconds_left, limit = self._clock.left(), float(turn.task.timeouts.command_seconds)
+        # One that hangs must not look like an agent that ran out of time, nor the other way round.
+        seconds = min(limit, seconds_left) if is_agents_time else limit
+        workspace = KeyedWorkspace(self._states.workspace, key, seconds)
+        context = ToolContext(workspace=workspace, task=turn.task, call_id=call.id, seconds_left=seconds_left)
+        running = dispatch(turn.tools, call, context)
+        if not is_agents_time:
+            return await self._clock.untimed(running)
+        if tool is None or tool.runs_in == "Runner":
+            return await running
+        async with self._one_at_a_time:
+            return await running
+
+
+def _one_too_many(call: ToolCall | Observation) -> Observation:
+    if isinstance(call, Observation):
+        return call  # a plugin refused it
+    message = f"At most {MOST_CALLS} tool calls of one answer are run. This one was not; make it in your next answer."
+    return Observation(call_id=call.id, tool=call.name, content=message, error=True)

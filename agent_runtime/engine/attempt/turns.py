@@ -1,0 +1,431 @@
+"""The turns of one attempt: every model call and tool call is journaled before it is acted on, and answered from the
+journal when a later process goes on with the attempt.
+
+A turn costs two writes. What its tools returned waits for the next model call and is written together with that call's
+intent, while the call already runs; the answer is acted on when both are durable.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from agent_runtime.agents.base import Agent, AgentReport, Stop, SubTask
+from agent_runtime.engine.attempt.agent_clock import AgentClock, agent_seconds_of
+from agent_runtime.engine.attempt.assignment import Assignment, Budget, Oversight
+from agent_runtime.engine.attempt.attempt_log import AttemptLog, NotReplayable
+from agent_runtime.engine.attempt.attribution import (
+    AGENTS_TO_HANDLE,
+    Action,
+    AgentRaised,
+    OutOfTime,
+    Phase,
+    Ruling,
+    attribute,
+)
+from agent_runtime.engine.attempt.conversation import Conversation, SubAgent
+from agent_runtime.engine.attempt.model_calls import ModelCalls
+from agent_runtime.engine.attempt.tool_calls import CallsOfTurn, ToolRunner
+from agent_runtime.engine.attempt.workspace_states import Keeping, WorkspaceStates
+from agent_runtime.engine.events import ModelCallFailing, TurnEnded
+from agent_runtime.extensions import contained
+from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
+from agent_runtime.recording.answers import answer_record, recorded_answer
+from agent_runtime.recording.branches import has_own_answer
+from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
+from agent_runtime.tools.base import Tool
+from agent_runtime.tools.schema import openai_definition
+from rollout_api.nesting import record_json
+from rollout_api.records import (
+    IntentRecord,
+    Message,
+    Observation,
+    ObservationsRecord,
+    Record,
+    ResponseRecord,
+    StepRecord,
+    StopReason,
+)
+from rollout_api.tasks import TaskFile
+
+ACKNOWLEDGE_EVERY = 8
+"""Turns between two watermarks: each is a request, and the executor remembers a few keys cheaply."""
+ACKNOWLEDGE_CALLS = 64
+"""Tool calls after which one is set sooner: each has some keys, and the executor remembers 4,096."""
+
+_REPLAY = object()
+"""Why the agent's clock stands still while its calls are answered from the journal."""
+T = TypeVar("T")
+Rerun = Callable[[ObservationsRecord, Sequence[ToolCall]], Awaitable[None]]
+
+
+class Turns:
+    """Implements `agent_runtime.agents.base.AgentContext` over the attempt's log, a model and a workspace.
+
+    `rerun` is asked to run the calls of replayed turns once more; `keeping` is left out where it is given.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        *,
+        tools: Mapping[str, Tool],
+        model: Callable[[], Model | None],
+        workspace: Workspace,
+        log: AttemptLog,
+        oversight: Oversight,
+        keeping: Keeping | None = None,
+        rerun: Rerun | None = None,
+    ) -> None:
+        task, spec = assignment.rollout.task, assignment.agent
+        self.task, self.spec, self.tools = task, spec, tools
+        self.working_dir = workspace.working_dir
+        self.turn = -1
+        self.fault: Exception | None = None
+        """What ended the agent's work; raised again by every further call, whatever the agent catches."""
+        self.exposed = has_own_answer(log.recorded)
+        """A tool call or a command has run in the workspace, or may have before this process took over."""
+        self.traceback: str | None = None
+        """Where the agent's own code raised, after `run_agent`."""
+        self._index, self._log, self._rerun = assignment.rollout.index, log, rerun
+        self._drain, self._policy_lag, self._observer = oversight.drain, oversight.policy_lag, oversight.observer
+        self._situation = oversight.situation
+        self._clock = AgentClock(task.timeouts.agent_seconds, agent_seconds_of(log.recorded))
+        self._states = WorkspaceStates(workspace, log, self._clock, keeping)
+        self._tool_runner = ToolRunner(self._index, self._states, log, self._clock, oversight)
+        self._models = ModelCalls(
+            assignment, model, self._clock, lambda why: self._observer(ModelCallFailing(self._index, why))
+        )
+        self._definitions = [openai_definition(tool) for tool in tools.values()]
+        self._talking = [Conversation()]
+        """The agent's own conversation, and those of the sub-agents that run now, each started by the one before it."""
+        self._tools_may_have_run = False
+        self._calls_since_answer = 0
+        """Tool calls, which name their idempotency keys."""
+        self._unacknowledged = 0
+        """Tool calls whose keys the executor still remembers."""
+        self._observed_turn = -1
+        """The latest turn that has results of tool calls."""
+        self._commands = 0
+        """Calls outside of turns so far, which name their idempotency keys."""
+        self._one_model_call = asyncio.Lock()
+        self._callers: set[asyncio.Task[Any] | None] = set()
+        """Who waits for a call of this context."""
+        self._has_ended = False
+        """The agent has; it may have left callers behind."""
+        self._budget = Budget(spec.max_turns, spec.token_budget, task.timeouts.agent_seconds)
+
+    @property
+    def records(self) -> list[Record]:
+        """The attempt's records so far, journaled or about to be."""
+        return self._log.records
+
+    @property
+    def agent_seconds(self) -> float:
+        """How much of its time the agent has used, under earlier runners too."""
+        return round(self._clock.used(), 6)
+
+    @property
+    def workspace(self) -> Workspace:
+        """Where the agent works now: it moves when the agent keeps a checkpoint, or goes back to one."""
+        return self._states.workspace
+
+    async def run_agent(self, agent: Agent) -> tuple[StopReason, str]:
+        """Run the agent within its time; why it stopped, with a message. Raises what leads to anything but grading.
+
+        The time excludes waiting for the journal and for a model server that fails.
+        """
+        raised: Exception | None = None
+        try:
+            async with self._clock.running():
+                if self._log.replaying:
+                    self._clock.wait(_REPLAY)
+                with contained():
+                    message = await agent.run(self)
+            if not isinstance(message, str | None):  # its type may depend on what the model answered
+                raise TypeError(
+                    f"{type(agent).__name__}.run returned a value of type {type(message).__name__}; "
+                    "expected the final message as text, or None"
+                )
+        except Exception as error:  # noqa: BLE001 see ruling_of
+            raised = error
+        finally:
+            self._has_ended = True
+            self.stop_callers()
+        if raised is None and self.fault is None:
+            return StopReason.FINISHED, message or ""
+        cause, ruling = await self.ruling_of(raised)
+        if ruling.action is not Action.COMPLETE or ruling.stop_reason is None:
+            raise cause
+        self.traceback = ruling.traceback
+        return ruling.stop_reason, ruling.message
+
+    async def ruling_of(self, raised: Exception | None) -> tuple[Exception, Ruling]:
+        """What ended the agent that raised this, and the decision. The first error of its context takes precedence."""
+        cause: Exception
+        if self.fault is not None:
+            cause = self.fault
+        elif isinstance(raised, TimeoutError) and self._clock.expired:
+            cause = OutOfTime(f"timeouts.agentSeconds {self.task.timeouts.agent_seconds} ran out")
+            if (trouble := await self._clock.untimed(self._models.trouble())) is not None:
+                # The time ran out on a server that failed, not on the policy.
+                cause = trouble
+        else:
+            assert raised is not None, "an agent that returned, and no error"
+            cause = AgentRaised(raised)
+        if isinstance(cause, ModelError):
+            await self._clock.untimed(self._models.probe(cause))
+        answered = has_own_answer(self._log.records)
+        situation = replace(self._situation, phase=Phase.AGENT, answered=answered, exposed=self.exposed)
+        return cause, attribute(cause, situation)
+
+    def refuse_if_stale(self) -> None:
+        """Raise StalePolicy where more work on this rollout would be for nothing."""
+        self._policy_lag.refuse_if_stale()
+
+    def take_unwritten(self) -> list[Record]:
+        """Records that still have to be written, with whatever comes next."""
+        return self._log.take_unwritten()
+
+    async def call_model(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> ModelReply:
+        """One turn's model call (see AgentContext)."""
+        return await self.talk(self._talking[0], messages, self._definitions if tools is None else tools)
+
+    async def talk(
+        self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> ModelReply:
+        """The next turn, which is one of that conversation. Raises RuntimeError while a sub-agent of its runs, and
+        TypeError or ValueError for what no record could hold."""
+        self._require_latest(conversation)
+        record_json([*conversation.unrecorded(messages), *tools])
+        async with self._one_model_call:  # in the order in which they were made, in which a replay answers them
+            return await self._guarded(self._call_model(conversation, messages, tools))
+
+    async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
+        """Run a sub-agent (see AgentContext)."""
+        return await self.delegate_from(self._talking[0], agent, part)
+
+    async def delegate_from(self, conversation: Conversation, agent: Agent, part: SubTask) -> AgentReport:
+        """Run a sub-agent of the agent that holds that conversation."""
+        self._require_latest(conversation)
+        started = Conversation()
+        sub_agent = SubAgent(self, started, part)
+        self._talking.append(started)
+        try:
+            return await sub_agent.run(agent)
+        finally:
+            self._talking.pop()
+
+    async def call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
+        """Run the tool calls of the turn (see AgentContext)."""
+        return await self._guarded(self._call_tools(self._talking[0], calls, self.tools, may_stop=True))
+
+    async def use_tools(
+        self, conversation: Conversation, calls: Sequence[ToolCall], tools: Mapping[str, Tool]
+    ) -> list[Observation]:
+        """Run the calls of a sub-agent's turn with its tools. One that stops says so, and does not end the rollout."""
+        return await self._guarded(self._call_tools(conversation, calls, tools, may_stop=False))
+
+    async def run_command(self, command: str) -> CommandResult:
+        """Run a shell command outside of any turn (see AgentContext). Repeated after a crash it gives the same result."""
+        if self._rerun is not None:
+            self.fault = NotReplayable(
+                "the agent runs commands outside of its turns, and their results are not recorded"
+            )
+            raise self.fault
+        self.exposed = True
+        key, seconds = self._next_key("command"), self._clock.seconds
+        return await self._guarded(self._states.workspace.run(command, key=key, deadline_seconds=seconds))
+
+    async def put_files(self, files: Sequence[TaskFile]) -> None:
+        """Put files in outside of any turn (see AgentContext)."""
+        key = self._next_key("files")
+        for number, file in enumerate(files):
+            await self._guarded(
+                self._states.workspace.write(
+                    file.path,
+                    file.data(),
+                    key=f"{key}.{number}",
+                    mode=file.mode,
+                    replace=True,
+                    owner=WORKSPACE_USER if file in self.task.solution_files else None,
+                )
+            )
+
+    async def snapshot(self) -> None:
+        """Store the workspace's state for other jobs to start from (see AgentContext)."""
+        # Before the turn's own tool calls, the state is still the one after the turn before.
+        await self._guarded(self._states.snapshot(self.turn if self._observed_turn == self.turn else self.turn - 1))
+
+    async def checkpoint(self) -> str:
+        """Keep the workspace as it is, to go back to (see AgentContext)."""
+        self._require_turns_alone()
+        return await self._guarded(self._states.checkpoint(self.turn))
+
+    async def go_back(self, checkpoint: str) -> None:
+        """Go on in the state of a checkpoint (see AgentContext)."""
+        self._require_turns_alone()
+        await self._guarded(self._states.go_back(checkpoint, self.turn))
+
+    async def beside_turns(self, work: Coroutine[Any, Any, T]) -> T:
+        """Something of the engine's own between two turns: it counts for nobody, and its failures end the attempt."""
+        return await self._guarded(self._clock.untimed(work))
+
+    async def recorded_once(self, make: Callable[[], Awaitable[StepRecord]]) -> StepRecord:
+        """The step's record that the journal has next; else the one that `make` gives, durable when this returns."""
+        record = self._log.next(StepRecord, self.turn)
+        if record is None:
+            record = await make()
+            await self._clock.untimed(self._log.write(record))
+        return record
+
+    def begin_conversation(self) -> None:
+        """Let the agent begin anew: its next model call extends no earlier one."""
+        self._talking[0] = Conversation()
+
+    def next_step(self) -> None:
+        """Let the agent of the next step work, although this one has ended."""
+        self.fault, self._has_ended = None, False
+
+    def stop_callers(self) -> None:
+        """End the calls that jobs of an agent still wait for when it has ended: nothing is recorded behind its end."""
+        for caller in self._callers:
+            if caller is not None:
+                caller.cancel()
+
+    def _next_key(self, kind: str) -> str:
+        self._commands += 1
+        return f"{max(self.turn, 0) + 1}:{kind}.{self._commands}"
+
+    def _require_latest(self, conversation: Conversation) -> None:
+        if conversation is not self._talking[-1]:
+            raise RuntimeError(
+                "an agent called the model, or started a second sub-agent, while a sub-agent of its runs; await that first: "
+                "calls side by side could not be answered in the same order after a crash"
+            )
+
+    def _require_turns_alone(self) -> None:
+        if self._commands or not self._states.can_checkpoint:
+            raise RuntimeError(
+                "checkpoints are for agents that work in turns alone: after a crash, run_command cannot be told apart"
+            )
+
+    async def _guarded(self, call: Coroutine[Any, Any, T]) -> T:
+        if self.fault is not None or self._has_ended:
+            call.close()
+            raise self.fault or RuntimeError(
+                "the agent has ended; it has to await all that it starts before it returns"
+            )
+        if not self._log.replaying:
+            self._clock.go_on(_REPLAY)
+        caller = asyncio.current_task()
+        self._callers.add(caller)
+        try:
+            return await call
+        except AGENTS_TO_HANDLE:
+            raise
+        except Exception as error:
+            self.fault = error
+            raise
+        finally:
+            self._callers.discard(caller)
+
+    async def _call_model(
+        self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> ModelReply:
+        if (exhausted := self._budget.exhausted()) is not None:
+            raise Stop(exhausted)
+        if not self._log.replaying:
+            self.refuse_if_stale()
+            if self._drain.requested:
+                await self._clock.untimed(self._come_to_a_stop())
+            await self._states.snapshot_if_due(self.turn)
+        self.turn += 1
+        intent = conversation.intent(self.turn, messages, tools)
+        replayed = self._log.next(IntentRecord, self.turn)
+        if replayed is None:
+            self._log.add(intent.model_copy(update={"agent_seconds": self.agent_seconds}))
+        else:
+            _check_replay(replayed, intent)
+        answer = None if replayed is None else self._log.next(ResponseRecord, self.turn)
+        self._tools_may_have_run, self._calls_since_answer = answer is not None, 0
+        if answer is None:
+            answer = await self._ask(conversation, messages, tools)
+        return self._answered(conversation, answer, replayed=self._tools_may_have_run)
+
+    async def _ask(
+        self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> ResponseRecord:
+        """Call the model while what is unwritten is written; the answer, durable."""
+        self._clock.go_on(_REPLAY)
+        writing = self._log.begin_write()
+        try:
+            reply, seconds = await self._models.ask(self.turn, conversation.tokens, messages, tools, self._budget)
+        finally:
+            if writing is not None:
+                await self._clock.untimed(writing)
+        response = answer_record(
+            reply, turn=self.turn, seconds=seconds, known=conversation.tokens.ids, agent_seconds=self.agent_seconds
+        )
+        await self._clock.untimed(self._log.write(response))
+        if self.turn and (self.turn % ACKNOWLEDGE_EVERY == 0 or self._unacknowledged >= ACKNOWLEDGE_CALLS):
+            await self._states.workspace.acknowledge(self.turn)
+            self._unacknowledged = 0
+        return response
+
+    def _answered(self, conversation: Conversation, response: ResponseRecord, *, replayed: bool) -> ModelReply:
+        messages = conversation.answered(response.message)
+        self._policy_lag.see(response.policy_spans)
+        used = response.usage.prompt_tokens + response.usage.completion_tokens
+        self._budget = self._budget.after(turns=1, tokens=used)
+        self._observer(TurnEnded(self._index, self.turn, response.seconds, response.usage, replayed))
+        return recorded_answer(response, conversation.tokens.add(response, messages))
+
+    async def _come_to_a_stop(self) -> None:
+        await self._log.write()
+        await self._drain.park()
+
+    async def _call_tools(
+        self, conversation: Conversation, calls: Sequence[ToolCall], tools: Mapping[str, Tool], *, may_stop: bool
+    ) -> list[Observation]:
+        record = self._log.next(ObservationsRecord, self.turn)
+        first = self._calls_since_answer
+        self._calls_since_answer += len(calls)
+        self._unacknowledged += len(calls)
+        if record is None:
+            self.exposed = self.exposed or bool(calls)
+            turn = self.turn if conversation.turn is None else conversation.turn
+            # Of an earlier turn's calls, which waited for a sub-agent: its keys may be forgotten by now.
+            key = f"{self.turn + 1}:" if turn == self.turn else f"{self.turn + 1}:turn-{turn}."
+            self._clock.go_on(_REPLAY)
+            started = time.perf_counter()
+            observations = await self._tool_runner.run(
+                CallsOfTurn(turn, calls, tools, self.task, key, first, interrupted=self._tools_may_have_run)
+            )
+            record = ObservationsRecord(
+                turn=turn,
+                time=time.time(),
+                seconds=round(time.perf_counter() - started, 6),
+                results=observations,
+                agent_seconds=self.agent_seconds,
+            )
+            self._log.add(record)
+        elif self._rerun is not None:
+            await self._rerun(record, calls)
+        self._observed_turn = record.turn
+        for observation in record.results:
+            if observation.stop and may_stop:
+                raise Stop(StopReason.FINISHED, observation.content)
+        return record.results
+
+
+def _check_replay(recorded: IntentRecord, now: IntentRecord) -> None:
+    fields = ("conversation", "parent", "keep", "messages", "tools")
+    if any(getattr(recorded, field) != getattr(now, field) for field in fields):
+        raise NotReplayable(
+            f"turn {now.turn}: the agent's messages differ from the recorded ones; "
+            "an agent must be a function of what its context returned (no clock, no random numbers, no state of its own)"
+        )

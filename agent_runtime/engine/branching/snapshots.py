@@ -1,0 +1,183 @@
+"""Snapshots of a rollout's workspace on its way, for other rollouts to start from.
+
+A snapshot is the chain of layers from the image up: in `Overlay` the prepared state that all members of a group share, and
+what the rollout changed over it; in `Plain` whole folders. What is frozen is stored once for all who stand on it.
+
+An agent's own branches: a state of its workspace that it keeps, and goes back to as often as it likes.
+
+In `Overlay` a checkpoint is the frozen workspace, and going on or back is a fork of it: milliseconds, whatever lies in it.
+In `Plain` it is a snapshot in object storage, and going back restores it in place.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from agent_runtime.recording.layers import Layers, LayerTooLarge
+from agent_runtime.recording.segments import RecordCorrupt
+from agent_runtime.recording.store import SpoolFull
+from agent_runtime.sandboxes.base import FileError, SandboxFailure, Workspace
+from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
+from rollout_api.base import quantity_value
+from rollout_api.records import CheckpointRecord, Layer, Record, SnapshotRecord
+from rollout_api.sandbox import SandboxTemplate
+
+
+class SnapshotStore:
+    """Where the snapshots of one run go."""
+
+    def __init__(self, layers: Layers, limit: int) -> None:
+        self._layers, self._limit = layers, limit
+        self._frozen: dict[tuple[str, str], asyncio.Task[Layer]] = {}
+
+    async def chain(self, workspace: Workspace) -> list[Layer]:
+        """Store the workspace's state; its layers, lowest first. Raises FileError, LayerTooLarge, SandboxFailure."""
+        below = [await self._frozen_layer(workspace, name) for name in reversed(await workspace.layers())]
+        return [*below, await self._layers.keep(workspace.snapshot(), self._limit)]
+
+    def load(self, layer: Layer) -> AsyncIterator[bytes]:
+        """A layer's tar in pieces. Raises RecordCorrupt, StorageError."""
+        return self._layers.load(layer)
+
+    async def _frozen_layer(self, workspace: Workspace, name: str) -> Layer:
+        key = str(workspace.handle.get("bootId")), name
+        standing = self._frozen.get(key)
+        if standing is None or (standing.done() and (standing.cancelled() or standing.exception() is not None)):
+            standing = asyncio.create_task(self._layers.keep(workspace.snapshot(name), self._limit))
+            self._frozen[key] = standing
+        # One impatient rollout must not end what others wait for.
+        return await asyncio.shield(standing)
+
+
+class Snapshots:
+    """When a rollout's snapshots are due, and taking them.
+
+    `every_turns` is None where only the agent asks for them; `recorded` tells of those that are taken already.
+    """
+
+    def __init__(self, store: SnapshotStore, every_turns: int | None, recorded: Sequence[Record]) -> None:
+        self._store, self._every = store, every_turns
+        self._taken = {record.turn for record in recorded if isinstance(record, SnapshotRecord)}
+
+    def due(self, turn: int) -> bool:
+        """Whether the state after that turn is to be kept."""
+        return self._every is not None and (turn + 1) % self._every == 0 and self.lacks(turn)
+
+    def lacks(self, turn: int) -> bool:
+        """Whether there is a state after that turn, and it was not kept yet."""
+        return turn >= 0 and turn not in self._taken
+
+    async def take(self, workspace: Workspace, turn: int) -> SnapshotRecord:
+        """Keep the state after that turn. What the policy can cause costs it nothing but the snapshot.
+
+        Raises SandboxFailure when the workspace is lost, WorkspaceLimit, StorageError.
+        """
+        self._taken.add(turn)
+        started = time.perf_counter()
+        layers: list[Layer] = []
+        message = ""
+        try:
+            layers = await self._store.chain(workspace)
+        except (FileError, LayerTooLarge, SpoolFull) as error:
+            message = str(error)
+        except SandboxFailure as failure:
+            await workspace.layers()  # a tar that breaks off says nothing of the sandbox; this does
+            message = failure.message
+        return SnapshotRecord(
+            turn=turn,
+            time=time.time(),
+            layers=layers,
+            mode=str(workspace.description.get("mode", "")),
+            seconds=round(time.perf_counter() - started, 6),
+            message=message,
+        )
+
+
+def snapshot_store(layers: Layers, template: SandboxTemplate) -> SnapshotStore:
+    """The store of a job's snapshots."""
+    return SnapshotStore(layers, int(quantity_value(template.snapshot_limit)))
+
+
+class NoSuchCheckpoint(Exception):
+    """The agent goes back to a checkpoint that it never kept."""
+
+
+class Checkpoints:
+    """Those of one attempt. Every call is the same again after a crash, as long as the agent makes the same calls."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+        self._kept: dict[str, CheckpointRecord] = {}
+        self._moves = 0
+        """Calls so far, replayed ones included: they name the workspaces and keys that each makes."""
+
+    def replayed(self, record: CheckpointRecord | None) -> None:
+        """A call was answered from the journal; `record` where it kept a checkpoint."""
+        self._moves += 1
+        if record is not None:
+            self._kept[record.name] = record
+
+    async def keep(self, workspace: Workspace, turn: int) -> tuple[Workspace, CheckpointRecord]:
+        """Keep the workspace's state; the workspace to go on in, and the record. What runs in it ends.
+
+        Raises SandboxFailure, WorkspaceLimit; in `Plain` FileError and LayerTooLarge.
+        """
+        self._moves += 1
+        layers: list[Layer] = []
+        going_on = workspace
+        if _is_plain(workspace):
+            await workspace.kill_all(key=f"{LIFECYCLE_TURN}:checkpoint-{self._moves}")
+            layers = await self._store.chain(workspace)
+        else:
+            await workspace.freeze()
+            going_on = await self._forked(workspace, None)
+        record = CheckpointRecord(
+            name=f"checkpoint-{len(self._kept)}",
+            turn=turn,
+            time=time.time(),
+            workspace=str(workspace.handle["workspace"]),
+            layers=layers,
+        )
+        self._kept[record.name] = record
+        return going_on, record
+
+    async def go_back(self, workspace: Workspace, name: str) -> Workspace:
+        """A workspace in the state of that checkpoint. The one so far ends. Raises NoSuchCheckpoint and as `keep`."""
+        self._moves += 1
+        if (record := self._kept.get(name)) is None:
+            known = ", ".join(self._kept) or "none was kept"
+            raise NoSuchCheckpoint(f"there is no checkpoint {name!r} in this rollout: {known}")
+        if _is_plain(workspace):
+            await workspace.kill_all(key=f"{LIFECYCLE_TURN}:end-{self._moves}")
+            for number, layer in enumerate(record.layers):
+                key = f"{LIFECYCLE_TURN}:go-back-{self._moves}-{number}"
+                try:
+                    await workspace.restore(self._store.load(layer), key=key)
+                except RecordCorrupt as error:
+                    raise SandboxFailure("SnapshotLost", str(error)) from error
+            return workspace
+        # Frozen it has no place any more, so that there is one for what takes it.
+        await workspace.freeze()
+        return await self._forked(workspace, record.workspace)
+
+    async def left(self, workspace: Workspace, following: Workspace) -> None:
+        """The attempt goes on in another workspace, and that is recorded: the one before may go unless it is kept."""
+        kept = {record.workspace for record in self._kept.values()}
+        if workspace is not following and workspace.handle["workspace"] not in kept:
+            await following.discard(str(workspace.handle["workspace"]))
+
+    async def end(self, workspace: Workspace) -> None:
+        """The attempt ends: what it kept beside `workspace` goes."""
+        for name in {record.workspace for record in self._kept.values()} - {str(workspace.handle.get("workspace"))}:
+            await workspace.discard(name)
+        self._kept.clear()
+
+    async def _forked(self, workspace: Workspace, of: str | None) -> Workspace:
+        fork = await workspace.fork(f"agent.{self._moves}", of=of)
+        await fork.enter("agent", key="0:enter-agent")
+        return fork
+
+
+def _is_plain(workspace: Workspace) -> bool:
+    description: Mapping[str, object] = workspace.description
+    return description.get("mode") == "Plain"

@@ -1,0 +1,290 @@
+"""The other kind of agent: an unmodified program in the attempt's workspace, whose model is behind the session proxy.
+
+It is not replayed. It runs on whatever becomes of the runner, and the next runner finds it by its idempotency key, serves
+the same URL with the same key, and goes on in the journal where the last one ended. So nothing that it does is done twice,
+and of its calls only an answer that was being sent when its runner died breaks off.
+
+Fetches the trajectory file that a program wrote of itself. What is wrong with it is a note: nothing hangs on it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agent_runtime.agents.base import Stop
+from agent_runtime.engine.attempt.agent_clock import TICK_SECONDS, AgentClock, agent_seconds_of
+from agent_runtime.engine.attempt.assignment import Assignment, Oversight
+from agent_runtime.engine.attempt.attribution import Action, OutOfTime, Phase, attribute
+from agent_runtime.engine.attempt.model_calls import AttemptModel
+from agent_runtime.engine.attempt.model_probe import SILENT, probe
+from agent_runtime.engine.events import ModelCallFailing, TurnEnded
+from agent_runtime.engine.program.program_rules import CALLS_A_TURN, PROMPT_FILE, Ended, filled, is_cut, stop_of
+from agent_runtime.engine.program.workspace_model import WorkspaceModel, serve_model
+from agent_runtime.engine.scheduling.completion_rules import StalePolicy
+from agent_runtime.models.base import Model, ModelError
+from agent_runtime.proxy.limits import Exhausted, Limits
+from agent_runtime.proxy.session import Session, SessionJournal
+from agent_runtime.recording.program_trajectory import UnreadableTrajectory, to_atif
+from agent_runtime.sandboxes.base import CommandResult, FileError, Workspace, WorkspaceLimit
+from rollout_api.model import Sampling
+from rollout_api.records import IntentRecord, ObjectDigest, ProgramTrajectory, Record, ResponseRecord, StopReason
+from rollout_api.rollout_job import AgentTrajectory
+
+PROGRAM_KEY = "1:agent"
+_PROMPT_PATH = "/tmp/.rollout/prompt.md"
+_NO_DEADLINE = 1e9
+"""Seconds, the most that the executor takes. Its deadlines know nothing of time that counts for nobody: the runner ends the
+program, and a sandbox that no runner holds ends by itself."""
+_TICK_SECONDS = 0.05
+"""Shortest wait for the deadline, and how often it is seen whether calls have come to an end: no model call notices."""
+
+
+class Program:
+    """One runner's part in the life of an attempt's program.
+
+    `recorded` is what the journal has of the attempt, `unwritten` what has to stand in it before the program starts.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        *,
+        session: str,
+        model: Callable[[], Model],
+        workspace: Workspace,
+        journal: SessionJournal,
+        recorded: Sequence[Record],
+        unwritten: Sequence[Record],
+        oversight: Oversight,
+    ) -> None:
+        self.records: list[Record] = [*recorded, *unwritten]
+        """The attempt's records so far, journaled or about to be."""
+        self.turn = max((r.turn for r in recorded if isinstance(r, IntentRecord)), default=-1)
+        self.exposed = any(isinstance(record, IntentRecord) for record in recorded)
+        """The program has been started in the workspace, and has acted on the model's answers."""
+        self.traceback: str | None = None
+        self._rollout, self._task, self._spec = assignment.rollout, assignment.rollout.task, assignment.agent
+        self._sampling, self._session = assignment.sampling, session
+        self._workspace, self._journal, self._unwritten = workspace, journal, list(unwritten)
+        self._drain, self._observer, self._plugins = oversight.drain, oversight.observer, oversight.plugins
+        self._policy_lag, self._situation = oversight.policy_lag, oversight.situation
+        self._assignment, self._current_model = assignment, model
+        for record in recorded:
+            if isinstance(record, ResponseRecord):
+                self._policy_lag.see(record.policy_spans)
+        self._recorded = recorded
+        self._clock = AgentClock(self._task.timeouts.agent_seconds, agent_seconds_of(recorded))
+        self._clock.start()
+        self._model = AttemptModel(
+            model,
+            assignment.model_group,
+            self._clock,
+            self._drain,
+            lambda why: self._observer(ModelCallFailing(self._rollout.index, why)),
+            assignment.watch,
+        )
+        self._cut_short: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with what ends the attempt while the program still runs: a limit, or a failure of its surroundings."""
+
+    @property
+    def agent_seconds(self) -> float:
+        """How much of its time the program has used, under earlier runners too."""
+        return round(self._clock.used(), 6)
+
+    def take_unwritten(self) -> list[Record]:
+        """Records that still have to be written, with whatever comes next."""
+        unwritten, self._unwritten = self._unwritten, []
+        return unwritten
+
+    async def append(self, records: Sequence[Record]) -> None:
+        """See SessionJournal. What the store needs for it counts for nobody; what it raises ends the attempt."""
+        used = {"agent_seconds": self.agent_seconds}
+        timed = [
+            record.model_copy(update=used) if isinstance(record, IntentRecord | ResponseRecord) else record
+            for record in records
+        ]
+        self.records += timed
+        self.turn = max((self.turn, *(record.turn for record in timed if isinstance(record, IntentRecord))))
+        wait = object()
+        self._clock.wait(wait)
+        try:
+            await self._journal.append(timed)
+            await self._tell_plugins(timed)
+        except Exception as error:
+            self._fail(error)
+            raise
+        finally:
+            self._clock.go_on(wait)
+        for record in timed:
+            if isinstance(record, ResponseRecord):
+                self._answered(record)
+
+    async def _tell_plugins(self, records: Sequence[Record]) -> None:
+        if self._plugins is None:
+            return
+        for record in records:
+            if isinstance(record, ResponseRecord):
+                await self._plugins.saw(record)
+        called = self._plugins.take_record()
+        self.records += called
+        self._unwritten += called
+
+    async def run(self) -> tuple[StopReason, str]:
+        """Start the program, or find it again, and stay with it to its end. Raises what took the attempt away from it."""
+        if unwritten := self.take_unwritten():
+            # Who takes over must know where it runs.
+            await self._journal.append(unwritten)
+        try:
+            return await self._run()
+        except Exception as error:
+            if isinstance(error, ModelError):
+                await probe(error, self._current_model(), self._assignment, self._session)
+            answered = any(isinstance(record, ResponseRecord) for record in self.records)
+            situation = replace(self._situation, phase=Phase.AGENT, answered=answered, exposed=self.exposed)
+            ruling = attribute(error, situation)
+            if ruling.action is not Action.COMPLETE or ruling.stop_reason is None:
+                raise
+            return ruling.stop_reason, ruling.message
+
+    async def _run(self) -> tuple[StopReason, str]:
+        limits = Limits(
+            requests=CALLS_A_TURN * self._spec.max_turns, turns=self._spec.max_turns, tokens=self._spec.token_budget
+        )
+        fixed = Sampling.model_validate(self._sampling.model_dump(exclude_defaults=True))
+        try:
+            async with serve_model(
+                self._workspace, self._model, self, list(self.records), session=self._session, task=self._task.name,
+                member=self._rollout.member, seed=self._rollout.seed, sampling=fixed, limits=limits,
+                on_over_budget=self._over_budget,
+            ) as access:  # fmt: skip
+                return await self._beside(self._work(access), access.session)
+        finally:
+            if self._cut_short.done():
+                self._cut_short.exception()  # seen, also where something else came first
+
+    def refuse_if_stale(self) -> None:
+        """Raise StalePolicy where more work on this rollout would be for nothing."""
+        self._policy_lag.refuse_if_stale()
+
+    async def _beside(self, work: Coroutine[Any, Any, CommandResult], session: Session) -> tuple[StopReason, str]:
+        """What comes first: the program's own end, a limit, or a failure."""
+        program = asyncio.ensure_future(work)
+        watching: list[asyncio.Future[None]] = [
+            asyncio.ensure_future(self._run_out_of_time()),
+            asyncio.ensure_future(self._come_to_a_stop(session)),
+        ]
+        try:
+            first: list[asyncio.Future[Any]] = [program, *watching, self._cut_short]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            for watch in watching:
+                if watch.done():
+                    watch.result()
+            if self._cut_short.done():
+                self._cut_short.result()
+            return stop_of(
+                Ended(
+                    program.result(),
+                    over=session.over,
+                    failure=self._model.failure,
+                    refusal=self._model.refusal,
+                    cut=is_cut(self._recorded, self.records),
+                )
+            )
+        finally:
+            ending: list[asyncio.Future[Any]] = [program, *watching]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _work(self, access: WorkspaceModel) -> CommandResult:
+        """The program from its start to its end. The same key and body again find the one that runs."""
+        path = ""
+        if any(PROMPT_FILE in argument for argument in self._spec.command):
+            path = await self._put_prompt()
+        command = filled(self._spec.command, prompt=self._task.prompt, prompt_file=path, model=access.name)
+        self.exposed = True
+        return await self._workspace.run(
+            command, key=PROGRAM_KEY, deadline_seconds=_NO_DEADLINE, env=access.environment()
+        )
+
+    async def _put_prompt(self) -> str:
+        """Write the prompt to a file; its path as the program sees it, which in `Plain` is below the workspace's root."""
+        await self._workspace.write(_PROMPT_PATH, self._task.prompt.encode(errors="replace"), key="0:prompt")
+        found = await self._workspace.run("pwd -P", key="0:root", deadline_seconds=self._task.timeouts.command_seconds)
+        here, known_as = found.stdout.decode(errors="surrogateescape").rstrip("\n"), self._workspace.working_dir
+        return (here.removesuffix(known_as) if here.endswith(known_as) else "") + _PROMPT_PATH
+
+    async def _run_out_of_time(self) -> None:
+        seconds, now = self._clock.seconds, self._clock.now
+        # Time that it was given meanwhile shows only when the time is up.
+        while (left := seconds - self._clock.used()) > 0 and self._model.failing_seconds(now()) < seconds:  # noqa: ASYNC110
+            await asyncio.sleep(min(max(left, _TICK_SECONDS), TICK_SECONDS))
+        if (trouble := self._model.trouble()) is not None:
+            # The time ran out on a server that failed, not on the policy.
+            self._fail(trouble)
+            return
+        silence = ModelError("Timeout", SILENT)
+        if is_asked := self._model.is_asked:
+            await probe(silence, self._current_model(), self._assignment, self._session)
+        if is_asked and not silence.answers_others:
+            self._fail(silence)
+        else:
+            self._fail(OutOfTime(f"timeouts.agentSeconds {seconds} ran out"))
+
+    async def _over_budget(self, over: Exhausted) -> None:
+        if over.reason is StopReason.RESOURCE_LIMIT and self._model.failure is not None:
+            self._fail(self._model.failure)  # it called so often because no call was answered
+        else:
+            self._fail(Stop(over.reason, over.message))
+
+    async def _come_to_a_stop(self, session: Session) -> None:
+        """Once a drain is asked for: let the calls that are under way be answered, then wait to be cancelled."""
+        await self._drain.wait()
+        while session.calls > self._model.parked:  # noqa: ASYNC110 this happens once in a runner's life
+            await asyncio.sleep(_TICK_SECONDS)
+        await self._drain.park()
+
+    def _answered(self, response: ResponseRecord) -> None:
+        self._policy_lag.see(response.policy_spans)
+        self._observer(TurnEnded(self._rollout.index, response.turn, response.seconds, response.usage, replayed=False))
+        try:
+            self.refuse_if_stale()
+        except StalePolicy as stale:
+            self._fail(stale)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._cut_short.done():
+            self._cut_short.set_exception(error)
+
+
+FILE_BYTES = 32 << 20
+"""Most bytes of the file: some hundred turns with every answer of the server in it, and it is parsed in memory."""
+
+Store = Callable[[bytes, bytes | None], Awaitable[tuple[ObjectDigest, ObjectDigest | None]]]
+
+
+async def collect(workspace: Workspace, wanted: AgentTrajectory, session: str, store: Store) -> ProgramTrajectory:
+    """Store the file and its conversion, as far as they can be had. Raises SandboxFailure, Fenced, StorageError."""
+    try:
+        found = await workspace.stat(wanted.path)
+        if found is None:
+            return ProgramTrajectory(note=f"{wanted.path}: the program left no such file")
+        if found.type != "file":
+            return ProgramTrajectory(note=f"{wanted.path}: a file was expected, and it is a {found.type}")
+        if found.size > FILE_BYTES:
+            return ProgramTrajectory(
+                bytes=found.size, note=f"{wanted.path}: {found.size} bytes, and at most {FILE_BYTES} are kept"
+            )
+        data = await workspace.read(wanted.path, limit=FILE_BYTES)
+    except FileError as error:
+        return ProgramTrajectory(note=f"{wanted.path}: {error.message}")
+    except WorkspaceLimit as limit:
+        return ProgramTrajectory(note=f"{wanted.path}: the workspace was ended ({limit.cause})")
+    try:
+        form, atif = await asyncio.to_thread(to_atif, data, wanted.format, session)
+    except UnreadableTrajectory as unreadable:
+        file, _ = await store(data, None)
+        return ProgramTrajectory(file=file, bytes=len(data), note=f"{wanted.path}: {unreadable}")
+    file, converted = await store(data, atif)
+    return ProgramTrajectory(file=file, bytes=len(data), format=form.value, atif=converted)

@@ -1,0 +1,223 @@
+"""An attempt as the executor sees it: who holds it, which calls it has made, and which of them are still at work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from agent_runtime.executor.attempts.fencing import Fence, Hold
+from agent_runtime.executor.attempts.idempotency import Entry, Key, KeyMemory, StoredReply, reused
+from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.commands.processes import Process
+from agent_runtime.executor.errors import NOT_REMEMBERED, ApiError, bad_request
+from agent_runtime.executor.http.server import Disconnected, Request, log_defect
+
+# What a call leaves behind: a reply, or a process, whose status is asked anew each time.
+Result = StoredReply | Process
+Work = Callable[[], Awaitable[StoredReply]]
+
+
+@dataclass(eq=False)
+class Call:
+    """A call at work. `may_be_broken_off` says whether that does nothing that a repeat would spoil."""
+
+    hold: Hold
+    may_be_broken_off: Callable[[], bool]
+    task: asyncio.Task[StoredReply] | None = None
+
+    def break_off(self) -> None:
+        """End it early, where that spoils nothing."""
+        if self.task is not None and self.may_be_broken_off():
+            self.task.cancel()
+
+
+class Attempt:
+    """Makes each call once; its work outlives the caller's connection."""
+
+    def __init__(self, attempt_id: str) -> None:
+        self.id = attempt_id
+        self.fence = Fence(attempt_id)
+        self.keys: KeyMemory[Result] = KeyMemory(_dropped)
+        # Rung when a newer hold was raised.
+        self.superseded = Bell()
+        self._call_ended = Bell()
+        self._calls: set[Call] = set()
+        self._is_deleted = False
+        self._deletion: asyncio.Task[None] | None = None
+
+    async def raise_fence(self, hold: Hold) -> None:
+        """Make `hold` the current one; returns when no call of an older one is at work. Raises Fenced."""
+        if self.fence.raise_to(hold):
+            self.superseded.ring()
+            for call in self._calls:
+                if call.hold != hold:
+                    call.break_off()
+        while not self.fence.is_settled(hold):
+            await Bell.wait(self._call_ended)
+        self.fence.require(hold)
+        self._is_deleted = False
+
+    async def once(
+        self,
+        hold: Hold,
+        key: Key,
+        request: Request,
+        body_digest: bytes | None,
+        work: Work,
+        may_be_broken_off: Callable[[], bool],
+    ) -> StoredReply:
+        """What the call named `key` has left behind: made now, joined, or remembered.
+
+        `body_digest` is None where `work` reads the request's body itself. Raises what the call was refused with, Fenced,
+        Forgotten, KeyReused.
+        """
+        request_line = request.line
+        while True:
+            self.require(hold)
+            entry = self.keys.find(key, request_line)
+            is_ours = entry is None
+            if entry is None:
+                entry = self.keys.begin(key, request_line, body_digest)
+                self._work(hold, key, request, entry, work, may_be_broken_off)
+            elif body_digest is not None and body_digest != entry.body_digest:
+                raise reused(key, "it was made with another body")
+            while not entry.is_finished:
+                await Bell.wait(entry.finished)
+            # The first call's body was streamed, so this one's is compared only now, and thrown away.
+            is_to_compare = (
+                entry.is_remembered and not is_ours and body_digest is None and entry.body_digest is not None
+            )
+            if is_to_compare and await request.digest() != entry.body_digest:
+                raise reused(key, "it was made with another body")
+            if entry.result is not None:
+                assert isinstance(entry.result, StoredReply)  # commands have another request line
+                return entry.result
+            if entry.error is not None and (is_ours or entry.is_remembered):
+                raise entry.error
+
+    def start(
+        self,
+        hold: Hold,
+        key: Key,
+        request_line: str,
+        body_digest: bytes,
+        make: Callable[[Callable[[], None]], Process],
+    ) -> Process:
+        """The process that the call named `key` has asked for, now or before.
+
+        `make` gets what is to be called when it is decided whether the process was started; until then the call counts as
+        at work. Raises what the call was refused with, Fenced, Forgotten, KeyReused.
+        """
+        self.require(hold)
+        entry = self.keys.find(key, request_line)
+        if entry is None:
+            entry = self.keys.begin(key, request_line, body_digest)
+            call = self._begin(Call(hold, _no))
+            try:
+                process = make(lambda: self._end(call))
+            except Exception as failure:  # noqa: BLE001 - see _refuse
+                self._end(call)
+                self._refuse(key, entry, failure)
+            else:
+                self.keys.finish(key, entry, process, None, is_remembered=True)
+        elif entry.body_digest != body_digest:
+            raise reused(key, "it was made with another body")
+        if entry.error is not None:
+            raise entry.error
+        assert isinstance(entry.result, Process)
+        return entry.result
+
+    async def delete(self, hold: Hold, work: Callable[[], Awaitable[None]]) -> None:
+        """End the attempt: no further call is admitted, `work` is done when those at work have ended, keys are forgotten.
+
+        A repeated call joins. Raises Fenced.
+        """
+        self.fence.require(hold)
+        self._is_deleted = True
+        if self._deletion is None:
+            # It counts as at work, so whoever takes over meanwhile waits for its end.
+            self.fence.admit(hold)
+            self._deletion = asyncio.get_running_loop().create_task(self._delete(work))
+            self._deletion.add_done_callback(lambda _: self._end_deletion(hold))
+        await asyncio.shield(self._deletion)
+
+    async def _delete(self, work: Callable[[], Awaitable[None]]) -> None:
+        for call in self._calls:
+            call.break_off()
+        while self._calls:
+            await Bell.wait(self._call_ended)
+        await work()
+        self.keys.forget_all()
+
+    def _end_deletion(self, hold: Hold) -> None:
+        self._deletion = None
+        self.fence.finish(hold)
+        self._call_ended.ring()
+
+    def require(self, hold: Hold) -> None:
+        """Raises Fenced unless `hold` is the current one, and Forgotten after the attempt was deleted."""
+        self.fence.require(hold)
+        if self._is_deleted:
+            raise ApiError("Forgotten", f"attempt {self.id!r} was deleted; to begin it anew, PUT its fence first")
+
+    def _work(
+        self,
+        hold: Hold,
+        key: Key,
+        request: Request,
+        entry: Entry[Result],
+        work: Work,
+        may_be_broken_off: Callable[[], bool],
+    ) -> None:
+        async def run() -> StoredReply:
+            return await work()
+
+        def note(task: asyncio.Task[StoredReply]) -> None:
+            self._end(call)
+            try:
+                result = task.result()
+            except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 - see _refuse
+                self._refuse(key, entry, failure)
+            else:
+                entry.body_digest = entry.body_digest or request.body_digest
+                self.keys.finish(key, entry, result, None, is_remembered=True)
+
+        task = asyncio.get_running_loop().create_task(run())
+        call = self._begin(Call(hold, may_be_broken_off, task))
+        task.add_done_callback(note)
+
+    def _refuse(self, key: Key, entry: Entry[Result], failure: BaseException) -> None:
+        match failure:
+            case ApiError():
+                error = failure
+            case Disconnected():
+                error = bad_request("the connection broke within the body")
+            case asyncio.CancelledError():
+                error = ApiError("Fenced", f"attempt {self.id!r}: broken off, for another runner has taken it over")
+            case _:
+                # It may have done something, so it is remembered like any other outcome.
+                log_defect(entry.request_line)
+                error = ApiError("InternalError", "a defect of the executor; its standard error says more")
+        self.keys.finish(key, entry, None, error, is_remembered=error.code not in NOT_REMEMBERED)
+
+    def _begin(self, call: Call) -> Call:
+        self.fence.admit(call.hold)
+        self._calls.add(call)
+        return call
+
+    def _end(self, call: Call) -> None:
+        if call in self._calls:
+            self._calls.discard(call)
+            self.fence.finish(call.hold)
+            self._call_ended.ring()
+
+
+def _no() -> bool:
+    return False
+
+
+def _dropped(result: Result) -> None:
+    # A process is forgotten by its workspace, which knows whether it still runs.
+    if isinstance(result, StoredReply):
+        result.discard()

@@ -1,0 +1,307 @@
+"""One command of a workspace: starts it, captures its output, ends it at its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import struct
+import termios
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.commands.output import Caps, Output
+from agent_runtime.executor.commands.streams import InputEnd, OutputEnd, Streams
+from agent_runtime.executor.errors import ApiError, translated
+from agent_runtime.executor.host import Child, Exit, FileFailure, Workspace, WorkspaceFailure
+
+# What a command said itself is in its pipes when it has ended. This is for what its last children say right after it, and
+# is lost time only for commands that leave something behind.
+GRACE_SECONDS = 0.05
+# Signals whose default action ends a process: a process that ended by one of these, sent by a caller, has cause Signal.
+_ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+
+
+class Order(NamedTuple):
+    """What to start. A `str` command is for the shell; `stdin` is None (nothing), `Open`, or the bytes."""
+
+    command: Sequence[str] | str
+    cwd: str | None
+    env: Mapping[str, str]
+    user: str | None
+    stdin: bytes | str | None
+    tty: tuple[int, int] | None
+    deadline_seconds: float | None
+    caps: Caps
+
+
+class Process:
+    """A command, from when it is asked for until its workspace or its key's turn is forgotten.
+
+    Watches its command (`Watcher`). `settled` is called when it is decided whether it was started: `refusal` says why not.
+    """
+
+    def __init__(self, process_id: str, turn: int, order: Order, streams: Streams, spill_path: str) -> None:
+        self.id, self.turn = process_id, turn
+        self.over = Bell()
+        self.changed = Bell()
+        self.refusal: ApiError | None = None
+        self.stdout = Output(order.caps, f"{spill_path}-stdout")
+        self.stderr = Output(order.caps, f"{spill_path}-stderr")
+        self._order, self._streams = order, streams
+        self._exit: Exit | None = None
+        self._exited_at: float | None = None
+        self._ended_at: float | None = None
+        self._cause: str | None = None
+        self._child: Child | None = None
+        self._ends: dict[str, OutputEnd] = {}
+        self._input: InputEnd | None = None
+        self._terminal: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._helpers: set[asyncio.Task[None]] = set()
+        self._settled: Callable[[], None] | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is decided if it was started."""
+        return self._settled is None
+
+    @property
+    def is_ended(self) -> bool:
+        return self._ended_at is not None
+
+    @property
+    def exit(self) -> Exit | None:
+        """How it ended, once it has; None for what was not started."""
+        return self._exit if self.is_ended else None
+
+    @property
+    def seconds(self) -> float:
+        """From when it was asked for to its end, or to now; to the microsecond."""
+        return round((self._ended_at or time.monotonic()) - self._started_at, 6)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has ended, and everything that could still speak on its streams too."""
+        return self.is_ended and all(end.is_closed for end in self._ends.values())
+
+    def start(self, workspace: Workspace, env: Mapping[str, str], settled: Callable[[], None]) -> None:
+        """Ask for it to be started, with `env` as its whole environment."""
+        self._settled = settled
+        self._started_at = time.monotonic()
+        if self._order.tty:
+            self._help(self._start_in_terminal(workspace, env, self._order.tty))
+        else:
+            self._ask(workspace, env, self._open_pipes())
+
+    async def _start_in_terminal(self, workspace: Workspace, env: Mapping[str, str], size: tuple[int, int]) -> None:
+        try:
+            slaves = await self._open_terminal(workspace, size)
+        except (FileFailure, WorkspaceFailure) as failure:
+            self.refused(failure)
+        except OSError as error:
+            self._refuse(ApiError("InternalError", f"no terminal can be had: {error.strerror}"))
+        else:
+            self._ask(workspace, env, slaves)
+
+    def _ask(self, workspace: Workspace, env: Mapping[str, str], streams: tuple[int, int, int]) -> None:
+        order = self._order
+        rest = order.stdin if isinstance(order.stdin, bytes) else b""
+        if self._input is not None and rest and not order.tty:
+            rest = self._input.write_now(rest)
+            if not rest:
+                self._input.close()
+        stdin, stdout, stderr = streams
+        try:
+            self._child = workspace.start(
+                order.command,
+                self,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=env,
+                cwd=order.cwd,
+                user=order.user,
+                tty=order.tty,
+            )
+        except (FileFailure, WorkspaceFailure) as failure:
+            self.refused(failure)
+        if self.is_ended:
+            return
+        if rest and self._input is not None:
+            self._help(self._input.write(self._input.position, rest, end=True))
+
+    def started(self) -> None:
+        """See Watcher."""
+        self._read_on()
+        deadline = self._order.deadline_seconds
+        if deadline is not None:
+            left = deadline - (time.monotonic() - self._started_at)
+            self._timer = asyncio.get_running_loop().call_later(left, self._expire)
+        self._settle()
+
+    def refused(self, failure: FileFailure | WorkspaceFailure) -> None:
+        """See Watcher."""
+        self._refuse(translated(failure, missing_is_not_found=False))
+
+    def _refuse(self, refusal: ApiError) -> None:
+        self.refusal = refusal
+        self._finish()
+        self.discard()
+
+    def ended(self, exit: Exit) -> None:
+        """See Watcher."""
+        if self._exit is not None:
+            return
+        self._exited_at = time.monotonic()
+        if exit.cause is None and exit.signal is not None:
+            exit = Exit(exit.code, exit.signal, self._cause)
+        self._exit = exit
+        is_silent = True
+        for end in self._ends.values():
+            end.drain()
+            is_silent = is_silent and end.is_closed
+        if is_silent:
+            self._finish()
+        else:
+            self._read_on()
+            self._settle()
+            asyncio.get_running_loop().call_later(GRACE_SECONDS, self._finish)
+
+    def _settle(self) -> None:
+        settled, self._settled = self._settled, None
+        if settled is not None:
+            settled()
+            self.changed.ring()
+
+    def status(self) -> dict[str, Any]:
+        """The status object of docs/executor.md."""
+        ended = self.exit
+        return {
+            "id": self.id,
+            "state": "Exited" if ended else "Running",
+            "exitCode": ended.code if ended else None,
+            "signal": ended.signal if ended else None,
+            "cause": ended.cause if ended else None,
+            "seconds": self.seconds,
+            "inputBytes": self._input.position if self._input is not None else 0,
+            "stdout": self.stdout.summary(),
+            "stderr": self.stderr.summary(),
+        }
+
+    def output(self, stream: str) -> Output:
+        """`stdout` or `stderr`."""
+        return self.stdout if stream == "stdout" else self.stderr
+
+    def is_output_over(self, stream: str) -> bool:
+        """Whether the command itself says nothing more there; what it left behind may."""
+        end = self._ends.get(stream)
+        return self.is_ended or end is None or end.is_closed
+
+    async def write_input(self, offset: int, data: bytes, end: bool) -> None:
+        """See InputEnd.write."""
+        if self._input is None:
+            raise ApiError("Conflict", f"process {self.id!r} has no input to write to: it was not started to live on")
+        await self._input.write(offset, data, end)
+
+    async def signal(self, number: signal.Signals, tree: bool) -> None:
+        """Send a signal. Raises Conflict when only the command is meant and it has ended."""
+        if self.is_ended and not tree:
+            raise ApiError("Conflict", f"process {self.id!r} has ended; tree: true reaches what it left behind")
+        if number in _ENDING_SIGNALS:
+            self._cause = self._cause or "Signal"
+        assert self._child is not None
+        await self._child.signal(number, tree=tree)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell the terminal its new size. Raises Conflict when there is none."""
+        if self._terminal is None or self._ends["stdout"].is_closed:
+            raise ApiError(
+                "Conflict", f"process {self.id!r} has no terminal: start it with tty, and resize while it runs"
+            )
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def abandon(self, cause: str) -> None:
+        """Its workspace is gone, and it with it."""
+        if self._exit is None:
+            self._exit = Exit(None, signal.SIGKILL, cause)
+        for end in self._ends.values():
+            end.drain()
+        self._finish()
+        self._close()
+
+    def discard(self) -> None:
+        """Close and remove everything that belongs to it."""
+        self._close()
+        self.stdout.discard()
+        self.stderr.discard()
+
+    def _open_pipes(self) -> tuple[int, int, int]:
+        if self._order.stdin is None:
+            stdin = self._streams.nothing()
+        else:
+            stdin, write_end = os.pipe2(os.O_CLOEXEC)
+            self._input = InputEnd(write_end, is_terminal=False)
+            if self._order.stdin == b"":
+                self._input.close()
+        read_out, stdout = self._streams.pipe()
+        read_err, stderr = self._streams.pipe()
+        self._ends["stdout"] = OutputEnd(read_out, self.stdout, self.changed)
+        self._ends["stderr"] = OutputEnd(read_err, self.stderr, self.changed)
+        return stdin, stdout, stderr
+
+    async def _open_terminal(self, workspace: Workspace, size: tuple[int, int]) -> tuple[int, int, int]:
+        self._terminal, slave = await workspace.open_terminal(*size)
+        os.set_blocking(self._terminal, False)
+        self._ends["stdout"] = OutputEnd(self._terminal, self.stdout, self.changed)
+        self._input = InputEnd(self._terminal, is_terminal=True)
+        return slave, os.dup(slave), os.dup(slave)
+
+    def _read_on(self) -> None:
+        for end in self._ends.values():
+            if not end.is_closed:
+                end.start()
+
+    def _expire(self) -> None:
+        assert self._child is not None
+        self._cause = "Deadline"
+        self._help(self._child.signal(signal.SIGKILL, tree=True, cause="Deadline"))
+
+    def _help(self, work: Coroutine[Any, Any, None]) -> None:
+        async def quietly() -> None:
+            # The process has ended meanwhile, or its workspace: its status says so.
+            with contextlib.suppress(ApiError, WorkspaceFailure):
+                await work
+
+        task = asyncio.get_running_loop().create_task(quietly())
+        self._helpers.add(task)
+        task.add_done_callback(self._helpers.discard)
+
+    def _finish(self) -> None:
+        if self.is_ended:
+            return
+        self._ended_at = self._exited_at or time.monotonic()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._input is not None:
+            self._input.close()
+        self._settle()
+        self.over.ring()
+        self.changed.ring()
+
+    def _close(self) -> None:
+        for task in self._helpers:
+            task.cancel()
+        if self._input is not None:
+            self._input.close()
+        for end in self._ends.values():
+            end.close()
+
+
+def signal_number(name: str) -> signal.Signals | None:
+    """15 for `TERM`, None for what is no signal's name."""
+    return signal.Signals.__members__.get(f"SIG{name}")

@@ -1,0 +1,258 @@
+"""The calls that move files and archives. Bytes go through a pipe to and from the inside; no path is opened here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from agent_runtime.executor.attempts.idempotency import StoredReply
+from agent_runtime.executor.commands.streams import PIPE_BYTES
+from agent_runtime.executor.errors import translated
+from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure
+from agent_runtime.executor.http.calls import Call
+from agent_runtime.executor.http.messages import Reply, StreamedReply, json_reply
+from agent_runtime.executor.http.server import Request
+
+# A body of up to this many bytes is sent as one reply, with its length; a longer one in chunks.
+_WHOLE_BYTES = 64 * 1024
+# A killed helper is gone in a millisecond; on a machine that is overloaded, later.
+KILL_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 0.002
+_RAW = "application/octet-stream"
+_TAR = "application/x-tar"
+
+
+async def read(call: Call) -> Reply | StreamedReply:
+    """GET /workspaces/{w}/files"""
+    query = call.query()
+    arguments = {"path": query.text("path"), "offset": query.whole("offset", 0), "limit": query.whole("limit", None)}
+    query.done()
+    return await _download(call, "read", arguments, _RAW)
+
+
+async def write(call: Call) -> StoredReply:
+    """PUT /workspaces/{w}/files"""
+    query = call.query()
+    arguments = {
+        "path": query.text("path"),
+        "mode": query.mode("mode"),
+        "replace": query.choice("replace", ("true", "false"), "false") == "true",
+        "owner": query.user("owner"),
+    }
+    query.done()
+    await _upload(call, "write", arguments)
+    return call.sandbox.stored(json_reply({}))
+
+
+async def remove(call: Call) -> StoredReply:
+    """DELETE /workspaces/{w}/files"""
+    query = call.query()
+    arguments = {"path": query.text("path"), "owner": query.user("owner")}
+    query.done()
+    call.no_fields()
+    hosted = call.owned()
+    hosted.require_live()
+    await _operation(hosted.workspace, "remove", arguments)
+    return call.sandbox.stored(json_reply({}))
+
+
+async def show_stat(call: Call) -> Reply:
+    """GET /workspaces/{w}/stat"""
+    return await _look(call, "stat")
+
+
+async def show_list(call: Call) -> Reply:
+    """GET /workspaces/{w}/list"""
+    return await _look(call, "list")
+
+
+async def pack(call: Call) -> Reply | StreamedReply:
+    """GET /workspaces/{w}/tar"""
+    query = call.query()
+    arguments = {"path": query.text("path"), "parts": query.many("part")}
+    query.done()
+    return await _download(call, "tar", arguments, _TAR)
+
+
+async def unpack(call: Call) -> StoredReply:
+    """PUT /workspaces/{w}/tar"""
+    query = call.query()
+    arguments = {
+        "path": query.text("path"),
+        "ancestors": query.choice("ancestors", ("refuse", "replace", "follow"), "refuse"),
+        "owner": query.user("owner"),
+    }
+    query.done()
+    await _upload(call, "untar", arguments)
+    return call.sandbox.stored(json_reply({}))
+
+
+async def carry(call: Call) -> StoredReply:
+    """PUT /workspaces/{w}/carry"""
+    query = call.query()
+    arguments = {"path": query.text("path")}
+    query.done()
+    carried = await _upload(call, "carry", arguments)
+    return call.sandbox.stored(json_reply({name: carried[name] for name in ("dropped", "more")}))
+
+
+async def snapshot(call: Call) -> Reply | StreamedReply:
+    """GET /workspaces/{w}/snapshot"""
+    query = call.query()
+    arguments = {"paths": query.many("path")}
+    query.done()
+    return await _download(call, "snapshot", arguments, _TAR)
+
+
+async def restore(call: Call) -> StoredReply:
+    """PUT /workspaces/{w}/restore"""
+    call.no_query()
+    await _upload(call, "restore", {})
+    return call.sandbox.stored(json_reply({}))
+
+
+async def _look(call: Call, operation: str) -> Reply:
+    query = call.query()
+    arguments = {"path": query.text("path")}
+    query.done()
+    hosted = call.seen()
+    hosted.require_working()
+    return json_reply(await _operation(hosted.workspace, operation, arguments))
+
+
+async def _operation(
+    workspace: Workspace, operation: str, arguments: Mapping[str, Any], stream: int | None = None
+) -> dict[str, Any]:
+    try:
+        return await workspace.file(operation, arguments, stream)
+    except (FileFailure, WorkspaceFailure) as failure:
+        raise translated(failure) from failure
+
+
+async def _download(
+    call: Call, operation: str, arguments: Mapping[str, Any], content_type: str
+) -> Reply | StreamedReply:
+    hosted = call.seen()
+    hosted.require_working()
+    source = _Download(hosted.workspace, operation, arguments)
+    is_handed_over = False
+    try:
+        parts, size = [], 0
+        async for piece in source:
+            parts.append(piece)
+            size += len(piece)
+            if size > _WHOLE_BYTES:
+                is_handed_over = True
+                source.put_back(parts)
+                return StreamedReply(source, content_type)
+    finally:
+        if not is_handed_over:
+            await source.aclose()
+    return Reply(b"".join(parts), content_type=content_type)
+
+
+class _Download:
+    """What an operation writes, in pieces. Raises the operation's failure at its end."""
+
+    def __init__(self, workspace: Workspace, operation: str, arguments: Mapping[str, Any]) -> None:
+        self._descriptor, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._descriptor, False)
+        self._loop = asyncio.get_running_loop()
+        self._put_back: list[bytes] = []
+        self._is_closed = False
+        self._task = self._loop.create_task(_operation(workspace, operation, arguments, write_end))
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    def put_back(self, pieces: list[bytes]) -> None:
+        """Give these pieces first."""
+        self._put_back = pieces
+
+    async def __anext__(self) -> bytes:
+        if self._put_back:
+            return self._put_back.pop(0)
+        while True:
+            try:
+                piece = os.read(self._descriptor, PIPE_BYTES)
+            except BlockingIOError:
+                await _ready(self._loop.add_reader, self._loop.remove_reader, self._descriptor)
+                continue
+            if piece:
+                return piece
+            await self._task
+            raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the operation, if it still runs."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # The operation may be in the middle of a write; with nobody to read it, that ends.
+        os.close(self._descriptor)
+        await _ended(self._task)
+
+
+async def _upload(call: Call, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    hosted = call.owned()
+    hosted.require_live()
+    loop = asyncio.get_running_loop()
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(write_end, False)
+    work = loop.create_task(_operation(hosted.workspace, operation, arguments, read_end))
+    try:
+        # Let the operation begin, for only then its end of the pipe is its own to close.
+        await asyncio.sleep(0)
+        await _pour(call.request, write_end)
+    except BaseException:
+        # Ended before its pipe is closed, so that it never takes a part of the body for the whole.
+        await _ended(work)
+        await _reader_gone(write_end)
+        raise
+    finally:
+        os.close(write_end)
+    return await work
+
+
+async def _pour(request: Request, descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    async for chunk in request.chunks():
+        data = memoryview(chunk)
+        while data:
+            try:
+                data = data[os.write(descriptor, data) :]
+            except BlockingIOError:
+                await _ready(loop.add_writer, loop.remove_writer, descriptor)
+            except BrokenPipeError:
+                # The operation has ended before the body: its own failure says why.
+                return
+
+
+async def _reader_gone(descriptor: int) -> None:
+    """Return when nobody has a pipe's other end open; an unwilling helper is not waited for longer than KILL_SECONDS."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    for _ in range(int(KILL_SECONDS / _LOOK_AGAIN_SECONDS)):
+        if poll.poll(0):
+            return
+        # A pipe that can be written to is always ready for the loop, so its end cannot be waited for there.
+        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+
+
+async def _ready(add: Any, remove: Any, descriptor: int) -> None:
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    add(descriptor, lambda: None if ready.done() else ready.set_result(None))
+    try:
+        await ready
+    finally:
+        remove(descriptor)
+
+
+async def _ended(task: asyncio.Task[dict[str, Any]]) -> None:
+    task.cancel()
+    with contextlib.suppress(BaseException):
+        await task

@@ -1,0 +1,106 @@
+"""The calls that talk with commands that were started (command_stream.py)."""
+
+from __future__ import annotations
+
+import time
+
+from agent_runtime.executor.attempts.idempotency import StoredReply
+from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.commands.processes import Process, signal_number
+from agent_runtime.executor.errors import ApiError, bad_request
+from agent_runtime.executor.http.calls import MAX_WAIT_SECONDS, Call
+from agent_runtime.executor.http.fields import Fields
+from agent_runtime.executor.http.messages import Reply, json_reply
+from agent_runtime.executor.sandbox import Hosted
+
+# One reply of output; the cursor goes on from there.
+MAX_OUTPUT_BYTES = 1024 * 1024
+MAX_TERMINAL_SIZE = 65535
+
+
+async def show(call: Call) -> Reply:
+    """GET /workspaces/{w}/processes/{p}"""
+    call.no_query()
+    return json_reply(_process(call, call.seen()).status())
+
+
+async def show_output(call: Call) -> Reply:
+    """GET /workspaces/{w}/processes/{p}/output"""
+    query = call.query()
+    stream = query.choice("stream", ("stdout", "stderr"), "stdout")
+    cursor = query.whole("cursor", 0)
+    limit = min(query.whole("limit", MAX_OUTPUT_BYTES), MAX_OUTPUT_BYTES)
+    ends = time.monotonic() + query.seconds("waitSeconds", MAX_WAIT_SECONDS)
+    query.done()
+    process = _process(call, call.seen())
+    output = process.output(stream)
+    while output.total <= cursor and not process.is_output_over(stream):
+        left = ends - time.monotonic()
+        if left <= 0:
+            break
+        await Bell.wait(process.changed, seconds=left)
+    if cursor > output.total:
+        raise bad_request(f"query cursor: {cursor} lies beyond the {output.total} bytes that {stream} has said so far")
+    piece = output.read(cursor, limit)
+    is_over = process.is_output_over(stream) and piece.next == output.total
+    headers = {
+        "Rollout-Output-Next": str(piece.next),
+        "Rollout-Output-End": "true" if is_over else "false",
+        "Rollout-Output-Lost": str(piece.lost),
+    }
+    return Reply(piece.data, content_type="application/octet-stream", headers=headers)
+
+
+async def write_input(call: Call) -> StoredReply:
+    """POST /workspaces/{w}/processes/{p}/stdin"""
+    query = call.query()
+    offset = query.whole("offset")
+    end = query.choice("end", ("true", "false"), "false") == "true"
+    query.done()
+    process = _process(call, call.owned())
+    await process.write_input(offset, call.body, end)
+    return call.sandbox.stored(json_reply({"offset": offset + len(call.body)}))
+
+
+async def send_signal(call: Call) -> StoredReply:
+    """POST /workspaces/{w}/processes/{p}/signal"""
+    call.no_query()
+    fields = call.fields()
+    name = fields.text("signal")
+    number = signal_number(name)
+    if number is None:
+        raise fields.wrong("signal", "a signal's name without SIG, like TERM,")
+    tree = fields.flag("tree", True)
+    fields.done()
+    hosted = call.owned()
+    hosted.require_live()
+    await _process(call, hosted).signal(number, tree)
+    return call.sandbox.stored(json_reply({}))
+
+
+async def resize(call: Call) -> StoredReply:
+    """POST /workspaces/{w}/processes/{p}/resize"""
+    call.no_query()
+    rows, columns = _size(call.fields())
+    _process(call, call.owned()).resize(rows, columns)
+    return call.sandbox.stored(json_reply({}))
+
+
+def _process(call: Call, hosted: Hosted) -> Process:
+    process = hosted.processes.get(call.segments[3])
+    if process is None:
+        raise ApiError(
+            "NotFound",
+            f"process {call.segments[3]!r} does not exist in workspace {hosted.id!r}; those that have ended are forgotten "
+            "with their turn",
+        )
+    return process
+
+
+def _size(fields: Fields) -> tuple[int, int]:
+    size = (
+        fields.whole("rows", least=1, most=MAX_TERMINAL_SIZE),
+        fields.whole("columns", least=1, most=MAX_TERMINAL_SIZE),
+    )
+    fields.done()
+    return size

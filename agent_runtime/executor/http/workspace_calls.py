@@ -1,0 +1,130 @@
+"""The calls that make, show and end workspaces.
+
+The calls about a workspace's model port.
+"""
+
+from __future__ import annotations
+
+from agent_runtime.executor.attempts.idempotency import StoredReply
+from agent_runtime.executor.errors import ApiError, bad_request
+from agent_runtime.executor.host import Limits, WorkspaceSpec
+from agent_runtime.executor.http.calls import Call
+from agent_runtime.executor.http.fields import Fields
+from agent_runtime.executor.http.messages import Reply, Switched, json_reply
+from agent_runtime.executor.network.model_port import UPGRADE
+from agent_runtime.executor.network.rules import NO_NETWORK, NetworkRule, read_rule
+
+# An id becomes a folder's name, and part of paths.
+ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+ID_EXPECTED = "1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit,"
+
+
+async def create(call: Call) -> StoredReply:
+    """POST /workspaces"""
+    call.no_query()
+    fields = call.fields()
+    limits = fields.object("limits")
+    spec = WorkspaceSpec(
+        id=fields.text("id", pattern=ID_PATTERN, expected=ID_EXPECTED),
+        parent=fields.text("parent", None, pattern=ID_PATTERN, expected=ID_EXPECTED),
+        limits=Limits(
+            memory_bytes=limits.whole("memoryBytes", None, least=1),
+            processes=limits.whole("processes", None, least=1),
+            disk_bytes=limits.whole("diskBytes", None, least=1),
+            file_bytes=limits.whole("fileBytes", None, least=1),
+        ),
+        env=fields.environment("env"),
+        user=fields.text("user", None, pattern=r"[^\0]+", expected="a name, a uid or uid:gid"),
+        working_dir=fields.text("workingDir", "/", pattern=r"/[^\0]*", expected="an absolute path"),
+    )
+    rule = _network(fields) if fields.raw("network", None) is not None else NO_NETWORK
+    limits.done()
+    fields.done()
+    hosted = await call.sandbox.create(call.attempt, fields.all(), spec, rule)
+    return call.sandbox.stored(json_reply(hosted.describe()))
+
+
+async def show_all(call: Call) -> Reply:
+    """GET /workspaces"""
+    call.no_query()
+    return json_reply({"workspaces": [hosted.describe() for hosted in call.sandbox.workspaces.values()]})
+
+
+async def show(call: Call) -> Reply:
+    """GET /workspaces/{w}"""
+    call.no_query()
+    return json_reply(call.seen().describe())
+
+
+async def freeze(call: Call) -> StoredReply:
+    """POST /workspaces/{w}/freeze"""
+    call.no_query()
+    call.no_fields()
+    hosted = call.owned()
+    hosted.require_working()
+    if not hosted.is_frozen:
+        await hosted.freeze()
+    return call.sandbox.stored(json_reply(hosted.describe()))
+
+
+async def end_processes(call: Call) -> StoredReply:
+    """DELETE /workspaces/{w}/processes"""
+    call.no_query()
+    call.no_fields()
+    hosted = call.owned()
+    hosted.require_live()
+    await hosted.end_processes()
+    return call.sandbox.stored(json_reply({}))
+
+
+async def switch_network(call: Call) -> StoredReply:
+    """PUT /workspaces/{w}/network"""
+    call.no_query()
+    fields = call.fields()
+    rule = _network(fields)
+    fields.done()
+    hosted = call.owned()
+    hosted.require_live()
+    await hosted.switch_network(rule)
+    return call.sandbox.stored(json_reply({"network": rule.as_json()}))
+
+
+async def destroy(call: Call) -> StoredReply:
+    """DELETE /workspaces/{w}"""
+    call.no_query()
+    call.no_fields()
+    await call.sandbox.destroy(call.owned())
+    return call.sandbox.stored(json_reply({}))
+
+
+def _network(fields: Fields) -> NetworkRule:
+    rule = read_rule(fields.raw("network"))
+    if rule is None:
+        raise bad_request(
+            f'{fields.name_of("network")}: "None", "Public" or a list of host:port expected, like '
+            '["files.example.org:443"]'
+        )
+    return rule
+
+
+async def open_port(call: Call) -> Reply:
+    """PUT /workspaces/{w}/model"""
+    call.no_query()
+    call.no_fields()
+    hosted = call.owned()
+    hosted.require_live()
+    port = await call.sandbox.open_model_port(hosted)
+    return json_reply({"url": port.url})
+
+
+async def attach(call: Call) -> Switched:
+    """POST /workspaces/{w}/model"""
+    call.upgrade(UPGRADE)
+    hosted = call.owned()
+    hosted.require_live()
+    if hosted.model_port is None:
+        raise ApiError(
+            "Conflict", f"the model port of workspace {hosted.id!r} is not open in this phase; PUT .../model opens it"
+        )
+    assert call.hold is not None
+    return Switched(UPGRADE, hosted.model_port.attach(call.hold))

@@ -1,0 +1,317 @@
+"""Starts commands, each under a subreaper of its own. Runs in a process that init has forked for it.
+
+The subreaper is the parent to which everything the command leaves behind falls back, setsid and double forks included, so
+"this command's tree" stays well defined, and no other command's server is ever hit. It reports the command's own end
+whatever runs on. When the last descendant has gone, it takes the next command: forking another one would cost more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import resource
+import signal
+import socket
+import stat
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+from agent_runtime.executor import kernel
+from agent_runtime.executor.init.channel import HEADER_BYTES, Channel, Message, close_all, encode, packets
+from agent_runtime.executor.init.identity import Accounts, Identity, Refused, become
+from agent_runtime.executor.init.native import NativeSubreaper, fork_subreaper
+from agent_runtime.executor.init.start_request import StartRequest, unpack
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# What a subreaper tells init: its process, and whether it is busy.
+NOTE = struct.Struct("=II")
+# linux/threads.h: process ids are below 4 Mi.
+_PROCESS_IDS = 1 << 22
+_PEEKED_BYTES = 65_536
+# A small program takes 1 to 2 ms; who waits for the start of a longer one does not notice so little.
+_SOON_SECONDS = 0.005
+_SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
+# Python ignores these two; a command expects their defaults.
+_RESTORED_SIGNALS = {signal.SIGPIPE, signal.SIGXFSZ}
+
+
+class Surroundings(NamedTuple):
+    """What init knows of the workspace it serves."""
+
+    isolated: bool
+    root: str = ""
+    user: str = "0"
+    working_dir: str = "/"
+    nice: int = 0
+    environment: Mapping[str, str] = {}
+    rlimits: Mapping[int, int] = {}
+    layer: tuple[tuple[str, int], ...] = ()
+
+    def locate(self, path: str) -> str:
+        """Where a workspace path is for this process. Relative ones start at the working folder."""
+        return (
+            self.root + os.path.normpath("/" + os.path.join(self.working_dir, path))
+            if self.root
+            else os.path.join(self.working_dir, path)
+        )
+
+    def make_working_folder(self) -> None:
+        """Make the working folder where there is none, for the default user, who may not be let to make it himself.
+
+        Where that fails, whoever needs it is told so.
+        """
+        folder = os.path.normpath(self.locate("."))
+        missing = []
+        while not os.path.lexists(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        with contextlib.suppress(OSError, Refused):
+            for path in reversed(missing):
+                os.mkdir(path, 0o755)
+            if missing:
+                identity = Accounts((os.geteuid(), os.getegid())).look_up(self.user)
+                os.chown(missing[0], identity.uid, identity.gid)
+
+    def bound(self) -> None:
+        """Put the workspace's per-process limits on this process and its children."""
+        for which, value in self.rlimits.items():
+            hard = resource.getrlimit(which)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(which, (value, value))
+
+
+class Desk:
+    """What init and the subreapers of its workspace share.
+
+    They report to `channel`. Requests come from `starts`, which one process reads at a time: who holds the lock on `turn`,
+    which the kernel gives back when its holder dies. Who works for which request stands on a slate in shared memory. Init is
+    woken, by the pipe `notes`, when one is busy for longer than a moment, and when that one waits again.
+    """
+
+    def __init__(self, channel: Channel, starts: Channel) -> None:
+        self.channel, self.starts = channel, starts
+        self.news, self.notes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.turn = os.memfd_create("turn", os.MFD_CLOEXEC)
+        # Most of it is never touched, and takes no memory.
+        self.slate = memoryview(mmap.mmap(-1, _PROCESS_IDS * 4)).cast("I")
+
+    def tell(self, is_busy: bool) -> None:
+        """Tell init that this process is busy, or waits again."""
+        os.write(self.notes, NOTE.pack(os.getpid(), is_busy))
+
+    def told(self) -> Iterator[tuple[int, bool]]:
+        """Who has told init what since it last looked."""
+        with contextlib.suppress(BlockingIOError):
+            while note := os.read(self.news, NOTE.size):
+                pid, is_busy = NOTE.unpack(note)
+                yield pid, bool(is_busy)
+
+
+def fork_native(desk: Desk, where: Surroundings) -> int | NativeSubreaper | None:
+    """Fork a subreaper that does in C what is nothing special: `fork_subreaper` says what comes of it."""
+    return fork_subreaper(
+        (desk.channel.end.fileno(), desk.starts.end.fileno(), desk.notes, desk.turn, kernel.address(desk.slate)),
+        own_root=not where.root,
+        nice=where.nice,
+        user=where.user,
+        folder=where.locate("."),
+        limits=where.rlimits,
+        shells=_SHELLS,
+        environment=where.environment,
+    )
+
+
+def run(desk: Desk, where: Surroundings, own: tuple[int, int], native: NativeSubreaper | None = None) -> NoReturn:
+    """Start commands one after the other, and report on each; those that `native` leaves, where there is one.
+
+    `own` are uid and gid of this process when it was forked.
+    """
+    accounts = Accounts(own)
+    if native is None:
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        where.bound()
+        _rehearse(accounts, where)
+        fcntl.lockf(desk.turn, fcntl.LOCK_EX)
+    while True:
+        refused = native.not_started() if native else None
+        number, pid, news = _refused(*refused) if refused else _next(desk, where, accounts)
+        if not _follow(desk, number, pid, news):
+            os._exit(0)
+        if native and not native.serve():
+            os._exit(0)
+
+
+def _next(desk: Desk, where: Surroundings, accounts: Accounts) -> tuple[int, int, Message]:
+    """Wait for a request and start its command: its number, the command (0: it cannot be started), what to tell of it."""
+    received = desk.starts.receive_content() if _suits(desk.starts, accounts, where) else None
+    if received is None:
+        os._exit(0)
+    number, content, descriptors = received
+    desk.slate[os.getpid()] = number
+    fcntl.lockf(desk.turn, fcntl.LOCK_UN)
+    try:
+        pid = _start(unpack(content), descriptors, where, accounts)
+        return number, pid, {"pid": pid}
+    except Refused as refusal:
+        return number, 0, _told(refusal)
+    finally:
+        close_all(descriptors)
+
+
+def _refused(number: int, request: StartRequest, error: int) -> tuple[int, int, Message]:
+    return number, 0, _told(_not_executable(OSError(error, os.strerror(error)), request.argv))
+
+
+def _told(refusal: Refused) -> Message:
+    return {"errno": refusal.errno, "path": refusal.path, "error": refusal.message}
+
+
+def _follow(desk: Desk, number: int, command: int, news: Message) -> bool:
+    """Report the command's start (`news`) and end; return when all that it left behind has gone too: whether it is this
+    process that waits for the next request now.
+
+    Most commands end soon and leave nothing behind. Their start and end are one message, sent last: whoever hears of the end
+    may start the next command at once, and must find this process waiting, or init would fork another.
+    """
+    is_busy = False
+    if command:
+        signal.sigtimedwait({signal.SIGCHLD}, _SOON_SECONDS)
+    while True:
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG if news else 0)
+        except ChildProcessError:
+            is_next = _take_turn(desk)
+            desk.slate[os.getpid()] = 0
+            if is_next and is_busy:
+                desk.tell(False)
+            if news:
+                desk.channel.send(number, news)
+            return is_next
+        if ended == command:
+            code = os.waitstatus_to_exitcode(status)
+            news |= {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code}
+        elif not ended:
+            if not is_busy:
+                is_busy = True
+                desk.tell(True)
+            desk.channel.send(number, news)
+            news = {}
+
+
+def _take_turn(desk: Desk) -> bool:
+    """False when another one waits already."""
+    try:
+        fcntl.lockf(desk.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _suits(starts: Channel, accounts: Accounts, where: Surroundings) -> bool:
+    """Wait for a request; whether this process can still become who the command is to run as.
+
+    One that has given up root can start commands of the same user only, and cannot hand a terminal over. It leaves any
+    other request where it is, for a fresh process.
+    """
+    if os.geteuid() == 0:
+        return True
+    packet = starts.end.recv(_PEEKED_BYTES, socket.MSG_PEEK)
+    try:
+        request = unpack(packet[HEADER_BYTES:])
+        identity = accounts.look_up(request.user or where.user)
+    except (ValueError, Refused):
+        return False
+    return not request.tty and _is_itself(identity)
+
+
+def _is_itself(identity: Identity) -> bool:
+    """Whether that is who this process runs as."""
+    own = os.getegid()
+    groups = [own, *sorted(set(os.getgroups()) - {own})]
+    return (identity.uid, identity.gid, list(identity.groups)) == (os.geteuid(), own, groups)
+
+
+def _rehearse(accounts: Accounts, where: Surroundings) -> None:
+    """Do, before there is a request, what it will need: then the memory this touches is this process's own already."""
+    with contextlib.suppress(Refused):
+        packets(0, encode({"code": 0, "signal": None}))
+        _find("true", _environment({}, accounts.look_up(where.user), where)["PATH"])
+
+
+def _start(request: StartRequest, descriptors: list[int], where: Surroundings, accounts: Accounts) -> int:
+    identity = accounts.look_up(request.user or where.user)
+    terminal = None
+    if request.tty:
+        terminal = os.ttyname(descriptors[0])
+        os.fchown(descriptors[0], identity.uid, -1)
+    become(identity)
+    folder = where.locate(request.cwd or ".")
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        shown = request.cwd or where.working_dir
+        raise Refused(error.errno or errno.ENOENT, shown, f"working folder {shown!r}: {error.strerror}") from None
+    environment = _environment(request.env, identity, where)
+    if isinstance(request.argv, str):
+        argv = [next((shell for shell in _SHELLS if os.access(shell, os.X_OK)), _SHELLS[-1]), "-c", request.argv]
+    else:
+        argv = list(request.argv)
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]]
+    if terminal:
+        # The first terminal that a session leader opens becomes the one that controls it.
+        actions = [(os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0)]
+        actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+    else:
+        actions = [(os.POSIX_SPAWN_DUP2, descriptor, target) for target, descriptor in enumerate(descriptors)]
+    program = _find(argv[0], environment["PATH"])
+    try:
+        pid = os.posix_spawn(
+            program, argv, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESTORED_SIGNALS
+        )
+    except OSError as error:
+        raise _not_executable(error, request.argv) from None
+    with contextlib.suppress(OSError):  # a tool has made this process nicer
+        os.setpriority(os.PRIO_PGRP, pid, where.nice)
+    return pid
+
+
+def _not_executable(error: OSError, argv: Sequence[str] | str) -> Refused:
+    """Why the kernel would not execute what was found."""
+    program = "the shell" if isinstance(argv, str) else repr(argv[0])
+    reason = error.strerror
+    if error.errno == errno.E2BIG:
+        reason = "arguments and environment are too long (Linux allows 128 KiB each, 2 MiB in all); put them in a file"
+    elif error.errno == errno.ENOENT:
+        reason = "its interpreter (first line, or ELF loader) does not exist here"
+    return Refused(
+        error.errno or errno.EINVAL, argv if isinstance(argv, str) else argv[0], f"program {program}: {reason}"
+    )
+
+
+def _environment(given: Mapping[str, str], identity: Identity, where: Surroundings) -> dict[str, str]:
+    own = {"HOME": identity.home, "USER": identity.name, "LOGNAME": identity.name}
+    return {"PATH": DEFAULT_PATH, **where.environment, **own, **given}
+
+
+def _find(program: str, path: str) -> str:
+    """The file to execute, found as execvp would."""
+    folders = [""] if "/" in program else [folder for folder in path.split(":") if folder]
+    for candidate in (os.path.join(folder, program) for folder in folders):
+        try:
+            if stat.S_ISREG(os.stat(candidate).st_mode) and os.access(candidate, os.X_OK):
+                return candidate
+        except (OSError, ValueError):
+            continue
+    if "/" in program and os.path.exists(program):
+        raise Refused(
+            errno.EACCES,
+            program,
+            f"program {program!r} is not an executable file; chmod +x it, or name its interpreter",
+        )
+    looked = "" if "/" in program else f" on PATH ({path})"
+    raise Refused(errno.ENOENT, program, f"program {program!r} does not exist{looked}")

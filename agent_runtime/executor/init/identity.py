@@ -1,0 +1,153 @@
+"""Who a command runs as: names are looked up in the workspace's own /etc/passwd and /etc/group.
+
+Not by the `pwd` module: that loads the image's name-service libraries into this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import NamedTuple
+
+from agent_runtime.executor import kernel
+
+_PASSWD, _GROUP = "/etc/passwd", "/etc/group"
+# A larger user list is no user list; what a tool puts there is read by init's children.
+_MAX_DATABASE_BYTES = 1024 * 1024
+_MAX_ID = 2**32 - 2
+# Linux allows 65,536 groups a process; nobody has more than a few.
+_MAX_GROUPS = 256
+
+
+class Refused(Exception):
+    """An operation that cannot be done: `errno`, the path or name it is about, and a message for its caller."""
+
+    def __init__(self, number: int, path: str, message: str) -> None:
+        super().__init__(message)
+        self.errno, self.path, self.message = number, path, message
+
+
+class Identity(NamedTuple):
+    """Numeric user and group, supplementary groups, and what HOME and USER should say."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    name: str
+    home: str
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and int(text) <= _MAX_ID else None
+
+
+def _rows(database: bytes, columns: int) -> list[list[str]]:
+    lines = os.fsdecode(database).split("\n")
+    return [row for row in (line.split(":") for line in lines) if len(row) >= columns and row[0]]
+
+
+ROOT = (0, 0)
+
+
+def resolve(user: str, passwd: bytes, group: bytes, own: tuple[int, int] = ROOT) -> Identity:
+    """`user` is a name, a uid, or `uid:gid` (each may be a name). Raises Refused for a name that nobody has.
+
+    `own` are uid and gid of this process.
+    """
+    wanted, _, wanted_group = user.partition(":")
+    accounts = _rows(passwd, 6)
+    uid = _number(wanted)
+    account = next((row for row in accounts if (row[0] == wanted if uid is None else _number(row[2]) == uid)), None)
+    if uid is None:
+        uid = _number(account[2]) if account else None
+    if uid is None:
+        raise Refused(
+            errno.EINVAL, user, f"user {wanted!r} is not in the workspace's /etc/passwd; give a name in it, or a uid"
+        )
+    name, home = (account[0], account[5]) if account else (str(uid), "/")
+    groups = _rows(group, 4)
+    # A uid without an account gets a group of its own: group 0 would be the machine's where ids are not mapped. Who is
+    # that user already, and not root, has no other group to go to than the one that the container runtime gave it.
+    gid = _number(account[3]) if account else own[1] if uid == own[0] != 0 else uid
+    if wanted_group:
+        named = next((row[2] for row in groups if row[0] == wanted_group), wanted_group)
+        gid = _number(named)
+    if gid is None:
+        raise Refused(
+            errno.EINVAL,
+            user,
+            f"group {wanted_group!r} is not in the workspace's /etc/group; give a name in it, or a gid",
+        )
+    memberships = {_number(row[2]) for row in groups if name in row[3].split(",")} - {None}
+    supplementary = [gid, *sorted(member for member in memberships if member is not None and member != gid)]
+    return Identity(uid, gid, tuple(supplementary[:_MAX_GROUPS]), name, home or "/")
+
+
+def _signature(path: str) -> tuple[int, int, int, int] | None:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+class Accounts:
+    """The user lists of the root folder that this process sees, read again when they have changed.
+
+    `own` are uid and gid of this process, which may have become somebody else since.
+    """
+
+    def __init__(self, own: tuple[int, int]) -> None:
+        self._own = own
+        self._seen: tuple[object, object] | None = None
+        self._passwd = self._group = b""
+        self._known: dict[str, Identity] = {}
+
+    def look_up(self, user: str) -> Identity:
+        """`resolve` with these lists."""
+        seen = (_signature(_PASSWD), _signature(_GROUP))
+        if seen != self._seen:
+            self._seen, self._passwd, self._group = seen, _database(_PASSWD), _database(_GROUP)
+            self._known.clear()
+        identity = self._known.get(user)
+        if identity is None:
+            identity = self._known[user] = resolve(user, self._passwd, self._group, self._own)
+        return identity
+
+
+def _database(path: str) -> bytes:
+    """The content of a user list; empty where there is none. Never waits on a FIFO, never reads a device."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(descriptor, "rb") as source:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return source.read(_MAX_DATABASE_BYTES)
+    return b""
+
+
+def become(identity: Identity, *, keep_capabilities: bool = False) -> None:
+    """Take that identity for good. Raises Refused where this process may not.
+
+    With `keep_capabilities`, which root of a workspace alone may ask for, permissions of files do not bind this process,
+    and what it makes still belongs to that identity.
+    """
+    try:
+        if keep_capabilities:
+            kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
+        if (os.geteuid(), os.getegid()) != (identity.uid, identity.gid) or os.geteuid() == 0:
+            with contextlib.suppress(PermissionError):
+                os.setgroups(identity.groups)
+            os.setresgid(identity.gid, identity.gid, identity.gid)
+            os.setresuid(identity.uid, identity.uid, identity.uid)
+        if keep_capabilities:
+            kernel.raise_container_capabilities()
+    except OSError as error:
+        raise Refused(
+            error.errno or errno.EPERM,
+            identity.name,
+            f"cannot run as user {identity.name!r} ({identity.uid}:{identity.gid}) here: {error.strerror}; "
+            f"this sandbox may run commands as {os.geteuid()}:{os.getegid()} alone",
+        ) from None
+    kernel.hide_from_tools()

@@ -1,0 +1,238 @@
+"""The process that serves one workspace from inside: forks a child for each command and file operation, and reaps.
+
+In `Overlay` it is PID 1 of the workspace's own namespaces, in `Plain` an ordinary process and subreaper. It never executes
+anything itself, loads no module after it has entered a workspace (imports would come from the image), and holds nothing
+secret. When the executor's end of its channel closes, it goes, and with it everything in the workspace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import termios
+from collections.abc import Callable
+from typing import NoReturn
+
+from agent_runtime.executor import kernel
+from agent_runtime.executor.init import commands, files, processes
+from agent_runtime.executor.init.channel import Channel, Message, close_all
+from agent_runtime.executor.init.commands import Desk, Surroundings
+
+_BACKLOG = 128
+# What an init says on its own behalf when it fails; requests are numbered from 1, and below 2**32 - 1.
+CRASHED = 2**32 - 1
+
+
+class Init:
+    """The loop, and which child works for which request."""
+
+    def __init__(self, channel: Channel, starts: Channel, where: Surroundings, proc: int) -> None:
+        self._channel = channel
+        self._starts = starts
+        self._where = where
+        self._proc = proc
+        self._desk = Desk(channel, starts)
+        # Which child does which file operation; and the subreapers, those that wait (or have just begun) apart.
+        self._helpers: dict[int, int] = {}
+        self._waiting: set[int] = set()
+        self._busy: set[int] = set()
+        self._poll = select.poll()
+
+    def serve(self) -> NoReturn:
+        """Answer requests until the executor has gone."""
+        if not self._where.isolated:
+            kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        sys.path.clear()
+        sys.meta_path.clear()
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for source in (self._channel.end.fileno(), self._starts.end.fileno(), self._desk.news, wake_read):
+            self._poll.register(source, select.POLLIN)
+        try:
+            self._serve(wake_read)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody else would ever know
+            self._channel.send(CRASHED, {"crashed": f"{type(error).__name__}: {error}"})
+            os._exit(1)
+
+    def _serve(self, wake_read: int) -> NoReturn:
+        self._where.make_working_folder()
+        self._fork_subreaper()
+        while True:
+            ready = {descriptor for descriptor, _ in self._poll.poll()}
+            self._read_notes()
+            if wake_read in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_read, 4096)
+                self._reap()
+            if self._starts.end.fileno() in ready and not self._waiting:
+                self._fork_subreaper()
+            if self._channel.end.fileno() in ready:
+                received = self._channel.receive()
+                if received is None:
+                    self._leave()
+                self._handle(*received)
+
+    def _leave(self) -> NoReturn:
+        if not self._where.isolated:
+            self._kill_all()
+        os._exit(0)
+
+    def _handle(self, number: int, request: Message, descriptors: list[int]) -> None:
+        reply: Message | None = None
+        try:
+            match request["do"]:
+                case "file":
+                    self._fork_helper(number, request, descriptors)
+                case "signal":
+                    reply = {"sent": self._signal(**request["arguments"])}
+                case "cancel":
+                    for helper in [helper for helper, work in self._helpers.items() if work == request["request"]]:
+                        processes.send(helper, signal.SIGKILL)
+                case "kill":
+                    reply = {"gone": self._kill_all()}
+                case "terminal":
+                    self._open_terminal(number, request["rows"], request["columns"])
+                case "listen":
+                    self._listen(number, request["port"])
+        except OSError as error:
+            reply = {
+                "errno": error.errno or errno.EIO,
+                "path": request["do"],
+                "error": f"{request['do']}: {error.strerror}",
+            }
+        finally:
+            close_all(descriptors)
+        if reply is not None:
+            self._channel.send(number, reply)
+
+    def _fork(self, work: Callable[[], NoReturn]) -> int:
+        pid = os.fork()
+        return pid or self._in_child(work)
+
+    def _in_child(self, work: Callable[[], NoReturn]) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            kernel.hide_from_tools()
+            work()
+        finally:
+            os._exit(1)
+
+    def _fork_helper(self, number: int, request: Message, descriptors: list[int]) -> None:
+        pid = self._fork(lambda: files.run(self._channel, number, request, descriptors, self._where))
+        self._helpers[pid] = number
+
+    def _fork_subreaper(self) -> None:
+        """Have a subreaper ready for the next command; it takes the request itself."""
+        own = os.geteuid(), os.getegid()
+        forked = commands.fork_native(self._desk, self._where)
+        if forked is None:
+            forked = self._fork(lambda: commands.run(self._desk, self._where, own))
+        elif not isinstance(forked, int):
+            self._in_child(lambda: commands.run(self._desk, self._where, own, forked))
+        self._set_waiting(self._waiting | {forked})
+
+    def _read_notes(self) -> None:
+        """See which subreapers are busy, and which wait again."""
+        waiting = set(self._waiting)
+        for pid, is_busy in self._desk.told():
+            (self._busy if is_busy else waiting).add(pid)
+            (waiting if is_busy else self._busy).discard(pid)
+        self._set_waiting(waiting)
+
+    def _set_waiting(self, waiting: set[int]) -> None:
+        """While somebody waits, requests are none of this process's business."""
+        if waiting and not self._waiting:
+            self._poll.unregister(self._starts.end)
+        elif self._waiting and not waiting:
+            self._poll.register(self._starts.end, select.POLLIN)
+        self._waiting = waiting
+
+    def _reap(self) -> None:
+        orphaned = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            self._read_notes()
+            if os.WIFSTOPPED(status):
+                # Nobody but a tool stops our children, so that nothing is started or reported any more. It ends here.
+                if pid in self._helpers or pid in self._subreapers():
+                    self._kill_all()
+                continue
+            number = self._helpers.pop(pid, 0) or self._desk.slate[pid]
+            self._desk.slate[pid] = 0
+            self._busy.discard(pid)
+            self._set_waiting(self._waiting - {pid})
+            if number and status != 0:
+                # A subreaper or helper that did not end by itself: its command's processes are ours now, and go too.
+                orphaned = True
+                signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGKILL
+                self._channel.send(number, {"lost": int(signal_number)})
+        if orphaned:
+            processes.kill_below(self._proc, os.getpid(), spared=self._spared())
+
+    def _subreapers(self) -> set[int]:
+        return self._waiting | self._busy
+
+    def _spared(self) -> frozenset[int]:
+        """The live helpers and subreapers with all that is below them."""
+        known = processes.all_processes(self._proc)
+        ours = {*self._helpers, *self._subreapers()}
+        return frozenset(ours) | {process.pid for pid in ours for process in processes.descendants(known, pid)}
+
+    def _signal(self, command: int, pid: int, number: int, tree: bool) -> bool:
+        """Signal the command that request `command` started; False when it has gone already."""
+        subreaper = next((pid for pid in self._subreapers() if self._desk.slate[pid] == command), None)
+        if subreaper is None:
+            return False
+        # Held, it cannot start the next command meanwhile, which would be hit as well. Whatever a tool has made of it, it
+        # runs on afterwards.
+        processes.hold(self._proc, subreaper)
+        try:
+            if self._desk.slate[subreaper] != command:
+                return False
+            if tree and number == signal.SIGKILL:
+                return processes.kill_below(self._proc, subreaper)
+            known = processes.all_processes(self._proc)
+            below = processes.descendants(known, subreaper)
+            chosen = below if tree else [found for found in below if found.pid == pid and found.parent == subreaper]
+            for process in chosen:
+                processes.send(process.pid, number)
+            return bool(chosen)
+        finally:
+            processes.send(subreaper, signal.SIGCONT)
+
+    def _kill_all(self) -> bool:
+        if self._where.isolated:
+            # One call reaches every process of the namespace but this one; none can fork away from it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        # Until the last one is dead, a subreaper among them may still take a request with it.
+        return processes.kill_below(self._proc, os.getpid())
+
+    def _open_terminal(self, number: int, rows: int, columns: int) -> None:
+        master, slave = os.openpty()
+        try:
+            fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            self._channel.send(number, {}, [master, slave])
+        finally:
+            close_all([master, slave])
+
+    def _listen(self, number: int, port: int) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen(_BACKLOG)
+            self._channel.send(number, {}, [listener.fileno()])

@@ -1,0 +1,101 @@
+"""Subreapers in C (subreaper.c), where that was compiled: in the executor's bundle, and where the package found a compiler.
+
+Without it, commands.py does everything; with it, what is unusual.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+from agent_runtime.executor import kernel
+from agent_runtime.executor.init.start_request import StartRequest, unpack
+
+# subreaper.c: HEADER_BYTES, and enum result.
+_HEADER_BYTES = 5
+_GONE, _NOT_STARTED = 1, 3
+
+
+def _compiled() -> ctypes.PyDLL | None:
+    """The library, unless its source has changed since. A fork must keep the interpreter's lock, hence PyDLL."""
+    folder = os.path.dirname(__file__)
+    source = f"{folder}/subreaper.c"
+    for name in os.listdir(folder):
+        if name.startswith("subreaper") and name.endswith(".so"):
+            library = f"{folder}/{name}"
+            if not os.path.exists(source) or os.path.getmtime(source) <= os.path.getmtime(library):
+                found = ctypes.PyDLL(library, use_errno=True)
+                # Looked up before anything is forked: what a process does for the first time copies pages.
+                found.fork_subreaper.restype = ctypes.c_int32
+                return found
+    return None
+
+
+_library = _compiled()
+
+
+def is_compiled() -> bool:
+    return _library is not None
+
+
+class NativeSubreaper:
+    """The process that this is, forked as a subreaper, when C has left something to Python."""
+
+    def __init__(self, library: ctypes.PyDLL) -> None:
+        self._library = library
+
+    def serve(self) -> bool:
+        """Go on in C; False when there is nobody left to serve."""
+        return bool(self._library.serve() != _GONE)
+
+    def not_started(self) -> tuple[int, StartRequest, int] | None:
+        """Number, request and errno where one was taken whose program the kernel refused to execute; else it still waits."""
+        if self._whole("result") != _NOT_STARTED:
+            return None
+        packet = ctypes.addressof(ctypes.c_char.in_dll(self._library, "packet"))
+        request = unpack(ctypes.string_at(packet, self._whole("packet_bytes"))[_HEADER_BYTES:])
+        return self._whole("failed_number"), request, self._whole("failed_errno")
+
+    def _whole(self, name: str) -> int:
+        return ctypes.c_int32.in_dll(self._library, name).value
+
+
+def fork_subreaper(
+    desk: Sequence[int],
+    *,
+    own_root: bool,
+    nice: int,
+    user: str,
+    folder: str,
+    limits: Mapping[int, int],
+    shells: Sequence[str],
+    environment: Mapping[str, str],
+) -> int | NativeSubreaper | None:
+    """Fork one: its process id; or, in the child, what it is when C has left something to Python. None without a library.
+
+    `desk` are the numbers of commands.Desk; `own_root` says that a command's folder is the same one for this process;
+    `nice` is the nice value of commands; `environment` is without what a user brings. Raises OSError.
+    """
+    library = _library
+    if library is None:
+        return None
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    numbers = [str(number) for limit in limits.items() for number in limit]
+    told: Iterable[object] = (
+        *desk,
+        int(own_root),
+        nice,
+        user,
+        folder,
+        len(limits),
+        *numbers,
+        len(shells),
+        *shells,
+        len(variables),
+        *variables,
+        "",
+    )
+    packed = "\0".join(map(str, told)).encode("utf-8", "surrogateescape")
+    pid = kernel.fork_by(lambda: int(library.fork_subreaper(packed, len(packed))), "a subreaper")
+    return pid or NativeSubreaper(library)

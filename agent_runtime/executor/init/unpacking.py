@@ -1,0 +1,278 @@
+"""Tars into a workspace: plain ones, and layers with their deletions and owners.
+
+Names in a tar are untrusted and so is the tree it meets. Unpacking walks from the target folder one name at a time, and
+never through a link unless the caller asks for it, so nothing leaves the target.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import tarfile
+from collections.abc import Iterator
+from typing import IO, Literal
+
+from agent_runtime.executor.init.archives import COPY_BYTES, DELETED, OPAQUE, OWN_NAME, SECOND
+from agent_runtime.executor.init.channel import Message
+from agent_runtime.executor.init.identity import Refused
+from agent_runtime.executor.init.trees import make_writable, open_folder, remove_entry
+
+Ancestors = Literal["refuse", "replace", "follow"]
+"""What happens to a link or file that stands where a member's folder belongs. `follow` follows links and refuses files."""
+
+
+def time_of(member: tarfile.TarInfo) -> int:
+    """The time of a member in nanoseconds."""
+    written = member.pax_headers.get("mtime")
+    if written is None:
+        return int(member.mtime) * SECOND
+    # Without Python's decimal, which the executor's bundle leaves out.
+    found = re.fullmatch(r"(-?)(\d{1,12})(?:\.(\d+))?", written, re.ASCII)
+    if found is None:
+        raise Refused(errno.EINVAL, member.name, f"tar member {member.name!r}: {written[:60]!r} is no time")
+    nanoseconds = int(found[2]) * SECOND + int((found[3] or "").ljust(9, "0")[:9])
+    return -nanoseconds if found[1] else nanoseconds
+
+
+def members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, list[str], IO[bytes] | None]]:
+    """(member, the parts of its name, its content) of a tar. Raises Refused for names that leave the target."""
+    try:
+        with tarfile.open(fileobj=file, mode="r|", encoding="utf-8", errors="surrogateescape") as tar:
+            while (member := tar.next()) is not None:
+                tar.members = []  # type: ignore[attr-defined]
+                yield member, parts_of(member.name), tar.extractfile(member) if member.isreg() else None
+        while file.read(COPY_BYTES):
+            pass  # padding after the end mark; a writer must not meet a closed pipe
+    except (tarfile.TarError, EOFError, OverflowError, LookupError) as error:
+        raise Refused(
+            errno.EINVAL, "tar", f"the body is not a tar that can be read: {error}; send an uncompressed tar"
+        ) from None
+
+
+def parts_of(name: str) -> list[str]:
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts or "\0" in name:
+        raise Refused(
+            errno.EINVAL, name, f"tar member {name!r} leaves the target folder; use relative names without '..'"
+        )
+    return parts
+
+
+class Target:
+    """The folder that a tar is unpacked into."""
+
+    def __init__(self, location: str, *, owners: bool = False, ancestors: Ancestors = "refuse") -> None:
+        self.root = os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._owners, self._ancestors = owners, ancestors
+        self._folders: list[tuple[list[str], int, int]] = []
+        self._last: tuple[list[str], int] = [], os.dup(self.root)
+        """The folder that was opened last, and its descriptor: the next member is in it, or below it, most often."""
+
+    def parent(self, parts: list[str], *, is_made: bool = True) -> int:
+        """A descriptor of the folder that `parts` lie in; with `is_made`, missing folders are made."""
+        above, (opened, descriptor) = parts[:-1], self._last
+        is_below = above[: len(opened)] == opened
+        if above == opened[:-1] != opened and self._ancestors != "follow":
+            here, opened, is_below = open_folder(descriptor, ".."), above, True
+        else:
+            here = os.dup(descriptor if is_below else self.root)
+        for part in above[len(opened) if is_below else 0 :]:
+            try:
+                below = self._below(here, part) if is_made else open_folder(here, part)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                name = "/".join(parts)
+                raise Refused(
+                    errno.ELOOP, name, f"tar member {name!r}: {part!r} on its way is a link or no folder"
+                ) from None
+            finally:
+                os.close(here)
+            here = below
+        self._remember(above, here)
+        return here
+
+    def _remember(self, parts: list[str], folder: int) -> None:
+        os.close(self._last[1])
+        self._last = parts, os.dup(folder)
+
+    def _below(self, here: int, part: str) -> int:
+        try:
+            if self._ancestors == "follow":
+                # Not opened for reading: a folder that may only be passed through is no obstacle.
+                return os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
+            if self._ancestors == "replace":
+                standing = os.stat(part, dir_fd=here, follow_symlinks=False).st_mode
+                if stat.S_ISDIR(standing) and standing & stat.S_IRWXU != stat.S_IRWXU:
+                    make_writable(here, part)
+            return open_folder(here, part)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR) or self._ancestors != "replace":
+                raise
+            remove_entry(here, part, missing_ok=True)
+        os.mkdir(part, 0o755, dir_fd=here)
+        return open_folder(here, part)
+
+    def put(self, member: tarfile.TarInfo, parts: list[str], content: IO[bytes] | None) -> None:
+        """Put one member in its place; whatever stands there is removed first, but for a folder where a folder comes."""
+        if not parts:
+            if self._owners and member.isdir():
+                self._folders.append((parts, member.mode & 0o7777, time_of(member)))
+                self._own(self.root, ".", member)
+            return
+        parent, name = self.parent(parts), parts[-1]
+        try:
+            self._put(parent, name, member, content, parts)
+        finally:
+            os.close(parent)
+
+    def _put(
+        self, parent: int, name: str, member: tarfile.TarInfo, content: IO[bytes] | None, parts: list[str]
+    ) -> None:
+        mode = member.mode & 0o7777
+        if member.isdir():
+            try:
+                standing = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+            except FileNotFoundError:
+                standing = 0
+            if not stat.S_ISDIR(standing):
+                remove_entry(parent, name, missing_ok=True)
+                os.mkdir(name, dir_fd=parent)
+            elif standing & stat.S_IRWXU != stat.S_IRWXU:
+                make_writable(parent, name)
+            # Modes and times of folders last: both would stand in the way of what comes into them.
+            self._folders.append((parts, mode, time_of(member)))
+            self._own(parent, name, member)
+            return
+        if member.islnk():
+            self._link(parent, name, member)
+            return
+        remove_entry(parent, name, missing_ok=True)
+        if member.issym():
+            os.symlink(member.linkname, name, dir_fd=parent)
+            self._own(parent, name, member)
+        elif member.isfifo():
+            os.mkfifo(name, 0o600, dir_fd=parent)
+            self._own(parent, name, member)
+            os.chmod(name, mode, dir_fd=parent)
+        elif content is not None:
+            self._file(parent, name, member, content)
+            return
+        else:
+            raise Refused(
+                errno.EINVAL,
+                member.name,
+                f"tar member {member.name!r}: only files, folders, links and FIFOs can be unpacked",
+            )
+        os.utime(name, ns=(time_of(member),) * 2, dir_fd=parent, follow_symlinks=False)
+
+    def _file(self, parent: int, name: str, member: tarfile.TarInfo, content: IO[bytes]) -> None:
+        target = os.open(
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent
+        )
+        try:
+            while block := content.read(COPY_BYTES):
+                view = memoryview(block)
+                while view:
+                    view = view[os.write(target, view) :]
+            self._own(parent, name, member)
+            os.fchmod(target, member.mode & 0o7777)
+            if self._ancestors == "refuse":
+                os.utime(target, ns=(time_of(member),) * 2)
+        finally:
+            os.close(target)
+
+    def _link(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
+        source_parts = parts_of(member.linkname)
+        if not source_parts:
+            raise Refused(
+                errno.EINVAL, member.name, f"tar member {member.name!r} is a hard link to the target folder itself"
+            )
+        source = self.parent(source_parts)
+        try:
+            beside = f".{os.getpid()}.{os.urandom(6).hex()}.link"
+            os.link(source_parts[-1], beside, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
+            remove_entry(parent, name, missing_ok=True)
+            os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
+        finally:
+            os.close(source)
+            self._remember([], self.root)  # the folder of the first name may have been in the place of this one
+
+    def _own(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
+        if not self._owners:
+            return
+        standing = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if (standing.st_uid, standing.st_gid) == (member.uid, member.gid):
+            return  # who has no right to give a file away may keep its own
+        try:
+            os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+        except PermissionError:
+            raise Refused(
+                errno.EPERM,
+                member.name,
+                f"{member.name!r} belongs to {member.uid}:{member.gid}, and uid {os.geteuid()} of this workspace may not "
+                "give it to them; restore it where commands run as root, or as that user",
+            ) from None
+
+    def finish(self) -> None:
+        """Give folders their modes and times, deepest first."""
+        self._remember([], self.root)  # what was unpacked may have been removed since
+        for parts, mode, modified in reversed(self._folders):
+            try:
+                parent = self.parent(parts, is_made=False) if parts else os.dup(self.root)
+                try:
+                    folder = open_folder(parent, parts[-1] if parts else ".")
+                finally:
+                    os.close(parent)
+            except (OSError, Refused):
+                continue  # a later member replaced it
+            try:
+                if stat.S_IMODE(os.fstat(folder).st_mode) != mode:
+                    os.fchmod(folder, mode)
+                os.utime(folder, ns=(modified, modified))
+            except PermissionError:
+                if os.fstat(folder).st_uid == os.geteuid():
+                    raise
+                # Somebody else's, such as /tmp: those who may write into it cannot set its times.
+            finally:
+                os.close(folder)
+
+
+def unpack(location: str, stream: int, ancestors: Ancestors) -> Message:
+    """Unpack a tar below `location`, owned by this process's user. What stands at a name is replaced."""
+    target = Target(location, ancestors=ancestors)
+    entries = 0
+    with open(stream, "rb", closefd=False) as file:
+        for member, parts, content in members(file):
+            target.put(member, parts, content)
+            entries += 1
+    target.finish()
+    return {"entries": entries}
+
+
+def restore(location: str, stream: int) -> Message:
+    """Apply a layer's tar below `location`, deletions and owners included."""
+    target = Target(location, owners=True)
+    entries = 0
+    with open(stream, "rb", closefd=False) as file:
+        for member, parts, content in members(file):
+            entries += 1
+            is_mark = bool(parts) and parts[-1].startswith(DELETED) and OWN_NAME not in member.pax_headers
+            if is_mark and parts[-1] == OPAQUE:
+                # Our own snapshots put this mark before anything of the folder, so all that is there is the parent's.
+                folder = target.parent(parts)
+                for name in os.listdir(folder):
+                    remove_entry(folder, name, missing_ok=True)
+                os.close(folder)
+            elif is_mark:
+                folder = target.parent(parts)
+                remove_entry(folder, parts[-1].removeprefix(DELETED), missing_ok=True)
+                os.close(folder)
+            else:
+                target.put(member, parts, content)
+    target.finish()
+    return {"entries": entries}

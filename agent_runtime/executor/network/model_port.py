@@ -1,0 +1,323 @@
+"""The model port: HTTP on a workspace's loopback, carried to the runner over connections that the runner has opened.
+
+A request is taken whole before a runner sees it, so a slow client occupies no runner. Each of the runner's connections
+carries one request: its head and body go one way as they would to any server, the reply comes back and passes through
+as it is. A request stays here until its reply begins: a runner that dies before costs the client nothing, for the next
+connection gets the request again. What has begun breaks off with its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Iterator
+from io import BytesIO
+from itertools import chain
+from typing import Any, BinaryIO
+
+from agent_runtime.executor.attempts.fencing import Hold
+from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.errors import ApiError
+from agent_runtime.executor.http.messages import Head, PassedReply
+from agent_runtime.executor.http.server import Request, Server, notice_silence
+
+# What a runner's connection becomes, in the Upgrade header of the call that attaches it.
+UPGRADE = "rollout-model"
+# As many as the network proxy takes: agents with agents of their own, with room. Also the requests in flight.
+MAX_CONNECTIONS = 128
+# Anthropic takes requests of 32 MB, the largest of the known APIs.
+MAX_BODY_BYTES = 32 * 1024 * 1024
+# Of all requests of one workspace whose reply has not begun; beyond SMALL_BODY_BYTES each, they lie on disk.
+MAX_HELD_BYTES = 64 * 1024 * 1024
+SMALL_BODY_BYTES = 64 * 1024
+# An agent may work on the first words of an answer before it reads on: as long as the usual clients wait for an answer.
+REPLY_STALL_SECONDS = 600.0
+# A request that ends its runner again and again must not end them all.
+MAX_CONNECTIONS_LOST = 5
+# What the kernel and we keep of a connection's input and output each; a full buffer holds up whoever fills it.
+BUFFER_BYTES = 64 * 1024
+# How the packages of OpenAI and Anthropic number their tries.
+_RETRY_COUNT = "x-stainless-retry-count"
+# What concerns one connection alone, RFC 9110 section 7.6.1, and the framing, which is ours.
+_HOP_BY_HOP = frozenset(
+    {"connection", "keep-alive", "proxy-connection", "proxy-authorization", "te", "trailer", "upgrade", "expect"}
+    | {"transfer-encoding", "content-length", "http2-settings"}
+)
+
+
+def forwarded_head(head: Head, body_bytes: int, idempotency_key: str) -> bytes:
+    """The head that the runner gets: the client's own, with one unambiguous framing.
+
+    A request without an idempotency key gets this one: sent again to another runner, it is known to be the same. But the
+    retry of a client that numbers them is known by its number, and a key of its own would make it another request.
+    """
+    headers = {name: value for name, value in head.headers.items() if name not in _HOP_BY_HOP}
+    if headers.get(_RETRY_COUNT, "0") == "0":
+        headers.setdefault("idempotency-key", idempotency_key)
+    headers |= {"content-length": str(body_bytes), "connection": "close"}
+    lines = [f"{head.method} {head.target} {head.version}", *(f"{name}: {value}" for name, value in headers.items())]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+class HeldBody:
+    """A request's body: in memory while it is small, then in a file that has no name, so that nothing is ever left of it."""
+
+    def __init__(self, folder: str) -> None:
+        self.size = 0
+        self._folder = folder
+        self._content: BinaryIO = BytesIO()
+
+    def add(self, piece: bytes) -> None:
+        """Raises OSError."""
+        if self.size <= SMALL_BODY_BYTES < self.size + len(piece):
+            path = os.path.join(self._folder, f"{os.urandom(16).hex()}-body")
+            file = open(path, "x+b")  # noqa: SIM115 - `close` does
+            os.unlink(path)
+            self._content.seek(0)
+            file.write(self._content.read())
+            self._content = file
+        self._content.write(piece)
+        # A full disk has to be known now, while the client can be told.
+        self._content.flush()
+        self.size += len(piece)
+
+    def pieces(self) -> Iterator[bytes]:
+        """All of it, from the start."""
+        self._content.seek(0)
+        while piece := self._content.read(BUFFER_BYTES):
+            yield piece
+
+    def close(self) -> None:
+        """Give its room back."""
+        # What a full disk did not take is tried once more, and nobody's loss.
+        with contextlib.suppress(OSError):
+            self._content.close()
+
+
+class Carrier(asyncio.Protocol):
+    """One connection of a runner, free until it carries a request."""
+
+    def __init__(self, port: ModelPort, hold: Hold) -> None:
+        self.hold = hold
+        self.is_lost = False
+        self._port = port
+        self._is_free = True
+        self._transport: asyncio.Transport
+        self._input = bytearray()
+        self._is_reading_paused = False
+        self._is_writing_paused = False
+        self._changed = Bell()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        notice_silence(transport.get_extra_info("socket"))
+        self._port.admit(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        self._port.lose(self)
+        self._changed.ring()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_free:
+            # A reply to nothing: whoever says that is no runner of ours.
+            self.abort()
+            return
+        self._input += data
+        if len(self._input) > BUFFER_BYTES and not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+        self._changed.ring()
+
+    def pause_writing(self) -> None:
+        self._is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_writing_paused = False
+        self._changed.ring()
+
+    def abort(self) -> None:
+        """Cut the connection at once."""
+        self._transport.abort()
+
+    async def send(self, pieces: Iterator[bytes]) -> None:
+        """Send the request; ends early when the connection is lost, or its reply begins."""
+        self._is_free = False
+        for piece in pieces:
+            while self._is_writing_paused and not self.is_lost and not self._input:
+                await Bell.wait(self._changed)
+            if self.is_lost or self._input:
+                return
+            self._transport.write(piece)
+
+    async def receive(self) -> bytes:
+        """The next bytes of the reply; none when the connection has ended."""
+        while not self._input and not self.is_lost:
+            await Bell.wait(self._changed)
+        data = bytes(self._input)
+        self._input.clear()
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+        return data
+
+
+class Exchange:
+    """One request and its reply, as `Chunks` of a PassedReply."""
+
+    def __init__(self, port: ModelPort, head: bytes, body: HeldBody) -> None:
+        self._port, self._head, self._body = port, head, body
+        self._carrier: Carrier | None = None
+        self._has_begun = False
+
+    def __aiter__(self) -> Exchange:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._has_begun:
+            assert self._carrier is not None
+            data = await self._carrier.receive()
+        else:
+            data = await self._first()
+        if not data:
+            raise StopAsyncIteration
+        return data
+
+    async def aclose(self) -> None:
+        if self._carrier is not None:
+            self._carrier.abort()
+        if not self._has_begun:
+            self._let_go()
+        self._port.answering.discard(self)
+
+    async def _first(self) -> bytes:
+        """The first bytes of the reply. Raises NoPlace when it has cost too many connections."""
+        for lost in range(MAX_CONNECTIONS_LOST):
+            self._carrier = await self._port.free_carrier(is_repeated=lost > 0)
+            self._port.answering.add(self)
+            await self._carrier.send(chain([self._head], self._body.pieces()))
+            if data := await self._carrier.receive():
+                self._has_begun = True
+                self._let_go()
+                return data
+            self._port.answering.discard(self)
+        raise ApiError("NoPlace", f"a model request has ended {MAX_CONNECTIONS_LOST} connections of runners: given up")
+
+    def _let_go(self) -> None:
+        self._body.close()
+        self._port.held_bytes -= self._body.size
+
+
+class ModelPort:
+    """The model port of one workspace. `url` is what its programs reach it by; `folder` takes bodies that wait."""
+
+    def __init__(self, listener: socket.socket, folder: str) -> None:
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self.held_bytes = 0
+        self.answering: set[Exchange] = set()
+        self._folder = folder
+        self._server = Server(self._answer, MAX_CONNECTIONS)
+        self._carriers: set[Carrier] = set()
+        self._free: dict[Carrier, None] = {}
+        self._waiting: deque[asyncio.Future[Carrier]] = deque()
+
+    @classmethod
+    async def open(cls, listener: socket.socket, folder: str) -> ModelPort:
+        """Serve a listening socket, which is the port's from now on."""
+        # What is accepted has them too.
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            listener.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+        port = cls(listener, folder)
+        await port._server.listen_on(listener)
+        return port
+
+    def describe(self) -> dict[str, Any]:
+        """Its address, and how many requests wait for a runner and are with one."""
+        return {"url": self.url, "waiting": len(self._waiting), "answering": len(self.answering)}
+
+    def attach(self, hold: Hold) -> Carrier:
+        """The protocol of a further connection of this runner."""
+        return Carrier(self, hold)
+
+    def detach_all_but(self, hold: Hold) -> None:
+        """Cut the connections of all other runners: what they had not begun to answer waits for this one."""
+        for carrier in [carrier for carrier in self._carriers if carrier.hold != hold]:
+            carrier.abort()
+            self._free.pop(carrier, None)
+
+    def close(self) -> None:
+        """Listen no more and cut everything."""
+        self._server.close()
+        for carrier in list(self._carriers):
+            carrier.abort()
+
+    def admit(self, carrier: Carrier) -> None:
+        """A connection is there: whoever waits longest gets it."""
+        self._carriers.add(carrier)
+        self._offer(carrier)
+
+    def lose(self, carrier: Carrier) -> None:
+        """A connection has ended."""
+        self._carriers.discard(carrier)
+        self._free.pop(carrier, None)
+
+    async def free_carrier(self, *, is_repeated: bool) -> Carrier:
+        """A connection for a request, as soon as there is one. A repeated request goes before all others."""
+        if self._free:
+            return self._free.popitem()[0]
+        waiter: asyncio.Future[Carrier] = asyncio.get_running_loop().create_future()
+        if is_repeated:
+            self._waiting.appendleft(waiter)
+        else:
+            self._waiting.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._offer(waiter.result())
+            raise
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(waiter)
+
+    def _offer(self, carrier: Carrier) -> None:
+        if carrier.is_lost:
+            return
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            # One that was cancelled a moment ago is still here.
+            if not waiter.done():
+                waiter.set_result(carrier)
+                return
+        self._free[carrier] = None
+
+    async def _answer(self, request: Request) -> PassedReply:
+        head = request.head
+        self._require_room(head.body_length() or 0, self.held_bytes)
+        body = HeldBody(self._folder)
+        try:
+            async for piece in request.chunks():
+                self._require_room(body.size + len(piece), self.held_bytes - body.size)
+                body.add(piece)
+                self.held_bytes += len(piece)
+        except BaseException as error:
+            body.close()
+            self.held_bytes -= body.size
+            if isinstance(error, OSError):
+                raise ApiError("NoPlace", f"body: it cannot be held ({error}); try again later") from error
+            raise
+        # From here on it is no half-sent request, of which those that came first go when there are too many.
+        request.trust()
+        exchange = Exchange(self, forwarded_head(head, body.size, os.urandom(16).hex()), body)
+        return PassedReply(exchange, REPLY_STALL_SECONDS)
+
+    def _require_room(self, size: int, others: int) -> None:
+        """Raises TooLarge and NoPlace for a body of `size` bytes beside those of the other requests."""
+        if size > MAX_BODY_BYTES:
+            raise ApiError("TooLarge", f"body: at most {MAX_BODY_BYTES} bytes are taken here")
+        if size + others > MAX_HELD_BYTES:
+            raise ApiError("NoPlace", f"requests that wait for the model hold {others} bytes; try again later")

@@ -1,0 +1,35 @@
+"""Hosts of workspaces: many isolated ones (`Overlay`), or one on the container's own root (`Plain`).
+
+    start_zygote()                                # first thing in the process
+    host, reason = await open_host(HostConfig(state_dir="/var/lib/executor"))
+    workspace = await host.create(WorkspaceSpec("w1"))
+
+docs/workspaces.md says how it works.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent_runtime.executor.overlay.zygote import start_zygote
+
+if TYPE_CHECKING:
+    from agent_runtime.executor.host import WorkspaceHost
+    from agent_runtime.executor.overlay.config import HostConfig
+
+__all__ = ["HostFailure", "open_host", "start_zygote"]
+
+
+class HostFailure(Exception):
+    """No host can be had as configured; the message says why, and what to do."""
+
+
+async def open_host(config: HostConfig) -> tuple[WorkspaceHost, str | None]:
+    """Open the host that `config.mode` asks for; with it, in `Auto`, why it is `Plain` and not `Overlay`.
+
+    Raises HostFailure where `Overlay` was asked for and its trial failed, or another executor uses the state folder.
+    """
+    # Here and not above, so that the zygote is forked before asyncio is imported.
+    from agent_runtime.executor.overlay.opening import open_overlay_or_plain
+
+    return await open_overlay_or_plain(config)

@@ -1,0 +1,360 @@
+"""What all workspaces of a host stand on, prepared once, in the zygote, before the first of them.
+
+In the folder `layers` of the state folder, all of it seen only in the zygote's own mount namespace:
+
+    s0 s1 …      the image's folders as lower layers, one for each part: the root, or it and /usr
+    i0 i1 …      instead of those, an image's unpacked layers, the topmost first
+    image        the same as one folder, to be looked up in
+    nothing      an empty file system, where one of these has to be told apart from the rest
+    base/u0 …    the lowest layer of our own: masks, mount points, /etc/hosts and the like
+    dev          a read-only /dev, cloned into each workspace
+    bind0 …      the binds
+    m            where a workspace's root is mounted before it is moved
+    N/u0 N/w0 …  one folder for each workspace and spare: upper and work folders of each part
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from agent_runtime.executor import kernel
+from agent_runtime.executor.init.trees import remove_entry, resolve_below
+from agent_runtime.executor.overlay.lower import (
+    OWN_FOLDERS,
+    Impossible,
+    is_below,
+    mount_image,
+    mount_root,
+    mounts,
+    refuse_overlay_on_overlay,
+)
+
+HOSTNAME = "workspace"
+_ALL_IDS = 4294967295
+_IDS = 65536
+# On a bare machine workspaces get a range of ids that nobody else has: above those of systemd-nspawn, below systemd's
+# "foreign" range. Each executor takes one of 2,048 such ranges.
+_FIRST_ID = 2_000_000_000
+_RANGES = 2048
+# Who made a user namespace has all capabilities in it. These are needed there, to kill processes, to see what they hold and
+# to make them nice, where somebody else made it.
+_OWNERS_CAPABILITIES = 1 << kernel.CAP_KILL | 1 << kernel.CAP_SYS_PTRACE | 1 << kernel.CAP_SYS_NICE
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_OPAQUE_XATTR = "user.overlay.opaque"
+_ETC = {
+    "hosts": f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost\n",
+    "hostname": f"{HOSTNAME}\n",
+    # Nobody answers there, so a look-up fails at once instead of after a resolver's five seconds.
+    "resolv.conf": "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
+}
+# A new /proc or /sys may be mounted in a user namespace only where an old one is seen in full.
+_KEPT_MOUNTS = ("/", "/proc", "/sys")
+
+
+class Ground(NamedTuple):
+    """Where the layers are, and how ids are mapped.
+
+    `parts[i]` is the workspace path of part i, `lower[i]` are its lowest layers, the topmost first.
+    `several_ids`: workspaces have other users than root. `own_creators`: another user makes each one's user namespace.
+    """
+
+    layers: str
+    parts: tuple[str, ...]
+    lower: tuple[tuple[str, ...], ...]
+    uid_map: str
+    gid_map: str
+    first_id: int
+    binds: tuple[str, ...]
+    several_ids: bool
+    own_creators: bool
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
+def write_maps(pid: int, uid_map: str, gid_map: str) -> None:
+    """Map the ids of the user namespace that process `pid` has entered."""
+    for name, content in (("uid_map", uid_map), ("gid_map", gid_map)):
+        descriptor = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, content.encode())
+        finally:
+            os.close(descriptor)
+
+
+def identity_map(own: str) -> str:
+    """The map of a nested user namespace that gives it all ids of `own` (a /proc/self/uid_map) unchanged."""
+    rows = [line.split() for line in own.splitlines() if line.strip()]
+    return "".join(f"{first} {first} {count}\n" for first, _, count in rows)
+
+
+def _user_namespace(uid_map: str) -> int:
+    """A descriptor of a new user namespace with that map, which no process is in."""
+    ready_read, ready_write = os.pipe()
+    hold_read, hold_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(hold_write)
+            kernel.unshare(kernel.CLONE_NEWUSER, "user")
+            os.write(ready_write, b".")
+            os.read(hold_read, 1)
+        finally:
+            os._exit(0)
+    try:
+        os.close(ready_write)
+        os.close(hold_read)
+        if not os.read(ready_read, 1):
+            raise Impossible(
+                "a user namespace cannot be made (user.max_user_namespaces is 0, or a security module refuses)"
+            )
+        write_maps(pid, uid_map, uid_map)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready_read)
+        os.close(hold_write)
+        os.waitpid(pid, 0)
+
+
+def enter_own_user_namespace() -> None:
+    """For an executor without rights: be root in a user namespace of one id. Raises Impossible."""
+    uid, gid = os.geteuid(), os.getegid()
+    # The id maps of a process that hides belong to root. Tools cannot see this one: it is outside their namespaces.
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    try:
+        kernel.unshare(kernel.CLONE_NEWUSER, "user")
+        for name, content in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(content)
+    except OSError as error:
+        raise Impossible(f"not root, and a user namespace cannot be made: {error}") from None
+
+
+def prepare(
+    layers: str, root: str, root_layers: Sequence[str], masks: Sequence[str], binds: Sequence[Sequence[object]]
+) -> Ground:
+    """Mount and write what the module says, in a mount namespace of its own. Raises Impossible, or OSError with the step.
+
+    `root_layers`, the topmost first, are the root together, in place of `root`.
+    """
+    capable = os.geteuid() == 0 and kernel.effective_capabilities() >> kernel.CAP_SYS_ADMIN & 1
+    if not capable:
+        enter_own_user_namespace()
+    own_map = _read("/proc/self/uid_map")
+    bare = [int(field) for field in own_map.split()] == [0, 0, _ALL_IDS]
+    first_id = _FIRST_ID + os.getpid() % _RANGES * _IDS if bare else 0
+    uid_map = f"0 {first_id} {_IDS}\n" if bare else identity_map(own_map)
+    gid_map = uid_map if bare else identity_map(_read("/proc/self/gid_map"))
+    kernel.unshare(kernel.CLONE_NEWNS, "mount")
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    _empty(layers)
+    os.chdir(layers)
+    refuse_overlay_on_overlay(layers)
+    for name in ("base", "dev", "m"):
+        os.mkdir(name)
+    namespace = _user_namespace(uid_map) if bare else -1
+    parts: tuple[str, ...]
+    lower: tuple[tuple[str, ...], ...]
+    if root_layers:
+        parts, lower = ("/",), (mount_image(root_layers, namespace),)
+        root = f"{layers}/image"
+    else:
+        parts, lower = mount_root(root, namespace, layers, split=not capable)
+    base = _Base(parts, root, first_id, chown=bool(capable), shift=first_id if root_layers else 0)
+    if not lower[0]:
+        base.copy_top()
+    for mask in [*OWN_FOLDERS, os.path.dirname(layers), *masks]:
+        base.mask(mask)
+    base.etc()
+    for path, mode in (("/proc", 0o555), ("/sys", 0o555), ("/dev", 0o755), ("/tmp", 0o1777)):
+        base.folder(path, mode)
+    targets = []
+    for index, (source, target, read_only) in enumerate(binds):
+        targets.append(base.bind_target(str(target), is_folder=os.path.isdir(str(source))))
+        _mount_bind(f"bind{index}", str(source), bool(read_only), namespace)
+    _make_dev(first_id)
+    if capable:
+        _detach_others(layers)
+    several_ids = sum(int(line.split()[2]) for line in gid_map.splitlines()) >= _IDS
+    own_creators = bare and kernel.effective_capabilities() & _OWNERS_CAPABILITIES == _OWNERS_CAPABILITIES
+    return Ground(layers, parts, lower, uid_map, gid_map, first_id, tuple(targets), several_ids, own_creators)
+
+
+def _empty(layers: str) -> None:
+    """Remove what an executor that was killed has left, and have layers lie apart, each in a region of the disk of its own.
+
+    Else all layers share the inodes of one region, where ext4 without a journal passes over each that was freed in the last
+    minute, one by one, at every new file: where many workspaces come and go, a fork took 1.7 times as long.
+    """
+    os.makedirs(layers, mode=0o700, exist_ok=True)
+    folder = os.open(layers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in os.listdir(folder):
+        remove_entry(folder, name, missing_ok=True)
+    with contextlib.suppress(OSError):  # of file systems that know no such thing
+        kernel.spread_subfolders(folder)
+    os.close(folder)
+
+
+def _mount_bind(name: str, source: str, read_only: bool, namespace: int) -> None:
+    if os.path.isdir(source):
+        os.mkdir(name)
+    else:
+        os.close(os.open(name, os.O_CREAT | os.O_CLOEXEC, 0o600))
+    if read_only and namespace >= 0:
+        # Owners as they are, seen from inside. Not for writable ones: a tool's root could make setuid-root files there.
+        with contextlib.suppress(OSError):
+            kernel.idmapped_clone(source, name, namespace, read_only=True)
+            return
+    try:
+        kernel.mount(source, name, flags=kernel.MS_BIND)
+        if read_only:
+            _remount_read_only(name)
+    except OSError as error:
+        raise Impossible(f"binds: {source!r} cannot be bound: {error.strerror}") from None
+
+
+def _remount_read_only(name: str) -> None:
+    # Flags that the source has are locked in a namespace of fewer rights, and have to be named again.
+    flags = os.statvfs(name).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)
+    kernel.mount("none", name, flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
+
+
+def _make_dev(owner: int) -> None:
+    kernel.mount(
+        "tmpfs", "dev", "tmpfs", kernel.MS_NOSUID | kernel.MS_NOEXEC, f"mode=755,size=64k,uid={owner},gid={owner}"
+    )
+    for name in ("pts", "shm"):
+        os.mkdir(f"dev/{name}", 0o755)
+        os.chown(f"dev/{name}", owner, owner)
+    for name in _DEVICES:
+        os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_CLOEXEC, 0o666))
+        kernel.mount(f"/dev/{name}", f"dev/{name}", flags=kernel.MS_BIND)
+    for name, target in (
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+    ):
+        os.symlink(target, f"dev/{name}")
+    _remount_read_only("dev")
+
+
+def _detach_others(layers: str) -> None:
+    """Unmount, in this namespace, what no workspace needs: they are copied with each, and keep file systems busy."""
+    for point, _ in reversed(mounts()):
+        if point not in _KEPT_MOUNTS and not is_below(layers, point) and not is_below(point, layers):
+            with contextlib.suppress(OSError):
+                kernel.unmount(point)
+
+
+class _Base:
+    """The lowest layer of our own, written through the paths that workspaces will see."""
+
+    def __init__(self, parts: tuple[str, ...], root: str, first_id: int, *, chown: bool, shift: int) -> None:
+        # By `shift` the owners seen in `root` are higher than those that the image gives.
+        self._parts, self._root, self._first_id, self._chown, self._shift = parts, root, first_id, chown, shift
+        self._masked: list[str] = []
+        for index, part in enumerate(parts):
+            os.mkdir(f"base/u{index}")
+            self._copy_owner(part, f"base/u{index}")
+
+    def copy_top(self) -> None:
+        """For a root that has no lower layer: make its folders and links."""
+        for name in os.listdir(self._root):
+            path, kept = os.path.join(self._root, name), f"base/u0/{name}"
+            if os.path.islink(path):
+                os.symlink(os.readlink(path), kept)
+            elif os.path.isdir(path):
+                os.mkdir(kept)
+        for part in self._parts[1:]:
+            os.makedirs(f"base/u0{part}", exist_ok=True)
+
+    def _place(self, path: str) -> str:
+        """The file of the base layer that stands for a workspace path."""
+        index, part = max(
+            ((i, part) for i, part in enumerate(self._parts) if is_below(path, part)), key=lambda row: len(row[1])
+        )
+        return f"base/u{index}/{path[len(part) :].lstrip('/')}".rstrip("/")
+
+    def _source(self, path: str) -> str:
+        return self._root.rstrip("/") + path or "/"
+
+    def _resolve(self, path: str) -> str:
+        """A workspace path with the links of the image followed; masks and binds are about what they lead to."""
+        return resolve_below(self._root, path)
+
+    def _copy_owner(self, path: str, place: str) -> None:
+        uid, gid, mode = 0, 0, 0o755
+        if not self._is_masked(path):
+            with contextlib.suppress(OSError):
+                info = os.stat(self._source(path))
+                uid, gid = info.st_uid - self._shift, info.st_gid - self._shift
+                mode = stat.S_IMODE(info.st_mode)
+        self._set(place, uid, gid, mode)
+
+    def _set(self, place: str, uid: int, gid: int, mode: int) -> None:
+        if self._chown:
+            nobody = _IDS - 2
+            uid, gid = (identity if 0 <= identity < nobody else nobody for identity in (uid, gid))
+            os.chown(place, self._first_id + uid, self._first_id + gid)
+        os.chmod(place, mode)
+
+    def _is_masked(self, path: str) -> bool:
+        return any(is_below(path, mask) for mask in self._masked)
+
+    def folder(self, path: str, mode: int | None = None) -> str:
+        """Make a folder and those on the way, each as the image has it, or 0755 of root where it has none."""
+        way = ""
+        for part in path.strip("/").split("/"):
+            way += f"/{part}"
+            place = self._place(way)
+            if not os.path.isdir(place):
+                os.mkdir(place)
+                self._copy_owner(way, place)
+        if mode is not None:
+            self._set(self._place(path), 0, 0, mode)
+        return self._place(path)
+
+    def mask(self, path: str) -> None:
+        """Hide what the image has at `path`: a folder becomes an empty one, anything else is gone."""
+        path = self._resolve(path)
+        if path == "/":
+            raise Impossible("masks: '/' cannot be masked")
+        if self._is_masked(path) or not (os.path.lexists(self._source(path)) or path in OWN_FOLDERS):
+            return
+        if os.path.isdir(self._source(path)) or path in OWN_FOLDERS:
+            os.setxattr(self.folder(path), _OPAQUE_XATTR, b"y")
+        else:
+            self.folder(os.path.dirname(path)) if os.path.dirname(path) != "/" else None
+            os.mknod(self._place(path), stat.S_IFCHR, 0)
+        self._masked.append(path)
+
+    def etc(self) -> None:
+        folder = self.folder("/etc")
+        for name, content in _ETC.items():
+            with open(f"{folder}/{name}", "w", encoding="ascii") as file:
+                file.write(content)
+            self._set(f"{folder}/{name}", 0, 0, 0o644)
+
+    def bind_target(self, path: str, *, is_folder: bool) -> str:
+        """A mount point, reachable for every user below a mask; the path that it has in workspaces."""
+        target = self._resolve(path)
+        parent = os.path.dirname(target)
+        if parent != "/":
+            self.folder(parent)
+        for mask in self._masked:
+            if is_below(parent, mask) and mask not in OWN_FOLDERS:
+                self._set(self._place(mask), 0, 0, 0o755)
+        place = self._place(target)
+        if is_folder:
+            self.folder(target)
+        elif not os.path.lexists(place):
+            os.close(os.open(place, os.O_CREAT | os.O_CLOEXEC, 0o644))
+        return target

@@ -1,0 +1,498 @@
+"""The two hosts of workspaces. What they share: a zygote to fork from, limits watched, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from agent_runtime.executor import kernel
+from agent_runtime.executor.host import WorkspaceFailure, WorkspaceSpec
+from agent_runtime.executor.init import processes
+from agent_runtime.executor.init.channel import Message, close_all
+from agent_runtime.executor.overlay.config import HostConfig
+from agent_runtime.executor.overlay.peer import Peer, PeerGone
+from agent_runtime.executor.overlay.spares import Spares
+from agent_runtime.executor.overlay.watch import Watch
+from agent_runtime.executor.overlay.workspace import LiveWorkspace
+
+# Making a workspace takes milliseconds; on a machine that is starved, seconds.
+_CREATE_SECONDS = 60.0
+_HELLO = 0
+# Killing all that a workspace leaves behind takes milliseconds, or 10 s against a fork bomb; tools may hinder who does it.
+_SWEEP_SECONDS = 15.0
+_NOBODY = "65534:65534"
+# With less room than this, what a command wrote may be cut off.
+_FULL_BYTES = 4 * 1024 * 1024
+# Who uses less of a full disk is not what filled it, however small the disk is.
+_LEAST_SHARE_BYTES = 64 * 1024 * 1024
+_FREED_SECONDS = 2.0
+# CLOCK_REALTIME_COARSE of linux/time.h, from which files get their times: a little behind the finer one.
+_FILE_CLOCK = 5
+# In a container, where all the rest are tools, this process and those that serve workspaces weigh 9 times what a tool's
+# thread does: else hundreds of busy threads hold up every answer. On a machine other programs would go before tools, too.
+_TOOL_NICE = 10
+
+
+def _in_container() -> bool:
+    return os.getpid() == 1
+
+
+def _plain_user() -> str | None:
+    """Who runs commands in `Plain` when nobody was named: a container's own user, but never the machine's root."""
+    may_switch = kernel.effective_capabilities() >> kernel.CAP_SETUID & 1
+    return _NOBODY if os.geteuid() == 0 and may_switch and not _in_container() else None
+
+
+async def _readable(descriptor: int) -> None:
+    """Wait until a pid descriptor says that its process has ended."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _bytes_a_file(info: os.statvfs_result) -> int:
+    """The part of a file system that one file takes of it where files are limited too; 0 where they are not."""
+    return info.f_blocks * info.f_frsize // info.f_files if info.f_files else 0
+
+
+def _has_gone(who: str, why: object) -> WorkspaceFailure:
+    return WorkspaceFailure("WorkspaceEnded", f"the process that {who} has gone ({why}); restart the executor")
+
+
+async def kill(process: int) -> None:
+    """End the process of that pid descriptor; returns when it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    await _readable(process)
+
+
+class Host:
+    """What both modes do alike."""
+
+    mode = ""
+    own_network = False
+    own_layers = False
+    unasked_end = "WorkspaceEnded"
+    """Cause of the end of a workspace whose init was killed or stopped, and not by this host."""
+
+    def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int) -> None:
+        self.places = config.places
+        self.config = config
+        self._zygote = zygote
+        self._zygote_pid = zygote_pid
+        self._lock = lock
+        self._live: set[LiveWorkspace] = set()
+        self._removals: set[asyncio.Task[None]] = set()
+        self._blaming = asyncio.Lock()
+        written = config.state_dir if self.own_layers else config.root
+        self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.tool_nice = os.getpriority(os.PRIO_PROCESS, 0) + (_TOOL_NICE if _in_container() else 0)
+        self._watch = Watch(
+            self._proc, self.tool_nice, written, config.memory_bytes, config.disk_bytes, self.measure_disk
+        )
+        self._written = written
+        # If others left the workspaces half of the room, and it is used up, one of them has at least this much.
+        self._share = max(_LEAST_SHARE_BYTES, self._room() // (2 * self.places))
+
+    async def ask(self, message: Message) -> Message:
+        """Ask the zygote. Raises WorkspaceFailure when it cannot."""
+        try:
+            reply, received = await self._zygote.ask(message)
+        except PeerGone as gone:
+            raise _has_gone("makes workspaces", gone) from None
+        close_all(received)
+        if "error" in reply:
+            raise WorkspaceFailure("CreateFailed", str(reply["error"]))
+        return reply
+
+    async def _make(self, spec: WorkspaceSpec, extra: Message) -> LiveWorkspace:
+        """Have the zygote fork an init; what was made of it is gone again when this raises."""
+        request = {
+            "do": "create",
+            "user": spec.user or self.config.user,
+            "workingDir": spec.working_dir,
+            "nice": self.tool_nice,
+            "environment": dict(self.config.environment),
+            "root": self.config.root,
+            "memoryBytes": spec.limits.memory_bytes,
+            "processes": spec.limits.processes,
+            "diskBytes": spec.limits.disk_bytes,
+            "fileBytes": spec.limits.file_bytes,
+            **extra,
+        }
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        our_starts, their_starts = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        peer = Peer(ours, our_starts)
+        reply: Message = {}
+        received: list[int] = []
+        try:
+            hello = peer.expect(_HELLO)
+            try:
+                async with asyncio.timeout(_CREATE_SECONDS):
+                    reply, received = await self._zygote.ask(request, [theirs.fileno(), their_starts.fileno()])
+                    theirs.close()
+                    their_starts.close()
+                    if "error" in reply or len(received) != 1:
+                        raise WorkspaceFailure(
+                            "CreateFailed", f"workspace {spec.id!r} cannot be made: {reply.get('error')}"
+                        )
+                    greeting, handles = await hello
+            except PeerGone as gone:
+                raise WorkspaceFailure("CreateFailed", f"workspace {spec.id!r} cannot be made: {gone}") from None
+            except TimeoutError:
+                raise WorkspaceFailure(
+                    "CreateFailed", f"workspace {spec.id!r} was not made in {_CREATE_SECONDS:.0f} s"
+                ) from None
+            if "error" in greeting:
+                raise WorkspaceFailure("CreateFailed", f"workspace {spec.id!r} cannot be made: {greeting['error']}")
+        except BaseException:
+            theirs.close()
+            their_starts.close()
+            peer.close("it was not made")
+            for process in received:
+                await asyncio.shield(kill(process))
+                os.close(process)
+            if "layer" in reply:
+                self.remove_layer(reply["layer"])
+            raise
+        peer.forget(_HELLO)
+        proc, shm = handles if len(handles) == 2 else (self._proc, None)
+        workspace = LiveWorkspace(self, spec, peer, received[0], int(reply["pid"]), reply.get("layer", ""), proc, shm)
+        self._live.add(workspace)
+        return workspace
+
+    def remove_layer(self, layer: str) -> None:
+        """Have the files of a layer taken away that nobody uses any more."""
+        raise NotImplementedError
+
+    def woke(self, workspace: LiveWorkspace) -> None:
+        """Something starts in that workspace: watch it until nothing is left."""
+        self._watch.add(workspace)
+
+    def slept(self, workspace: LiveWorkspace) -> None:
+        self._watch.remove(workspace)
+
+    async def measure_disk(self, workspace: LiveWorkspace, least: int = 0) -> int:
+        """Bytes of disk that the workspace's files take; each counts as `least` or more."""
+        raise NotImplementedError
+
+    @property
+    def is_disk_full(self) -> bool:
+        """Nothing can be written any more, whoever has filled the disk."""
+        return self._room() < _FULL_BYTES
+
+    def _room(self) -> float:
+        """Bytes that can still be written, in files of at least `_bytes_a_file`."""
+        info = os.statvfs(self._written)
+        # A file system that is not to be written to, or does not tell its size, as some in memory, is never full.
+        if not info.f_blocks or info.f_flag & os.ST_RDONLY:
+            return math.inf
+        room = info.f_bavail * info.f_frsize
+        return min(room, info.f_favail * _bytes_a_file(info)) if info.f_files else room
+
+    async def cause_of_full_disk(self, workspace: LiveWorkspace) -> str:
+        """`Disk` where that workspace has filled it, `WorkspaceEnded` where it may have, else `DiskFull`.
+
+        Its processes are killed first: they might move files away from the count, or hold deleted files that are in no list,
+        as they are only mapped or sent through a socket.
+        """
+        async with self._blaming:
+            while self._removals:
+                await asyncio.wait(self._removals)
+            used, room = workspace.last.disk_bytes, self._room()
+            with contextlib.suppress(WorkspaceFailure):
+                await workspace.kill_processes()
+            try:
+                used = max(used, await self.measure_disk(workspace, _bytes_a_file(os.statvfs(self._written))))
+            except WorkspaceFailure as failure:
+                if used < self._share:
+                    message = f"the disk is full, and its files cannot be counted: {failure.message}"
+                    await workspace.fail("WorkspaceEnded", message)
+                    return "WorkspaceEnded"
+            workspace.has_filled_disk |= used >= self._share
+            # The kernel may free files a while after the process that held them has ended.
+            patience = time.monotonic() + _FREED_SECONDS
+            while not (workspace.has_filled_disk or self._removals) and time.monotonic() < patience:
+                await asyncio.sleep(_FREED_SECONDS / 50)
+                if not self._removals and self._room() - room >= self._share:
+                    # Anybody who writes to this disk may have freed it meanwhile.
+                    await workspace.fail(
+                        "WorkspaceEnded", "the disk was full, and had room when this workspace was ended"
+                    )
+                    return "WorkspaceEnded"
+        return "Disk" if workspace.has_filled_disk else "DiskFull"
+
+    async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
+        """Kill a workspace's init and everything in the workspace."""
+        raise NotImplementedError
+
+    async def forget(self, workspace: LiveWorkspace) -> None:
+        """The workspace has been destroyed."""
+        self._live.discard(workspace)
+        self._watch.remove(workspace)
+
+    async def look_into(
+        self, workspace: LiveWorkspace, operation: str, arguments: Mapping[str, Any], stream: int | None
+    ) -> dict[str, Any]:
+        """A reading file operation on a frozen workspace."""
+        raise NotImplementedError
+
+    def refuse_freeze(self) -> None:
+        """Raise WorkspaceFailure where there is no freezing."""
+
+    def ancestors(self, workspace: LiveWorkspace) -> list[str]:
+        """Ids of the frozen workspaces below it, nearest first."""
+        return []
+
+    async def close(self) -> None:
+        """Destroy everything."""
+        await self._end_all()
+        self._zygote.close("the host was closed")
+        await self._wait_for_zygote()
+        os.close(self._lock)
+
+    async def _end_all(self) -> None:
+        for workspace in list(self._live):
+            with contextlib.suppress(WorkspaceFailure):
+                await workspace.destroy()
+        self._watch.close()
+        os.close(self._proc)
+
+    async def _wait_for_zygote(self) -> None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            process = os.pidfd_open(self._zygote_pid)
+            try:
+                await _readable(process)
+                os.waitid(os.P_PIDFD, process, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 (it has ended)
+            finally:
+                os.close(process)
+
+
+class OverlayHost(Host):
+    """Many workspaces, each with layers and namespaces of its own."""
+
+    mode = "Overlay"
+    own_network = True
+    own_layers = True
+
+    def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int, remover: Peer) -> None:
+        super().__init__(config, zygote, zygote_pid, lock)
+        self._remover = remover
+        # Workspaces that are being made.
+        self._begun = 0
+        self._by_id: dict[str, LiveWorkspace] = {}
+        # Of each layer: the one below it, the workspace's id, and how many stand on it (its own workspace included).
+        self._below: dict[str, str | None] = {}
+        self._ids: dict[str, str] = {}
+        self._users: dict[str, int] = {}
+        self._spares = Spares(self.ask, lambda: self.places - len(self._by_id))
+
+    async def create(self, spec: WorkspaceSpec) -> LiveWorkspace:
+        """As in the interface."""
+        await self._wait_for_room()
+        parent: str | None = None
+        if spec.parent is not None:
+            standing = self._by_id.get(spec.parent)
+            if standing is None or not standing.frozen:
+                state = "does not exist" if standing is None else "is not frozen; freeze it first"
+                raise WorkspaceFailure("CreateFailed", f"parent {spec.parent!r} {state}")
+            parent = standing.layer
+        if spec.id in self._by_id:
+            raise WorkspaceFailure("CreateFailed", f"workspace {spec.id!r} exists already; destroy it first")
+        if parent is not None:
+            self._users[parent] += 1
+        self._begun += 1
+        try:
+            workspace = await self._make(spec, {"chain": self._chain(parent), "view_of": None})
+        except BaseException:
+            self._release(parent)
+            raise
+        finally:
+            self._begun -= 1
+        layer = workspace.layer
+        self._below[layer], self._ids[layer], self._users[layer] = parent, spec.id, 1
+        self._by_id[spec.id] = workspace
+        return workspace
+
+    async def _wait_for_room(self) -> None:
+        """A workspace that was destroyed has its place until its files are gone."""
+        if self._remover.gone.done():
+            raise _has_gone("removes layers", self._remover.gone.result())
+        while self._removals and len(self._by_id) + self._begun + len(self._removals) >= self.places:
+            await asyncio.wait(self._removals, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _make(self, spec: WorkspaceSpec, extra: Message) -> LiveWorkspace:
+        async with self._spares.turn():
+            return await super()._make(spec, extra)
+
+    async def _end_all(self) -> None:
+        await super()._end_all()
+        self._spares.disturb()
+        await asyncio.gather(*self._removals)
+        self._remover.close("the host was closed")
+
+    async def give_up(self) -> None:
+        """Let the zygote be as it was before it became an overlay host; this host is closed."""
+        await self._end_all()
+        with contextlib.suppress(PeerGone):
+            await self._zygote.send(self._zygote.number(), {"do": "give up"})
+
+    def _chain(self, layer: str | None) -> list[str]:
+        chain = []
+        while layer is not None:
+            chain.append(layer)
+            layer = self._below[layer]
+        return chain
+
+    def _release(self, layer: str | None) -> None:
+        """One user of a layer less; the last one has it taken away, and lets go of the one below."""
+        while layer is not None:
+            self._users[layer] -= 1
+            if self._users[layer]:
+                return
+            self.remove_layer(layer)
+            del self._users[layer], self._ids[layer]
+            layer = self._below.pop(layer)
+
+    def remove_layer(self, layer: str) -> None:
+        removal = asyncio.create_task(self._remove(layer))
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
+
+    async def _remove(self, layer: str) -> None:
+        with contextlib.suppress(PeerGone):
+            await self._remover.ask({"layer": layer})
+
+    async def measure_disk(self, workspace: LiveWorkspace, least: int = 0) -> int:
+        reply = await self.ask({"do": "measure", "folder": workspace.layer, "least": least, "since": None})
+        return int(reply["bytes"])
+
+    async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
+        await kill(process)
+
+    async def forget(self, workspace: LiveWorkspace) -> None:
+        if workspace in self._live:
+            await super().forget(workspace)
+            self._by_id.pop(workspace.spec.id, None)
+            self._spares.restock()
+            self._release(workspace.layer)
+
+    async def look_into(
+        self, workspace: LiveWorkspace, operation: str, arguments: Mapping[str, Any], stream: int | None
+    ) -> dict[str, Any]:
+        spec = WorkspaceSpec(
+            f"{workspace.spec.id} (read)", user=workspace.spec.user, working_dir=workspace.spec.working_dir
+        )
+        layer = workspace.layer
+        self._users[layer] += 1
+        try:
+            view = await self._make(spec, {"chain": self._chain(layer), "view_of": layer})
+        except BaseException:
+            close_all([] if stream is None else [stream])
+            self._release(layer)
+            raise
+        try:
+            return await view.file(operation, arguments, stream)
+        finally:
+            self._live.discard(view)
+            try:
+                await asyncio.shield(view.stop())
+            finally:
+                self._release(layer)
+
+    def ancestors(self, workspace: LiveWorkspace) -> list[str]:
+        return [self._ids[layer] for layer in self._chain(self._below.get(workspace.layer))]
+
+    def guarantees(self) -> dict[str, str]:
+        """As in the interface."""
+        return {
+            "isolation": "user, mount, pid, ipc, uts and network namespaces of its own, with container capabilities",
+            "files": "a copy-on-write layer of its own, gone with the workspace; /dev/shm too",
+            "memory": "RLIMIT_DATA for each process; the workspace's use looked at every 20 ms, processes killed when over",
+            "processes": "RLIMIT_NPROC for each user of the workspace's own user namespace; all threads looked at too",
+            "fileSize": "RLIMIT_FSIZE",
+            "disk": "RLIMIT_FSIZE for each file; the layer counted when the disk has moved, processes killed when over",
+            "network": "a network namespace with nothing but its own loopback",
+            "cpu": "None: workspaces share the sandbox's processors, and too many busy threads of one are made nice",
+        }
+
+
+class PlainHost(Host):
+    """One workspace on the given root, with no namespaces of its own. Tools of the same user can end what serves them."""
+
+    mode = "Plain"
+    unasked_end = "Attacked"
+
+    def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int) -> None:
+        super().__init__(config, zygote, zygote_pid, lock)
+        self.places = 1
+        self._created_at = 0
+        self._failing: asyncio.Task[None] | None = None
+        zygote.gone.add_done_callback(lambda _: self._zygote_gone())
+
+    async def create(self, spec: WorkspaceSpec) -> LiveWorkspace:
+        """As in the interface. There is nothing to fork from."""
+        if spec.parent is not None:
+            raise WorkspaceFailure(
+                "CreateFailed", "parent: Plain mode cannot fork; a new sandbox has the image's state"
+            )
+        if self._live:
+            standing = next(iter(self._live)).spec.id
+            raise WorkspaceFailure(
+                "CreateFailed", f"Plain mode has one place, which {standing!r} takes; destroy it first"
+            )
+        self._created_at = time.clock_gettime_ns(_FILE_CLOCK)
+        return await self._make(spec, {"user": spec.user or self.config.user or _plain_user()})
+
+    def _zygote_gone(self) -> None:
+        """It counts the disk's use, and sweeps: nobody gains from killing it."""
+        for workspace in self._live:
+            message = f"workspace {workspace.spec.id!r} has ended: the process that made it was killed"
+            self._failing = asyncio.create_task(workspace.fail(self.unasked_end, message))
+
+    def refuse_freeze(self) -> None:
+        raise WorkspaceFailure(
+            "CreateFailed", "Plain mode cannot freeze: its files are the container's own; use a snapshot"
+        )
+
+    async def measure_disk(self, workspace: LiveWorkspace, least: int = 0) -> int:
+        # Not the growth of the file system: a node's disk is shared with other pods, whose files are nobody's fault here.
+        request = {"do": "measure", "folder": self.config.root, "least": least, "since": self._created_at}
+        return int((await self.ask(request))["bytes"])
+
+    async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
+        # Its orphans fall to the zygote, or to us where a tool has killed that too. One that it has stopped goes on.
+        await kill(process)
+        processes.send(self._zygote_pid, signal.SIGCONT)
+        try:
+            async with asyncio.timeout(_SWEEP_SECONDS):
+                await self.ask({"do": "sweep"})
+        except (WorkspaceFailure, TimeoutError):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, processes.kill_below, self._proc, os.getpid())
+
+    def guarantees(self) -> dict[str, str]:
+        """As in the interface."""
+        return {
+            "isolation": "None: the sandbox is the wall; tools see the executor's processes, untraceable and "
+            "unreadable; who kills one ends the workspace",
+            "files": "None: tools write the container's own root; a clean state is a new sandbox",
+            "memory": "RLIMIT_DATA for each process; use of all of them looked at every 20 ms or so, killed when over",
+            "processes": "the number of their threads looked at every 20 ms or so, killed when over",
+            "fileSize": "RLIMIT_FSIZE",
+            "disk": "RLIMIT_FSIZE for each file; what was written below root counted when the disk moves, processes killed "
+            "when over",
+            "network": "None: the sandbox's own network",
+            "cpu": "None: tools share the sandbox's processors, and too many busy threads are made nice",
+        }

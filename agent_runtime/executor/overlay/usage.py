@@ -1,0 +1,151 @@
+"""What one workspace uses, and whether that is too much. Measuring reads descriptors that the executor got before any
+tool ran; deciding is pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from agent_runtime.executor.host import Limits
+from agent_runtime.executor.init.processes import Process
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+# The executor acts here, so that what is used between two looks does not reach the sandbox's own limit.
+_SANDBOX_FRACTION = 0.9
+# `make -j` with one or two jobs a processor keeps its priority.
+_THREADS_A_PROCESSOR = 2
+# sched(7): each step of nice gives a thread 1.25 times less of a busy processor; there are 19 steps.
+_NICE_RATIO = 1.25
+MAX_NICE = 19
+# Where no limit is given: enough for any build, and far below the 32,768 process ids that a machine may have.
+MAX_PROCESSES = 8192
+# Looking at so many takes about a second, in which the executor does nothing else.
+MAX_DESCRIPTORS = 131_072
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes of memory, live processes and threads, bytes of disk and open descriptors of one workspace."""
+
+    memory_bytes: int = 0
+    processes: int = 0
+    disk_bytes: int = 0
+    descriptors: int = 0
+
+
+def excess(usage: Usage, limits: Limits) -> str | None:
+    """The limit that a workspace is over, as a cause (`Memory`, `Disk`, `Processes`)."""
+    if limits.memory_bytes is not None and usage.memory_bytes > limits.memory_bytes:
+        return "Memory"
+    if usage.processes > (limits.processes or MAX_PROCESSES) or usage.descriptors > MAX_DESCRIPTORS:
+        return "Processes"
+    if limits.disk_bytes is not None and usage.disk_bytes > limits.disk_bytes:
+        return "Disk"
+    return None
+
+
+def fair_nice(runnable: int, processors: int, ordinary: int = 0) -> int:
+    """The least nice value with which so many threads weigh no more than two `ordinary` ones on each processor."""
+    excess = max(1.0, runnable / (_THREADS_A_PROCESSOR * processors))
+    return min(MAX_NICE, ordinary + math.ceil(math.log(excess, _NICE_RATIO)))
+
+
+def sandbox_excess(
+    usages: Mapping[str, Usage], active: Iterable[str], memory_bytes: int | None, disk_bytes: int | None
+) -> tuple[str, str] | None:
+    """(workspace, cause) of the active workspace to stop when all together come near what the sandbox has: the one that
+    uses most. None when there is room, or nobody active to stop.
+    """
+    candidates = [name for name in active if name in usages]
+    if not candidates:
+        return None
+    if (
+        memory_bytes is not None
+        and sum(usage.memory_bytes for usage in usages.values()) > memory_bytes * _SANDBOX_FRACTION
+    ):
+        return max(candidates, key=lambda name: usages[name].memory_bytes), "Memory"
+    if disk_bytes is not None and sum(usage.disk_bytes for usage in usages.values()) > disk_bytes * _SANDBOX_FRACTION:
+        return max(candidates, key=lambda name: usages[name].disk_bytes), "Disk"
+    return None
+
+
+def _read(proc: int, name: str) -> bytes:
+    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    try:
+        return os.read(descriptor, 16384)
+    finally:
+        os.close(descriptor)
+
+
+def shm_bytes(shm: int) -> int:
+    """What the files on that tmpfs take."""
+    info = os.fstatvfs(shm)
+    return (info.f_blocks - info.f_bfree) * info.f_frsize
+
+
+def resident_bytes(proc: int, pid: int) -> int:
+    """Memory that a process has mapped and touched, its libraries included; 0 when it has gone."""
+    try:
+        return int(_read(proc, f"{pid}/statm").split()[1]) * _PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def memory_bytes(
+    proc: int, processes: Iterable[Process], init: int, init_bytes: int, shared: int, enough: int | None
+) -> int:
+    """Memory of these processes, and `shared` bytes of files in memory. Exact above `enough`; below, an upper bound.
+
+    Children of `init` share what init had when it was new, `init_bytes`; only what they have beyond it counts.
+    """
+    processes = list(processes)
+    resident = 0
+    for process in processes:
+        own = resident_bytes(proc, process.pid)
+        resident += max(0, own - init_bytes) if process.parent == init else own
+    if enough is None or resident + shared <= enough:
+        return resident + shared
+    # Libraries and forked pages count once for each process above, and mapped files cost nobody anything.
+    anonymous = mapped = 0
+    for process in processes:
+        with contextlib.suppress(OSError, ValueError):
+            for line in _read(proc, f"{process.pid}/smaps_rollup").split(b"\n"):
+                if line.startswith(b"Pss_Anon:"):
+                    anonymous += int(line.split()[1]) * 1024
+                elif line.startswith(b"Pss_Shmem:"):
+                    mapped += int(line.split()[1]) * 1024
+    return anonymous + max(mapped, shared)
+
+
+def hidden_bytes(proc: int, processes: Iterable[Process], memory_device: int) -> tuple[int, int, int]:
+    """(memory, disk) held by files without a name: memfds, and deleted files that are still open; and the number of open
+    descriptors. It stops at more than MAX_DESCRIPTORS.
+    """
+    memory = disk = descriptors = 0
+    seen: set[tuple[int, int]] = set()
+    for process in processes:
+        if descriptors > MAX_DESCRIPTORS:
+            break
+        with contextlib.suppress(OSError):
+            folder = os.open(f"{process.pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+            try:
+                names = os.listdir(folder)
+                descriptors += len(names)
+                for name in names:
+                    with contextlib.suppress(OSError):
+                        info = os.stat(name, dir_fd=folder)
+                        if info.st_nlink or not stat.S_ISREG(info.st_mode) or (info.st_dev, info.st_ino) in seen:
+                            continue
+                        seen.add((info.st_dev, info.st_ino))
+                        if info.st_dev == memory_device:
+                            memory += info.st_blocks * 512
+                        else:
+                            disk += info.st_blocks * 512
+            finally:
+                os.close(folder)
+    return memory, disk, descriptors

@@ -1,0 +1,253 @@
+"""Makes one workspace: its layers, its namespaces, its view of the image. Runs in a fork of the zygote.
+
+The order matters; docs/workspaces.md says why. All paths of a workspace are resolved from inside it, after the new root is
+in place, so that links which a frozen layer may hold lead nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import socket
+import stat
+from typing import NoReturn
+
+from agent_runtime.executor import kernel
+from agent_runtime.executor.init.channel import Channel, Message
+from agent_runtime.executor.init.commands import Surroundings
+from agent_runtime.executor.init.init import Init
+from agent_runtime.executor.init.trees import remove
+from agent_runtime.executor.overlay.base_layers import HOSTNAME, Ground
+from agent_runtime.executor.overlay.usage import MAX_PROCESSES
+
+# Without a limit of its own a workspace may fill this much of /dev/shm; Docker gives 64 MiB, too little for PyTorch.
+_SHM_BYTES = 1024**3
+# A workspace takes four descriptors; the usual soft limit of 1,024 would end at some 200 of them.
+_DESCRIPTORS = 65536
+# The kernel allows 3,072 pseudo-terminals in all containers of a machine together. One workspace must not take them all.
+_MAX_TERMINALS = 64
+# `tty`, in every distribution.
+_TERMINAL_GROUP = 5
+# Tools go before the executor when the machine itself runs out of memory.
+_OOM_SCORE = 900
+# How many ids a range has besides those of root and nobody.
+_CREATORS = 65534
+HELLO = 0
+# The number of what spares and the keeper say to each other.
+IDS = 0
+
+Received = tuple[int, Message, list[int]]
+
+
+def make_layer(ground: Ground, name: str) -> None:
+    """The empty folders of a new layer."""
+    os.mkdir(name, 0o755)
+    for part in range(len(ground.parts)):
+        os.mkdir(f"{name}/u{part}")
+        os.mkdir(f"{name}/w{part}", 0o700)
+
+
+def _lay_over(ground: Ground, name: str, parent: str) -> None:
+    """Give the root folder of an empty layer the owner and the mode that layer `parent` has there."""
+    for part in range(len(ground.parts)):
+        below = os.stat(f"{parent}/u{part}", follow_symlinks=False)
+        if (below.st_uid, below.st_gid) != (os.geteuid(), os.getegid()):
+            os.chown(f"{name}/u{part}", below.st_uid, below.st_gid)
+        os.chmod(f"{name}/u{part}", stat.S_IMODE(below.st_mode))
+
+
+def raise_own_limits() -> None:
+    """Let this process, and what serves the workspaces, open as many files as they need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def process_limits(request: Message, *, own_users: bool = True) -> dict[int, int]:
+    """The rlimits that keep what a workspace's limits allow one process or user.
+
+    The kernel counts processes by user; that means something only where the users are the workspace's own. It also counts
+    the descriptors that a user has sent through sockets, over all workspaces, and refuses to send more to whoever's own
+    limit they exceed. Half of what this process has keeps the tools from having that happen to what serves workspaces.
+    """
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2}
+    if own_users:
+        limits[resource.RLIMIT_NPROC] = request["processes"] or MAX_PROCESSES
+    sizes = [size for size in (request["fileBytes"], request["diskBytes"]) if size is not None]
+    if sizes:
+        limits[resource.RLIMIT_FSIZE] = min(sizes)
+    if request["memoryBytes"] is not None:
+        limits[resource.RLIMIT_DATA] = request["memoryBytes"]
+    return limits
+
+
+def build(ground: Ground, requests: Channel, own: str) -> NoReturn:
+    """Become the init of a workspace, in the mount and PID namespaces of its own that this process was forked into.
+
+    Layer `own` is made for it at once. `requests` says first what the workspace stands on: then its files are mounted, and
+    it is shut off from all outside of it. Meanwhile it says that its ids are to be mapped, and hears that they have been
+    (both IDS). The request says which workspace it is, and brings the init's sides of its two sockets, for requests and for
+    commands to start; it may come before any of this was done. What fails is told over the first of these, as HELLO.
+    """
+    try:
+        make_layer(ground, own)
+    except OSError:  # which comes again when the layer is mounted, and is told then
+        with contextlib.suppress(OSError):
+            remove(own)
+    footing = requests.receive()
+    if footing is None:
+        os._exit(0)
+    early = failure = None
+    uppers: list[int] = []
+    try:
+        uppers = _mount_view(ground, own, footing[1])
+        # Before the user namespace: there a process that hides, which root of a machine started, cannot write it.
+        _write("/proc/self/oom_score_adj", str(_OOM_SCORE))
+        if ground.own_creators:
+            # The kernel counts what a user namespace holds (inotify) for the user who made it too: not for all workspaces.
+            kernel.become_keeping_capabilities(ground.first_id + 1 + int(own, 16) % _CREATORS)
+        early = _enter_user_namespace(requests)
+        _shut_off()
+    except OSError as error:
+        failure = error
+    # What failed while nobody waited for it may be over when somebody does.
+    is_stale = failure is not None and early is None and not select.select([requests.end], [], [], 0)[0]
+    received = None if is_stale else early or requests.receive()
+    if received is None:
+        os._exit(0)
+    _, request, ends = received
+    channel, starts = (Channel(socket.socket(fileno=end)) for end in ends)
+    try:
+        if failure is not None:
+            raise failure
+        _serve(ground, request, channel, starts, uppers)
+    except OSError as error:
+        channel.send(HELLO, {"error": f"{error.filename or 'a step'}: {error.strerror}"})
+    finally:
+        os._exit(1)
+
+
+def _enter_user_namespace(requests: Channel) -> Received | None:
+    """Be root of a user namespace of its own; the request, where that has come meanwhile."""
+    kernel.unshare(kernel.CLONE_NEWUSER, "user")
+    requests.send(IDS, {})
+    early: Received | None = None
+    while (received := requests.receive()) is not None:
+        if received[0] == IDS:
+            with contextlib.suppress(PermissionError):
+                os.setgroups([0])
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            kernel.hide_from_tools()
+            return early
+        early = received
+    raise OSError(0, "its ids could not be mapped", "the user namespace")
+
+
+def _shut_off() -> None:
+    """Have namespaces of its own for all the rest."""
+    kernel.unshare(
+        kernel.CLONE_NEWNET | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS,
+        "network, mount, ipc and uts",
+    )
+    socket.sethostname(HOSTNAME)
+    kernel.raise_loopback()
+    with contextlib.suppress(OSError):
+        # Some kernels and profiles refuse a new sysfs; then /sys stays empty.
+        kernel.mount("sysfs", "/sys", "sysfs", kernel.MS_RDONLY | _PROC_FLAGS)
+    _write("/proc/sys/user/max_user_namespaces", "0")
+
+
+def _serve(ground: Ground, request: Message, channel: Channel, starts: Channel, uppers: list[int]) -> NoReturn:
+    """Give the workspace what its limits allow, and itself no more rights than it needs; then serve it."""
+    shm_bytes = min(request["memoryBytes"] or _SHM_BYTES, _SHM_BYTES)
+    kernel.mount("tmpfs", "/dev/shm", "tmpfs", _NO_PRIVILEGES, f"mode=1777,size={shm_bytes},uid=0,gid=0")
+    with contextlib.suppress(OSError):
+        _write("/proc/sys/kernel/shmall", str(shm_bytes // os.sysconf("SC_PAGE_SIZE")))
+    kernel.mount("/proc/sys", "/proc/sys", flags=kernel.MS_BIND)
+    kernel.mount("none", "/proc/sys", flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _PROC_FLAGS)
+    kernel.keep_only_container_capabilities()
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    shm = os.open("/dev/shm", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    kernel.close_all_but([channel.end.fileno(), starts.end.fileno(), proc, shm, *uppers])
+    channel.send(HELLO, {}, [proc, shm])
+    os.close(shm)
+    layer = tuple(
+        (part.strip("/") + "/" if part != "/" else "", upper) for part, upper in zip(ground.parts, uppers, strict=True)
+    )
+    where = Surroundings(
+        isolated=True,
+        user=request["user"] or "0",
+        working_dir=request["workingDir"],
+        nice=request["nice"],
+        environment=request["environment"],
+        rlimits=process_limits(request),
+        layer=layer,
+    )
+    Init(channel, starts, where, proc).serve()
+
+
+_NO_PRIVILEGES = kernel.MS_NOSUID | kernel.MS_NODEV
+_PROC_FLAGS = _NO_PRIVILEGES | kernel.MS_NOEXEC
+
+
+def _write(path: str, content: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, content.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _mount_view(ground: Ground, own: str, footing: Message) -> list[int]:
+    """Mount a workspace's root and move it onto `/`; descriptors of the layer that a snapshot is made of.
+
+    `own` is its empty layer. It stands on `footing`: a `chain` of frozen layers, the nearest first; where it is a view of
+    one (`view_of`) it has no layer of its own.
+    """
+    chain, frozen = footing["chain"], footing["view_of"]
+    if frozen:
+        remove(own)
+    else:
+        if not os.path.isdir(own):
+            make_layer(ground, own)
+        _lay_over(ground, own, chain[0] if chain else "base")
+    folder = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    uppers = [os.open(f"{frozen or own}/u{part}", folder) for part in range(len(ground.parts))]
+    layers = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    dev = os.open("dev", os.O_PATH | os.O_CLOEXEC)
+    binds = [os.open(f"bind{index}", os.O_PATH | os.O_CLOEXEC) for index in range(len(ground.binds))]
+    for part, path in enumerate(ground.parts):
+        os.fchdir(layers)
+        lower = [f"{layer}/u{part}" for layer in [*chain, "base"]]
+        lower += ground.lower[part]
+        options = f"lowerdir={':'.join(lower)},userxattr"
+        if not frozen:
+            options += f",upperdir={own}/u{part},workdir={own}/w{part},volatile"
+        kernel.mount("overlay", "m" if part == 0 else path, "overlay", kernel.MS_NODEV, options)
+        if part == 0:
+            os.chdir("m")
+            kernel.mount(".", "/", flags=kernel.MS_MOVE)
+            os.chroot(".")
+    os.chdir("/")
+    kernel.mount("proc", "/proc", "proc", _PROC_FLAGS)
+    kernel.mount(f"/proc/self/fd/{dev}", "/dev", flags=kernel.MS_BIND | kernel.MS_REC)
+    group = f",gid={ground.first_id + _TERMINAL_GROUP}" if ground.several_ids else ""
+    kernel.mount(
+        "devpts",
+        "/dev/pts",
+        "devpts",
+        kernel.MS_NOSUID | kernel.MS_NOEXEC,
+        f"newinstance,ptmxmode=0666,mode=620,max={_MAX_TERMINALS}{group}",
+    )
+    for bind, target in zip(binds, ground.binds, strict=True):
+        kernel.mount(f"/proc/self/fd/{bind}", target, flags=kernel.MS_BIND)
+        if os.fstatvfs(bind).f_flag & os.ST_RDONLY:
+            kernel.mount("none", target, flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _NO_PRIVILEGES)
+    return uppers

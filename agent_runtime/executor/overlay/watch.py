@@ -1,0 +1,242 @@
+"""Watches the workspaces in which something runs, and stops those that are over a limit. Idle ones cost nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from agent_runtime.executor.host import WorkspaceFailure
+from agent_runtime.executor.init.processes import (
+    Process,
+    all_processes,
+    descendants,
+    live_threads,
+    runnable_threads,
+)
+from agent_runtime.executor.init.trees import remove_entry
+from agent_runtime.executor.overlay.usage import (
+    MAX_NICE,
+    Usage,
+    excess,
+    fair_nice,
+    hidden_bytes,
+    memory_bytes,
+    sandbox_excess,
+    shm_bytes,
+)
+from agent_runtime.executor.overlay.workspace import LiveWorkspace
+
+# A process can touch about 1 GiB of new memory in a second here: some 20 MiB between two looks.
+_LOOK_SECONDS = 0.02
+# Where no limit is set, looking only keeps the figures of `usage` fresh.
+_IDLE_LOOK_SECONDS = 0.25
+# For so many looks a workspace that was stopped is waited for, before another one is considered.
+_DYING_LOOKS = 250
+# However many processes there are, looking takes at most a tenth of one processor.
+_REST_FACTOR = 9
+# The disk is shared with the machine's own noise; smaller moves are not worth a count.
+_DISK_STEP_BYTES = 1024 * 1024
+# Counting takes as long as there are files, and a disk that others share moves all the time. So it rests like looking does,
+# but never longer than this: meanwhile nobody counts.
+_COUNT_REST_SECONDS = 1.0
+
+
+class _Known:
+    """What was last seen of one workspace: its runnable threads, and its layer."""
+
+    def __init__(self) -> None:
+        self.runnable = 0
+        self.file_system_used = 0
+        self.hidden = 0
+        self.counting: asyncio.Task[None] | None = None
+        self.stopped_at = 0
+
+
+class Watch:
+    """The one task of a host that looks. When the file system of folder `written` has moved, files are counted.
+
+    `proc` is the /proc of this process's own PID namespace; tools start with the nice value `tool_nice`.
+    """
+
+    def __init__(
+        self,
+        proc: int,
+        tool_nice: int,
+        written: str,
+        memory_limit: int | None,
+        disk_limit: int | None,
+        count_disk: Callable[[LiveWorkspace], Awaitable[int]],
+    ) -> None:
+        self._proc, self._written = proc, written
+        self._processors, self._tool_nice = len(os.sched_getaffinity(0)), tool_nice
+        self._memory_limit, self._disk_limit = memory_limit, disk_limit
+        self._count_disk = count_disk
+        self._active: set[LiveWorkspace] = set()
+        self._known: dict[LiveWorkspace, _Known] = {}
+        self._stopping: dict[LiveWorkspace, asyncio.Task[None]] = {}
+        self._awake = asyncio.Event()
+        with open(os.memfd_create("device", os.MFD_CLOEXEC), "rb") as probe:
+            self._memory_device = os.fstat(probe.fileno()).st_dev
+        self._task = asyncio.create_task(self._run())
+
+    def add(self, workspace: LiveWorkspace) -> None:
+        """Look at it until it has no processes."""
+        self._active.add(workspace)
+        if workspace not in self._known:
+            self._known[workspace] = _Known()
+            self._known[workspace].file_system_used = self._file_system_used()
+        self._awake.set()
+
+    def remove(self, workspace: LiveWorkspace) -> None:
+        """It has ended."""
+        self._active.discard(workspace)
+        known = self._known.pop(workspace, None)
+        if known and known.counting:
+            known.counting.cancel()
+
+    def close(self) -> None:
+        self._task.cancel()
+        for workspace in list(self._known):
+            self.remove(workspace)
+
+    async def _run(self) -> None:
+        while True:
+            await self._awake.wait()
+            limited = self._memory_limit or self._disk_limit
+            limited = limited or any(_limited(workspace) for workspace in self._active)
+            await asyncio.sleep(_LOOK_SECONDS if limited else _IDLE_LOOK_SECONDS)
+            began = time.thread_time()
+            await self._look_at_all()
+            await asyncio.sleep((time.thread_time() - began) * _REST_FACTOR)
+
+    async def _look_at_all(self) -> None:
+        used = self._file_system_used()
+        for workspace in list(self._active):
+            # One look at each, all in a row, would hold up everything else for long.
+            await asyncio.sleep(0)
+            if workspace not in self._active:
+                continue
+            workspace.give_up_silent()
+            with contextlib.suppress(OSError):
+                self._look(workspace, used)
+        if not self._active:
+            self._awake.clear()
+        if self._stopping:
+            return  # what is being stopped still counts; nobody else should go for it
+        usages = {str(id(workspace)): workspace.last for workspace in self._known}
+        active = {str(id(workspace)): workspace for workspace in self._active}
+        over = sandbox_excess(usages, active, self._memory_limit, self._disk_limit)
+        if over is not None:
+            self._stop(active[over[0]], self._end(active[over[0]], over[1]))
+
+    def _look(self, workspace: LiveWorkspace, used: int) -> None:
+        everything = all_processes(workspace.proc)
+        if any(process.pid == workspace.inner_init and process.state == "T" for process in everything):
+            if workspace not in self._stopping:
+                message = f"workspace {workspace.spec.id!r} has ended: its init was stopped, which no tool may do"
+                self._stop(workspace, workspace.fail(workspace.unasked_end, message))
+            return
+        running = descendants(everything, workspace.inner_init)
+        known = self._known[workspace]
+        tools = _tools(running, workspace.inner_init)
+        count = sum(process.threads for process in tools)
+        self._share_processors(workspace, known, tools, count)
+        running = live_threads(workspace.proc, running)
+        limits = workspace.spec.limits
+        memory_limit = min(
+            (limit for limit in (limits.memory_bytes, self._memory_limit) if limit is not None), default=None
+        )
+        hidden_memory, hidden_disk, descriptors = hidden_bytes(workspace.proc, running, self._memory_device)
+        shared = hidden_memory + (shm_bytes(workspace.shm) if workspace.shm is not None else 0)
+        memory = memory_bytes(workspace.proc, running, workspace.inner_init, workspace.init_bytes, shared, memory_limit)
+        disk = workspace.last.disk_bytes - known.hidden + hidden_disk
+        known.hidden = hidden_disk
+        workspace.last = Usage(memory, count, disk, descriptors)
+        if abs(used - known.file_system_used) > _DISK_STEP_BYTES and known.counting is None:
+            known.file_system_used = used
+            known.counting = asyncio.create_task(self._count(workspace, known))
+        cause = excess(workspace.last, limits)
+        if cause and running and workspace not in self._stopping and not (cause == "Disk" and disk <= known.stopped_at):
+            self._stop(workspace, self._end(workspace, cause))
+        if count == 0 and not workspace.busy:
+            # Whoever is still there is init's spare subreaper, or dying; neither is counted for ever.
+            workspace.last = Usage(shared, 0, disk)
+            self._active.discard(workspace)
+
+    def _share_processors(self, workspace: LiveWorkspace, known: _Known, tools: list[Process], count: int) -> None:
+        """Make threads nice that are too many for two looks: the kernel divides processors among threads, not workspaces.
+
+        It makes none less nice again, which in a pod nobody may. So threads that only wait are let be, a shell's too.
+        """
+        # Reading each thread of a large program takes a while.
+        is_small = fair_nice(count, self._processors) == 0
+        threads = [] if is_small else runnable_threads(workspace.proc, tools)
+        nice = fair_nice(min(known.runnable, len(threads)), self._processors, self._tool_nice)
+        known.runnable = len(threads)
+        if all(thread.nice >= nice for thread in threads):
+            return
+        outside = _tools(descendants(all_processes(self._proc), workspace.init_pid), workspace.init_pid)
+        for thread in runnable_threads(self._proc, outside):
+            if thread.nice < nice:
+                with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                    os.setpriority(os.PRIO_PROCESS, thread.pid, nice)
+                    if nice == MAX_NICE:
+                        os.sched_setscheduler(thread.pid, os.SCHED_IDLE, os.sched_param(0))
+
+    async def _count(self, workspace: LiveWorkspace, known: _Known) -> None:
+        began = time.monotonic()
+        try:
+            counted = await self._count_disk(workspace)
+            workspace.last = replace(workspace.last, disk_bytes=counted + known.hidden)
+            await asyncio.sleep(min((time.monotonic() - began) * _REST_FACTOR, _COUNT_REST_SECONDS))
+        except WorkspaceFailure:
+            pass
+        finally:
+            known.counting = None
+
+    def _stop(self, workspace: LiveWorkspace, ending: Coroutine[Any, Any, None]) -> None:
+        # What it has left on disk stays; a later command that only removes some of it is let be.
+        self._known[workspace].stopped_at = workspace.last.disk_bytes
+        task = asyncio.create_task(ending)
+        self._stopping[workspace] = task
+        task.add_done_callback(lambda _: self._stopping.pop(workspace, None))
+
+    async def _end(self, workspace: LiveWorkspace, cause: str) -> None:
+        before = workspace.last.memory_bytes
+        await workspace.stop_excess(cause)
+        if cause == "Memory" and workspace.shm is not None:
+            await asyncio.get_running_loop().run_in_executor(None, _clear, os.dup(workspace.shm))
+        # A large process takes a while to die, and its memory counts until it has.
+        for _ in range(_DYING_LOOKS):
+            if workspace not in self._active or workspace.last.memory_bytes <= before / 2:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _file_system_used(self) -> int:
+        info = os.statvfs(self._written)
+        return (info.f_blocks - info.f_bfree) * info.f_frsize
+
+
+def _tools(running: list[Process], init: int) -> list[Process]:
+    """All but the direct children of init, which are subreapers and helpers."""
+    return [process for process in running if process.parent != init]
+
+
+def _limited(workspace: LiveWorkspace) -> bool:
+    limits = workspace.spec.limits
+    return any(limit is not None for limit in (limits.memory_bytes, limits.processes, limits.disk_bytes))
+
+
+def _clear(folder: int) -> None:
+    """Files in memory outlive the processes that wrote them; they go with them here."""
+    try:
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                remove_entry(folder, name, missing_ok=True)
+    finally:
+        os.close(folder)

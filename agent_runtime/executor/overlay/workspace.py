@@ -1,0 +1,448 @@
+"""A live or frozen workspace as the executor sees it: a conversation with its init, and a handle to kill it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agent_runtime.executor.host import Exit, FileFailure, Watcher, WorkspaceFailure, WorkspaceSpec
+from agent_runtime.executor.init.channel import Message, close_all
+from agent_runtime.executor.init.init import CRASHED
+from agent_runtime.executor.init.start_request import StartRequest
+from agent_runtime.executor.overlay.peer import Peer, PeerGone
+from agent_runtime.executor.overlay.usage import Usage, resident_bytes
+
+if TYPE_CHECKING:
+    from agent_runtime.executor.overlay.hosts import Host
+
+# An init only forks and forwards; one that has not answered for so long has stopped working.
+_ANSWER_SECONDS = 30.0
+# Before a workspace over its limits is killed from outside, its init gets this long to kill what runs in it.
+_KILL_SECONDS = 2.0
+_READS = frozenset({"read", "stat", "list", "tar", "snapshot"})
+_MAX_TEXT = 2000
+
+
+def _text(message: Message, key: str) -> str:
+    value = message.get(key)
+    return value[:_MAX_TEXT] if isinstance(value, str) else "?"
+
+
+def _whole(message: Message, key: str, low: int, high: int) -> int | None:
+    value = message.get(key)
+    return value if type(value) is int and low <= value <= high else None
+
+
+def _failure(message: Message) -> FileFailure:
+    return FileFailure(_whole(message, "errno", 0, 4096) or 0, _text(message, "path"), _text(message, "error"))
+
+
+class Command:
+    """A command and its tree. `pid` is its number inside the workspace."""
+
+    def __init__(self, workspace: LiveWorkspace, number: int, watcher: Watcher) -> None:
+        self.pid = 0
+        self._workspace, self._number = workspace, number
+        # None when there is nothing more to tell.
+        self._watcher: Watcher | None = watcher
+        self._cause: str | None = None
+        # Until it is known whether it was started.
+        self.asked_at: float | None = time.monotonic()
+
+    def hear(self, message: Message, descriptors: list[int]) -> None:
+        """What its subreaper, or init, says: that it started, failed to, or ended; of a short one both at once."""
+        close_all(descriptors)
+        if self._watcher is None:
+            return
+        lost = _whole(message, "lost", 1, 64)
+        if lost is not None:
+            # A tool has ended its subreaper. That is how the command ended, also when it had not yet told that it started:
+            # no tool should be able to make its own failure look like the executor's.
+            self.end(None, lost)
+            return
+        code, number = _whole(message, "code", 0, 255), _whole(message, "signal", 1, 64)
+        if not self.pid:
+            pid = _whole(message, "pid", 1, 2**22)
+            if pid is None:
+                self.refuse(_failure(message))
+                return
+            self.pid = pid
+            self.asked_at = None
+            if code is None and number is None:
+                self._watcher.started()
+        if code is not None or number is not None:
+            self.end(code if number is None else None, number)
+
+    def blame(self, cause: str | None) -> None:
+        """Say why it will end; the first reason given stays."""
+        self._cause = self._cause or cause
+
+    def end(self, code: int | None, number: int | None) -> None:
+        if self._cause is None and self._workspace.host.is_disk_full:
+            # Finding out kills its subreaper too, of which it must not hear.
+            self._workspace.forget(self._number)
+            self._workspace.help(self._end_on_full_disk(code, number))
+        elif watcher := self._finish():
+            watcher.ended(Exit(code, number, self._cause))
+
+    async def _end_on_full_disk(self, code: int | None, number: int | None) -> None:
+        self.blame(await self._workspace.host.cause_of_full_disk(self._workspace))
+        self.end(code, number)
+
+    def refuse(self, failure: FileFailure | WorkspaceFailure) -> None:
+        """It is not, or no longer, to be started."""
+        if watcher := self._finish():
+            watcher.refused(failure)
+
+    def lose(self, failure: WorkspaceFailure) -> None:
+        """The workspace has ended, and it with it."""
+        self.blame(failure.cause)
+        if self.asked_at is None:
+            self.end(None, signal.SIGKILL)
+        else:
+            self.refuse(failure)
+
+    def _finish(self) -> Watcher | None:
+        self._workspace.forget(self._number)
+        watcher, self._watcher = self._watcher, None
+        return watcher
+
+    async def signal(self, number: int, *, tree: bool, cause: str | None = None) -> None:
+        """Send a signal to the command, or to its whole tree, orphans that left its session included."""
+        self.blame(cause)
+        arguments = {"command": self._number, "pid": self.pid, "number": int(number), "tree": tree}
+        await self._workspace.request({"do": "signal", "arguments": arguments}, seconds=_ANSWER_SECONDS)
+
+
+class LiveWorkspace:
+    """One workspace. `layer` is the name of its own layer's folder (empty in `Plain`)."""
+
+    def __init__(
+        self,
+        host: Host,
+        spec: WorkspaceSpec,
+        peer: Peer,
+        process: int,
+        init_pid: int,
+        layer: str,
+        proc: int,
+        shm: int | None,
+    ) -> None:
+        self.spec = spec
+        self.failed: asyncio.Future[WorkspaceFailure] = asyncio.get_running_loop().create_future()
+        self.layer, self.proc, self.shm = layer, proc, shm
+        # Its number here, and in the process list that `proc` shows.
+        self.init_pid, self.inner_init = init_pid, 1 if host.own_network else init_pid
+        self.unasked_end = host.unasked_end
+        self.init_bytes = resident_bytes(proc, self.inner_init)
+        self.frozen = False
+        self.has_filled_disk = False
+        self.last = Usage()
+        self.host = host
+        self._peer = peer
+        self._process: int | None = process
+        self._commands: dict[int, Command] = {}
+        self._helpers: set[asyncio.Task[None]] = set()
+        self._file_operations = 0
+        self._ending: asyncio.Task[None] | None = None
+        self._cause = self.unasked_end
+        peer.listen(CRASHED, self._crashed)
+        peer.gone.add_done_callback(lambda gone: self._lost(gone.result()))
+        # Its children may live on and keep the channel open, where they are not in a namespace that ends with it.
+        asyncio.get_running_loop().add_reader(process, self._init_ended)
+
+    def start(
+        self,
+        argv: Sequence[str] | str,
+        watcher: Watcher,
+        *,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        env: Mapping[str, str],
+        cwd: str | None,
+        user: str | None,
+        tty: tuple[int, int] | None,
+    ) -> Command:
+        """As in the interface. `tty`'s size was given to the terminal when it was opened."""
+        request = StartRequest(argv, {**self.spec.env, **env}, cwd, user, tty is not None)
+        descriptors = [stdin, stdout, stderr]
+        try:
+            self._refuse_if_frozen("a command")
+            _refuse_nul(request)
+        except (FileFailure, WorkspaceFailure):
+            close_all(sorted(set(descriptors)))
+            raise
+        number = self._peer.number()
+        command = self._commands[number] = Command(self, number, watcher)
+        self._peer.listen(number, command.hear)
+        self.host.woke(self)
+        try:
+            is_asked = self._peer.start_now(number, request, descriptors)
+        except PeerGone as gone:
+            is_asked = True
+            command.refuse(self._gone(gone))
+        if is_asked:
+            close_all(sorted(set(descriptors)))
+        else:
+            self.help(self._start_later(command, number, request, descriptors))
+        return command
+
+    async def _start_later(
+        self, command: Command, number: int, request: StartRequest, descriptors: Sequence[int]
+    ) -> None:
+        try:
+            await self._peer.start(number, request, descriptors)
+        except PeerGone as gone:
+            command.refuse(self._gone(gone))
+        finally:
+            close_all(sorted(set(descriptors)))
+
+    def give_up_silent(self) -> None:
+        """End the commands of which nobody has said for too long whether they were started."""
+        latest = time.monotonic() - _ANSWER_SECONDS
+        for command in self._commands.values():
+            if command.asked_at is not None and command.asked_at < latest:
+                command.asked_at = math.inf
+                self.help(self._end_silent(command))
+
+    async def _end_silent(self, command: Command) -> None:
+        try:
+            await command.signal(signal.SIGKILL, tree=True)
+        except WorkspaceFailure as failure:
+            command.refuse(failure)
+        else:
+            command.end(None, signal.SIGKILL)
+
+    def help(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this beside everything else."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._helpers.add(task)
+        task.add_done_callback(self._helpers.discard)
+
+    def forget(self, number: int) -> None:
+        """That command is over."""
+        self._commands.pop(number, None)
+        self._peer.forget(number)
+
+    async def open_terminal(self, rows: int, columns: int) -> tuple[int, int]:
+        """As in the interface."""
+        self._refuse_if_frozen("a terminal")
+        master, slave = await self._descriptors({"do": "terminal", "rows": rows, "columns": columns}, 2)
+        if not (os.isatty(master) and os.isatty(slave)):
+            close_all([master, slave])
+            raise WorkspaceFailure("WorkspaceEnded", "the workspace's init sent something that is no terminal")
+        return master, slave
+
+    async def listen(self, port: int) -> int | None:
+        """As in the interface."""
+        self._refuse_if_frozen("a port")
+        if not self.host.own_network:
+            return None
+        descriptor = (await self._descriptors({"do": "listen", "port": port}, 1))[0]
+        if not _is_listening(descriptor):
+            os.close(descriptor)
+            raise WorkspaceFailure("WorkspaceEnded", "the workspace's init sent something that does not listen")
+        return descriptor
+
+    async def _descriptors(self, message: Message, count: int) -> list[int]:
+        reply, received = await self.request(message, seconds=_ANSWER_SECONDS)
+        if len(received) != count:
+            close_all(received)
+            raise _failure(reply) if "error" in reply else self._silent()
+        return received
+
+    async def file(self, operation: str, arguments: Mapping[str, Any], stream: int | None = None) -> dict[str, Any]:
+        """As in the interface; docs/workspaces.md has the arguments and replies of each operation."""
+        if self.frozen:
+            if operation not in _READS:
+                close_all([] if stream is None else [stream])
+                self._refuse_if_frozen(f"the file operation {operation!r}")
+            return await self.host.look_into(self, operation, arguments, stream)
+        number = self._peer.number()
+        message = {"do": "file", "operation": operation, "arguments": dict(arguments)}
+        answer = self._peer.expect(number)
+        self._file_operations += 1
+        try:
+            try:
+                self.host.woke(self)
+                await self._peer.send(number, message, [] if stream is None else [stream])
+            finally:
+                if stream is not None:
+                    os.close(stream)
+            reply, received = await answer
+        except PeerGone as gone:
+            raise self._gone(gone) from None
+        except asyncio.CancelledError:
+            with contextlib.suppress(PeerGone):
+                await self._peer.send(self._peer.number(), {"do": "cancel", "request": number})
+            raise
+        finally:
+            self._file_operations -= 1
+            self._peer.forget(number)
+            answer.cancel()
+        close_all(received)
+        if "lost" in reply:
+            failure = FileFailure(
+                errno.EINTR, str(arguments.get("path", "/")), f"{operation} was killed inside the workspace"
+            )
+        elif "error" in reply:
+            failure = _failure(reply)
+        else:
+            return reply
+        # Finding out who filled the disk kills other file operations.
+        if failure.errno in (errno.ENOSPC, errno.EINTR) and self.host.is_disk_full:
+            raise WorkspaceFailure(await self.host.cause_of_full_disk(self), failure.message)
+        raise failure
+
+    async def request(self, message: Message, *, seconds: float) -> tuple[Message, list[int]]:
+        """Ask init. Raises WorkspaceFailure when it has gone or does not answer in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._peer.ask(message)
+        except PeerGone as gone:
+            raise self._gone(gone) from None
+        except TimeoutError:
+            raise self._silent() from None
+
+    def _refuse_if_frozen(self, what: str) -> None:
+        if self.frozen:
+            raise WorkspaceFailure(
+                "Frozen", f"workspace {self.spec.id!r} is frozen and has no place for {what}; fork it"
+            )
+
+    def _gone(self, gone: PeerGone) -> WorkspaceFailure:
+        if self.failed.done():
+            return self.failed.result()
+        return WorkspaceFailure(self._cause, f"workspace {self.spec.id!r} has ended: {gone}")
+
+    def _silent(self) -> WorkspaceFailure:
+        return WorkspaceFailure(
+            self._cause, f"the init of workspace {self.spec.id!r} does not answer; destroy the workspace"
+        )
+
+    async def freeze(self) -> None:
+        """As in the interface. Raises WorkspaceFailure in `Plain`."""
+        self.host.refuse_freeze()
+        if not self.frozen:
+            await self.stop()
+            self.frozen = True
+
+    @property
+    def busy(self) -> bool:
+        """Something is being done in it that the executor waits for."""
+        return bool(self._commands) or self._file_operations > 0
+
+    def usage(self) -> dict[str, int]:
+        """As in the interface."""
+        last = self.last
+        return {"memoryBytes": last.memory_bytes, "processes": last.processes, "diskBytes": last.disk_bytes}
+
+    def layers(self) -> list[str]:
+        """As in the interface."""
+        return self.host.ancestors(self)
+
+    async def end_processes(self, cause: str) -> None:
+        """As in the interface. When its init does not obey, which on a busy node takes a while, the workspace has failed."""
+        for command in self._commands.values():
+            command.blame(cause)
+        try:
+            await self.kill_processes()
+        except WorkspaceFailure as failure:
+            await self.fail(failure.cause, failure.message)
+            raise
+
+    async def kill_processes(self) -> None:
+        """Have its init kill all that runs in it. Raises WorkspaceFailure."""
+        await self.request({"do": "kill"}, seconds=_ANSWER_SECONDS)
+
+    async def stop_excess(self, cause: str) -> None:
+        """Kill everything in it, which is over the limit `cause`; where its init is too slow for that, the workspace too."""
+        for command in self._commands.values():
+            command.blame(cause)
+        try:
+            await self.request({"do": "kill"}, seconds=_KILL_SECONDS)
+        except WorkspaceFailure as failure:
+            await self.fail(cause, failure.message)
+
+    async def fail(self, cause: str, message: str) -> None:
+        """End it with all that is in it; whoever asks for it from now on is told why."""
+        if self._ending is None:
+            self.failed.set_result(WorkspaceFailure(cause, message))
+        await self.stop(cause)
+
+    async def stop(self, cause: str = "WorkspaceEnded") -> None:
+        """Kill its init, and with it everything in it; returns when all of it is gone. Idempotent."""
+        if self._ending is None:
+            self._cause = cause
+            self._ending = asyncio.create_task(self._stop())
+        await asyncio.shield(self._ending)
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            asyncio.get_running_loop().remove_reader(process)
+            await self.host.end_init(self, process)
+            os.close(process)
+        self._peer.close("it was stopped")
+        close_all(
+            [descriptor for descriptor in (self.proc, self.shm) if descriptor is not None and self.host.own_network]
+        )
+        self.last = Usage(disk_bytes=self.last.disk_bytes)
+
+    def _init_ended(self) -> None:
+        if self._process is not None:
+            asyncio.get_running_loop().remove_reader(self._process)
+        self._peer.finish("its init has ended")
+
+    def _crashed(self, message: Message, descriptors: list[int]) -> None:
+        """Its init tells of a mistake in itself, which no tool is to blame for."""
+        close_all(descriptors)
+        if self._ending is None:
+            self._cause = "WorkspaceEnded"
+            self._peer.close(f"its init failed: {_text(message, 'crashed')}")
+
+    def _lost(self, reason: str) -> None:
+        """Its init has gone: so has everything else."""
+        if self._cause == "Attacked":
+            reason = "a tool has killed its init"
+        failure = WorkspaceFailure(self._cause, f"workspace {self.spec.id!r} has ended: {reason}")
+        for command in list(self._commands.values()):
+            command.lose(failure)
+        self.host.slept(self)
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._stop())
+            if not self.failed.done():
+                self.failed.set_result(failure)
+
+    async def destroy(self) -> None:
+        """As in the interface."""
+        await self.stop()
+        await self.host.forget(self)
+
+
+def _is_listening(descriptor: int) -> bool:
+    """Whether it is a TCP socket of a loopback that waits for connections."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as found:
+            is_tcp = found.family == socket.AF_INET and found.type == socket.SOCK_STREAM
+            return is_tcp and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False
+
+
+def _refuse_nul(request: StartRequest) -> None:
+    argv = request.argv
+    for text in [*([argv] if isinstance(argv, str) else argv), *request.env, *request.env.values()]:
+        if "\0" in text:
+            raise FileFailure(22, text[:80], "a NUL byte in argv or env: no program can be given one; put it in a file")
+    if not argv:
+        raise FileFailure(22, "argv", "argv is empty: a program and its arguments expected")

@@ -1,0 +1,337 @@
+"""The process that every workspace is forked from. It has read no request and holds nothing of the executor.
+
+`start_zygote` forks it before the executor does anything else. Told to be an overlay host, it first forks a keeper, which
+enters namespaces of its own and from then on serves in its place; when the executor gives that up (Auto falling back to
+Plain), the original, which is as it was, goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import select
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from agent_runtime.executor import kernel
+from agent_runtime.executor.init import processes
+from agent_runtime.executor.init.channel import Channel, Message
+from agent_runtime.executor.init.commands import Surroundings
+from agent_runtime.executor.init.init import Init
+from agent_runtime.executor.init.trees import disk_bytes, remove
+from agent_runtime.executor.overlay import remover
+from agent_runtime.executor.overlay.base_layers import Ground, prepare, write_maps
+from agent_runtime.executor.overlay.lower import Impossible
+from agent_runtime.executor.overlay.view import HELLO, IDS, build, process_limits, raise_own_limits
+from agent_runtime.executor.syscall_filter import filter_program
+
+_GIVEN_UP = 10
+# Ignored by the interpreter, which gets an error in their place; commands.py restores them.
+_PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
+_unused: list[tuple[int, socket.socket]] = []
+
+
+def start_zygote() -> None:
+    """Fork the zygote. Call it first thing in the process, before threads, event loops and secrets."""
+    raise_own_limits()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _live(theirs)
+        finally:
+            os._exit(1)
+    theirs.close()
+    ours.setblocking(False)
+    _unused.append((pid, ours))
+
+
+def take_zygote() -> tuple[int, socket.socket]:
+    """(pid, the executor's end of its channel) of the zygote that was started, or of one that is started now."""
+    if not _unused:
+        start_zygote()
+    return _unused.pop()
+
+
+def _live(end: socket.socket) -> NoReturn:
+    # A session of its own: the Ctrl-C of somebody's terminal is for the executor, which then ends us in order.
+    os.setsid()
+    # What the shell or the supervisor that started us ignores (nohup, a script's `&`) is not ignored for commands.
+    for number in range(1, signal.NSIG):
+        if number not in _PYTHONS_OWN:
+            with contextlib.suppress(OSError):  # of SIGKILL, SIGSTOP, and the two that the C library keeps
+                signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    end = socket.socket(fileno=_duplicate_to_3(end))
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(null, standard)
+    kernel.close_all_but([end.fileno()])
+    kernel.hide_from_tools()
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    sys.setrecursionlimit(300)
+    gc.disable()
+    gc.freeze()
+    os.umask(0o022)
+    _Zygote(Channel(end)).serve()
+
+
+def _duplicate_to_3(end: socket.socket) -> int:
+    number = end.detach()
+    if number != 3:
+        os.dup2(number, 3, inheritable=False)
+    return 3
+
+
+@dataclass
+class _Spare:
+    """A process that waits to become a workspace's init, and that workspace's layer. `process` is its pid descriptor."""
+
+    pid: int
+    process: int
+    channel: Channel
+    layer: str
+    is_mapped: bool = False
+    is_taken: bool = False
+
+
+class _Zygote:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._ground: Ground | None = None
+        self._spares: list[_Spare] = []
+        self._layers = itertools.count(1)
+        # What the last two workspaces stand on; and a spare that makes itself ready for one that stands on the same.
+        self._footings: deque[Message] = deque(maxlen=2)
+        self._ahead: tuple[Message, _Spare] | None = None
+        # Those that make themselves ready and will need their ids mapped, by the descriptor on which they say so.
+        self._unmapped: dict[int, _Spare] = {}
+        # Layers of spares that were of no use, by the descriptors on which they will be seen to have ended.
+        self._dropped: dict[int, str] = {}
+        self._poll = select.poll()
+        self._poll.register(channel.end, select.POLLIN)
+
+    def serve(self) -> NoReturn:
+        """Answer the executor until it has gone; then end whatever still lives."""
+        signal.signal(signal.SIGCHLD, self._reap)
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._channel.end.fileno():
+                    self._take_request()
+                elif self._ground is not None and descriptor in self._unmapped:
+                    self._map_ids(self._ground, descriptor)
+                elif descriptor in self._dropped:
+                    self._clear(descriptor)
+
+    def _take_request(self) -> None:
+        received = self._channel.receive()
+        if received is None:
+            self._end_everything()
+        number, request, descriptors = received
+        try:
+            self._handle(number, request, descriptors)
+        except OSError as error:
+            self._channel.send(number, {"error": f"{request['do']}: {error.strerror}"})
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _handle(self, number: int, request: Message, descriptors: list[int]) -> None:
+        match request["do"]:
+            case "prepare":
+                self._prepare(number, request)
+            case "give up":
+                os._exit(_GIVEN_UP)
+            case "create" if self._ground is not None:
+                self._take_spare(self._ground, number, request, descriptors)
+            case "create":
+                self._fork(number, request, lambda: self._create(number, request, descriptors))
+            case "spare":
+                if self._ground is not None and len(self._spares) < request["wanted"]:
+                    self._spares.append(self._fork_spare(self._ground))
+                self._channel.send(number, {"waiting": len(self._spares)})
+            case "measure":
+                self._fork(number, request, lambda: self._measure(number, request))
+            case "sweep":
+                self._channel.send(number, {"gone": processes.kill_below(_proc(), os.getpid())})
+
+    def _fork(self, number: int, request: Message, work: Callable[[], object]) -> None:
+        if os.fork() == 0:
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                work()
+                os._exit(0)
+            except OSError as error:
+                self._channel.send(number, {"error": f"{request['do']}: {error.strerror}"})
+            finally:
+                os._exit(1)
+
+    def _take_spare(self, ground: Ground, number: int, request: Message, descriptors: list[int]) -> None:
+        """Hand the request to a spare; to a new one where none waits. One that was killed meanwhile takes none."""
+        footing = {"chain": request["chain"], "view_of": request["view_of"]}
+        self._footings.append(footing)
+        spare = self._on(ground, footing)
+        while not spare.channel.send(number, request, descriptors):
+            self._drop(spare)
+            spare = self._on(ground, footing)
+        self._channel.send(number, {"pid": spare.pid, "layer": spare.layer}, [spare.process])
+        spare.is_taken = True
+        if spare.is_mapped:
+            self._let_go(ground, spare)
+
+    def _on(self, ground: Ground, footing: Message) -> _Spare:
+        """A spare that was told, now or before, what its workspace will stand on."""
+        if self._ahead is not None and self._ahead[0] == footing:
+            spare, self._ahead = self._ahead[1], None
+            return spare
+        return self._tell(ground, footing)
+
+    def _tell(self, ground: Ground, footing: Message) -> _Spare:
+        """A spare that begins to make itself ready to stand on `footing`."""
+        while True:
+            spare = self._spares.pop(0) if self._spares else self._fork_spare(ground)
+            if spare.channel.send(IDS, footing):
+                self._unmapped[spare.channel.end.fileno()] = spare
+                self._poll.register(spare.channel.end, select.POLLIN)
+                return spare
+            self._drop(spare)
+
+    def _map_ids(self, ground: Ground, descriptor: int) -> None:
+        """Let a spare go on that has entered its user namespace."""
+        spare = self._unmapped.pop(descriptor)
+        self._poll.unregister(descriptor)
+        if spare.channel.receive() is not None:
+            with contextlib.suppress(OSError):  # it has died since: whoever waits for its greeting hears of that
+                write_maps(spare.pid, ground.uid_map, ground.gid_map)
+                spare.channel.send(IDS, {})
+        spare.is_mapped = True
+        if spare.is_taken:
+            self._let_go(ground, spare)
+
+    def _let_go(self, ground: Ground, spare: _Spare) -> None:
+        """It needs nothing any more. Where the last two workspaces stand on the same, have another one begin for a third."""
+        spare.channel.end.close()
+        os.close(spare.process)
+        footing, *before = reversed(self._footings)
+        if before != [footing] or (self._ahead is not None and self._ahead[0] == footing):
+            return
+        if self._ahead is not None:
+            self._drop(self._ahead[1])
+        self._ahead = None
+        with contextlib.suppress(OSError):
+            self._ahead = footing, self._tell(ground, footing)
+
+    def _drop(self, spare: _Spare) -> None:
+        """Make no use of it, and leave nothing of it."""
+        if self._unmapped.pop(spare.channel.end.fileno(), None):
+            self._poll.unregister(spare.channel.end)
+        spare.channel.end.close()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(spare.process, signal.SIGKILL)
+        self._dropped[spare.process] = spare.layer
+        self._poll.register(spare.process, select.POLLIN)
+
+    def _clear(self, process: int) -> None:
+        """Remove the layer of a spare that was dropped, and has ended."""
+        self._poll.unregister(process)
+        os.close(process)
+        with contextlib.suppress(OSError):
+            remove(self._dropped.pop(process))
+
+    def _fork_spare(self, ground: Ground) -> _Spare:
+        """A process that becomes the init of one workspace when it is told which, and ends with its channel."""
+        layer = f"{next(self._layers):x}"
+        pid, end = _fork_with_channel(
+            lambda: kernel.fork_into(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID, "mount and pid"),
+            lambda channel: build(ground, channel, layer),
+        )
+        return _Spare(pid, os.pidfd_open(pid), Channel(end), layer)
+
+    def _reap(self, *_: object) -> None:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+    def _end_everything(self) -> NoReturn:
+        processes.kill_below(_proc(), os.getpid())
+        spares = [*self._spares, *([self._ahead[1]] if self._ahead else [])]
+        for layer in [*self._dropped.values(), *(spare.layer for spare in spares)]:
+            with contextlib.suppress(OSError):
+                remove(layer)
+        os._exit(0)
+
+    def _prepare(self, number: int, request: Message) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        keeper = os.fork()
+        if keeper:
+            _, status = os.waitpid(keeper, 0)
+            if os.waitstatus_to_exitcode(status) != _GIVEN_UP:
+                self._end_everything()
+            signal.signal(signal.SIGCHLD, self._reap)
+            return
+        try:
+            kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+            self._ground = prepare(
+                request["layers"], request["root"], request["rootLayers"], request["masks"], request["binds"]
+            )
+            kernel.set_syscall_filter(filter_program())
+            signal.signal(signal.SIGCHLD, self._reap)
+            _, end = _fork_with_channel(os.fork, remover.serve)
+            with end:
+                self._channel.send(number, {}, [end.fileno()])
+        except (Impossible, OSError) as error:
+            reason = str(error) if isinstance(error, Impossible) else f"{error.filename or 'prepare'}: {error.strerror}"
+            self._channel.send(number, {"error": reason})
+            os._exit(_GIVEN_UP)
+
+    def _create(self, number: int, request: Message, ends: list[int]) -> None:
+        self._channel.send(number, {"pid": os.getpid()}, [os.pidfd_open(os.getpid())])
+        self._channel.end.close()
+        channel, starts = (Channel(socket.socket(fileno=end)) for end in ends)
+        channel.send(HELLO, {})
+        root = request["root"].rstrip("/")
+        where = Surroundings(
+            isolated=False,
+            root=root,
+            user=request["user"] or str(os.geteuid()),
+            working_dir=request["workingDir"],
+            nice=request["nice"],
+            environment=request["environment"],
+            rlimits=process_limits(request, own_users=False),
+        )
+        Init(channel, starts, where, _proc()).serve()
+
+    def _measure(self, number: int, request: Message) -> None:
+        # Of `Plain`, whose processes have been killed: a tool of our user may have hidden files from us.
+        makes_readable = request["since"] is not None and request["least"] > 0
+        counted = disk_bytes(
+            request["folder"], least=request["least"], since=request["since"], makes_readable=makes_readable
+        )
+        self._channel.send(number, {"bytes": counted})
+
+
+def _fork_with_channel(fork: Callable[[], int], work: Callable[[Channel], NoReturn]) -> tuple[int, socket.socket]:
+    """Fork a process that does `work` and has nothing but its end of a channel; its id, and the other end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = fork()
+    if pid == 0:
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            kernel.close_all_but([theirs.fileno()])
+            work(Channel(theirs))
+        finally:
+            os._exit(1)
+    theirs.close()
+    return pid, ours
+
+
+def _proc() -> int:
+    return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

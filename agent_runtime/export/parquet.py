@@ -1,0 +1,97 @@
+"""A run as one Parquet file: a row a rollout. What other exports in Parquet need is here too."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import UnionType
+from typing import Any, Final, get_args
+
+from agent_runtime.export.whole_file import whole_file
+from agent_runtime.recording.messages import fold, last_of_each_branch
+from agent_runtime.recording.reader import RunReader
+from rollout_api.records import Result
+
+ROW_GROUP: Final = 64
+"""Rows that are in memory at once. A long rollout's conversation takes a few MB."""
+
+Row = dict[str, Any]
+
+
+class PyarrowMissing(Exception):
+    """Parquet was asked for, and pyarrow is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("Parquet needs pyarrow; install agent-rollouts[parquet]")
+
+
+async def write_rollouts(run: RunReader, file: Path) -> int:
+    """Write a row for every sealed rollout, by index; the number of rows. Raises RecordCorrupt, PyarrowMissing, OSError.
+
+    The columns are the fields of the result, by their names in `results.jsonl`; objects are JSON text. `conversations`
+    is a JSON list with `messages` and `tools` of each branch, as in format openai.
+    """
+    return await write_table(file, _schema, _rollouts(run))
+
+
+async def write_table(file: Path, schema: Callable[[Any], Any], rows: AsyncIterator[Row]) -> int:
+    """Write rows of a schema, which is made by a function of the module pyarrow; the number of rows.
+
+    Raises PyarrowMissing, OSError, and whatever `rows` raises; the file is then as it was before.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise PyarrowMissing from error
+    columns = schema(pyarrow)
+    count = 0
+    # pyarrow closes a file that it was interrupted in as one that is whole, with fewer rows.
+    with whole_file(file) as partial, pyarrow.parquet.ParquetWriter(partial, columns, compression="zstd") as writer:
+        pending: list[Row] = []
+        async for row in rows:
+            pending.append(row)
+            count += 1
+            if len(pending) == ROW_GROUP:
+                writer.write_table(pyarrow.Table.from_pylist(pending, columns))
+                pending = []
+        if pending:
+            writer.write_table(pyarrow.Table.from_pylist(pending, columns))
+    return count
+
+
+def json_text(value: Any) -> str:
+    """JSON on one line, for what has other fields in every row: Parquet would give all rows the fields of all."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _schema(pyarrow: Any) -> Any:
+    plain = {
+        int: pyarrow.int64(),
+        float: pyarrow.float64(),
+        bool: pyarrow.bool_(),
+        list[str]: pyarrow.list_(pyarrow.string()),
+    }
+    columns = [(name, plain.get(kind, pyarrow.string())) for name, kind in _FIELDS.items()]
+    return pyarrow.schema([*columns, ("conversations", pyarrow.string())])
+
+
+async def _rollouts(run: RunReader) -> AsyncIterator[Row]:
+    for index, seal in run.seals.items():
+        turns = last_of_each_branch(fold(await run.records(index)))
+        conversations = [{"messages": turn.conversation(), "tools": turn.tools} for turn in turns]
+        row = {name: _cell(name, value) for name, value in seal.result.wire().items()}
+        yield {**row, "conversations": json_text(conversations)}
+
+
+def _cell(name: str, value: Any) -> Any:
+    return json_text(value) if isinstance(value, dict | list) and _FIELDS[name] != list[str] else value
+
+
+def _without_none(annotation: Any) -> Any:
+    if isinstance(annotation, UnionType):
+        return next(kind for kind in get_args(annotation) if kind is not type(None))
+    return annotation
+
+
+_FIELDS: Final = {field.alias or name: _without_none(field.annotation) for name, field in Result.model_fields.items()}
+"""Names and types of the result's fields, in order."""

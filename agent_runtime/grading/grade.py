@@ -1,0 +1,425 @@
+"""Grading: a task's verifier, run in a workspace that holds the artifacts, and its verdict."""
+
+import asyncio
+import posixpath
+import shlex
+import tarfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+from agent_runtime.grading import reward_file
+from agent_runtime.grading.artifacts import artifact_paths, asks_for_files, is_below, starts_tools
+from agent_runtime.grading.junit import (
+    REPORT_BYTES,
+    ReportedTest,
+    ReportError,
+    judge_all,
+    judge_named,
+    parse_report,
+)
+from agent_runtime.grading.programs import PROBE_SECONDS, missing_program
+from agent_runtime.sandboxes.base import (
+    WORKSPACE_USER,
+    Ancestors,
+    CommandResult,
+    DiskFailed,
+    FileError,
+    SandboxFailure,
+    Workspace,
+    WorkspaceLimit,
+)
+from rollout_api.records import CommandVerdict, TestVerdict, Verdict
+from rollout_api.rollout_job import Verifier
+from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, VerifierKind, VerifierMode
+
+OUTPUT_BYTES = 8192
+"""What a verdict keeps of a command's standard output and of its error output, from the head and from the tail each."""
+
+REPORT_FOLDER = ".rollout-verifier"
+"""Where pytest's reports go, in the working directory: the one folder that every sandbox lets the verifier write to and has
+under the same path for commands and for file calls. It is removed first, and pytest collects nothing from dotted folders."""
+
+_TAKE_OVER = """\
+set -e
+for place in {folders}; do
+  [ -e "$place" ] || continue
+  for folder in "$place" "$(readlink -f "$place")"; do
+    find "$folder" -user {user} ! -type l -exec chmod go=u {{}} + || :
+    chown -R -h 0:0 "$folder"
+    chmod -R a-s,go-w "$folder"
+    while [ "$folder" != / ]; do
+      folder=$(dirname "$folder")
+      chown 0:0 "$folder"
+      [ -k "$folder" ] || chmod go-w "$folder"
+    done
+  done
+done
+"""
+"""Also of the folders above: whoever may write there can rename a folder, and put another in its place.
+
+The workspace's user keeps the right to read what is its own, however it was saved: `mktemp` makes files that others may not
+read. Hidden files belong to root already, and keep their modes.
+"""
+
+_USED_UP = frozenset({"Memory", "Disk", "Processes", "Deadline"})
+"""Causes that code under test can bring about, even before the command's own process has started."""
+
+
+class CommandWatch(Protocol):
+    """Looks on while the verifier's commands run."""
+
+    async def before_verifier_command(self, number: int, command: str) -> None:
+        """That command, from 0, is about to run. Raises nothing."""
+
+    async def after_verifier_command(self, number: int, result: CommandVerdict) -> None:
+        """It has ended. Raises nothing."""
+
+
+class VerifierUnavailable(Exception):
+    """The verifier could not start, for a reason that the policy cannot bring about. The grading may be tried again."""
+
+
+async def grade(
+    task: Task,
+    verifier: Verifier,
+    workspace: Workspace,
+    *,
+    key_turn: int,
+    apart: int = 0,
+    dropped: Sequence[str] = (),
+    watch: CommandWatch | None = None,
+) -> Verdict:
+    """Grade what is in a workspace; `key_turn` is the turn of all idempotency keys, `dropped` goes into the verdict.
+
+    `apart`: the uid of the workspace's user where that is not root and the verifier's is, else 0 (`require_startable` says
+    so). Root takes the working directory, so that code under test cannot reach the report or the hidden files.
+
+    The caller has brought the workspace into its verifier phase and, in `Shared`, ended the agent's processes. The same
+    call with the same turn, after a crash, makes the same requests. Raises VerifierUnavailable, ValueError for a task
+    without verifier, and SandboxFailure and Fenced from the workspace. Whatever else goes wrong is a failed verdict.
+    """
+    if task.verifier is None:
+        raise ValueError(f"task {task.name} has no verifier; there is nothing to grade")
+    apart = 0 if verifier.mode is VerifierMode.SHARED else apart
+    grading = _Grading(task, task.verifier, verifier, workspace, key_turn, watch, apart)
+    try:
+        verdict = await grading.run()
+    except WorkspaceLimit as limit:
+        verdict = grading.failed(f"the grading was ended: {limit.message}")
+    is_outside = (task.verifier.report or "").startswith("/")
+    # Tests of other languages are carried as ordinary work: where none is named, those that the agent added count as well.
+    counts_agents_tests = task.verifier.kind is VerifierKind.JUNIT and not task.verifier.tests
+    is_asked_for = asks_for_files(task, verifier, workspace.working_dir)
+    runs_agents_code = imports_packages(task.verifier) or starts_tools(task.verifier)
+    forgeable = not apart or is_outside or counts_agents_tests or is_asked_for or runs_agents_code
+    mode = verifier.mode or VerifierMode.SEPARATE
+    return verdict.model_copy(update={"dropped": list(dropped), "mode": mode, "forgeable": forgeable})
+
+
+def imports_packages(spec: TaskVerifier) -> bool:
+    """Whether pytest may import the agent's packages by itself, because hidden tests lie in them."""
+    above = {folder for file in spec.files if file.path.endswith(".py") for folder in file.path.split("/")[:-1]}
+    return not above <= {"", ".", "test", "tests"}
+
+
+async def require_startable(task: Task, workspace: Workspace, *, key_turn: int) -> int:
+    """Raise VerifierUnavailable where the verifier cannot start in the prepared state, without anything of the agent in it.
+
+    Afterwards a program that is missing, or does not start, may have been made so by the agent: a failed verdict. Returns
+    the uid of the workspace's user where that is not root and the verifier's is, else 0.
+    """
+    if (spec := task.verifier) is None:
+        return 0
+    env = {variable.name: variable.value for variable in spec.env}
+    brought = {posixpath.normpath(posixpath.join(workspace.working_dir, file.path)) for file in spec.files}
+    key = f"{key_turn}:verifier-probe"
+    missing = await missing_program(workspace, spec.commands, key=key, user=spec.user, env=env, brought=brought)
+    if missing is not None:
+        raise VerifierUnavailable(
+            f"task {task.name}: {missing} is missing in the sandbox, and the verifier starts with it; add it to the image "
+            "or to the task's setup"
+        )
+    if spec.user is None:
+        return 0
+    deadline = PROBE_SECONDS
+    own = await workspace.run("id -u", key=f"{key}-own-id", deadline_seconds=deadline)
+    verifiers = await workspace.run("id -u", key=f"{key}-id", deadline_seconds=deadline, user=spec.user)
+    is_apart = own.ok and own.stdout.strip().isdigit() and verifiers.ok and verifiers.stdout.strip() == b"0"
+    return int(own.stdout) if is_apart else 0
+
+
+async def require_preparable(task: Task, verifier: Verifier, workspace: Workspace, *, key_turn: int) -> None:
+    """Raise VerifierUnavailable where the prepared state does not take what the verifier needs outside of the artifacts.
+
+    What `grade` cannot put there afterwards, the agent's artifacts keep out, by a prepared link that leads to them.
+    """
+    if task.verifier is not None:
+        grading = _Grading(task, task.verifier, verifier, workspace, key_turn)
+        grading.is_prepared_state = True
+        await grading.prepare()
+
+
+class _Failed(Exception):
+    """The verdict is a failed one, for this reason."""
+
+
+class _Grading:
+    """One grading, step by step."""
+
+    def __init__(
+        self,
+        task: Task,
+        spec: TaskVerifier,
+        rules: Verifier,
+        workspace: Workspace,
+        turn: int,
+        watch: CommandWatch | None = None,
+        apart: int = 0,
+    ) -> None:
+        self.task, self.spec, self.rules, self.workspace, self.turn = task, spec, rules, workspace, turn
+        self.watch, self.apart = watch, apart
+        folder, paths = artifact_paths(task, workspace.working_dir)
+        carried = (posixpath.normpath(posixpath.join(folder, path)) for path in paths)
+        self.places = list(dict.fromkeys([posixpath.normpath(workspace.working_dir), *carried]))
+        """The working directory, and where the artifacts come into."""
+        self.owner = spec.user or WORKSPACE_USER
+        """Of all that is put in for the verifier, and removed before it: its commands read it, and write beside it."""
+        self.commands: list[CommandVerdict] = []
+        self.is_prepared_state = False
+        """Nothing of the agent is there yet."""
+
+    def key(self, name: str) -> str:
+        return f"{self.turn}:verifier-{'first-' if self.is_prepared_state else ''}{name}"
+
+    def failed(self, message: str) -> Verdict:
+        return Verdict(reward=0, passed=False, commands=self.commands, message=message)
+
+    async def run(self) -> Verdict:
+        try:
+            await self.prepare()
+            await self.run_commands()
+            return await self.judge()
+        except (_Failed, ReportError, reward_file.RewardFileError) as failure:
+            return self.failed(str(failure))
+
+    async def prepare(self) -> None:
+        """Put the hidden files in, and remove what could be taken for a verdict."""
+        await self.put_files()
+        if self.spec.kind is VerifierKind.PYTEST:
+            await self.remove(REPORT_FOLDER, "reports")
+        elif self.spec.report is not None:
+            await self.remove(self.spec.report, "report")
+        elif self.spec.kind is VerifierKind.REWARD_FILE:
+            await self.remove(reward_file.FOLDER, "rewards")
+            await self.make_folder(reward_file.FOLDER, "reward-folder")
+        if self.apart:
+            await self.take_over()
+
+    async def take_over(self) -> None:
+        """Give root the working directory, the artifacts and the reward files: the workspace's user may only read them."""
+        folders = [*self.places, *([reward_file.FOLDER] if self.spec.kind is VerifierKind.REWARD_FILE else [])]
+        result = await self.workspace.run(
+            _TAKE_OVER.format(folders=shlex.join(folders), user=self.apart),
+            key=self.key("take-over"),
+            deadline_seconds=self.task.timeouts.verifier_seconds,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            user=self.spec.user,
+        )
+        if not result.ok:
+            output = result.stderr.decode(errors="replace").strip()[-OUTPUT_BYTES:]
+            raise _Failed(f"the working directory cannot be given to the verifier's user: {result.cause or output}")
+
+    def unavailable(self, message: str, error: FileError) -> Exception:
+        """The policy can cause everything in its own workspace; in another one, what fails once its artifacts are there."""
+        is_infrastructure = self.is_prepared_state or isinstance(error, DiskFailed)
+        is_policys = self.rules.mode is VerifierMode.SHARED or not is_infrastructure
+        return _Failed(message) if is_policys else VerifierUnavailable(message)
+
+    async def put_files(self) -> None:
+        """Put all hidden files over whatever stands there, in one call for each place however many they are."""
+        root = self.workspace.working_dir
+        left = {posixpath.normpath(posixpath.join(root, file.path)): file for file in self.spec.files}
+        for number, place in enumerate((*self.places, "/")):
+            files = {path: file for path, file in left.items() if is_below(path, place)}
+            left = {path: file for path, file in left.items() if path not in files}
+            ancestors: Ancestors = "follow" if place == "/" else "replace"
+            try:
+                if files and (place == "/" or not self.is_prepared_state):
+                    key = self.key(f"files-{number}")
+                    await self.workspace.untar(
+                        place, _tar(place, files), key=key, ancestors=ancestors, owner=self.owner
+                    )
+            except FileError as error:
+                where = f"outside of {root}" if place == "/" else f"in {place}"
+                message = f"the hidden files {where} cannot be written: {error}"
+                raise self.unavailable(message, error) from error
+
+    async def remove(self, path: str, name: str) -> None:
+        try:
+            await self.workspace.remove(path, key=self.key(f"wipe-{name}"), owner=self.owner)
+        except FileError as error:
+            message = f"{path} cannot be removed before grading: {error}"
+            raise self.unavailable(message, error) from error
+
+    async def make_folder(self, path: str, name: str) -> None:
+        """Files are written with their parents: a file that is written and removed leaves its folder."""
+        try:
+            await self.workspace.write(f"{path}/.rollout", b"", key=self.key(f"make-{name}"), owner=self.owner)
+            await self.workspace.remove(f"{path}/.rollout", key=self.key(f"made-{name}"), owner=self.owner)
+        except FileError as error:
+            raise self.unavailable(f"{path} cannot be made: {error}", error) from error
+
+    async def run_commands(self) -> None:
+        """Run all commands within the task's `verifierSeconds`; what the time does not suffice for is failed."""
+        # Counted from the results and not from a clock: when the runner was replaced in between, the requests are the same.
+        left = float(self.task.timeouts.verifier_seconds)
+        for number, command in enumerate(self.spec.commands):
+            if left <= 0:
+                output = "not run: the time of verifierSeconds was used up"
+                self.commands.append(
+                    CommandVerdict(command=command, exit_code=None, seconds=0, output=output, cause="Deadline")
+                )
+                continue
+            if self.watch is not None:
+                await self.watch.before_verifier_command(number, command)
+            result = await self.workspace.run(
+                self.wrapped(command, number),
+                key=self.key(f"command-{number}"),
+                deadline_seconds=left,
+                env={variable.name: variable.value for variable in self.spec.env},
+                user=self.spec.user,
+                head_bytes=OUTPUT_BYTES,
+                tail_bytes=OUTPUT_BYTES,
+            )
+            if result.exit_code is None and result.signal is None and result.cause not in _USED_UP:
+                why = result.stderr.decode(errors="replace").strip() or result.cause
+                message = f"command {number + 1} could not be started: {why}"
+                if self.rules.mode is VerifierMode.SHARED:
+                    raise _Failed(message)
+                # The artifacts may keep it from starting, or a machine that has no process left for it.
+                raise SandboxFailure("ExecutorFailed", message)
+            left -= result.seconds
+            self.commands.append(_command_verdict(command, result))
+            if self.watch is not None:
+                await self.watch.after_verifier_command(number, self.commands[-1])
+
+    def wrapped(self, command: str, number: int) -> str:
+        """The command; for pytest with a report of its own, added to what the environment has in PYTEST_ADDOPTS."""
+        if self.spec.kind is not VerifierKind.PYTEST:
+            return command
+        options = f"'--junitxml=$PWD/{_report_path(number)}' -o junit_family=xunit1 -o junit_logging=no"
+        return f'export PYTEST_ADDOPTS="${{PYTEST_ADDOPTS-}} {options}"\n{command}'
+
+    async def judge(self) -> Verdict:
+        match self.spec.kind:
+            case VerifierKind.COMMANDS:
+                return self.scored([_passed(command) for command in self.commands], [])
+            case VerifierKind.PYTEST:
+                paths = [_report_path(number) for number in range(len(self.commands))]
+                return await asyncio.to_thread(self.judged_tests, [await self.read_report(path) for path in paths])
+            case VerifierKind.JUNIT:
+                return await asyncio.to_thread(self.judged_tests, [await self.read_report(self.spec.report or "")])
+            case VerifierKind.REWARD_FILE:
+                return await self.judge_reward_file()
+
+    def judged_tests(self, reports: Sequence[list[ReportedTest] | ReportError]) -> Verdict:
+        reported = [test for report in reports if not isinstance(report, ReportError) for test in report]
+        broken = [str(report) for report in reports if isinstance(report, ReportError)]
+        if self.spec.tests:
+            # The tests that were named decide; others of the same run may fail, and so may its exit code.
+            tests = judge_named(reported, self.spec.tests)
+        else:
+            tests = judge_all(reported, self.spec.files)
+            tests += [TestVerdict(name="report", passed=False, message=message) for message in broken]
+            if not any(not test.passed for test in tests):
+                tests += [
+                    TestVerdict(name=f"command {number + 1}", passed=False, message="ended as failed")
+                    for number, command in enumerate(self.commands)
+                    if not _passed(command)
+                ]
+        verdict = self.scored([test.passed for test in tests], tests)
+        return verdict.model_copy(update={"message": "; ".join(broken)}) if broken else verdict
+
+    def scored(self, passed: Sequence[bool], tests: list[TestVerdict]) -> Verdict:
+        everything = bool(passed) and all(passed)
+        fraction = sum(passed) / len(passed) if passed else 0.0
+        reward = fraction if self.rules.reward is RewardRule.FRACTION else float(everything)
+        message = "" if passed else "no test was reported"
+        return Verdict(reward=reward, passed=everything, commands=self.commands, tests=tests, message=message)
+
+    async def read_report(self, path: str) -> list[ReportedTest] | ReportError:
+        try:
+            data = await self.read(path, REPORT_BYTES)
+            if data is None:
+                return ReportError(f"no report was written to {path}: the run was ended before its end")
+            # All rollouts share the event loop, and the policy decides how long this takes.
+            return await asyncio.to_thread(parse_report, data)
+        except ReportError as error:
+            return error
+
+    async def judge_reward_file(self) -> Verdict:
+        for number, command in enumerate(self.commands):
+            if command.exit_code is None:
+                raise _Failed(
+                    f"command {number + 1} was ended ({command.cause or 'by a signal'}); its reward does not count"
+                )
+        most = reward_file.REWARD_FILE_BYTES
+        reward, rewards = reward_file.parse_reward(
+            await self.read(reward_file.JSON_PATH, most), await self.read(reward_file.TEXT_PATH, most)
+        )
+        passed = reward >= reward_file.HIGHEST
+        if self.rules.reward is RewardRule.ALL_OR_NOTHING:
+            reward = float(passed)
+        return Verdict(reward=reward, rewards=rewards, passed=passed, commands=self.commands)
+
+    async def read(self, path: str, limit: int) -> bytes | None:
+        """A file's content; None when there is no such file. Anything else in its place is a failed verdict."""
+        try:
+            found = await self.workspace.stat(path)
+            if found is None:
+                return None
+            if found.type != "file" or found.size > limit:
+                raise _Failed(f"{path} is no file of at most {limit} bytes")
+            return await self.workspace.read(path, limit=limit)
+        except FileError as error:
+            raise _Failed(f"{path} cannot be read: {error}") from error
+
+
+async def _tar(folder: str, files: Mapping[str, TaskFile]) -> AsyncIterator[bytes]:
+    """Files by absolute path, as a tar below a folder."""
+    for path, file in files.items():
+        member, data = tarfile.TarInfo(posixpath.relpath(path, folder)), file.data()
+        member.size, member.mode = len(data), int(file.mode, 8)
+        yield member.tobuf(tarfile.PAX_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _report_path(number: int) -> str:
+    return f"{REPORT_FOLDER}/{number}.xml"
+
+
+def _passed(command: CommandVerdict) -> bool:
+    return command.exit_code == 0 and command.cause is None
+
+
+def _command_verdict(command: str, result: CommandResult) -> CommandVerdict:
+    cause = result.cause or (f"Signal {result.signal}" if result.signal is not None else None)
+    output = "\n".join(
+        filter(
+            None,
+            (
+                _text(result.stdout, result.stdout_omitted, result.stdout_head),
+                _text(result.stderr, result.stderr_omitted, result.stderr_head),
+            ),
+        )
+    )
+    return CommandVerdict(
+        command=command, exit_code=result.exit_code, seconds=result.seconds, output=output, cause=cause
+    )
+
+
+def _text(data: bytes, omitted: int, head: int) -> str:
+    if not omitted:
+        return data.decode(errors="replace")
+    first, last = data[:head].decode(errors="replace"), data[head:].decode(errors="replace")
+    return f"{first}\n[… {omitted} bytes left out …]\n{last}"

@@ -1,0 +1,208 @@
+"""From a run that was asked for to a job, and from the job's result to the answer. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from agent_runtime.integrations.harbor_server.environment import changed_sandbox, read_environment, resources_of
+from agent_runtime.integrations.harbor_server.schemas import (
+    AgentRequest,
+    RolloutDetail,
+    RunRequest,
+    RunResult,
+    RunStatus,
+    VerifierRequest,
+)
+from agent_runtime.sandboxes.images.store import place_of
+from rollout_api.manifest import explain, path_of, validate
+from rollout_api.records import Outcome, Record, ResponseRecord, Result, Verdict
+from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, RolloutJob
+from rollout_api.tasks import Task
+
+PROVIDER_PREFIXES: Final = ("openai/", "hosted_vllm/")
+"""What LiteLLM, which Harbor's agents name models for, takes off before it asks the endpoint."""
+_LONGEST: Final = 604_800
+
+
+@dataclass(frozen=True)
+class SessionUrl:
+    """A session at a proxy of the client's. Each call at it is a turn that the client records."""
+
+    base_url: str
+    name: str
+    key: str | None = field(repr=False)
+
+
+class RunRefused(ValueError):
+    """A run that cannot be served as it was asked for; the message names each field."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A job with `tasks.stream`, and its one task."""
+
+    template: str
+    """Name of the server's job that it is made of."""
+    job: RolloutJob
+    task: Task
+    model: "SessionUrl | None"
+    """The model that the client brings; None where the server's own answers."""
+    warnings: Sequence[str]
+
+
+def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, RolloutJob]) -> PlannedRun:
+    """The job of a run. `jobs` are what the server was started with, by the name that `agent.name` gives; without one it is
+    the first. Raises RunRefused.
+    """
+    agent, warnings = request.agent, _unknown(request)
+    template_name = _template(agent.name, jobs)
+    template = jobs[template_name]
+    spec: dict[str, Any] = template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    kwargs, overrides = dict(agent.kwargs), dict(request.environment_overrides)
+    spec["groupSize"] = 1
+    if agent.import_path is not None:
+        if template.spec.agent.is_command:
+            raise RunRefused(
+                f"agent.import_path: the job {template.metadata.name!r} runs a program of its own; leave it out"
+            )
+        spec["agent"] = {**spec.get("agent", {}), "type": agent.import_path}
+    sampling = {
+        wire: kwargs.pop(name) for name, wire in (("temperature", "temperature"), ("top_p", "topP")) if name in kwargs
+    }
+    spec["sampling"] = {**spec.get("sampling", {}), **sampling}
+    url = agent.llm_proxy_url or kwargs.get("model_base_url") or overrides.get("OPENAI_BASE_URL")
+    for known in ("model_base_url", "session_id"):
+        kwargs.pop(known, None)
+    overrides.pop("OPENAI_BASE_URL", None)
+    model: SessionUrl | None = None
+    key = overrides.pop("OPENAI_API_KEY", None)
+    if url and template.spec.agent.type not in AGENTS_WITHOUT_MODEL:
+        model = SessionUrl(
+            str(url).rstrip("/"), _model_name(agent.model_name, template), None if key is None else str(key)
+        )
+        endpoint = {"baseURL": model.base_url, "name": model.name}
+        # Its tokens are recorded where the session is.
+        spec["model"] = {"endpoint": endpoint, "allowTextOnly": True}
+    elif agent.model_name is not None and template.spec.agent.type not in AGENTS_WITHOUT_MODEL:
+        warnings.append("agent.model_name is not honoured without agent.llm_proxy_url: the server's own model answers")
+    if agent.import_path is not None:
+        spec["agent"]["config"] = {**spec["agent"].get("config", {}), **kwargs}
+    else:
+        warnings += [
+            f"agent.kwargs.{name} is not honoured: job {template_name} says how its agent works" for name in kwargs
+        ]
+    environment = read_environment(request.environment_kwargs, template.spec.sandbox.provider)
+    if place_of(image := environment.task.get("image", ""), Path()) is not None:
+        raise RunRefused(f"environment_kwargs: {image!r} is a path of the server; name an image of a registry")
+    where = f"job {template_name} says where sandboxes come from"
+    warnings += [f"environment_kwargs.{name} is not honoured: {where}" for name in environment.not_honoured]
+    own = spec.get("sandbox", {})
+    spec["sandbox"] = {**own, **environment.job}
+    if "kodo" in environment.job:
+        spec["sandbox"]["kodo"] = {**own.get("kodo", {}), **environment.job["kodo"]}
+    resources = resources_of(overrides, "override_")
+    for name in [name for name in overrides if name.startswith("override_")]:
+        warnings.append(f"environment_overrides.{name} is not honoured: {overrides.pop(name)!r}")
+    changed = _timed(task, request)
+    if request.verifier.disable:
+        changed["verifier"] = None
+        changed["steps"] = [{**step, "verifier": None} for step in changed["steps"]]
+    added: dict[str, Any] = {"env": [{"name": name, "value": str(value)} for name, value in overrides.items()]}
+    if resources:
+        added["resources"] = resources
+    changed["sandbox"] = changed_sandbox(changed_sandbox(changed["sandbox"], environment.task), added)
+    manifest = {
+        "apiVersion": template.api_version,
+        "kind": template.kind,
+        "metadata": {"name": run_id},
+        "spec": spec,
+    }
+    planned, timed = _valid(RolloutJob, manifest, "the job of this run"), _valid(Task, changed, "the task")
+    return PlannedRun(template_name, planned, timed, model, tuple(warnings))
+
+
+def result_of(run_id: str, result: Result, verdict: Verdict | None, records: Sequence[Record], uri: str) -> RunResult:
+    """The answer for a sealed rollout. What infrastructure lost has no rewards."""
+    completed = result.outcome is Outcome.COMPLETED
+    return RunResult(
+        run_id=run_id,
+        status=RunStatus.COMPLETED if completed else RunStatus.FAILED,
+        rewards=None if verdict is None or not completed else {**verdict.rewards, "reward": verdict.reward},
+        rollout_details=details_of(records) or None,
+        error=None if completed else f"{result.reason}: {result.message}",
+        result_uri=uri,
+    )
+
+
+def details_of(records: Sequence[Record]) -> list[RolloutDetail]:
+    """Token ids and logprobs by turn; a prompt that does not go on from what the engine saw begins another conversation."""
+    details: list[RolloutDetail] = []
+    seen: list[int] = []
+    for turn in (record for record in records if isinstance(record, ResponseRecord)):
+        if turn.prompt_token_ids is None or turn.completion_token_ids is None:
+            continue
+        prompt = [*seen[: turn.prompt_keep], *turn.prompt_token_ids]
+        if not details or turn.prompt_keep < len(seen):
+            details.append(RolloutDetail(prompt_token_ids=[], completion_token_ids=[], logprobs=[]))
+        detail, seen = details[-1], [*prompt, *turn.completion_token_ids]
+        for kept, new in (
+            (detail.prompt_token_ids, prompt),
+            (detail.completion_token_ids, turn.completion_token_ids),
+        ):
+            assert kept is not None
+            kept.append(list(new))
+        if detail.logprobs is not None:
+            detail.logprobs = None if turn.logprobs is None else [*detail.logprobs, list(turn.logprobs)]
+    return details
+
+
+def _template(name: str | None, jobs: Mapping[str, RolloutJob]) -> str:
+    if name is None:
+        return next(iter(jobs))
+    plain = {known.replace("_", "-").lower(): known for known in jobs}
+    if (found := plain.get(name.replace("_", "-").lower())) is None:
+        raise RunRefused(f"agent.name: {name!r} is not served; the server was started with {', '.join(jobs)}")
+    return found
+
+
+def without_provider(name: str) -> str:
+    """A model's name as its endpoint is asked for it, by LiteLLM's rule: `openai/qwen` is `qwen` there."""
+    return next((name.removeprefix(prefix) for prefix in PROVIDER_PREFIXES if name.startswith(prefix)), name)
+
+
+def _model_name(given: str | None, template: RolloutJob) -> str:
+    if given is not None:
+        return without_provider(given)
+    model = template.spec.model
+    return model.endpoint.name if model is not None and model.endpoint is not None else "default"
+
+
+def _timed(task: Task, request: RunRequest) -> dict[str, Any]:
+    """The task with the run's time limits: override, then the multiplier, and at most the maximum, as in Harbor."""
+    wire: dict[str, Any] = task.model_dump(mode="json", by_alias=True)
+    by_field: dict[str, AgentRequest | VerifierRequest] = {
+        "agentSeconds": request.agent,
+        "verifierSeconds": request.verifier,
+    }
+    for timeout, limits in by_field.items():
+        seconds = (limits.override_timeout_sec or wire["timeouts"][timeout]) * request.timeout_multiplier
+        wire["timeouts"][timeout] = max(1, round(min(seconds, limits.max_timeout_sec or _LONGEST, _LONGEST)))
+    setup = request.agent.override_setup_timeout_sec or wire["timeouts"]["setupSeconds"]
+    wire["timeouts"]["setupSeconds"] = max(1, round(min(setup * request.timeout_multiplier, _LONGEST)))
+    return wire
+
+
+def _unknown(request: RunRequest) -> list[str]:
+    forms = (("", request), ("agent.", request.agent), ("verifier.", request.verifier))
+    return [f"{prefix}{name} is not known here" for prefix, form in forms for name in form.unknown()]
+
+
+def _valid(kind: type[Any], wire: dict[str, Any], what: str) -> Any:
+    try:
+        return validate(kind, wire)
+    except ValidationError as error:
+        problems = "; ".join(f"{path_of(place)}: {message}" for place, message in explain(error, kind, wire))
+        raise RunRefused(f"{what} is not valid: {problems}") from error

@@ -1,0 +1,174 @@
+"""Trials whose agents call a session proxy elsewhere (`PROXY_SERVER_URL`), and not this process.
+
+This process registers a session there for each trial, connects out to the proxy as a worker (`proxy/relay`), and answers
+the calls of its own trials. The proxy sends them to no other worker. A trial's session here records each call, as it does
+for agents that call this process, so everything that is trained on comes from there.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import aiohttp
+from yarl import URL
+
+from agent_runtime.integrations.harbor_server.client import SHOWN, TrialLost
+from agent_runtime.integrations.harbor_server.plan import SessionUrl
+from agent_runtime.integrations.harbor_server.router import Front, Reached
+from agent_runtime.integrations.harbor_server.runs import SessionModel
+from agent_runtime.integrations.harbor_server.settings import RemoteSettings
+from agent_runtime.models.base import ModelConfigError, ModelReply, ModelRequest, RequestRefused
+from agent_runtime.proxy.keys import session_of
+from agent_runtime.proxy.relay.worker import Worker
+from agent_runtime.proxy.serve import ADMIN_KEY_VARIABLE
+
+CONNECT_SECONDS: Final = 60.0
+"""Longest wait for the connection to the proxy; longer than the worker's longest pause between two tries."""
+ASK_SECONDS: Final = 30.0
+"""Deadline of registering or deleting a session."""
+_TOKENS: Final = {"logprobs": True, "return_token_ids": True}
+
+
+class TrialSessions:
+    """A `Model`: each session at the proxy is answered by the trial that it belongs to."""
+
+    name, token_capture = "trials", "Tokens"
+
+    def __init__(self) -> None:
+        self.open: dict[str, SessionModel] = {}
+        """By the name of the session at the proxy."""
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """See `Model.complete`. What the trial's own session refuses is the agent's doing, and no failure of the proxy."""
+        if (trial := self.open.get(request.session)) is None:
+            raise RequestRefused("TrialEnded", f"session {request.session} belongs to no trial that runs; it has ended")
+        try:
+            return await trial.complete(request, _TOKENS, tries=1)
+        except ModelConfigError as error:
+            raise RequestRefused(error.reason, error.message) from error
+
+    async def check(self) -> None:
+        """Each trial has a model that was checked."""
+
+    async def close(self) -> None:
+        """Each trial closes its own."""
+
+
+class RelayedFront(Front):
+    """A `Front` behind a session proxy: agents call the proxy, which sends their calls here."""
+
+    def __init__(self, settings: RemoteSettings, environ: Mapping[str, str], session_seconds: float) -> None:
+        super().__init__("127.0.0.1", 0, "127.0.0.1")
+        url = URL(settings.proxy_server_url or "")
+        self._proxy = url.with_user(None)
+        self._public = self._proxy if settings.llm_proxy_ip is None else self._proxy.with_host(settings.llm_proxy_ip)
+        self._key = environ.get(ADMIN_KEY_VARIABLE) or url.password
+        self._session_seconds = round(session_seconds)
+        self._name = f"verl-{secrets.token_hex(8)}"
+        self._sessions = TrialSessions()
+        self._connected = asyncio.Event()
+        self._scopes: set[asyncio.Timeout] = set()
+        self._working: asyncio.Task[Any] | None = None
+
+    async def open(self) -> None:
+        """Connect to the proxy. Raises TrialLost where it cannot be reached, or takes no workers."""
+        await super().open()
+        try:
+            await self._wait_for_proxy()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Leave the proxy, once all have closed it."""
+        await super().close()
+        if self._users == 0 and self._working is not None:
+            working, self._working = self._working, None
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def session(self, key: str, model: str) -> AsyncIterator[Reached]:
+        """See `Front.session`. Raises TrialLost as soon as the connection to the proxy is lost: agents' calls may fail then
+        without this process knowing."""
+        await self._wait_for_proxy()
+        name = f"{self._name}-{secrets.token_hex(8)}"
+        answering = SessionModel(SessionUrl(f"{self.url}/{key}/v1", model, key))
+        self._sessions.open[name] = answering
+        while_connected = asyncio.timeout(None)
+        try:
+            async with while_connected:
+                self._scopes.add(while_connected)
+                registration = {
+                    "models": [model],
+                    "expiresSeconds": self._session_seconds,
+                    "metadata": {"attempt": session_of(key)},
+                }
+                registered = await self._ask("POST", name, registration)
+                reached = Reached(str(self._public).rstrip("/") + registered["base_path"], registered["key"])
+                try:
+                    yield reached
+                except BaseException:
+                    with contextlib.suppress(TrialLost):
+                        await self._ask("DELETE", name)
+                    raise
+                # Its key is unknown from now on, so no late call makes a model work.
+                reached.failure = (await self._ask("DELETE", name)).get("failure")
+        except TimeoutError:
+            if not while_connected.expired():
+                raise
+            raise TrialLost("ProxyLost", f"the connection to {self._proxy} broke while the trial ran") from None
+        finally:
+            self._scopes.discard(while_connected)
+            del self._sessions.open[name]
+            await answering.close()
+
+    async def _wait_for_proxy(self) -> None:
+        if self._working is None:
+            worker = Worker(
+                str(self._proxy), self._key, self._sessions, self._name,
+                sessions=f"{self._name}-", on_change=self._changed,
+            )  # fmt: skip
+            self._working = asyncio.ensure_future(worker.run())
+        waiting = asyncio.ensure_future(self._connected.wait())
+        try:
+            first: set[asyncio.Future[Any]] = {waiting, self._working}
+            await asyncio.wait(first, timeout=CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if self._working.done():
+            raise TrialLost("ProxyRefused", f"remote_agent.proxy_server_url: {self._working.exception()}")
+        if not self._connected.is_set():
+            raise TrialLost(
+                "ProxyUnreachable",
+                f"remote_agent.proxy_server_url: no connection to {self._proxy} within {CONNECT_SECONDS:g} s; start the "
+                "proxy there: rolloutctl proxy --relay",
+            )
+
+    def _changed(self, connected: bool) -> None:
+        if connected:
+            self._connected.set()
+            return
+        self._connected.clear()
+        for scope in self._scopes:
+            if not scope.expired():
+                scope.reschedule(0)
+
+    async def _ask(self, method: str, session: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        url = self._proxy / "sessions" / session
+        try:
+            timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=headers) as http,
+                http.request(method, url, json=body) as reply,
+            ):
+                text = await reply.text()
+                if reply.status >= 400:
+                    raise TrialLost("ProxyRefused", f"{method} {url} answers {reply.status}: {text[:SHOWN]}")
+                answer: dict[str, Any] = await reply.json()
+                return answer
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise TrialLost("ProxyUnreachable", f"{method} {url}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,161 @@
+"""Rows of verl that name a Harbor task's folder, and the job that their rollouts are. Pure but for reading folders.
+
+`use_local_trial`: this engine runs the task. Else a Harbor server does, and only its prompt and its reward are known here.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from agent_runtime.integrations.harbor_server.environment import HARBORS, Environment, changed_sandbox, read_environment
+from agent_runtime.integrations.harbor_server.plan import without_provider
+from agent_runtime.integrations.harbor_server.settings import RemoteSettings, SettingsError
+from agent_runtime.integrations.harbor_server.task_path import roots_of, task_path
+from agent_runtime.tasks import load_tasks
+from rollout_api.sandbox import Provider, SandboxOverrides
+from rollout_api.tasks import Task, TaskFormat, Tasks, TaskSource, TaskVerifier, Timeouts, VerifierKind, VerifierMode
+
+_WEEK: Final = 604_800
+"""Longest that an agent may take: the limits of a trial are the server's."""
+OWN_KEY = "agent_rollouts"
+"""Our key in `rollout.custom`, which verl leaves to everybody."""
+_MOST_TURNS: Final = 100_000
+"""What a manifest can say at most, where PR #83 has no limit: the agent on the server has its own."""
+AGENTS: Final = ("ToolCalling", "ReAct", "Coding", "SWE", "Oracle", "Nop")
+"""Agents of ours that `agent_name` may stand for; `swe-agent` is `SWE`."""
+
+
+@dataclass(frozen=True)
+class HarborRows:
+    """How a row's task is found and read."""
+
+    config: Mapping[str, Any]
+    environ: Mapping[str, str] = field(repr=False)
+    settings: RemoteSettings | None
+
+    @property
+    def on_server(self) -> bool:
+        """A Harbor server runs the trials."""
+        return self.settings is not None and not self.settings.use_local_trial
+
+    def task(self, fields: Mapping[str, Any]) -> Task | None:
+        """The task of a row; None for a row that names no folder. Raises NoTask, TaskSourceError."""
+        local, instance = fields.get("local_task_path"), fields.get("instance_id")
+        if not local and not instance:
+            return None
+        template = None if self.settings is None else self.settings.task_path_template
+        roots = roots_of(self.config, self.environ)
+        folder = task_path(str(instance or ""), None if local is None else str(local), roots, template)
+        return self._of_server(folder) if self.on_server else self._read(folder)
+
+    def _read(self, folder: Path) -> Task:
+        tasks = Tasks(from_=TaskSource(uri=str(folder.resolve()), format=TaskFormat.HARBOR))
+        task = load_tasks(tasks, folder, self.environ).tasks[0]
+        changes = {} if self.settings is None else environment_of(self.settings).task
+        if not changes:
+            return task
+        wire: dict[str, Any] = task.sandbox.model_dump(mode="json", by_alias=True)
+        return task.model_copy(update={"sandbox": SandboxOverrides.model_validate(changed_sandbox(wire, changes))})
+
+    def _of_server(self, folder: Path) -> Task:
+        return Task(
+            name=re.sub(r"[^A-Za-z0-9._@+=-]", "-", folder.name),
+            prompt=(folder / "instruction.md").read_text(encoding="utf-8"),
+            verifier=TaskVerifier(kind=VerifierKind.REWARD_FILE, commands=["true"], mode=VerifierMode.SHARED),
+            timeouts=Timeouts(agent_seconds=_WEEK),
+            sandbox=SandboxOverrides(image=str(folder.resolve())),
+        )
+
+
+def with_remote_agent(config: Mapping[str, Any], settings: RemoteSettings | None) -> dict[str, Any]:
+    """verl's configuration, our settings in it filled in with what `settings` asks for. Raises SettingsError.
+
+    What our settings themselves say of `agent`, `attempts` and `sandbox` stands.
+    """
+    if settings is None:
+        return dict(config)
+    custom = dict(own_settings(config))
+    attempts = {"limit": settings.max_retries, "backoffSeconds": settings.retry_base_delay}
+    custom["attempts"] = {**attempts, **(custom.get("attempts") or {})}
+    agent = dict(custom.get("agent") or {})
+    if not settings.use_local_trial:
+        command = [settings.agent_import_path or settings.agent_name or "default"]
+        kept = {name: agent[name] for name in ("maxTurns", "tokenBudget") if name in agent}
+        custom["agent"] = {"maxTurns": _MOST_TURNS, **kept, "type": "Command", "command": command}
+    else:
+        named = _local_agent(settings)
+        custom["agent"] = {**named, **agent}
+        own = custom.get("sandbox") or {}
+        job = environment_of(settings).job
+        if job:
+            custom["sandbox"] = {**job, **own}
+        if settings.environment_overrides:
+            sandbox = dict(custom.get("sandbox") or {})
+            added = [{"name": name, "value": str(value)} for name, value in settings.environment_overrides.items()]
+            custom["sandbox"] = {**sandbox, "env": [*added, *(sandbox.get("env") or [])]}
+    return with_own_settings(config, custom)
+
+
+def own_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What verl's configuration has below `actor_rollout_ref.rollout.custom.agent_rollouts`; empty where it has nothing."""
+    return ((config["actor_rollout_ref"]["rollout"].get("custom") or {}).get(OWN_KEY)) or {}
+
+
+def with_own_settings(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """verl's configuration with some of our settings changed; other keys of `custom` stay."""
+    role = config["actor_rollout_ref"]
+    custom = {**(role["rollout"].get("custom") or {}), OWN_KEY: {**own_settings(config), **changes}}
+    return {**config, "actor_rollout_ref": {**role, "rollout": {**role["rollout"], "custom": custom}}}
+
+
+def model_name_of(settings: RemoteSettings | None) -> str:
+    """The name by which agents ask for verl's model: REMOTE_MODEL_NAME, less the provider that LiteLLM takes off."""
+    return "verl" if settings is None or settings.model_name is None else without_provider(settings.model_name)
+
+
+def environment_of(settings: RemoteSettings) -> Environment:
+    """What `environment_import_path` and `environment_kwargs` come to for a local trial. A class of one's own gets them."""
+    path = settings.environment_import_path
+    if path is not None and path not in HARBORS:
+        return Environment()
+    job = dict(HARBORS.get(path or "", {}))
+    read = read_environment(settings.environment_kwargs or {}, job.get("provider", Provider.LOCAL))
+    kodo = {**job.get("kodo", {}), **read.job.get("kodo", {})}
+    return replace(read, job={**job, **read.job, **({"kodo": kodo} if kodo else {})})
+
+
+def not_honoured(settings: RemoteSettings) -> list[str]:
+    """What the settings ask for in vain where this engine runs the trials."""
+    if not settings.use_local_trial:
+        return []
+    proxy = (
+        "remote_agent.proxy_server_url is not used with use_local_trial: sandboxes of this engine reach the model by it"
+    )
+    found = [f"environment_kwargs.{name}" for name in environment_of(settings).not_honoured]
+    if settings.agent_kwargs and settings.agent_import_path is None:
+        found.append("agent_kwargs")
+    return [
+        *([proxy] if settings.proxy_server_url else []),
+        *(f"remote_agent.{name} is not honoured: rollout.custom.agent_rollouts says it here" for name in found),
+    ]
+
+
+def _local_agent(settings: RemoteSettings) -> dict[str, Any]:
+    if settings.agent_import_path is not None:
+        return {"type": settings.agent_import_path, "config": dict(settings.agent_kwargs or {})}
+    if settings.agent_name is None:
+        return {}
+
+    def plain(name: str) -> str:
+        return re.sub(r"[^a-z]", "", name.lower()).removesuffix("agent")
+
+    found = next((name for name in AGENTS if plain(name) == plain(settings.agent_name)), None)
+    if found is None:
+        raise SettingsError(
+            f"remote_agent.agent_name: {settings.agent_name!r} is no agent of this engine, which runs the trials with "
+            f"use_local_trial; expected one of {', '.join(AGENTS)}, or agent_import_path. A program is run with "
+            "rollout.custom.agent_rollouts.agent of type Command, and no agent_name"
+        )
+    return {"type": found}

@@ -1,0 +1,367 @@
+"""The runs of a server: each is a job of this machine, on disk from before it begins until after its end.
+
+`<folder>/<run>/request.json` and `task/` stand there from one rename on, `result.json` when the run has ended; what is
+between is the job's own record. So a server that was killed goes on with what it had, and gives no run twice.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel
+
+from agent_runtime.engine.opening import output_uri
+from agent_runtime.engine.session import RolloutSession
+from agent_runtime.integrations.harbor_server.archive import BadArchive, unpack
+from agent_runtime.integrations.harbor_server.plan import PlannedRun, RunRefused, SessionUrl, plan_run, result_of
+from agent_runtime.integrations.harbor_server.schemas import RunRequest, RunResult, RunStatus
+from agent_runtime.models.providers.openai_endpoint import OpenAIEndpoint
+from agent_runtime.sandboxes.images.store import place_of
+from agent_runtime.tasks import TaskSourceError, load_tasks
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.tasks import Task, TaskFormat, Tasks, TaskSource
+
+MOST_WAITING: Final = 4096
+"""Runs that may be accepted and not ended: each has its task's folder on disk."""
+CALL_SECONDS: Final = 1800.0
+"""Deadline of one answer of a client's session, as long as an agent has by default: a trainer may hold calls meanwhile."""
+CLEAN_UP_SECONDS: Final = 60.0
+"""For opening a run of an earlier server, whose sandboxes are to go."""
+_REQUEST, _RESULT, _TASK, _INCOMING = "request.json", "result.json", "task", ".incoming-"
+_LOG = logging.getLogger(__name__)
+
+
+class SessionModel(OpenAIEndpoint):
+    """A client's session as a model. It is not tried out first: the trial would be a turn of the recorded conversation."""
+
+    def __init__(self, url: SessionUrl) -> None:
+        headers = {} if url.key is None else {"Authorization": f"Bearer {url.key}"}
+        origin = "environment_overrides.OPENAI_API_KEY"
+        super().__init__(url.base_url, url.name, headers=headers, key_origin=origin, call_seconds=CALL_SECONDS)
+
+    async def check(self) -> None:
+        """Nothing is asked."""
+
+
+class Conflict(Exception):
+    """An idempotency key that came with another request before."""
+
+
+class FolderInUse(OSError):
+    """Another server serves the runs of this folder."""
+
+
+class Full(Exception):
+    """The server has as many runs as it takes."""
+
+
+@dataclass(frozen=True)
+class ServedJob:
+    """A manifest that the server was started with."""
+
+    job: RolloutJob
+    base_dir: Path
+    """Its folder, where its relative paths start."""
+
+
+class _Kept(BaseModel):
+    """`request.json`."""
+
+    request: RunRequest
+    digest: str
+    awaited: bool
+    """Its client waits on a connection that dies with the server, and cannot come back for it."""
+    warnings: list[str]
+
+
+class _Ended(BaseModel):
+    """`result.json`."""
+
+    digest: str
+    result: RunResult
+
+
+class Runs:
+    """Runs below a folder. `concurrency` of them are at work at once, the others wait."""
+
+    def __init__(
+        self,
+        folder: Path,
+        jobs: Mapping[str, ServedJob],
+        environ: Mapping[str, str],
+        *,
+        image_template: str | None = None,
+        concurrency: int = 16,
+    ) -> None:
+        self._folder, self._jobs, self._environ = folder, dict(jobs), environ
+        self._image_template = image_template
+        self._places = asyncio.Semaphore(concurrency)
+        self._working: dict[str, asyncio.Task[RunResult]] = {}
+        self._cancelled: dict[str, asyncio.Event] = {}
+        self._held = contextlib.ExitStack()
+        """The lock of the folder; the kernel releases it when this process dies."""
+
+    async def open(self) -> None:
+        """Resume the runs of an earlier server. A run whose client waited for the answer is given up: its client has gone.
+
+        Raises FolderInUse."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = os.open(self._folder, os.O_RDONLY)
+        self._held.callback(os.close, held)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._held.close()
+            raise FolderInUse(
+                f"another server keeps its runs in {self._folder.resolve()}; stop it first, or use another folder (--folder)"
+            ) from None
+        for path in sorted(self._folder.iterdir()):
+            if path.name.startswith(_INCOMING):
+                shutil.rmtree(path, ignore_errors=True)
+            elif (path / _REQUEST).exists() and not (path / _RESULT).exists():
+                kept = _Kept.model_validate_json((path / _REQUEST).read_bytes())
+                self._start(path.name, kept)
+                if kept.awaited:
+                    self._cancelled[path.name].set()
+
+    @contextlib.contextmanager
+    def incoming(self) -> Iterator[Path]:
+        """A folder for a request that is being received; it goes away unless `submit` takes it."""
+        path = self._folder / f"{_INCOMING}{secrets.token_hex(8)}"
+        path.mkdir(mode=0o700)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    async def submit(
+        self, incoming: Path, archive: Path, request: RunRequest, *, key: str | None, awaited: bool
+    ) -> str:
+        """Take a run over: durable when this returns its id. An equal `key` gives the run that it began.
+
+        Raises RunRefused, BadArchive, TaskSourceError, Conflict, Full.
+        """
+        await asyncio.to_thread(unpack, archive, incoming / _TASK)
+        archive.unlink()
+        digest = await asyncio.to_thread(_digest, request, incoming / _TASK)
+        run_id = f"run-{hashlib.sha256(key.encode()).hexdigest()[:24] if key else secrets.token_hex(12)}"
+        if (known := self._known_digest(run_id)) is not None:
+            if known != digest:
+                raise Conflict("this Idempotency-Key came with another request before; use a new one")
+            return run_id
+        if len(self._working) >= MOST_WAITING:
+            raise Full(f"{MOST_WAITING} runs are under way; try again later")
+        planned = await asyncio.to_thread(self._planned, run_id, request, incoming / _TASK)
+        kept = _Kept(request=request, digest=digest, awaited=awaited, warnings=list(planned.warnings))
+        await asyncio.to_thread(_write, incoming / _REQUEST, kept.model_dump_json())
+        try:
+            incoming.rename(self._folder / run_id)
+        except OSError:
+            # The same request came twice at once, and the other one was faster.
+            if self._known_digest(run_id) != digest:
+                raise
+        else:
+            _sync(self._folder)
+            self._start(run_id, kept)
+        return run_id
+
+    def result(self, run_id: str) -> RunResult | None:
+        """How a run is; None where there is none."""
+        if (ended := self._ended(run_id)) is not None:
+            return ended.result
+        known = run_id in self._working or (_is_run(run_id) and (self._folder / run_id / _REQUEST).exists())
+        return RunResult(run_id=run_id, status=RunStatus.RUNNING) if known else None
+
+    async def wait(self, run_id: str, seconds: float | None = None) -> RunResult | None:
+        """The result of a run once it has ended, or how it is after so many seconds."""
+        if (working := self._working.get(run_id)) is not None:
+            await asyncio.wait({working}, timeout=seconds)
+        return self.result(run_id)
+
+    async def cancel(self, run_id: str) -> RunResult | None:
+        """End a run, its sandbox and its model calls; one that has ended stays as it is. None where there is none."""
+        if (cancelled := self._cancelled.get(run_id)) is not None:
+            cancelled.set()
+        return await self.wait(run_id)
+
+    async def close(self) -> None:
+        """Stop; what is unfinished can be gone on with."""
+        for task in self._working.values():
+            task.cancel()
+        await asyncio.gather(*self._working.values(), return_exceptions=True)
+        self._held.close()
+
+    @property
+    def count(self) -> int:
+        """Runs that have not ended."""
+        return len(self._working)
+
+    def _planned(self, run_id: str, request: RunRequest, folder: Path) -> PlannedRun:
+        task, warnings = self._task(folder, request)
+        planned = plan_run(run_id, request, task, {name: served.job for name, served in self._jobs.items()})
+        return replace(planned, warnings=[*planned.warnings, *warnings])
+
+    def _task(self, folder: Path, request: RunRequest) -> tuple[Task, list[str]]:
+        """The one task of an archive. Its `${NAME}` are filled in from the request alone, and its image is no path: what
+        this machine has in its environment and on its disk is none of the sender's business."""
+        task, warnings = self._loaded(folder, request, None)
+        for image in (task.sandbox.image, None if task.verifier is None else task.verifier.image):
+            if image is not None and place_of(image, folder) is not None:
+                raise RunRefused(
+                    f"task.toml: docker_image {image!r} is a path of the server; name an image of a registry"
+                )
+        return (task, warnings) if self._image_template is None else self._loaded(folder, request, self._image_template)
+
+    def _loaded(self, folder: Path, request: RunRequest, image_template: str | None) -> tuple[Task, list[str]]:
+        place = f"{folder.resolve()}/"
+        source = TaskSource(uri=place, format=TaskFormat.HARBOR)
+        given = {name: str(value) for name, value in request.environment_overrides.items()}
+        try:
+            loaded = load_tasks(Tasks(from_=source, image_template=image_template), folder, given)
+        except TaskSourceError as error:
+            raise RunRefused(str(error).replace(place, "")) from error
+        if len(loaded.tasks) != 1:
+            raise BadArchive(f"the archive has {len(loaded.tasks)} tasks, expected one folder with a task.toml")
+        return loaded.tasks[0], [str(warning).replace(place, "") for warning in loaded.warnings]
+
+    def _start(self, run_id: str, kept: _Kept) -> None:
+        self._cancelled[run_id] = asyncio.Event()
+        self._working[run_id] = task = asyncio.create_task(self._run(run_id, kept))
+        task.add_done_callback(lambda _: (self._working.pop(run_id), self._cancelled.pop(run_id)))
+
+    async def _run(self, run_id: str, kept: _Kept) -> RunResult:
+        path = self._folder / run_id
+        try:
+            planned = await asyncio.to_thread(self._planned, run_id, kept.request, path / _TASK)
+            result = await self._result(run_id, kept, planned)
+        except Exception as error:  # noqa: BLE001 whatever it is, the client must be told
+            _LOG.warning("Run %s has failed: %s: %s", run_id, type(error).__name__, error)
+            result = RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"{type(error).__name__}: {error}")
+        result = result.model_copy(update={"warnings": kept.warnings})
+        ended = _Ended(digest=kept.digest, result=result)
+        await asyncio.to_thread(_write, path / _RESULT, ended.model_dump_json())
+        # The request may have a model's key in it; the task stands in the job's own record.
+        (path / _REQUEST).unlink()
+        shutil.rmtree(path / _TASK, ignore_errors=True)
+        return result
+
+    async def _result(self, run_id: str, kept: _Kept, planned: PlannedRun) -> RunResult:
+        """Play the run, unless it is cancelled first."""
+        cancelled = self._cancelled[run_id]
+        # What an earlier server began is opened before it is given up, so that its sandboxes go.
+        grace = CLEAN_UP_SECONDS if cancelled.is_set() else 0.0
+        playing = asyncio.create_task(self._played(run_id, planned, cancelled))
+        stop = asyncio.create_task(cancelled.wait())
+        try:
+            await asyncio.wait({playing, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not playing.done():
+                await asyncio.wait({playing}, timeout=grace)
+        finally:
+            for task in (playing, stop):
+                task.cancel()
+            await asyncio.gather(playing, stop, return_exceptions=True)
+        if not playing.cancelled():
+            return playing.result()
+        return RunResult(run_id=run_id, status=RunStatus.FAILED, error=f"Cancelled: {_why(kept)}")
+
+    async def _played(self, run_id: str, planned: PlannedRun, cancelled: asyncio.Event) -> RunResult:
+        served = self._jobs[planned.template]
+        output = planned.job.spec.output.model_copy(update={"uri": output_uri(planned.job, served.base_dir)})
+        job = planned.job.model_copy(update={"spec": planned.job.spec.model_copy(update={"output": output})})
+        model = None if planned.model is None else SessionModel(planned.model)
+        async with (
+            _place(self._places, cancelled),
+            contextlib.AsyncExitStack() as stack,
+        ):
+            if model is not None:
+                stack.push_async_callback(model.close)
+            session = await stack.enter_async_context(
+                RolloutSession(job, base_dir=served.base_dir, environ=self._environ, model=model)
+            )
+            try:
+                if cancelled.is_set():
+                    raise asyncio.CancelledError
+                if not session.submitted:
+                    await session.submit(planned.task)
+                await session.close()
+                (result,) = (await anext(session)).results
+                seal = (await session.seals())[result.index]
+                return result_of(run_id, result, seal.verdict, await session.records(result), session.uri)
+            except asyncio.CancelledError:
+                if cancelled.is_set():
+                    await session.abandon("Cancelled", "the run was cancelled")
+                raise
+
+    def _known_digest(self, run_id: str) -> str | None:
+        if (ended := self._ended(run_id)) is not None:
+            return ended.digest
+        path = self._folder / run_id / _REQUEST
+        return _Kept.model_validate_json(path.read_bytes()).digest if path.exists() else None
+
+    def _ended(self, run_id: str) -> _Ended | None:
+        path = self._folder / run_id / _RESULT
+        return _Ended.model_validate_json(path.read_bytes()) if _is_run(run_id) and path.exists() else None
+
+
+@contextlib.asynccontextmanager
+async def _place(places: asyncio.Semaphore, cancelled: asyncio.Event) -> AsyncIterator[None]:
+    """One of the places, or none for a run that is cancelled while it waits for one."""
+    taking = asyncio.ensure_future(places.acquire())
+    stop = asyncio.ensure_future(cancelled.wait())
+    try:
+        await asyncio.wait({taking, stop}, return_when=asyncio.FIRST_COMPLETED)
+        yield
+    finally:
+        stop.cancel()
+        if taking.done() and not taking.cancelled():
+            places.release()
+        else:
+            taking.cancel()
+
+
+def _is_run(name: str) -> bool:
+    """Whether a run may be called so: names come from URLs, and are folders here."""
+    return re.fullmatch(r"run-[0-9a-f]{24}", name) is not None
+
+
+def _why(kept: _Kept) -> str:
+    return "its client went away, or the server was started anew meanwhile" if kept.awaited else "somebody asked for it"
+
+
+def _digest(request: RunRequest, task: Path) -> str:
+    """Of what was asked for and the files of the task: an archive has the time in it, so it is never the same bytes."""
+    digest = hashlib.sha256(json.dumps(request.model_dump(mode="json"), sort_keys=True).encode())
+    for path in sorted(path for path in task.rglob("*") if path.is_file()):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(task)}\0{content}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    """Durable under its name, or not there."""
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,211 @@
+"""`/api/v1/runs` over HTTP, in the form of the Harbor server that verl-recipe PR #83 asks.
+
+    POST   /api/v1/runs            multipart → the result when the run has ended (200)
+           Prefer: respond-async   → 202 at once, and Location; fetch the result from there
+           Idempotency-Key: KEY    the same key again joins the run that it began
+    GET    /api/v1/runs/{id}       how it is; ?wait=SECONDS waits so long for its end
+    DELETE /api/v1/runs/{id}       end it
+    GET    /health
+
+All but the last need the server's key: as bearer, as `x-api-key`, or as the password of Basic, which is how a URL carries it
+(`http://any:KEY@host:8080`). Errors are `{"detail": text}`.
+"""
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from aiohttp import BodyPartReader, web
+from pydantic import ValidationError
+
+from agent_runtime.integrations.harbor_server.archive import BadArchive
+from agent_runtime.integrations.harbor_server.plan import RunRefused
+from agent_runtime.integrations.harbor_server.runs import Conflict, Full, Runs
+from agent_runtime.integrations.harbor_server.schemas import ARCHIVE, METADATA, PATH, RunRequest, RunResult, RunStatus
+from agent_runtime.proxy.http import request_key
+
+METADATA_BYTES: Final = 1 << 20
+ARCHIVE_BYTES: Final = 256 << 20
+"""Largest archive: packed, a quarter of what it may be unpacked."""
+UPLOAD_SECONDS: Final = 600
+"""Most time for a request to arrive."""
+KEY_LENGTH: Final = 255
+"""Of an idempotency key; Stripe's limit, which clients know."""
+MOST_WAIT: Final = 60.0
+"""Longest wait of a GET; below the idle time of every common load balancer."""
+_LOG = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(runs: Runs, key: str) -> web.Application:
+    """The application. It needs `handler_cancellation`, by which a client's going away is noticed."""
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != "/health" and not _is_key(request, key):
+            return _detail(
+                401, "a key is needed: Authorization: Bearer KEY, or http://any:KEY@host in the URL", WWW_AUTH
+            )
+        try:
+            return await handler(request)
+        except (RunRefused, BadArchive) as error:
+            return _detail(400, str(error))
+        except Conflict as error:
+            return _detail(409, str(error))
+        except Full as error:
+            return _detail(503, str(error), {"Retry-After": "30"})
+
+    app = web.Application(client_max_size=0, middlewares=[guarded])
+    app.router.add_post(PATH, partial(_post, runs))
+    app.router.add_get(PATH + "/{run}", partial(_get, runs))
+    app.router.add_delete(PATH + "/{run}", partial(_delete, runs))
+    app.router.add_get("/health", partial(_health, runs))
+    return app
+
+
+WWW_AUTH: Final = {"WWW-Authenticate": 'Basic realm="runs"'}
+
+
+async def _post(runs: Runs, request: web.Request) -> web.StreamResponse:
+    key = request.headers.get("Idempotency-Key")
+    if key is not None and not 0 < len(key) <= KEY_LENGTH:
+        raise RunRefused(f"Idempotency-Key has {len(key)} characters, expected 1 to {KEY_LENGTH}")
+    # Its own words for it are those of RFC 7240.
+    is_async = "respond-async" in request.headers.get("Prefer", "").lower()
+    with runs.incoming() as folder:
+        try:
+            async with asyncio.timeout(UPLOAD_SECONDS):
+                asked, archive = await _receive(request, folder)
+        except TimeoutError:
+            raise RunRefused(f"the request did not arrive within {UPLOAD_SECONDS} s") from None
+        awaited = key is None and not is_async
+        run_id = await runs.submit(folder, archive, asked, key=key, awaited=awaited)
+    if is_async:
+        result = runs.result(run_id)
+        assert result is not None
+        status = 202 if result.status == RunStatus.RUNNING else 200
+        return _answer(result, status, {"Location": f"{PATH}/{run_id}"})
+    try:
+        result = await runs.wait(run_id)
+    except asyncio.CancelledError:
+        if awaited:
+            # Nobody knows of this run but the client that has gone: what it does from now on is for nobody.
+            await asyncio.shield(runs.cancel(run_id))
+        raise
+    if result is not None and result.status == RunStatus.RUNNING:
+        return _detail(
+            503, f"the server is being stopped; run {run_id} goes on with the next one", {"Retry-After": "5"}
+        )
+    return _found(result, run_id)
+
+
+async def _get(runs: Runs, request: web.Request) -> web.StreamResponse:
+    run_id = request.match_info["run"]
+    text = request.query.get("wait", "0")
+    try:
+        seconds = min(max(0.0, float(text)), MOST_WAIT)  # in this order NaN is 0
+    except ValueError:
+        raise RunRefused(f"wait is {text!r}, expected seconds") from None
+    return _found(await runs.wait(run_id, seconds), run_id)
+
+
+async def _delete(runs: Runs, request: web.Request) -> web.StreamResponse:
+    run_id = request.match_info["run"]
+    return _found(await runs.cancel(run_id), run_id)
+
+
+async def _health(runs: Runs, _: web.Request) -> web.StreamResponse:
+    return web.json_response({"status": "ok", "runs": runs.count})
+
+
+async def _receive(request: web.Request, folder: Path) -> tuple[RunRequest, Path]:
+    """The two parts of a request: what is asked for, and the archive in a file."""
+    if not request.content_type.startswith("multipart/"):
+        raise RunRefused(
+            f"the body is {request.content_type}, expected multipart/form-data with {METADATA} and {ARCHIVE}"
+        )
+    asked: RunRequest | None = None
+    archive: Path | None = None
+    reader = await request.multipart()
+    try:
+        while (part := await reader.next()) is not None:
+            if not isinstance(part, BodyPartReader):
+                raise RunRefused("a part of the body is multipart itself")
+            if part.name == METADATA:
+                asked = _asked(await _read(part, METADATA_BYTES))
+            elif part.name == ARCHIVE:
+                archive = folder / "task.tar.gz"
+                await _save(part, archive)
+    except (ValueError, web.RequestPayloadError) as error:
+        if isinstance(error, RunRefused | BadArchive):
+            raise
+        raise RunRefused(f"the body is no multipart form: {error}") from error
+    missing = [name for name, part in ((METADATA, asked), (ARCHIVE, archive)) if part is None]
+    if asked is None or archive is None:
+        raise RunRefused(f"the body has no part {' and no part '.join(missing)}")
+    return asked, archive
+
+
+async def _read(part: BodyPartReader, most: int) -> bytes:
+    data = bytearray()
+    while chunk := await part.read_chunk():
+        data += chunk
+        if len(data) > most:
+            raise RunRefused(f"{part.name} has more than {most} bytes")
+    return bytes(data)
+
+
+async def _save(part: BodyPartReader, path: Path) -> None:
+    size = 0
+    with path.open("wb") as file:
+        while chunk := await part.read_chunk(1 << 20):
+            size += len(chunk)
+            if size > ARCHIVE_BYTES:
+                raise BadArchive(
+                    f"{ARCHIVE} has more than {ARCHIVE_BYTES} bytes; put what is large into the task's image"
+                )
+            file.write(chunk)
+
+
+def _asked(data: bytes) -> RunRequest:
+    try:
+        return RunRequest.model_validate_json(data)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or METADATA}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
+        )
+        raise RunRefused(f"{METADATA}: {problems}") from error
+
+
+def _is_key(request: web.Request, key: str) -> bool:
+    given = request_key({name.lower(): value for name, value in request.headers.items()})
+    return given is not None and hmac.compare_digest(given.encode(errors="replace"), key.encode())
+
+
+def _found(result: RunResult | None, run_id: str) -> web.StreamResponse:
+    return _detail(404, f"there is no run {run_id!r}") if result is None else _answer(result, 200)
+
+
+def _answer(result: RunResult, status: int, headers: dict[str, str] | None = None) -> web.StreamResponse:
+    return web.json_response(text=result.model_dump_json(), status=status, headers=headers)
+
+
+def _detail(status: int, text: str, headers: dict[str, str] | None = None) -> web.StreamResponse:
+    return web.json_response({"detail": text}, status=status, headers=headers)
+
+
+async def serving(runs: Runs, key: str, host: str, port: int) -> tuple[web.AppRunner, int]:
+    """Open the runs and serve them until the runner is cleaned up; the port that is listened on."""
+    await runs.open()
+    runner = web.AppRunner(make_app(runs, key), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    listening = int(runner.addresses[0][1])
+    _LOG.info("Serving http://%s:%d%s", host, listening, PATH)
+    return runner, listening

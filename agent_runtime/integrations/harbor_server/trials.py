@@ -1,0 +1,229 @@
+"""Trials on a Harbor server, as the engine has sandboxes: a workspace is one trial, whose program runs elsewhere.
+
+So a trial is an attempt like any other: recorded to the token, tried again under a key of its own after a failure of
+infrastructure, masked when no try is left. The workspace's image is the task's folder; running its program is the trial;
+what is then read as the verifier's reward file are the rewards that the server told.
+"""
+
+import base64
+import hmac
+import json
+import secrets
+import socket
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+from yarl import URL
+
+from agent_runtime.engine.program.program import PROGRAM_KEY
+from agent_runtime.grading.reward_file import HIGHEST, JSON_PATH, LOWEST
+from agent_runtime.integrations.harbor_server.client import HarborClient, TrialLost
+from agent_runtime.integrations.harbor_server.environment import own_provider
+from agent_runtime.integrations.harbor_server.relayed import RelayedFront
+from agent_runtime.integrations.harbor_server.router import Front, Reached
+from agent_runtime.integrations.harbor_server.schemas import RunResult, RunStatus
+from agent_runtime.integrations.harbor_server.settings import SERVER_KEY, RemoteSettings
+from agent_runtime.proxy.keys import session_of
+from agent_runtime.sandboxes.base import (
+    INTERRUPTED,
+    CommandResult,
+    Fence,
+    FileStat,
+    SandboxFailure,
+    SandboxProvider,
+    WorkspaceSpec,
+)
+from agent_runtime.sandboxes.no_sandbox import NoSandboxes, Nowhere
+
+GRACE_SECONDS: Final = 1800.0
+"""Beside the agent's time: images are built in it, Harbor's default for that being 600 s, and the task is graded."""
+
+POLICYS_ERRORS: Final = frozenset(
+    {
+        "AgentTimeoutError",
+        "NonZeroAgentExitCodeError",
+        "ContextWindowExceededError",
+        "OutputTokenExceededError",
+        "AgentSafetyRefusalError",
+    }
+)
+"""Exceptions of Harbor 0.25 that a policy can bring about: none of them may give it another try, or a mask."""
+
+
+class HarborTrials(NoSandboxes):
+    """Implements SandboxProvider. Model calls of all trials come to the front, which several providers may share."""
+
+    name = "harbor"
+
+    def __init__(self, settings: RemoteSettings, environ: Mapping[str, str], front: Front) -> None:
+        self._settings, self._front = settings, front
+        self._client = HarborClient(settings.harbor_server_url, environ.get(SERVER_KEY) or None)
+
+    async def open(self) -> None:
+        """Listen for model calls."""
+        try:
+            await self._front.open()
+        except OSError as error:
+            where = f"{self._settings.proxy_host}:{self._settings.proxy_port}"
+            message = f"proxy_server: {where} cannot be listened on: {error.strerror}; with several workers use port 0"
+            raise SandboxFailure("ProviderUnavailable", message) from error
+
+    async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> "Trial":
+        """A trial that has not begun."""
+        return Trial(self._settings, self._client, self._front, Path(spec.image or ""))
+
+    async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> "Trial":
+        """Refused: the trial calls the model at the address of the process that began it."""
+        raise SandboxFailure(INTERRUPTED, "the process that had the trial is gone, and its model's address with it")
+
+    async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
+        """Trials that an earlier process left have no model any more, and end by themselves."""
+
+    async def close(self, *, keep: bool = False) -> None:
+        """Listen no more."""
+        await self._front.close()
+
+
+class Trial(Nowhere):
+    """Implements Workspace, as far as a program and a reward file need it."""
+
+    def __init__(self, settings: RemoteSettings, client: HarborClient, front: Front, folder: Path) -> None:
+        self._settings, self._client, self._front, self._folder = settings, client, front, folder
+        self._secret = secrets.token_bytes(32)
+        self._asked: set[str] = set()
+        self._rewards = b""
+        self._id = str(uuid.uuid4())
+        self.handle = {"trial": self._id}
+        self.description = {"provider": "harbor", "server": str(URL(settings.harbor_server_url).with_user(None))}
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        key: str,
+        deadline_seconds: float,
+        env: Mapping[str, str] | None = None,
+        **_: Any,
+    ) -> CommandResult:
+        """The program is the trial, to its end. Everything else was done by the server."""
+        if key != PROGRAM_KEY:
+            return _ended(0)
+        variables = dict(env or {})
+        model = variables["OPENAI_MODEL"]
+        async with self._front.session(variables["OPENAI_API_KEY"], model) as reached:
+            metadata = trial_request(self._settings, self._folder, reached, model)
+            seconds = self._settings.harbor_timeout + GRACE_SECONDS
+            result = await self._client.run(self._folder, metadata, idempotency_key=self._id, seconds=seconds)
+        if result.status != RunStatus.COMPLETED and reached.failure is not None:
+            raise TrialLost("ModelFailed", f"the agent's last call at the proxy failed: {reached.failure}")
+        self._rewards = json.dumps(rewards_of(result)).encode()
+        return _ended(0 if result.status == RunStatus.COMPLETED else 1, result.error or "")
+
+    async def write(self, path: str, data: bytes, *, key: str, **_: Any) -> None:
+        """The grading's own folder is made and removed: there is nothing of it here."""
+
+    async def remove(self, path: str, *, key: str, **_: Any) -> None:
+        """See `write`."""
+
+    async def stat(self, path: str, *, key: str | None = None) -> FileStat | None:
+        """The rewards alone."""
+        return FileStat(path, "file", len(self._rewards), 0o644, 0.0) if path == JSON_PATH else None
+
+    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:
+        """The rewards alone."""
+        return self._rewards
+
+    def secret(self, purpose: str) -> bytes:
+        """See Workspace."""
+        found = hmac.digest(self._secret, purpose.encode(), "sha256")
+        self._asked.add(base64.urlsafe_b64encode(found).decode().rstrip("="))
+        return found
+
+    def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
+        """At the address of all trials, for keys of this one's secrets."""
+        return self._front.serving(self._asked, server)
+
+
+def trial_request(settings: RemoteSettings, folder: Path, reached: Reached, model: str) -> dict[str, Any]:
+    """The metadata of a trial whose agent reaches `model` there. Pure."""
+    kwargs = {
+        **(settings.agent_kwargs or {}),
+        "model_base_url": reached.url,
+        "session_id": session_of(reached.key),
+    }
+    agent: dict[str, Any] = {
+        "model_name": settings.model_name or f"openai/{model}",
+        "max_timeout_sec": settings.harbor_timeout,
+        "llm_proxy_url": reached.url,
+        "kwargs": kwargs,
+    }
+    if settings.agent_import_path is not None:
+        agent["import_path"] = settings.agent_import_path
+    elif settings.agent_name is not None:
+        agent["name"] = settings.agent_name
+    return {
+        "task_path": str(folder),
+        "agent": agent,
+        "timeout_multiplier": 1.0,
+        "verifier": {"disable": False},
+        "environment_overrides": {
+            "OPENAI_API_KEY": reached.key,
+            "OPENAI_BASE_URL": reached.url,
+            **(settings.environment_overrides or {}),
+        },
+        "environment_kwargs": dict(settings.environment_kwargs or {}),
+    }
+
+
+def rewards_of(result: RunResult) -> dict[str, float]:
+    """The rewards of a trial, and as `reward` their sum, which PR #83 trains with. Raises TrialLost where there are none
+    and the policy is not to blame. Pure."""
+    reason = (result.error or "").partition(":")[0].strip()
+    if result.status == RunStatus.TIMEOUT or (result.status != RunStatus.COMPLETED and reason in POLICYS_ERRORS):
+        # What such a server says of the reward is a 0 that stands for every kind of error.
+        return {"reward": 0.0}
+    if result.status != RunStatus.COMPLETED:
+        raise TrialLost("TrialFailed", f"the server says {result.status}: {result.error or 'and not why'}")
+    if not result.rewards:
+        raise TrialLost(
+            "NoReward", "the trial was completed, and the server told no reward; does its task have a verifier?"
+        )
+    total = sum(result.rewards.values())
+    if not LOWEST <= total <= HIGHEST:
+        listed = ", ".join(f"{name} {value:g}" for name, value in result.rewards.items())
+        raise TrialLost(
+            "RewardOutOfRange", f"the rewards ({listed}) sum to {total:g}, expected {LOWEST:g} to {HIGHEST:g}"
+        )
+    return {**result.rewards, "reward": total}
+
+
+def make_trials(settings: RemoteSettings | None, environ: Mapping[str, str]) -> Callable[[], SandboxProvider] | None:
+    """What makes the provider of each job of this process, trials of a server all behind one front; None where our settings
+    say where sandboxes come from. Raises SettingsError."""
+    if settings is None:
+        return None
+    if settings.use_local_trial:
+        return own_provider(settings)
+    front = (
+        Front(settings.proxy_host, settings.proxy_port, _known_as(settings))
+        if settings.proxy_server_url is None
+        else RelayedFront(settings, environ, settings.harbor_timeout + GRACE_SECONDS)
+    )
+    return lambda: HarborTrials(settings, environ, front)
+
+
+def _known_as(settings: RemoteSettings) -> str:
+    if settings.llm_proxy_ip is not None:
+        return settings.llm_proxy_ip
+    if URL(settings.harbor_server_url).host in ("localhost", "127.0.0.1", "::1"):
+        return "127.0.0.1"
+    return socket.gethostbyname(socket.gethostname())
+
+
+def _ended(code: int, message: str = "") -> CommandResult:
+    data = message.encode(errors="replace")
+    return CommandResult(code, None, None, 0.0, b"", data, 0, len(data))

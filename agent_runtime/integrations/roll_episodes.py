@@ -1,0 +1,156 @@
+"""Episodes one at a time, for whoever drives them from outside: ROLL's `AgentRunner.run_job(seed) → EpisodeResult`.
+
+Each is a rollout like any other, recorded and resumable, of a job that stays open between them.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from agent_runtime.engine.session import RolloutSession
+from agent_runtime.environments.host import NO_DATA, EnvironmentFault
+from agent_runtime.environments.verdict import step_rewards
+from agent_runtime.models.base import Model
+from rollout_api.environments import TaskEnvironment
+from rollout_api.manifest import validate
+from rollout_api.records import Outcome, Result, StopReason
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.tasks import EnvironmentGroups, Task
+
+
+class EpisodeStatus(StrEnum):
+    """How an episode ended. `Failed` and `NoData` have no score; that of `Timeout` is of the steps before it."""
+
+    FINISHED = "Finished"
+    FAILED = "Failed"
+    """Lost to infrastructure."""
+    NO_DATA = "NoData"
+    """The environment has nothing under that seed."""
+    TIMEOUT = "Timeout"
+    """The environment hung, or the agent's time ran out."""
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """What ROLL's env managers read of an episode."""
+
+    status: EpisodeStatus
+    score: float
+    """The sum of the steps; 0 where the status says that there is none."""
+    step_scores: list[float] = field(default_factory=list)
+    agent_exit_reason: str = ""
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As one mapping, metrics beside the rest."""
+        return {
+            "status": self.status.value,
+            "score": self.score,
+            "step_scores": self.step_scores,
+            "agent_exit_reason": self.agent_exit_reason,
+            **self.metrics,
+        }
+
+
+def episode_result(result: Result, step_scores: list[float]) -> EpisodeResult:
+    """The episode that a rollout's result tells of: pure."""
+    if result.outcome is not Outcome.COMPLETED:
+        status = {EnvironmentFault.HUNG: EpisodeStatus.TIMEOUT, NO_DATA: EpisodeStatus.NO_DATA}.get(
+            result.reason or "", EpisodeStatus.FAILED
+        )
+        return EpisodeResult(status, 0.0, step_scores, result.reason or result.outcome.value)
+    hung = any(attempt.reason == EnvironmentFault.HUNG for attempt in result.failed_attempts)
+    timed_out = result.stop_reason is StopReason.AGENT_TIMEOUT or (
+        result.stop_reason is StopReason.RESOURCE_LIMIT and hung
+    )
+    return EpisodeResult(
+        EpisodeStatus.TIMEOUT if timed_out else EpisodeStatus.FINISHED,
+        result.reward or 0.0,
+        step_scores,
+        result.stop_reason.value if result.stop_reason else "",
+        dict(result.rewards),
+    )
+
+
+class AgentRunner:
+    """Runs episodes of one kind of environment. A context manager, not for use inside of an event loop.
+
+    `environment` is an entry of `tasks.environments` (its seed and groups are not used), `spec` has further fields of a
+    job's spec. Without `output`, episodes are recorded in a folder that goes away with the runner.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, Any],
+        *,
+        model: Model | None = None,
+        environ: Mapping[str, str] | None = None,
+        **spec: Any,
+    ) -> None:
+        self._environment = validate(EnvironmentGroups, dict(environment))
+        self._model, self._environ = model, dict(environ or {})
+        self._folder = tempfile.TemporaryDirectory(prefix="agent-rollouts-episodes-")
+        self._job = validate(
+            RolloutJob,
+            {
+                "apiVersion": "rollout.dev/v1alpha1",
+                "kind": "RolloutJob",
+                "metadata": {"name": "episodes"},
+                "spec": {
+                    "mode": "Eval",
+                    "agent": {"type": "Environment", "maxTurns": self._environment.max_steps},
+                    "output": {"uri": self._folder.name},
+                    # Given where `model` is not: a manifest has to name one.
+                    "model": {"function": "agent_runtime.integrations.roll_episodes:no_model"},
+                    **spec,
+                    "tasks": {"stream": {}},
+                },
+            },
+        )
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        """Open storage, model and environments. Raises what is wrong with any of them."""
+        self._session = RolloutSession(self._job, base_dir=Path(), environ=self._environ, model=self._model)
+        self._runner.run(self._session.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Let go of all of it."""
+        self._runner.run(self._session.__aexit__(kind, error, traceback))
+        self._runner.close()
+        self._folder.cleanup()
+
+    def run_job(self, seed: int) -> EpisodeResult:
+        """One episode with that seed. Raises only what ends the whole run: storage that is gone, a job given up."""
+        return self._runner.run(self._episode(seed))
+
+    async def _episode(self, seed: int) -> EpisodeResult:
+        entry = self._environment
+        environment = TaskEnvironment.model_validate(
+            {name: getattr(entry, name) for name in TaskEnvironment.model_fields} | {"seed": seed}
+        )
+        await self._session.submit(
+            Task(
+                name=f"{entry.label}-{seed}",
+                prompt=entry.prompt,
+                tags=[entry.label],
+                timeouts=entry.timeouts,
+                environment=environment,
+            )
+        )
+        group = await anext(self._session)
+        result = group.results[0]
+        return episode_result(result, step_rewards(await self._session.records(result)))
+
+
+async def no_model(messages: list[dict[str, Any]]) -> str:
+    """In the place of a model that was not given."""
+    raise RuntimeError("give AgentRunner a model: model=..., or the field model of a job's spec")

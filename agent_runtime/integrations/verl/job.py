@@ -1,0 +1,111 @@
+"""From verl's configuration to the jobs that its rollouts are run as. Pure.
+
+`actor_rollout_ref.rollout.custom.agent_rollouts` is a job's spec; what verl itself decides (tasks, group size, sampling) is
+not in it. The other keys of `custom` belong to others and are not read.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent_runtime.integrations.harbor_server.rows import OWN_KEY, own_settings
+from rollout_api.base import API_VERSION
+from rollout_api.manifest import KIND, ManifestError, Problem, load_manifest
+from rollout_api.rollout_job import RolloutJob
+
+CUSTOM = f"actor_rollout_ref.rollout.custom.{OWN_KEY}"
+DECIDED_BY_VERL = {
+    "mode": "whether a batch is for validation",
+    "groupSize": "actor_rollout_ref.rollout.n, or a row's __rollout_n__",
+    "tasks": "the dataset",
+}
+SAMPLED_BY_VERL = ("temperature", "topP")
+VERLS_CLIENT = {"function": "agent_runtime.integrations.verl.model:LLMClientModel"}
+"""What a record names as the model where verl's own LLM client answers; the object itself is handed to the session."""
+MOST_IN_FLIGHT = 100_000
+"""Groups in flight: verl bounds them itself, by what it submits."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Rollouts that one job can have: all that a job fixes for its whole life."""
+
+    members: int
+    validate: bool
+    greedy: bool = False
+    """Sampled at temperature 0, as REMAX does for its baselines."""
+    system_prompt: str | None = None
+    """None: the agent's own."""
+
+
+def rollout_job(config: Mapping[str, Any], kind: Kind) -> RolloutJob:
+    """The job of a kind. `config` is verl's whole configuration, resolved. Raises ManifestError with all problems."""
+    custom = dict(own_settings(config))
+    sampling = dict(custom.pop("sampling", None) or {})
+    problems = [
+        Problem(f"{CUSTOM}.{field}", f"is decided by {by}; remove it")
+        for field, by in DECIDED_BY_VERL.items()
+        if custom.pop(field, None) is not None
+    ] + [
+        Problem(f"{CUSTOM}.sampling.{field}", "is decided by verl's own sampling settings; remove it")
+        for field in SAMPLED_BY_VERL
+        if sampling.pop(field, None) is not None
+    ]
+    agent = dict(custom.pop("agent", None) or {})
+    if kind.system_prompt is not None:
+        agent["systemPrompt"] = kind.system_prompt
+    trainer = config["trainer"]
+    spec = {
+        "output": {"uri": f"{trainer['default_local_dir']}/rollouts"},
+        "model": VERLS_CLIENT,
+        **custom,
+        "agent": agent,
+        "mode": "Eval" if kind.validate else "Train",
+        "groupSize": kind.members,
+        "tasks": {"stream": {"maxInFlight": MOST_IN_FLIGHT}},
+        "sampling": {**sampling, **_sampling(config, kind, sampling.get("extra") or {})},
+    }
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": job_name(str(trainer["experiment_name"]), kind)},
+        "spec": spec,
+    }
+    try:
+        job = load_manifest(json.dumps(manifest))
+    except ManifestError as error:
+        problems += [_in_verls_words(problem) for problem in error.problems]
+    if problems:
+        raise ManifestError(problems, CUSTOM)
+    return job
+
+
+def job_name(experiment: str, kind: Kind) -> str:
+    """A job's name of an experiment's, which may have any characters."""
+    slug = re.sub(r"[^a-z0-9]+", "-", experiment.lower()).strip("-")[:40].strip("-") or "verl"
+    return f"{slug}-{'eval' if kind.validate else 'train'}"
+
+
+def uses_verls_client(config: Mapping[str, Any]) -> bool:
+    """Whether verl's own LLM servers answer; else the model that `custom` names."""
+    return not own_settings(config).get("model")
+
+
+def _sampling(config: Mapping[str, Any], kind: Kind, extra: Mapping[str, Any]) -> dict[str, Any]:
+    rollout = config["actor_rollout_ref"]["rollout"]
+    source = rollout["val_kwargs"] if kind.validate else rollout
+    values = {"temperature": source["temperature"], "top_p": source["top_p"], "top_k": source["top_k"]}
+    if kind.greedy:
+        values = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
+    return {
+        "temperature": values["temperature"],
+        "topP": values["top_p"],
+        "extra": {"repetition_penalty": 1.0, **extra, "top_k": values["top_k"]},
+    }
+
+
+def _in_verls_words(problem: Problem) -> Problem:
+    place = problem.path.removeprefix("spec.")
+    return Problem(f"{CUSTOM}.{place}" if place else CUSTOM, problem.message)

@@ -1,0 +1,133 @@
+"""From a row of verl's dataset to a task.
+
+The prompt is the row's prompt. Everything else of a task (files, setup, verifier, timeouts) is `extra_info.task`: a task in
+the form that a manifest has it in, as an object or as its JSON text, which Parquet keeps as it is. A row without one that
+names a Harbor folder (`local_task_path`, `instance_id`) has all of it from there, the prompt as well.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+from pydantic import ValidationError
+
+from agent_runtime.integrations.harbor_server.rows import HarborRows
+from agent_runtime.integrations.harbor_server.task_path import NoTask
+from agent_runtime.tasks import TaskSourceError
+from rollout_api.manifest import explain, path_of, validate
+from rollout_api.tasks import Task
+
+
+class RowError(ValueError):
+    """A row that is no task; the message says which row and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt that verl hands over."""
+
+    uid: str
+    """verl's own name for it, among the task's tags."""
+    task: Task
+    system_prompt: str | None
+    tools_kwargs: Mapping[str, Any]
+    """verl's arguments for its own tools, by tool."""
+
+
+class RowsAtWork:
+    """Rows by uid, in which verl's tools look their arguments up.
+
+    A row stays for as long as any caller holds what `begin` returned: REMAX has two groups of one uid, which end apart.
+    """
+
+    def __init__(self) -> None:
+        self._rows: WeakValueDictionary[str, Row] = WeakValueDictionary()
+
+    def begin(self, row: Row) -> Row:
+        """The row of that uid, to be held until its group ends."""
+        return self._rows.setdefault(row.uid, row)
+
+    def tools_kwargs(self, task: Task) -> Mapping[str, Any]:
+        """The arguments of the row that the task was made of."""
+        row = next((found for tag in reversed(task.tags) if (found := self._rows.get(tag))), None)
+        return {} if row is None else row.tools_kwargs
+
+
+def read_row(fields: Mapping[str, Any], harbor: HarborRows | None = None) -> Row:
+    """The task of a row. Raises RowError."""
+    uid = str(fields["uid"])
+    place = f"row {fields.get('index', '?')} of {fields.get('data_source', 'the dataset')}"
+    if "_" in uid:
+        raise RowError(f"{place}: uid {uid!r} has a '_', at which verl cuts its keys; use one without")
+    extra = fields.get("extra_info") or {}
+    if harbor is not None and not extra.get("task") and (found := _harbor_task(harbor, fields, place)) is not None:
+        task = found.model_copy(update={"tags": [*found.tags, uid]})
+        return Row(uid, task, None, _plain(fields.get("tools_kwargs")) or {})
+    system, prompt = _prompt(_plain(fields["raw_prompt"]), place)
+    wire = _task_fields(extra.get("task"), place)
+    wire |= {"prompt": prompt, "tags": [*(wire.get("tags") or []), uid]}
+    wire.setdefault("name", _name(fields))
+    try:
+        task = validate(Task, wire)
+    except ValidationError as error:
+        problems = "; ".join(f"{path_of(place)}: {message}" for place, message in explain(error, Task, wire))
+        raise RowError(f"{place}: extra_info.task: {problems}") from error
+    return Row(uid, task, system, _plain(fields.get("tools_kwargs")) or {})
+
+
+def _harbor_task(harbor: HarborRows, fields: Mapping[str, Any], place: str) -> Task | None:
+    try:
+        return harbor.task(fields)
+    except (NoTask, TaskSourceError, OSError, UnicodeDecodeError, ValidationError) as error:
+        raise RowError(f"{place}: {error}") from error
+
+
+def _prompt(messages: Any, place: str) -> tuple[str | None, str]:
+    roles = [message.get("role") for message in messages]
+    if roles not in (["user"], ["system", "user"]):
+        raise RowError(
+            f"{place}: the prompt has the roles {', '.join(map(str, roles))}; expected a user message, alone or after a "
+            "system message. Write earlier turns into the user message"
+        )
+    texts = [message.get("content") for message in messages]
+    if not all(isinstance(text, str) for text in texts):
+        raise RowError(f"{place}: the prompt has parts that are no text (images, video); only text can be rolled out")
+    return (texts[0] if len(texts) == 2 else None), texts[-1]
+
+
+def _task_fields(value: Any, place: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise RowError(f"{place}: extra_info.task is no JSON: {error}") from None
+    value = {} if value is None else _without_nulls(_plain(value))
+    if not isinstance(value, dict):
+        raise RowError(
+            f"{place}: extra_info.task is {type(value).__name__}, expected a task as an object or as JSON text"
+        )
+    return value
+
+
+def _without_nulls(value: Any) -> Any:
+    """Parquet gives every row of a column all fields that any row has."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    """Python's own lists and numbers in place of NumPy's."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _name(fields: Mapping[str, Any]) -> str:
+    name = re.sub(r"[^A-Za-z0-9._@+=-]+", "-", f"{fields.get('data_source') or 'row'}-{fields.get('index', 0)}")
+    return name.lstrip("._@+=-")[:200]

@@ -1,0 +1,305 @@
+"""The few calls to the Kubernetes API that a runner makes, each patient enough for an API server's restart.
+
+Authentication, TLS and token renewal are the official client's. Objects stay plain JSON: of most, a few fields are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from rollout_api.base import API_GROUP, API_VERSION
+from rollout_api.nesting import read_json
+
+JsonObject = dict[str, Any]
+
+# An API server that is restarted answers again after 20 to 60 s.
+PATIENCE_SECONDS = 120.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
+# Longer than a healthy API server ever takes, and short enough that a connection which swallows packets costs one try.
+REQUEST_SECONDS = 15.0
+# The API server ends a watch after so long, and a connection that is silent for some more is dead: so one that swallows
+# packets is found within a minute and a half, without relying on bookmarks.
+WATCH_SECONDS, WATCH_GRACE_SECONDS = 60, 15.0
+# A starting API server denies what it has not read the roles for yet.
+DENIAL_PATIENCE_SECONDS = 5.0
+TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
+SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+JSON_TYPE, MERGE_TYPE, APPLY_TYPE = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
+
+
+class ApiError(Exception):
+    """The API server refused a call. `status` is the HTTP status, 0 when nothing answered; `reason` is its one word."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.status, self.reason, self.message = status, reason, message
+
+
+class KubeApi:
+    """The API server, as far as a runner in one namespace needs it. All calls raise ApiError."""
+
+    def __init__(self, configuration: client.Configuration, namespace: str) -> None:
+        self.namespace = namespace
+        self._client = client.ApiClient(configuration)
+        self._group = f"/apis/{API_VERSION}/namespaces/{namespace}"
+
+    @classmethod
+    async def connect(cls, namespace: str) -> KubeApi:
+        """With the pod's service account, or outside a cluster with the kubeconfig of KUBECONFIG."""
+        configuration = client.Configuration()
+        try:
+            if SERVICE_ACCOUNT_TOKEN.exists():
+                config.load_incluster_config(client_configuration=configuration)
+            else:
+                await config.load_kube_config(
+                    config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration
+                )
+        except config.ConfigException as error:
+            raise ApiError(
+                0,
+                "NotConfigured",
+                f"there is no {SERVICE_ACCOUNT_TOKEN} here, and the kubeconfig cannot be used ({error}); set KUBECONFIG",
+            ) from error
+        return cls(configuration, namespace)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def get_job(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
+        """A RolloutJob. ApiError 404 when there is none."""
+        return await self._call("GET", f"/rolloutjobs/{name}", patience_seconds=patience_seconds)
+
+    async def get_shard(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
+        """A RolloutShard. ApiError 404 when there is none."""
+        return await self._call("GET", f"/rolloutshards/{name}", patience_seconds=patience_seconds)
+
+    async def apply_report(
+        self, name: str, report: Mapping[str, Any], *, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        """Server-side apply of the whole status of a RolloutShard. ApiError 404 when there is none."""
+        query = [("fieldManager", "runner"), ("force", "true")]
+        metadata = {"name": name, "namespace": self.namespace}
+        body = {"apiVersion": API_VERSION, "kind": "RolloutShard", "metadata": metadata, "status": report}
+        path = f"/rolloutshards/{name}/status"
+        await self._call("PATCH", path, query, body, APPLY_TYPE, patience_seconds=patience_seconds)
+
+    async def get_model_server(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
+        """A ModelServer. ApiError 404 when there is none."""
+        return await self._call("GET", f"/modelservers/{name}", patience_seconds=patience_seconds)
+
+    def watch_model_server(
+        self, name: str, resource_version: str
+    ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[JsonObject]]:
+        """As `watch_sandboxes`, for the one ModelServer of that name."""
+        return self._watch("/modelservers", ("fieldSelector", f"metadata.name={name}"), resource_version)
+
+    async def create_sandbox(self, sandbox: JsonObject, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
+        """Create a Sandbox whose name is random. One of the same name and owner is this call's own earlier try, whose reply
+        was lost: it is returned.
+        """
+        name = sandbox["metadata"]["name"]
+        try:
+            return await self._call(
+                "POST",
+                "/sandboxes",
+                body=sandbox,
+                patience_seconds=patience_seconds,
+                denial_patience_seconds=DENIAL_PATIENCE_SECONDS,
+            )
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            there = await self.get_sandbox(name, patience_seconds=patience_seconds)
+            if owner_uid(there) != owner_uid(sandbox):
+                raise
+            return there
+
+    async def get_sandbox(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
+        """A Sandbox. ApiError 404 when there is none."""
+        return await self._call("GET", f"/sandboxes/{name}", patience_seconds=patience_seconds)
+
+    async def delete_sandbox(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        """Delete a Sandbox; its pod goes by garbage collection. One that is gone is fine."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        try:
+            await self._call("DELETE", f"/sandboxes/{name}", body=body, patience_seconds=patience_seconds)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    async def list_sandboxes(
+        self, selector: str, *, patience_seconds: float = PATIENCE_SECONDS
+    ) -> tuple[list[JsonObject], str]:
+        """Sandboxes with these labels, and the resource version to watch from."""
+        found = await self._call("GET", "/sandboxes", [("labelSelector", selector)], patience_seconds=patience_seconds)
+        return found["items"], found["metadata"]["resourceVersion"]
+
+    def watch_sandboxes(
+        self, selector: str, resource_version: str
+    ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[JsonObject]]:
+        """Watch events from there on, bookmarks included, until the API server ends the watch. Tried once.
+
+        ApiError 410, here or later, when that version is forgotten: list again.
+        """
+        return self._watch("/sandboxes", ("labelSelector", selector), resource_version)
+
+    @contextlib.asynccontextmanager
+    async def _watch(
+        self, path: str, selector: tuple[str, str], resource_version: str
+    ) -> AsyncIterator[AsyncIterator[JsonObject]]:
+        query = [
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            selector,
+            ("resourceVersion", resource_version),
+            ("timeoutSeconds", str(WATCH_SECONDS)),
+        ]
+        silence = aiohttp.ClientTimeout(
+            total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SECONDS + WATCH_GRACE_SECONDS
+        )
+        try:
+            response = await self._send("GET", path, query, timeout=silence)
+            try:
+                if response.status >= 400:
+                    raise _api_error(response.status, await response.read())
+                yield _events(response)
+            finally:
+                response.close()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise _unanswered(error) from error
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        body: JsonObject | None = None,
+        content_type: str = JSON_TYPE,
+        *,
+        patience_seconds: float,
+        denial_patience_seconds: float = 0.0,
+    ) -> JsonObject:
+        """One call, tried again while it may still succeed."""
+        started = time.monotonic()
+        tries = 0
+        while True:
+            try:
+                return await self._once(method, path, query or [], body, content_type)
+            except _Transient as failure:
+                patience, error, asked = patience_seconds, failure.error, failure.retry_after
+            except ApiError as failure:
+                if not (_is_full_quota(failure) or _is_denied_role(failure)):
+                    raise
+                patience = patience_seconds if _is_full_quota(failure) else denial_patience_seconds
+                error, asked = failure, 0.0
+            pause = max(asked, retry_pause(tries, random.random()))
+            if time.monotonic() - started + pause > patience:
+                raise error
+            await asyncio.sleep(pause)
+            tries += 1
+
+    async def _once(
+        self, method: str, path: str, query: list[tuple[str, str]], body: JsonObject | None, content_type: str
+    ) -> JsonObject:
+        try:
+            response = await self._send(
+                method, path, query, body, content_type, timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+            )
+            status, headers, reply = response.status, response.headers, await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise _Transient(_unanswered(error)) from error
+        if status in TRANSIENT_STATUSES:
+            asked = 0.0
+            with contextlib.suppress(ValueError):
+                asked = float(headers.get("Retry-After", "0"))
+            raise _Transient(_api_error(status, reply), min(asked, LONGEST_PAUSE_SECONDS))
+        if status >= 400:
+            raise _api_error(status, reply)
+        found: JsonObject = read_json(reply)
+        return found
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]],
+        body: JsonObject | None = None,
+        content_type: str = JSON_TYPE,
+        *,
+        timeout: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        headers = {"Accept": JSON_TYPE, "Content-Type": content_type}
+        _, url, headers, sent, _ = await self._client.param_serialize(
+            method, self._group + path, None, query, headers, body, auth_settings=["BearerToken"]
+        )
+        answer = await self._client.call_api(method, url, headers, sent, _request_timeout=timeout)
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+
+class _Transient(Exception):
+    """A call that may succeed when it is made again, after `retry_after` seconds at the least."""
+
+    def __init__(self, error: ApiError, retry_after: float = 0.0) -> None:
+        super().__init__(str(error))
+        self.error, self.retry_after = error, retry_after
+
+
+def retry_pause(tries: int, luck: float) -> float:
+    """Seconds before the next try: doubling, up to a half of it taken off by `luck` in [0, 1) so that runners spread."""
+    full = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(tries, 10))
+    return full * (1 - luck / 2)
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[JsonObject]:
+    async for line in response.content:
+        if not line.endswith(b"\n"):
+            # Cut off in the middle: the rest comes with the next watch.
+            return
+        event: JsonObject = read_json(line)
+        if event["type"] == "ERROR":
+            status = event["object"]
+            raise ApiError(status.get("code", 500), status.get("reason", "Unknown"), status.get("message", ""))
+        yield event
+
+
+def _api_error(status: int, body: bytes) -> ApiError:
+    """The error that a Status object, or whatever else was answered, stands for."""
+    try:
+        answered = json.loads(body)
+        return ApiError(status, answered.get("reason") or "Unknown", answered.get("message") or f"status {status}")
+    except (ValueError, AttributeError):
+        return ApiError(status, "Unknown", f"status {status}: {body[:200].decode(errors='replace')}")
+
+
+def _unanswered(error: Exception) -> ApiError:
+    return ApiError(0, "Unreachable", f"the API server does not answer ({type(error).__name__} {error})")
+
+
+def _is_full_quota(error: ApiError) -> bool:
+    """Denied until other objects of the namespace are deleted, or until a new ResourceQuota has been counted."""
+    quota = ("exceeded quota:", "status unknown for quota:")
+    return error.status == 403 and any(words in error.message for words in quota)
+
+
+def _is_denied_role(error: ApiError) -> bool:
+    """Denied for want of a role, not by a quota, a policy or the namespace's end."""
+    return error.status == 401 or (error.status == 403 and " cannot " in error.message and API_GROUP in error.message)
+
+
+def owner_uid(sandbox: Mapping[str, Any]) -> str | None:
+    """Uid of the RolloutJob that owns a Sandbox."""
+    owners: Sequence[Mapping[str, Any]] = sandbox["metadata"].get("ownerReferences") or []
+    return next((owner["uid"] for owner in owners if owner.get("kind") == "RolloutJob"), None)

@@ -1,0 +1,168 @@
+"""Calls that wait for a place at a server, and their places.
+
+Which waiting call gets a free place: one whose group prefers that server, unless another waits for much longer. Pure.
+
+In order of arrival alone, a freed place would go to whichever group is next: with all servers at their limits, soon every
+server would hold every prefix. This is delay scheduling (Zaharia and others, EuroSys 2010): wait a little for the right one.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass
+
+from agent_runtime.models.pool.routing import choose, preference
+from agent_runtime.models.pool.server import Server
+
+IDLE_SECONDS = 1.0
+"""A call waits for its own server while others are free: about what another needs to compute a prefix of 10,000 tokens."""
+PASSED_SECONDS = 10.0
+"""A place goes to its own groups before others that came less than this earlier: about a call's length."""
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """A call that waits. It is not sent to `avoided` where another server may be asked."""
+
+    group: str
+    avoided: frozenset[str]
+    since: float
+
+
+class WaitingCalls:
+    """Calls that wait, each for its home: the first server of its group's order that may be asked.
+
+    A place that is free at its home goes to the call at once. Elsewhere it gets one that no call wants as its home once it
+    has waited for `idle` seconds, and one that such a call wants that came `passed` seconds later. So no call starves, and
+    no place is left free for longer while calls wait that may have it. With 0 and 0 that is the order of arrival.
+    """
+
+    def __init__(self, idle: float = IDLE_SECONDS, passed: float = PASSED_SECONDS) -> None:
+        self._idle, self._passed = idle, passed
+        self._servers: Set[str] = frozenset()
+        # By home and servers to avoid: where the first of a queue cannot go, none of it can.
+        self._queues: dict[tuple[str, Set[str]], OrderedDict[Waiting, None]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def add(self, call: Waiting) -> None:
+        """It has come, after all others."""
+        self._queues.setdefault(self._queue(call), OrderedDict())[call] = None
+
+    def remove(self, call: Waiting) -> None:
+        """It waits no longer."""
+        calls = self._queues.get(self._queue(call), OrderedDict())
+        calls.pop(call, None)
+        if not calls:
+            self._queues.pop(self._queue(call), None)
+
+    def next(self, in_flight: Mapping[str, int], limits: Mapping[str, int], now: float) -> tuple[Waiting, str] | None:
+        """Take out the call that gets a place, with its server; None where all have to wait.
+
+        `in_flight` has this runner's calls at each server that may be asked, `limits` the most that each may have. To be
+        asked until it says None, whenever a place may be free, and several times a second.
+        """
+        if in_flight.keys() != self._servers:
+            self._sort_anew(frozenset(in_flight))
+        free = {name for name, calls in in_flight.items() if calls < limits[name]}
+        if not free:
+            return None
+        oldest = sorted(
+            ((next(iter(calls)), home) for (home, _), calls in self._queues.items()),
+            key=lambda head: head[0].since,
+        )
+        came = next((call.since - self._passed for call, home in oldest if home in free), now - self._idle)
+        for call, home in oldest:
+            if home in free or call.since <= came:
+                wanted = self._wanted(call)
+                server = choose(call.group, {name: in_flight[name] for name in wanted}, limits)
+                if server is not None:
+                    self.remove(call)
+                    return call, server
+        return None
+
+    def _wanted(self, call: Waiting) -> Collection[str]:
+        return [name for name in self._servers if name not in call.avoided] or self._servers
+
+    def _queue(self, call: Waiting) -> tuple[str, Set[str]]:
+        home = preference(call.group, self._wanted(call))[0] if self._servers else ""
+        return home, call.avoided
+
+    def _sort_anew(self, servers: Set[str]) -> None:
+        calls = sorted((call for calls in self._queues.values() for call in calls), key=lambda call: call.since)
+        self._servers = servers
+        self._queues = {}
+        for call in calls:
+            self.add(call)
+
+
+class Places:
+    """Servers by name, and the calls that wait for one of them."""
+
+    def __init__(self) -> None:
+        self.servers: dict[str, Server] = {}
+        self.is_open = False
+        """Whether calls may start at all."""
+        self.spills = 0
+        """Calls that did not go to the first server of their group."""
+        self._waiting = WaitingCalls()
+        self._places: dict[Waiting, asyncio.Future[Server]] = {}
+        """Of the calls that wait."""
+
+    @property
+    def can_be_asked(self) -> list[Server]:
+        """Servers that calls may be sent to."""
+        return [server for server in self.servers.values() if server.can_be_asked]
+
+    @property
+    def waiting(self) -> int:
+        """Calls without a place."""
+        return len(self._places)
+
+    async def take(self, group: str, avoided: Set[str]) -> Server:
+        """A place for a call of that group, not at `avoided` where another one will do. `give_back` it."""
+        loop = asyncio.get_running_loop()
+        call, place = Waiting(group, frozenset(avoided), loop.time()), asyncio.Future[Server](loop=loop)
+        self._waiting.add(call)
+        self._places[call] = place
+        self.admit()
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self.give_back(place.result())
+            elif self._places.pop(call, None) is not None:
+                self._waiting.remove(call)
+            raise
+
+    def give_back(self, server: Server) -> None:
+        """The call is over."""
+        server.in_flight -= 1
+        self.admit()
+
+    def admit(self) -> None:
+        """Give places to those who wait; to be called whenever one may have become free, and several times a second."""
+        if not self.is_open or not self._places:
+            return
+        able = self.can_be_asked
+        in_flight = {server.name: server.in_flight for server in able}
+        limits = {server.name: int(server.limit) for server in able}
+        now = asyncio.get_running_loop().time()
+        while (found := self._waiting.next(in_flight, limits, now)) is not None:
+            call, name = found
+            place = self._places.pop(call)
+            if place.done():
+                continue
+            in_flight[name] += 1
+            self.servers[name].in_flight += 1
+            self.spills += name != preference(call.group, self.servers)[0]
+            place.set_result(self.servers[name])
+
+    def refuse(self, error: Exception) -> None:
+        """Nobody who waits will get a place."""
+        for call, place in self._places.items():
+            self._waiting.remove(call)
+            if not place.done():
+                place.set_exception(error)
+        self._places.clear()

@@ -1,0 +1,246 @@
+"""A ModelServer as one model: many servers, one policy (docs/model-routing.md)."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest
+from agent_runtime.models.pool.admission import refused_limit
+from agent_runtime.models.pool.call import Call
+from agent_runtime.models.pool.directory import Directory
+from agent_runtime.models.pool.fleet import EMPTY_SECONDS, Fleet
+from agent_runtime.models.pool.server import Engine, Server
+from agent_runtime.models.retries import retry_delay
+
+CALL_SECONDS = 600.0
+"""Without a token, over all tries of a call: as long as endpoint.callSeconds is where nobody sets it."""
+UNKNOWN_SECONDS = 10.0
+"""For a directory that is late to say which version a finished answer has; after that it is recorded as unknown."""
+TRANSIENT = frozenset(
+    {"Unreachable", "Interrupted", "NotReady", "OtherPolicy", "RateLimited", "ServerError", "Timeout"}
+)
+"""Reasons of failures that another server, or a later moment, may mend."""
+
+
+class ServedModel:
+    """A `Model` whose calls go to the servers that `directory` names. `connect` opens the engine at a server's URL.
+
+    `me` is this runner's key in `policy.mixed`; `sample_seconds` lie between two readings of a server's metrics.
+    """
+
+    def __init__(
+        self, name: str, directory: Directory, connect: Callable[[str], Engine], *, me: str, sample_seconds: float = 1.0
+    ) -> None:
+        self.name = name
+        self.token_capture = "TextOnly"
+        self.on_acknowledged: Callable[[], None] = lambda: None
+        """Called when an update of the policy is settled here."""
+        self.resent = 0
+        """Calls that were sent again, each time."""
+        self._running: set[Call] = set()
+        self._fleet = Fleet(
+            directory,
+            connect,
+            me=me,
+            sample_seconds=sample_seconds,
+            on_gate=self._gate_moved,
+            on_look=self._end_silent_calls,
+            on_acknowledged=lambda: self.on_acknowledged(),
+        )
+        self._gate, self._places = self._fleet.gate, self._fleet.places
+
+    @property
+    def acknowledged(self) -> int | None:
+        """Update up to which it is settled which version each token has; None before the ModelServer is known."""
+        return self._gate.acknowledged
+
+    @property
+    def in_flight(self) -> int:
+        """Calls at servers."""
+        return sum(server.in_flight for server in self._places.servers.values())
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for the gate, or for a place at a server."""
+        return self._places.waiting
+
+    @property
+    def spills(self) -> int:
+        """Calls that did not go to the first server of their group."""
+        return self._places.spills
+
+    @property
+    def gate_seconds(self) -> float:
+        """Time behind a shut gate."""
+        return self._fleet.gate_seconds
+
+    def waits_for(self) -> str:
+        """What calls wait for, other than their turn; empty when nothing holds them up."""
+        if not self.waiting:
+            return ""
+        if not self._places.is_open:
+            return f"{self.waiting} model calls wait for the policy update that is under way"
+        return "" if self._places.can_be_asked else f"{self.waiting} model calls wait for a server of {self.name}"
+
+    async def check(self) -> None:
+        """Wait for a server, and find out how it records token ids. Raises ModelError."""
+        self._fleet.start()
+        deadline = _now() + EMPTY_SECONDS
+        while True:
+            self._fleet.raise_failure()
+            if self._places.is_open and (able := self._places.can_be_asked):
+                try:
+                    await able[0].engine.check()
+                    break
+                except ModelConfigError:
+                    raise
+                except ModelError as error:
+                    able[0].suspect(error.message)
+            elif _now() > deadline:
+                raise ModelError("NoServer", f"no server of {self.name} could be asked for {EMPTY_SECONDS:g} s")
+            else:
+                await self._fleet.news(within_seconds=1.0)
+        self.token_capture = self._fleet.token_capture = able[0].engine.token_capture
+        for server in self._places.servers.values():
+            server.engine.token_capture = self.token_capture
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._fleet.close()
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """One answer; see `Model.complete`. It may come from several servers, and from more than one policy."""
+        return await self._complete(request, None)
+
+    async def complete_prompt(self, prompt: str | Sequence[int], request: ModelRequest) -> ModelReply:
+        """One completion of a bare prompt, as `complete`."""
+        return await self._complete(request, prompt)
+
+    async def _complete(self, request: ModelRequest, prompt: str | Sequence[int] | None) -> ModelReply:
+        self._fleet.raise_failure()
+        call = Call(request, _now(), self._gate.begin(streamed=True), prompt)
+        try:
+            reply = await self._answer(call)
+            ids = reply.completion_token_ids
+            self._count(call, reply.usage.completion_tokens if ids is None else len(ids))
+            await self._settled(call)
+            return replace(reply, policy_spans=call.spans.spans())
+        finally:
+            call.release(_now())
+            self._gate.end(call.spans)
+
+    async def _answer(self, call: Call) -> ModelReply:
+        while True:
+            server = await self._place(call)
+            try:
+                return await self._try(call, server)
+            except ModelError as error:
+                if isinstance(error, ModelConfigError) or error.reason not in TRANSIENT:
+                    raise
+                failure = error
+            finally:
+                self._places.give_back(server)
+            self._learn(call, server, failure)
+            if call.failures > 1:
+                await asyncio.sleep(retry_delay(call.failures - 1, None, now=time.time(), jitter=random.random()))
+
+    async def _place(self, call: Call) -> Server:
+        """A place at a server that can be asked at this very moment."""
+        call.hold(_now())
+        try:
+            while True:
+                server = await self._places.take(call.group, call.avoided)
+                if self._gate.is_open and server.can_be_asked:
+                    return server
+                self._places.give_back(server)
+        finally:
+            call.release(_now())
+
+    async def _try(self, call: Call, server: Server) -> ModelReply:
+        engine = server.engine
+
+        def on_tokens(count: int) -> None:
+            now = _now()
+            call.heard(now)
+            server.pulse.beat()
+            self._gate.arrived(call.spans, count, now)
+
+        if not call.spans.tokens:
+            self._gate.end(call.spans)
+            call.spans = self._gate.begin(streamed=engine.token_capture == "Tokens")
+        call.begin_try(_now())
+        try:
+            async with asyncio.timeout(None) as stream:
+                call.stream = stream
+                server.begin(stream)
+                self._running.add(call)
+                try:
+                    ask = engine.complete if call.prompt is None else partial(engine.complete_prompt, call.prompt)
+                    return await ask(
+                        call.asked(),
+                        progress=call.progress,
+                        on_tokens=on_tokens,
+                        # What another policy has computed must not be taken from the cache.
+                        cache_salt=str(self._gate.version),
+                        # Those that are furthest hold a sandbox for longest; the smallest number comes first.
+                        priority=-call.request.turn,
+                    )
+                finally:
+                    self._running.discard(call)
+                    server.end(stream)
+        except TimeoutError:
+            if server.away is not None:
+                raise ModelError("Interrupted", server.away) from None
+            raise ModelError("Timeout", f"{server.url} sent no token for {CALL_SECONDS:g} s") from None
+        finally:
+            call.release(_now())
+
+    def _learn(self, call: Call, server: Server, failure: ModelError) -> None:
+        """What follows from a failed try. Raises the failure where the call has to end with it."""
+        call.failed(server.name, str(failure))
+        keeps = server.engine.token_capture == "Tokens" and not server.restarted
+        if server.restarted:
+            # A stream that was not broken by the restart began after it, and that engine has another policy.
+            call.undo_try()
+        if call.silent_seconds(_now()) > CALL_SECONDS or (call.said and not keeps):
+            raise failure
+        self.resent += 1
+        call.spans.cut(len(call.progress.ids))
+        # Behind a shut gate no server lets anything in; that says nothing against this one.
+        if failure.reason == "Unreachable" or (failure.reason in ("NotReady", "OtherPolicy") and self._gate.is_open):
+            server.suspect(failure.message)
+        elif failure.reason == "RateLimited":
+            server.limit = refused_limit(server.limit, server.in_flight)
+
+    def _count(self, call: Call, tokens: int) -> None:
+        """Make the spans as long as the answer is."""
+        call.spans.cut(tokens)
+        if missing := tokens - call.spans.tokens:
+            self._gate.arrived(call.spans, missing, _now())
+
+    async def _settled(self, call: Call) -> None:
+        """Wait until the version of each token is known. Behind a shut gate nobody loses time by that."""
+        while call.spans.pending and (not self._gate.is_open or _now() < self._gate.good_until + UNKNOWN_SECONDS):
+            call.hold(_now())
+            await self._fleet.news(within_seconds=1.0)
+        call.spans.settle(None)
+
+    def _gate_moved(self, is_open: bool) -> None:
+        now = _now()
+        for call in self._running:
+            if is_open:
+                call.release(now)
+            else:
+                call.hold(now)
+
+    def _end_silent_calls(self, now: float) -> None:
+        for call in self._running:
+            if call.stream is not None and call.silent_seconds(now) > CALL_SECONDS:
+                call.stream.reschedule(0)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,195 @@
+"""A model behind Anthropic's Messages API; conversations are in OpenAI's chat form on this side of it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_runtime.models.answers import MALFORMED, decoded_object
+from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest
+from agent_runtime.models.http_client import Answer, JsonClient
+from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, served_models
+from agent_runtime.models.refusals import final_refusal
+from rollout_api.model import Endpoint
+from rollout_api.records import Message, Usage
+
+API_VERSION = "2023-06-01"  # the only version that the API has had since
+DEFAULT_MAX_TOKENS = 4096  # the API wants a limit; the largest that every model of it has taken
+EMPTY_TEXT = "(no text)"  # the API refuses messages without text that is more than white space
+
+FINISH_REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+
+
+class AnthropicEndpoint:
+    """A `Model`. The API returns no token ids and takes no seed."""
+
+    token_capture = "TextOnly"
+
+    def __init__(self, endpoint: Endpoint, api_key: str | None, key_origin: str) -> None:
+        self.name = endpoint.name
+        headers = {"anthropic-version": API_VERSION} | ({"x-api-key": api_key} if api_key else {})
+        self._client = JsonClient(endpoint.base_url, headers, key_origin)
+        self._seconds = float(endpoint.call_seconds)
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """One answer; see `Model.complete`."""
+        answer = await self._client.call(
+            "POST", "/messages", self._body(request), seconds=self._seconds, health=request.health
+        )
+        if answer.status != 200:
+            raise await self._refused(answer)
+        return parse_answer(answer.payload)
+
+    async def check(self) -> None:
+        """Ask for an answer of one token. Raises ModelError."""
+        body = {"model": self.name, "max_tokens": 1, "messages": [{"role": "user", "content": "Say ok."}]}
+        seconds = min(self._seconds, CHECK_SECONDS)
+        answer = await self._client.call("POST", "/messages", body, seconds=seconds, tries=CHECK_TRIES)
+        if answer.status != 200:
+            error = await self._refused(answer)
+            raise ModelConfigError(error.reason, error.message)
+        parse_answer(answer.payload)
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._client.close()
+
+    def _body(self, request: ModelRequest) -> dict[str, Any]:
+        sampling = request.sampling
+        system, messages = to_anthropic(request.messages)
+        limits = [limit for limit in (sampling.max_tokens, request.max_tokens) if limit is not None]
+        body: dict[str, Any] = {
+            "model": self.name,
+            "messages": messages,
+            "max_tokens": min(limits, default=DEFAULT_MAX_TOKENS),
+        }
+        if system:
+            body["system"] = system
+        if request.tools:
+            body["tools"] = [tool_to_anthropic(tool) for tool in request.tools]
+        if sampling.temperature is not None:
+            body["temperature"] = sampling.temperature
+        if sampling.top_p is not None:
+            body["top_p"] = sampling.top_p
+        if sampling.stop:
+            body["stop_sequences"] = sampling.stop
+        body.update(sampling.extra)
+        return body
+
+    async def _refused(self, answer: Answer) -> ModelError:
+        where = self._client.base_url
+        if answer.status in (404, 405):
+            return ModelConfigError(
+                "ModelNotFound",
+                f"{where}/messages answers {answer.status} for model {self.name!r}: {answer.error}; "
+                f"{await served_models(self._client)}",
+            )
+        return final_refusal(where, answer.status, answer.error)
+
+
+def tool_to_anthropic(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool definition in OpenAI's form, translated."""
+    function = definition["function"]
+    return {
+        "name": function["name"],
+        "description": function.get("description", ""),
+        "input_schema": function.get("parameters") or {"type": "object", "properties": {}},
+    }
+
+
+def to_anthropic(messages: Sequence[Message]) -> tuple[str, list[dict[str, Any]]]:
+    """The system prompt, and the conversation with roles that alternate: results of tools are the user's there."""
+    system: list[str] = []
+    translated: list[dict[str, Any]] = []
+    for message in messages:
+        role, blocks = _blocks(message)
+        if role == "system":
+            system.extend(block["text"] for block in blocks)
+        elif translated and translated[-1]["role"] == role:
+            translated[-1]["content"].extend(blocks)
+        else:
+            translated.append({"role": role, "content": blocks})
+    for message in translated:
+        if not message["content"]:
+            message["content"].append({"type": "text", "text": EMPTY_TEXT})
+    return "\n\n".join(system), translated
+
+
+def _blocks(message: Message) -> tuple[str, list[dict[str, Any]]]:
+    role, content = message["role"], message.get("content") or ""
+    text: list[dict[str, Any]] = [{"type": "text", "text": content}] if content.strip() else []
+    if role == "tool":
+        return "user", [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": content}]
+    if role != "assistant":
+        return "system" if role in ("system", "developer") else "user", text
+    calls = [
+        {
+            "type": "tool_use",
+            "id": call["id"],
+            "name": call["function"]["name"],
+            "input": _input(call["function"]["arguments"]),
+        }
+        for call in message.get("tool_calls") or []
+    ]
+    # With extended thinking the API wants its signed blocks back, before everything else.
+    return "assistant", [*message.get("thinking_blocks", []), *text, *calls]
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    decoded = decoded_object(arguments or "{}")
+    return {MALFORMED: arguments} if decoded is None else decoded
+
+
+def parse_answer(payload: Any) -> ModelReply:
+    """An answer of the Messages API as a reply in OpenAI's form. Raises ModelError (BadResponse)."""
+    blocks = payload.get("content") if isinstance(payload, Mapping) else None
+    if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
+        raise ModelError("BadResponse", f"content: expected a list of blocks, got {str(payload)[:200]}")
+    try:
+        message: Message = {
+            "role": "assistant",
+            "content": "".join(block["text"] for block in blocks if block["type"] == "text") or None,
+        }
+        thinking = [dict(block) for block in blocks if block["type"] in ("thinking", "redacted_thinking")]
+        calls = [
+            {
+                "id": block["id"],
+                "type": "function",
+                "function": {"name": block["name"], "arguments": json.dumps(block["input"])},
+            }
+            for block in blocks
+            if block["type"] == "tool_use"
+        ]
+        usage = _usage(payload.get("usage") or {})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            "BadResponse", f"a block of content or usage is incomplete ({error!r}): {blocks!r:.200}"
+        ) from None
+    if calls:
+        message["tool_calls"] = calls
+    if thinking:
+        message["thinking_blocks"] = thinking
+        message["reasoning_content"] = "".join(block.get("thinking", "") for block in thinking)
+    reason = str(payload.get("stop_reason") or "end_turn")
+    return ModelReply(
+        message=message,
+        finish_reason=FINISH_REASONS.get(reason, reason),
+        model=str(payload.get("model") or ""),
+        usage=usage,
+        stop_sequence=payload.get("stop_sequence"),
+    )
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    cached = usage.get("cache_read_input_tokens") or 0
+    return Usage(
+        prompt_tokens=(usage.get("input_tokens") or 0) + cached + (usage.get("cache_creation_input_tokens") or 0),
+        completion_tokens=usage.get("output_tokens") or 0,
+        cached_tokens=cached,
+    )

@@ -1,0 +1,124 @@
+"""What ended an answer, and where its text ends. Pure.
+
+The ids of an answer have all that was sampled: the token that closed it, or the stop string that ended it, in whichever
+tokens. Its text has neither (vLLM, vllm/v1/engine/detokenizer.py), unless `include_stop_str_in_output` asks for it.
+
+Plain text of an answer as it arrives, while what is or may become a tool call is held back.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """What may end an answer before its end of turn."""
+
+    strings: Sequence[str]
+    tokens: frozenset[int]
+    kept: bool
+    """The text has what ended it."""
+
+    @classmethod
+    def of(cls, sampling: Mapping[str, Any]) -> "Stops":
+        """Of vLLM's sampling parameters."""
+        strings = sampling.get("stop") or []
+        return cls(
+            [strings] if isinstance(strings, str) else [text for text in strings if text],
+            frozenset(sampling.get("stop_token_ids") or []),
+            bool(sampling.get("include_stop_str_in_output")),
+        )
+
+
+def cut_at_stop(text: str, before: str, stops: Stops) -> tuple[str, str] | None:
+    """The stop string that ended an answer, and the text without what it cuts off; None where there is none.
+
+    `before` is the text without the last token, in which such strings mean nothing: vLLM may have been told to pass them
+    over, for `min_tokens` say. Of several that come with the last token it takes the first in the request's order. A step
+    that makes several tokens may leave some behind the string; then its last place counts.
+    """
+    known = len(before.rstrip("\ufffd"))  # half a character is not known
+    for stop in stops.strings:
+        if (at := text.find(stop, max(0, known - len(stop) + 1))) >= 0:
+            return stop, _cut(text, stop, at, stops)
+    at, stop = max(((text.rfind(stop), stop) for stop in stops.strings), default=(-1, ""))
+    return None if at < 0 else (stop, _cut(text, stop, at, stops))
+
+
+def _cut(text: str, stop: str, at: int, stops: Stops) -> str:
+    return text[: at + len(stop) if stops.kept else at]
+
+
+def certain_length(text: str, strings: Sequence[str]) -> int:
+    """Characters at the head of a text that no stop string cuts off, whatever follows."""
+    whole = (at for stop in strings if (at := text.find(stop)) >= 0)
+    begun = (len(text) - size for stop in strings for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    return min([*whole, *begun], default=len(text))
+
+
+TOOL_TEXT = re.compile(r"[<\[{]")
+"""What the tool calls of all of vLLM's parsers begin with: `<tool_call>`, `[TOOL_CALLS]`, `{"name": …`, and others."""
+GROWTH = 16
+"""A partial answer is decoded again when it has grown by a sixteenth, so that all of it costs some 17 times its length."""
+
+
+class TextStream:
+    """Hands out the pieces. What was handed out is never taken back."""
+
+    def __init__(self, on_text: Callable[[str], None], *, tools: bool, stops: Sequence[str] = ()) -> None:
+        self._on_text, self._tools, self._stops = on_text, tools, stops
+        self._sent = ""
+
+    def offer(self, content: str) -> None:
+        """Hand out what is certain of the text so far."""
+        # A character of which the last bytes are still to come is decoded to this one.
+        certain = content.rstrip("\ufffd")
+        if self._tools:
+            found = TOOL_TEXT.search(certain)
+            # Parsers strip the white space before a tool call.
+            certain = certain[: found.start() if found else None].rstrip()
+        certain = certain[: certain_length(certain, self._stops)]
+        self._send(certain)
+
+    def finish(self, content: str) -> None:
+        """Hand out the rest of the whole text."""
+        self._send(content)
+
+    def _send(self, text: str) -> None:
+        if len(text) > len(self._sent) and text.startswith(self._sent):
+            piece, self._sent = text[len(self._sent) :], text
+            self._on_text(piece)
+
+
+class PartialAnswers:
+    """Decodes a growing answer in the background, at most one call at a time, so that reading its tokens never waits."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], Awaitable[str]], stream: TextStream) -> None:
+        self._decode, self._stream = decode, stream
+        self._ids: Sequence[int] = ()
+        self._decoded = 0
+        self._work: asyncio.Task[None] | None = None
+
+    def grown(self, ids: Sequence[int]) -> None:
+        """The answer so far."""
+        self._ids = ids
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._catch_up())
+
+    async def stop(self) -> None:
+        """Decode no more."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+
+    async def _catch_up(self) -> None:
+        # A piece that cannot be decoded now comes with a later one, at the latest with the whole answer.
+        with contextlib.suppress(Exception):
+            while len(self._ids) >= self._decoded + max(1, self._decoded // GROWTH):
+                ids = list(self._ids)
+                self._stream.offer(await self._decode(ids))
+                self._decoded = len(ids)

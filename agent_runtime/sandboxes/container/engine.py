@@ -1,0 +1,198 @@
+"""Docker or podman, by their command line, which is the same for all that is used here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.images.files import ImageConfig
+from rollout_api.base import quantity_value
+from rollout_api.cluster import EXECUTOR_PATH, EXECUTOR_PORT, EXECUTOR_STATE
+
+VARIABLE = "ROLLOUT_CONTAINER_ENGINE"
+PROGRAMS = ("docker", "podman")
+RUN_LABEL = "rollout.dev/run"
+# Anything but a pull is a matter of seconds; a daemon that hangs must not hang a rollout for ever.
+CALL_SECONDS = 120.0
+# Beside the workspace: the executor, its zygote and inits take some 60 MiB and a handful of processes and threads.
+EXECUTOR_MEMORY = 128 << 20
+EXECUTOR_PROCESSES = 32
+SOCKET_FOLDER = "/.rollout/socket"
+# As for a pod (docs/images.md): the container's own, in the user namespace that rootless podman gives it.
+OVERLAY_CAPABILITIES = (
+    *("SYS_ADMIN", "SYS_CHROOT", "SETUID", "SETGID", "SETFCAP"),
+    *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"),
+)
+# What an image's root needs to install things. Nothing of it reaches beyond the container's own files and users.
+PLAIN_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A container engine that works."""
+
+    program: str
+    has_user_namespace: bool
+    """Its containers' root is nobody on this machine, so workspaces can be made in them."""
+
+    async def call(self, *arguments: str, seconds: float = CALL_SECONDS) -> str:
+        """What `PROGRAM ARGUMENTS` prints. Raises SandboxFailure with what it says when it fails."""
+        process = await asyncio.create_subprocess_exec(
+            self.program,
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        what = f"{self.program} {arguments[0]}"
+        try:
+            async with asyncio.timeout(seconds):
+                output, errors = await process.communicate()
+        except TimeoutError:
+            raise SandboxFailure(
+                "ContainerEngine", f"{what} did not end in {seconds:g} s; is the engine well?"
+            ) from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            raise SandboxFailure("ContainerEngine", f"{what} failed: {errors.decode(errors='replace').strip()[-1000:]}")
+        return output.decode(errors="replace").strip()
+
+    async def image_config(self, image: str, *, seconds: float) -> ImageConfig:
+        """What an image says about its programs; it is pulled when it is not here, as a cluster's IfNotPresent has it."""
+        try:
+            found = await self.call("image", "inspect", image)
+        except SandboxFailure:
+            await self.call("pull", "--quiet", image, seconds=seconds)
+            found = await self.call("image", "inspect", image)
+        config = json.loads(found)[0].get("Config") or {}
+        return ImageConfig(env={}, user=config.get("User") or None, working_dir=config.get("WorkingDir") or None)
+
+
+async def find_engine(environ: Mapping[str, str]) -> Engine:
+    """The engine that ROLLOUT_CONTAINER_ENGINE names, or the first one that answers. Raises SandboxFailure."""
+    wanted = environ.get(VARIABLE)
+    said = []
+    for program in (wanted,) if wanted else PROGRAMS:
+        if shutil.which(program) is None:
+            said.append(f"{program} is not installed")
+            continue
+        try:
+            info = json.loads(await Engine(program, False).call("info", "--format", "{{json .}}"))
+            if "ServerErrors" in info:
+                raise SandboxFailure("ContainerEngine", "; ".join(info["ServerErrors"]))
+            return Engine(program, bool(info.get("host", {}).get("security", {}).get("rootless")))
+        except SandboxFailure as failure:
+            said.append(failure.message)
+    raise SandboxFailure(
+        "ProviderUnavailable",
+        f"sandbox.provider Container wants Docker or podman: {'; '.join(said)}. Start one of them, or name it in "
+        f"{VARIABLE}, or use --provider Local",
+    )
+
+
+class EngineContainers:
+    """Implements Containers. `bundle` is the executor's folder; `run` labels what belongs to this run."""
+
+    def __init__(self, engine: Engine, bundle: Path, run: str, *, mode: str) -> None:
+        self._engine, self._bundle, self._run, self._mode = engine, bundle, run, mode
+
+    async def start(self, container: str, spec: WorkspaceSpec, config: Mapping[str, Any], home: Path) -> str:
+        """See Containers."""
+        assert spec.image is not None  # refused by the provider
+        by_socket = sys.platform == "linux"
+        sockets = home / "socket"
+        sockets.mkdir()
+        # Whoever the image's user is makes its socket there; the folder above is private.
+        sockets.chmod(0o777)
+        listen = f"unix:{SOCKET_FOLDER}/executor" if by_socket else f"tcp:0.0.0.0:{EXECUTOR_PORT}"
+        told = {**config, "listen": listen, "stateDir": EXECUTOR_STATE}
+        command = [
+            *("run", "--detach", "--rm", "--pull", "never", "--name", container, "--label", f"{RUN_LABEL}={self._run}"),
+            # Where SELinux is enforced a container may not touch what it gets of the machine, unless that is relabelled.
+            *("--security-opt", "label=disable", "--entrypoint", f"{EXECUTOR_PATH}/executor"),
+            *("--volume", f"{self._bundle}:{EXECUTOR_PATH}:ro"),
+            *self._rights(spec),
+            *limits(spec, self._mode),
+            *network(spec, by_socket=by_socket),
+            *(("--volume", f"{sockets}:{SOCKET_FOLDER}") if by_socket else ()),
+        ]
+        await self._engine.call(*command, spec.image, "--config-json", json.dumps(told))
+        if by_socket:
+            return f"unix:{sockets}/executor"
+        published = await self._engine.call("port", container, f"{EXECUTOR_PORT}/tcp")
+        return f"tcp:{published.splitlines()[0]}"
+
+    def _rights(self, spec: WorkspaceSpec) -> Sequence[str]:
+        if self._mode == "Overlay":
+            added = [item for name in OVERLAY_CAPABILITIES for item in ("--cap-add", name)]
+            # The engine's own seccomp and AppArmor profiles refuse mount, whatever the capabilities.
+            lifted = ("--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined")
+            return ["--user", "0", "--cap-drop", "ALL", *added, *lifted, "--volume", EXECUTOR_STATE]
+        user = ["--user", spec.user] if spec.user else []
+        state = f"type=tmpfs,destination={EXECUTOR_STATE},tmpfs-mode=1777"
+        added = [item for name in PLAIN_CAPABILITIES for item in ("--cap-add", name)]
+        return [*user, "--cap-drop", "ALL", *added, "--security-opt", "no-new-privileges", "--mount", state]
+
+    async def remove(self, container: str) -> None:
+        """See Containers."""
+        try:
+            await self._engine.call("rm", "--force", "--volumes", container)
+        except SandboxFailure:
+            # docker fails where there is none, and where it is going already.
+            if container in await self._names():
+                raise
+
+    async def has_ended(self, container: str) -> bool:
+        """See Containers."""
+        return container not in await self._names(running=True)
+
+    async def log(self, container: str) -> str:
+        """See Containers."""
+        return await self._engine.call("logs", "--tail", "20", container)
+
+    async def remove_unrecorded(self, known: Sequence[str]) -> None:
+        """Remove the containers of this run that no record names."""
+        for container in await self._names():
+            if container not in known:
+                await self.remove(container)
+
+    async def _names(self, *, running: bool = False) -> Sequence[str]:
+        which = [] if running else ["--all"]
+        ours = f"label={RUN_LABEL}={self._run}"
+        listed = await self._engine.call("ps", *which, "--filter", ours, "--format", "{{.Names}}")
+        return listed.split()
+
+
+def limits(spec: WorkspaceSpec, mode: str) -> list[str]:
+    """What of the workspace's bounds the engine keeps: all in `Plain`, none where workspaces share a container."""
+    if mode == "Overlay":
+        return []
+    wanted, given = spec.resources, []
+    if wanted.cpu is not None:
+        given += ["--cpus", f"{quantity_value(wanted.cpu):g}"]
+    if wanted.memory is not None:
+        given += ["--memory", str(int(quantity_value(wanted.memory)) + EXECUTOR_MEMORY)]
+    if wanted.processes is not None:
+        given += ["--pids-limit", str(wanted.processes + EXECUTOR_PROCESSES)]
+    return given
+
+
+def wants_network(spec: WorkspaceSpec) -> bool:
+    """Whether any phase may reach something."""
+    return any(access != "None" for access in spec.network.values())
+
+
+def network(spec: WorkspaceSpec, *, by_socket: bool) -> list[str]:
+    """No network where none is wanted. Without a socket the executor needs a port, on the loopback alone."""
+    published = [] if by_socket else ["--publish", f"127.0.0.1::{EXECUTOR_PORT}"]
+    return ["--network", "none"] if by_socket and not wants_network(spec) else published

@@ -1,0 +1,193 @@
+"""Executors as the first process of containers, and the records by which the next process finds them.
+
+A record is written before its container is asked for. So whatever a killed process has started is known to the next one,
+which goes on with it or removes it; and an executor to which nobody comes any more ends by itself, its container with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient
+from agent_runtime.sandboxes.local.executor import write_private
+
+READY_POLL_SECONDS = 0.05
+# Asking an engine costs a process or a request, so it is asked less often.
+ENDED_POLL_SECONDS = 2.0
+LOG_TAIL_CHARACTERS = 2000
+
+
+class Containers(Protocol):
+    """Starts containers whose first process is the executor."""
+
+    async def start(self, container: str, spec: WorkspaceSpec, config: Mapping[str, Any], home: Path) -> str:
+        """Start the container of that name; the address of its executor, which may not listen yet. Raises SandboxFailure.
+
+        `config` is the executor's, less where it listens and keeps its state; `home` is a private folder on this machine.
+        """
+
+    async def remove(self, container: str) -> None:
+        """End and remove it; nothing there is fine. Raises SandboxFailure when it may still be there."""
+
+    async def has_ended(self, container: str) -> bool:
+        """Whether it will never answer: it is gone, or runs no more."""
+
+    async def log(self, container: str) -> str:
+        """What its executor said last, or why that cannot be told."""
+
+
+@dataclass(frozen=True)
+class ContainerRecord:
+    """What the next process needs to find an executor, or to remove its container."""
+
+    container: str
+    token: str = field(repr=False)
+    home: str
+    address: str | None = None
+    boot_id: str | None = None
+    """None until the executor has answered; so is what follows."""
+    mode: str = ""
+    mode_reason: str | None = None
+
+
+class ContainerExecutor:
+    """A running executor in a container."""
+
+    def __init__(self, record: ContainerRecord, path: Path, containers: Containers) -> None:
+        self.record, self._path, self._containers = record, path, containers
+        self.client = ExecutorClient(record.address or "unix:", record.token, record.boot_id)
+
+    @property
+    def mode(self) -> str:
+        """Overlay or Plain."""
+        return self.record.mode
+
+    async def stop(self) -> None:
+        """Remove its container, and then its traces."""
+        await self.client.close()
+        await self._containers.remove(self.record.container)
+        shutil.rmtree(self.record.home, ignore_errors=True)
+        self._path.unlink(missing_ok=True)
+
+
+class ContainerExecutors:
+    """Executors of one run, recorded in the folder `records`. `settings` are the executor's for a workspace's spec."""
+
+    def __init__(
+        self, records: Path, containers: Containers, settings: Callable[[WorkspaceSpec], Mapping[str, Any]]
+    ) -> None:
+        self._records, self._containers, self._settings = records, containers, settings
+
+    def names(self) -> Sequence[str]:
+        """See Executors."""
+        return [record.stem for record in self._records.glob("*.json")]
+
+    def containers(self) -> Sequence[str]:
+        """Their containers' names."""
+        return [self._container(name) for name in self.names()]
+
+    async def find(self, name: str) -> ContainerExecutor | None:
+        """See Executors."""
+        path = self._record(name)
+        try:
+            record = ContainerRecord(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise SandboxFailure(
+                "SandboxLost", f"{path} is not a record of a container ({error}); remove it and start again"
+            ) from error
+        executor = ContainerExecutor(record, path, self._containers)
+        has_ended = partial(self._containers.has_ended, record.container)
+        if record.boot_id is not None and await executor.client.is_alive(has_ended):
+            return executor
+        await executor.stop()
+        return None
+
+    async def start(self, name: str, spec: WorkspaceSpec) -> ContainerExecutor:
+        """See Executors."""
+        home = Path(tempfile.mkdtemp(prefix="rollout-"))
+        path, token = self._record(name), secrets.token_urlsafe(32)
+        record = ContainerRecord(self._container(name), token, str(home))
+        write_private(path, json.dumps(asdict(record)))
+        config = {**self._settings(spec), "tokenSha256": hashlib.sha256(token.encode()).hexdigest()}
+        try:
+            async with asyncio.timeout(spec.start_seconds):
+                address = await self._containers.start(record.container, spec, config, home)
+                record = replace(record, address=address)
+                health = await self._wait_until_it_answers(record)
+        except BaseException as error:
+            said = await self._said(record.container)
+            with contextlib.suppress(SandboxFailure):
+                await asyncio.shield(ContainerExecutor(record, path, self._containers).stop())
+            if isinstance(error, TimeoutError):
+                raise SandboxFailure(
+                    "ExecutorFailed",
+                    f"the executor of container {record.container} did not answer after {spec.start_seconds:g} s "
+                    f"(sandbox.startSeconds): {said}",
+                ) from error
+            raise
+        record = replace(record, boot_id=health["bootId"], mode=health["mode"], mode_reason=health.get("modeReason"))
+        write_private(path, json.dumps(asdict(record)))
+        return ContainerExecutor(record, path, self._containers)
+
+    async def remove_dead(self) -> None:
+        """Remove the containers, of this run, whose executors do not answer."""
+        for name in self.names():
+            executor = await self.find(name)
+            if executor is not None:
+                await executor.client.close()
+
+    async def remove_all(self) -> None:
+        """Remove all containers of this run."""
+        for name in self.names():
+            executor = await self.find(name)
+            if executor is not None:
+                await executor.stop()
+
+    def _container(self, name: str) -> str:
+        return f"rollout-{hashlib.sha256(f'{self._records} {name}'.encode()).hexdigest()[:20]}"
+
+    def _record(self, name: str) -> Path:
+        return self._records / f"{name}.json"
+
+    async def _said(self, container: str) -> str:
+        with contextlib.suppress(SandboxFailure):
+            return (await self._containers.log(container)).strip()[-LOG_TAIL_CHARACTERS:] or "it printed nothing"
+        return "what it printed cannot be had"
+
+    async def _wait_until_it_answers(self, record: ContainerRecord) -> dict[str, Any]:
+        assert record.address is not None
+        client = ExecutorClient(record.address, record.token)
+        asked = looked = time.monotonic()
+        try:
+            while True:
+                try:
+                    return await client.health()
+                except SandboxFailure as failure:
+                    if not isinstance(failure.__cause__, OSError | TimeoutError):
+                        raise
+                if time.monotonic() > looked + ENDED_POLL_SECONDS:
+                    if await self._containers.has_ended(record.container):
+                        said = await self._said(record.container)
+                        raise SandboxFailure(
+                            "ExecutorFailed", f"container {record.container} ended before its executor answered: {said}"
+                        )
+                    looked = time.monotonic()
+                # Often at first, when it is likely to come up; seldom when it takes long.
+                await asyncio.sleep(max(READY_POLL_SECONDS, (time.monotonic() - asked) / 20))
+        finally:
+            await client.close()

@@ -1,0 +1,118 @@
+"""Sandboxes in containers of Docker or podman, on this machine.
+
+`Plain`: a container a workspace, without rights and without a network of its own unless the task wants one. `Overlay`: a
+container an image, many workspaces in it; only where the engine gives its containers a user namespace (rootless podman).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.container.base import ContainerProviderBase
+from agent_runtime.sandboxes.container.engine import EngineContainers, find_engine, wants_network
+from agent_runtime.sandboxes.container.executor import ContainerExecutors
+from agent_runtime.sandboxes.hosting import Placement
+from agent_runtime.sandboxes.images.files import ImageConfig
+from agent_runtime.sandboxes.images.store import place_of
+from rollout_api.sandbox import SandboxTemplate, WorkspaceMode
+
+
+class ContainerProvider(ContainerProviderBase):
+    """Implements SandboxProvider by Docker or podman."""
+
+    name = "container"
+
+    async def open(self) -> None:
+        """Find the engine and the executor's bundle, and remove what a killed process has left. Raises SandboxFailure."""
+        self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._configs: dict[str, asyncio.Task[ImageConfig]] = {}
+        self._engine = engine = await find_engine(self._environ)
+        bundle = await self._find_bundle()
+        mode = self._mode(engine.has_user_namespace, engine.program)
+        run = hashlib.sha256(str(self._records).encode()).hexdigest()[:16]
+        self._containers = EngineContainers(engine, bundle, run, mode=mode)
+        self._executors = ContainerExecutors(self._records, self._containers, self._settings(mode, None))
+        await self._executors.remove_dead()
+        await self._containers.remove_unrecorded(self._executors.containers())
+        self._hosting = self._hosting_of(mode, engine=engine.program)
+        self._open_pool(self._hosting, self._executors)
+        self.warnings = warnings(self._template, mode)
+
+    def _mode(self, has_user_namespace: bool, program: str) -> str:
+        wanted = self._template.workspaces.mode
+        if wanted is WorkspaceMode.OVERLAY and not has_user_namespace:
+            raise SandboxFailure(
+                "ProviderUnavailable",
+                "sandbox.workspaces.mode Overlay wants an engine whose containers have a user namespace, as rootless podman "
+                f"has; {program} here has not. Set the mode to Auto or Plain, or run podman without root",
+            )
+        return "Overlay" if has_user_namespace and wanted is not WorkspaceMode.PLAIN else "Plain"
+
+    def _settings(self, mode: str, config: ImageConfig | None) -> Callable[[WorkspaceSpec], Mapping[str, Any]]:
+        # In Plain the executor is the container's user itself; in Overlay it is root, and has to be told.
+        user = {"user": config.user} if config is not None and config.user else {}
+
+        def settings(spec: WorkspaceSpec) -> Mapping[str, Any]:
+            places = self._places if mode == "Overlay" else 1
+            return {"mode": mode, "places": places, "idleSeconds": self._template.idle_seconds, **user}
+
+        return settings
+
+    async def _described(self, spec: WorkspaceSpec) -> tuple[WorkspaceSpec, ImageConfig]:
+        """The spec with what the image says of it. Raises SandboxFailure."""
+        if spec.image is None:
+            raise SandboxFailure(
+                "ImageUnavailable",
+                "sandbox.image is missing, which sandbox.provider Container needs; name an image, or use --provider Local",
+            )
+        if place_of(spec.image, Path()) is not None:
+            raise SandboxFailure(
+                "ImageUnavailable",
+                f"sandbox.image {spec.image} is a path, which --provider Local takes; load it into {self._engine.program} "
+                f"(`{self._engine.program} load -i FILE`) and give its name",
+            )
+        task = self._configs.get(spec.image)
+        if task is None:
+            inspection = self._engine.image_config(spec.image, seconds=spec.start_seconds)
+            task = self._configs[spec.image] = asyncio.create_task(inspection)
+        try:
+            config = await asyncio.shield(task)
+        except SandboxFailure:
+            self._configs.pop(spec.image, None)
+            raise
+        if spec.working_dir_of_image and config.working_dir:
+            spec = dataclasses.replace(spec, working_dir=config.working_dir)
+        return spec, config
+
+    async def _placed(self, spec: WorkspaceSpec) -> Placement:
+        spec, config = await self._described(spec)
+        if self._hosting.mode == "Plain":
+            return Placement(spec, "", self._hosting, self._executors)
+        executors = ContainerExecutors(self._records, self._containers, self._settings("Overlay", config))
+        return Placement(spec, sandbox_key(spec), self._hosting, executors)
+
+
+def sandbox_key(spec: WorkspaceSpec) -> str:
+    """A name for the container that workspaces of a spec can share: its image, and whether it has a network."""
+    return f"image-{hashlib.sha256(f'{spec.image} {wants_network(spec)}'.encode()).hexdigest()[:24]}"
+
+
+def warnings(template: SandboxTemplate, mode: str) -> list[str]:
+    """What is not kept."""
+    found = []
+    phases = [template.network.setup, template.network.agent, template.network.verifier]
+    if mode == "Plain" and any(phase != "None" for phase in phases):
+        found.append(
+            "sandbox.network is not kept: a container that has a network in one phase has the engine's whole network in all"
+        )
+    if mode == "Overlay" and template.resources.cpu is not None:
+        found.append(
+            f"sandbox.resources.cpu {template.resources.cpu} is not kept: workspaces share their container's cores"
+        )
+    return found

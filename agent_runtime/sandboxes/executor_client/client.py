@@ -1,0 +1,396 @@
+"""HTTP client of one executor (docs/executor.md), over a unix socket or TCP.
+
+A call that changes something is sent again with the same idempotency key when the connection breaks, so it happens once.
+Before that, and before believing that an attempt is fenced, the boot id is compared: another one means that the sandbox
+was lost and whatever listens at its address now knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hmac
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from agent_runtime.executor.commands.frames import UPGRADE
+from agent_runtime.sandboxes.base import (
+    DISK_FULL,
+    CommandResult,
+    DiskFailed,
+    Fence,
+    Fenced,
+    FileError,
+    SandboxFailure,
+    WorkspaceLimit,
+)
+from agent_runtime.sandboxes.executor_client.command_frames import Refused, Running, answer, command_content, no_answer
+from agent_runtime.sandboxes.executor_client.command_stream import CommandStream, CommandStreams
+from agent_runtime.sandboxes.executor_client.connection import (
+    STALL_SECONDS,
+    Body,
+    Connection,
+    Connections,
+    FailedReply,
+    Headers,
+)
+
+# Between tries after a broken connection: 6 s in all, longer than a node's network takes to settle after a blip and short
+# beside a new attempt. Nobody listening on a unix socket is final, so a dead local executor costs no wait.
+RETRY_PAUSES = (0.05, 0.2, 0.75, 2.0, 3.0)
+CONNECT_SECONDS = 5.0
+# The executor answers at once, or after the waitSeconds that it was asked for; half a minute more is a hung executor. An
+# upload has STALL_SECONDS.
+REPLY_SECONDS = 30.0
+# The executor ends a command at its deadline. One that still runs so much later says that the executor is broken.
+DEADLINE_GRACE_SECONDS = 60.0
+LIMIT_CAUSES = frozenset({"Memory", "Disk", "Processes", "Attacked"})
+DISK_ERRNOS = frozenset({"ENOSPC", "EDQUOT", "EIO"})
+
+Query = Sequence[tuple[str, str]]
+ProtocolT = TypeVar("ProtocolT", bound=asyncio.Protocol)
+T = TypeVar("T")
+
+
+class ExecutorRefusal(SandboxFailure):
+    """The executor answered with an error; `reason` is its code, and `details` the rest of the error object."""
+
+    def __init__(self, code: str, message: str, details: Mapping[str, Any]) -> None:
+        super().__init__(code, message)
+        self.details = details
+
+
+class MissingFile(FileError):
+    """Nothing stands at the path."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """In whose name a call is made: an attempt as the executor knows it, and the fence of the runner that holds it."""
+
+    attempt: str
+    fence: Fence
+
+    @property
+    def fence_text(self) -> str:
+        """As a header has it: `EPOCH:HOLDER`."""
+        return f"{self.fence.epoch}:{self.fence.holder}"
+
+    def headers(self, key: str | None) -> dict[str, str]:
+        """The headers that every call of this hold carries, and the idempotency key (`TURN:NAME`) where there is one."""
+        headers = {
+            "Rollout-Attempt": self.attempt,
+            "Rollout-Fence": self.fence_text,
+        }
+        if key is not None:
+            headers["Idempotency-Key"] = key
+        return headers
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A successful reply."""
+
+    body: bytes
+    headers: Headers
+
+    def json(self) -> Any:
+        """The body, decoded."""
+        return json.loads(self.body.decode())
+
+
+def refusal(status: int, body: bytes, what: str) -> Exception:
+    """The exception that an error reply stands for. `what` names the call, for replies that explain nothing."""
+    try:
+        error = json.loads(body)["error"]
+        code, message = str(error["code"]), str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return SandboxFailure(
+            "ExecutorFailed", f"{what} was answered with status {status} and no explanation; see the executor's log"
+        )
+    match code:
+        case "Fenced":
+            return Fenced(message)
+        case "WorkspaceFailed" if error.get("cause") in LIMIT_CAUSES:
+            return WorkspaceLimit(error["cause"], message)
+        case "WorkspaceFailed" if error.get("cause") == DISK_FULL:
+            return disk_full(message)
+        case "WorkspaceFailed":
+            return SandboxFailure("WorkspaceLost", message)
+        case "NotFound" if "path" in error:
+            return MissingFile(str(error["path"]), message)
+        case "NotFound":
+            return SandboxFailure("WorkspaceLost", message)
+        case "FileError":
+            kind = DiskFailed if error.get("errno") in DISK_ERRNOS else FileError
+            return kind(str(error.get("path", "")), message)
+        case "Unauthorized":
+            return SandboxFailure("SandboxLost", f"another executor answers at this address: {message}")
+    return ExecutorRefusal(code, message, {k: v for k, v in error.items() if k not in ("code", "message")})
+
+
+def disk_full(what: str) -> SandboxFailure:
+    """The failure of what could not be done, or not be relied on, because others have filled the disk."""
+    return SandboxFailure(
+        DISK_FULL, f"{what}: the disk under the sandbox is full, and not by this workspace; make room"
+    )
+
+
+def query_string(query: Query) -> str:
+    """`?a=b&c=d`, or nothing. Bytes of names that are not UTF-8 survive as they do in os.fsencode."""
+    if not query:
+        return ""
+    return "?" + "&".join(f"{name}={quote(value, safe='/', errors='surrogateescape')}" for name, value in query)
+
+
+class ExecutorClient:
+    """One executor. `address` is `unix:PATH` or `tcp:HOST:PORT`; all calls raise what `refusal` and `_lost` say.
+
+    `boot_id` is None until a first `health` has told it, where nobody else knows it.
+    """
+
+    def __init__(self, address: str, token: str, boot_id: str | None = None) -> None:
+        self.address, self.boot_id = address, boot_id
+        self._token = token
+        self._connections = Connections(self._connect)
+        self._streams = CommandStreams(lambda: self.attach("/commands", UPGRADE, CommandStream))
+        kind, _, place = address.partition(":")
+        self._socket_path = place if kind == "unix" else None
+        self._standing = f"Host: executor\r\nAuthorization: Bearer {token}\r\n"
+        self._unheld_from = math.inf
+        """Monotonic seconds from which on the executor may end as idle, because this process did not ask in time. A policy
+        cannot bring that about: an executor that does not answer does not count."""
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        hold: Hold | None = None,
+        key: str | None = None,
+        query: Query = (),
+        json_body: Any = None,
+        body: Body = None,
+        wait_seconds: float = 0.0,
+    ) -> Reply:
+        """One call; sent again when the connection breaks, unless `body` is a stream, which cannot be read twice.
+
+        Raises SandboxFailure, Fenced, WorkspaceLimit, FileError.
+        """
+        if json_body is not None:
+            body = json.dumps(json_body).encode()
+        what = f"{method} {path}"
+        head = self._head(method, f"{path}{query_string(query)}", hold.headers(key) if hold else {}, body)
+        is_upload = not isinstance(body, bytes | None)
+        silence_seconds = STALL_SECONDS if is_upload else wait_seconds + REPLY_SECONDS
+        status, headers, reply = await self._tried(
+            what, lambda: self._connections.ask(head, body, silence_seconds), is_repeatable=not is_upload
+        )
+        if status < 400:
+            return Reply(reply, headers)
+        raise await self._believed(refusal(status, reply, what))
+
+    async def run(
+        self,
+        hold: Hold,
+        workspace: str,
+        key: str,
+        command: str | Sequence[str],
+        *,
+        deadline_seconds: float,
+        **how: Any,
+    ) -> CommandResult:
+        """Run a command to its end, `how` as for `command_content`; sent again when the connection breaks.
+
+        Raises as `call`, and ValueError for what no program can be given.
+        """
+        ends_by = asyncio.get_running_loop().time() + deadline_seconds + DEADLINE_GRACE_SECONDS
+        how["deadline_seconds"] = deadline_seconds
+        ended = await self._command(hold, workspace, key, command, ends_by, how)
+        assert isinstance(ended, CommandResult)  # the stream passes on nothing else
+        return ended
+
+    async def start(self, hold: Hold, workspace: str, key: str, command: str | Sequence[str], **how: Any) -> str:
+        """Start a command that lives on; the id of its process. Otherwise as `run`."""
+        running = await self._command(hold, workspace, key, command, None, {**how, "lives_on": True})
+        if not isinstance(running, Running):
+            raise no_answer()
+        return running.id
+
+    async def _command(
+        self,
+        hold: Hold,
+        workspace: str,
+        key: str,
+        command: str | Sequence[str],
+        ends_by: float | None,
+        how: Mapping[str, Any],
+    ) -> CommandResult | Running:
+        what = f"command {key} of {workspace}"
+        content = command_content((hold.attempt, hold.fence_text, key, workspace), command, **how)
+        said = answer(await self._tried(what, lambda: self._streams.ask(content, ends_by)))
+        if isinstance(said, Refused):
+            raise await self._believed(refusal(0, said.body, what))
+        return said
+
+    async def stream(self, path: str, query: Query = ()) -> AsyncIterator[bytes]:
+        """The body of a GET, as it comes. A connection that breaks ends it with SandboxFailure, never silently."""
+        head = self._head("GET", f"{path}{query_string(query)}", {}, None)
+        try:
+            async with self._connections.exchange(head, None, REPLY_SECONDS) as (status, _, chunks):
+                if status >= 400:
+                    raise refusal(status, b"".join([chunk async for chunk in chunks]), f"GET {path}")
+                async for chunk in chunks:
+                    yield chunk
+        except FailedReply as failed:
+            raise refusal(500, failed.body, f"GET {path}") from None
+        except (OSError, TimeoutError) as error:
+            raise self._lost(f"GET {path}", error) from error
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(CONNECT_SECONDS):
+            if self._socket_path is not None:
+                return (await loop.create_unix_connection(Connection, self._socket_path))[1]
+            host, _, port = self.address.removeprefix("tcp:").rpartition(":")
+            return (await loop.create_connection(Connection, host.strip("[]"), int(port)))[1]
+
+    def secret(self, purpose: str) -> bytes:
+        """32 bytes that only those know who know the token; the executor itself has no more than the token's digest."""
+        return hmac.digest(self._token.encode(), purpose.encode(), "sha256")
+
+    async def health(self) -> dict[str, Any]:
+        """`GET /v1/health`; tried once. Raises SandboxFailure when the executor is gone or is another one."""
+        try:
+            status, _, reply = await self._connections.ask(self._head("GET", "/health", {}, None), None, REPLY_SECONDS)
+        except (OSError, TimeoutError) as error:
+            raise self._lost("GET /health", error) from error
+        if status >= 400:
+            raise refusal(status, reply, "GET /health")
+        health: dict[str, Any] = json.loads(reply)
+        if self.boot_id is None:
+            self.boot_id = health["bootId"]
+        if health["bootId"] != self.boot_id:
+            raise SandboxFailure(
+                "SandboxLost",
+                f"the executor at {self.address} was started anew (boot id {health['bootId']}, expected "
+                f"{self.boot_id}); its workspaces are gone",
+            )
+        return health
+
+    async def keep_alive(self, idle_seconds: float) -> None:
+        """Ask the executor for its health until cancelled, so that it does not end as idle during a long model call."""
+        while True:
+            # Set before the pause: a process that was stopped (SIGSTOP, Ctrl-Z) may learn of the loss before it asks again.
+            self._unheld_from = min(self._unheld_from, time.monotonic() + idle_seconds)
+            try:
+                await asyncio.sleep(idle_seconds / 3)
+            finally:
+                if time.monotonic() < self._unheld_from:
+                    self._unheld_from = math.inf
+            with contextlib.suppress(SandboxFailure):
+                await self.health()
+                self._unheld_from = math.inf
+
+    def judged(self, failure: SandboxFailure) -> SandboxFailure:
+        """The failure, which says whether this process had stood still before it."""
+        failure.was_unheld = time.monotonic() > self._unheld_from
+        return failure
+
+    async def is_alive(self, has_ended: Callable[[], Awaitable[bool]] | None = None) -> bool:
+        """Whether this executor answers. An unanswered call is repeated, because a busy machine may miss one.
+
+        `has_ended` says whether its process is gone, so that nothing is repeated in vain.
+        """
+        for pause in (*RETRY_PAUSES, None):
+            try:
+                await self.health()
+                return True
+            except SandboxFailure as failure:
+                error = failure.__cause__
+                if not isinstance(error, (OSError, TimeoutError)) or self._is_final(error):
+                    return False
+            if pause is None or (has_ended is not None and await has_ended()):
+                return False
+            await asyncio.sleep(pause)
+        raise AssertionError("the last try returns")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._connections.close()
+        self._streams.close()
+
+    async def attach(
+        self, path: str, upgrade: str, make: Callable[[], ProtocolT], hold: Hold | None = None
+    ) -> ProtocolT:
+        """A connection of its own that is another protocol's after this call. Raises OSError, TimeoutError, and what
+        `refusal` says.
+        """
+        connection = await self._connect()
+        headers = {**(hold.headers(None) if hold else {}), "Connection": "Upgrade", "Upgrade": upgrade}
+        try:
+            await connection.send(self._head("POST", path, headers, b""), None)
+            status, received = await connection.read_head(REPLY_SECONDS)
+            if status != 101:
+                raise refusal(status, await connection.read_body(received, REPLY_SECONDS), f"POST {path}")
+        except BaseException:
+            connection.abort()
+            raise
+        protocol = make()
+        connection.become(protocol)
+        return protocol
+
+    async def _tried(self, what: str, ask: Callable[[], Awaitable[T]], *, is_repeatable: bool = True) -> T:
+        """What is answered, after some tries where the connection breaks. Raises SandboxFailure."""
+        for pause in (*RETRY_PAUSES, None):
+            try:
+                return await ask()
+            except FailedReply as failed:
+                raise refusal(500, failed.body, what) from None
+            except (OSError, TimeoutError) as error:
+                if pause is None or self._is_final(error) or not is_repeatable:
+                    raise self._lost(what, error) from error
+            await asyncio.sleep(pause)
+            await self._check_boot_id()
+        raise AssertionError("the last try returns or raises")
+
+    async def _believed(self, failure: Exception) -> Exception:
+        """The failure, when it is this executor's: another one in its place calls every attempt fenced."""
+        if isinstance(failure, Fenced):
+            await self._check_boot_id()
+        return failure
+
+    def _head(self, method: str, target: str, headers: Mapping[str, str], body: Body) -> bytes:
+        lines = self._standing
+        for name, value in headers.items():
+            if not value.isprintable():
+                raise ValueError(f"{name}: {value!r} cannot be a header; a line end in it would be another header")
+            lines += f"{name}: {value}\r\n"
+        if isinstance(body, bytes):
+            lines += f"Content-Length: {len(body)}\r\n"
+        elif body is not None:
+            lines += "Transfer-Encoding: chunked\r\n"
+        return f"{method} /v1{target} HTTP/1.1\r\n{lines}\r\n".encode()
+
+    async def _check_boot_id(self) -> None:
+        """Raise SandboxLost when another executor answers; an unanswered question is left to the next try."""
+        try:
+            await self.health()
+        except SandboxFailure as failure:
+            if not isinstance(failure.__cause__, (OSError, TimeoutError)):
+                raise
+
+    def _is_final(self, error: Exception) -> bool:
+        """Nobody listens on the unix socket of a process that lives on this machine: it has ended."""
+        return self._socket_path is not None and getattr(error, "errno", None) in (errno.ENOENT, errno.ECONNREFUSED)
+
+    def _lost(self, what: str, error: Exception) -> SandboxFailure:
+        reason = f"{type(error).__name__} {error}".strip()
+        message = f"{what}: the executor at {self.address} does not answer ({reason})"
+        return self.judged(SandboxFailure("SandboxLost", message))

@@ -1,0 +1,93 @@
+"""A command, and what becomes of it, as they travel on a command stream (docs/executor.md, "Commands"). Pure."""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from agent_runtime.executor.commands.frames import ENDED, IS_ENDED, IS_REFUSED, IS_RUNNING, ORDER
+from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
+
+
+class Running(NamedTuple):
+    """The command runs; `id` is its process, empty while it is not known whether it was started."""
+
+    id: str
+
+
+class Refused(NamedTuple):
+    """Why there is no process: the executor's error object, as it would come by HTTP."""
+
+    body: bytes
+
+
+def command_content(
+    names: Sequence[str],
+    command: str | Sequence[str],
+    *,
+    cwd: str | None,
+    user: str | None,
+    env: Mapping[str, str],
+    stdin: bytes,
+    deadline_seconds: float | None,
+    head_bytes: int,
+    tail_bytes: int,
+    spill_bytes: int = 0,
+    lives_on: bool = False,
+    terminal: tuple[int, int] | None = None,
+) -> bytes:
+    """The content of a command's frame. `names` are attempt, fence, key and workspace; `terminal` is rows and columns. One
+    that `lives_on` is answered when it has been started, and its input stays open.
+
+    Raises ValueError for what no program can be given: a NUL, or half of a surrogate pair.
+    """
+    how, arguments = ("shell", [command]) if isinstance(command, str) else ("program", command)
+    variables = [f"{name}={value}" for name, value in env.items()]
+    strings = [*names, cwd or "", user or "", how, str(len(arguments)), *arguments, *variables, ""]
+    text = "\0".join(strings)
+    if text.count("\0") >= len(strings):
+        raise ValueError("a NUL character in the command, its folder, user or environment: no program can be given one")
+    if any("=" in name for name in env):
+        raise ValueError("a variable's name has a '=' in it: NAME=VALUE is how a program gets it")
+    deadline = math.inf if deadline_seconds is None else deadline_seconds
+    fixed = ORDER.pack(deadline, head_bytes, tail_bytes, spill_bytes, len(stdin), lives_on, *(terminal or (0, 0)))
+    try:
+        return fixed + text.encode("utf-8", "surrogateescape") + stdin
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{text[error.start]!r} is half of a character: no program can be given it") from None
+
+
+def answer(content: bytes | bytearray) -> CommandResult | Running | Refused:
+    """What the content of an answer's frame says. Raises SandboxFailure for what is no answer."""
+    if content[:1] == bytes([IS_RUNNING]):
+        return Running(content[1:].decode("ascii", "replace"))
+    if content[:1] == bytes([IS_REFUSED]):
+        return Refused(bytes(content[1:]))
+    try:
+        _, code, signal, cause, seconds, *counts = ENDED.unpack_from(content)
+    except struct.error:
+        raise no_answer() from None
+    out, out_head, out_tail, err, err_head, err_tail = counts
+    stdout = ENDED.size + cause
+    stderr = stdout + out_head + out_tail
+    if content[0] != IS_ENDED or len(content) != stderr + err_head + err_tail:
+        raise no_answer()
+    return CommandResult(
+        exit_code=None if code < 0 else code,
+        signal=signal or None,
+        cause=content[ENDED.size : stdout].decode("ascii", "replace") or None,
+        seconds=seconds,
+        stdout=bytes(content[stdout:stderr]),
+        stderr=bytes(content[stderr:]),
+        stdout_bytes=out,
+        stderr_bytes=err,
+        stdout_omitted=out - out_head - out_tail,
+        stderr_omitted=err - err_head - err_tail,
+        stdout_head=out_head,
+        stderr_head=err_head,
+    )
+
+
+def no_answer() -> SandboxFailure:
+    """The failure of an executor that answers a command with anything else."""
+    return SandboxFailure("ExecutorFailed", "a command was answered with something that is no answer")

@@ -1,0 +1,156 @@
+"""One connection to an executor that carries all commands of this process (docs/executor.md, "Commands").
+
+Who answers is in a sandbox, so frames are bounded, and whatever is no frame ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from agent_runtime.executor.commands.frames import HEAD, IS_RUNNING, framed
+from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.executor_client.connection import KEPT_SECONDS, BrokenReply
+
+# The executor says every 25 s that a command runs; half a minute more is a hung executor.
+SILENCE_SECONDS = 55.0
+# Head and tail of two streams, of 1 MiB at most each, and the rest.
+MAX_ANSWER_BYTES = 4 * 1024 * 1024 + 64 * 1024
+
+
+class _Asked(NamedTuple):
+    """A command that has no answer yet, and until when the executor may be silent about it."""
+
+    answer: asyncio.Future[bytearray]
+    until: float
+    ends_by: float | None
+    """When it must have ended; None where it is answered as soon as it runs."""
+
+
+class CommandStream(asyncio.Protocol):
+    """One such connection; any number of commands at a time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._input = bytearray()
+        self._is_lost = False
+        self._count = 0
+        self._idle_since = 0.0
+        # By number, in the order in which patience with them ends.
+        self._asked: dict[int, _Asked] = {}
+        self._patience: asyncio.TimerHandle | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """It can take another command: an idle one is kept as long as a connection of HTTP."""
+        if self._is_lost or self._transport.is_closing():
+            return False
+        return bool(self._asked) or self._idle_since > time.monotonic() - KEPT_SECONDS
+
+    async def ask(self, content: bytes, ends_by: float | None) -> bytearray:
+        """The answer to a command, the contents of both frames; `ends_by` as in _Asked, in the loop's time.
+
+        Raises OSError, TimeoutError, and SandboxFailure for one that has not ended by then.
+        """
+        if self._is_lost:
+            raise BrokenReply("the executor has closed the connection")
+        self._count += 1
+        answer: asyncio.Future[bytearray] = self._loop.create_future()
+        until = self._loop.time() + SILENCE_SECONDS
+        self._asked[self._count] = _Asked(answer, until, ends_by)
+        if self._patience is None:
+            self._patience = self._loop.call_at(until, self._end_patience)
+        self._transport.write(framed(self._count, content))
+        return await answer
+
+    def abort(self) -> None:
+        """Cut it at once."""
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._idle_since = time.monotonic()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+        if self._patience is not None:
+            self._patience.cancel()
+        self._fail(BrokenReply("the executor has closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        self._input += data
+        while len(self._input) >= HEAD.size:
+            size, number = HEAD.unpack_from(self._input)
+            end = 4 + size
+            if not HEAD.size < end <= MAX_ANSWER_BYTES or number not in self._asked:
+                self._transport.abort()
+                return
+            if len(self._input) < end:
+                return
+            content = self._input[HEAD.size : end]
+            del self._input[:end]
+            self._take(number, content)
+        if not self._asked:
+            self._idle_since = time.monotonic()
+
+    def _take(self, number: int, content: bytearray) -> None:
+        asked = self._asked.pop(number)
+        if content[0] == IS_RUNNING and (asked.ends_by is not None or len(content) == 1):
+            now = self._loop.time()
+            if asked.ends_by is None or now < asked.ends_by:
+                self._asked[number] = asked._replace(until=now + SILENCE_SECONDS)
+            elif not asked.answer.done():
+                asked.answer.set_exception(
+                    SandboxFailure("ExecutorFailed", "a command still runs long after its deadline")
+                )
+        elif not asked.answer.done():
+            asked.answer.set_result(content)
+
+    def _end_patience(self) -> None:
+        self._patience = None
+        oldest = next(iter(self._asked.values()), None)
+        if oldest is None:
+            return
+        if oldest.until > self._loop.time():
+            self._patience = self._loop.call_at(oldest.until, self._end_patience)
+            return
+        self._fail(TimeoutError(f"silent for {SILENCE_SECONDS:g} s"))
+        self._transport.abort()
+
+    def _fail(self, error: Exception) -> None:
+        for asked in self._asked.values():
+            if not asked.answer.done():
+                asked.answer.set_exception(error)
+        self._asked.clear()
+
+
+class CommandStreams:
+    """The one stream that is open, opened by `connect` when it is needed; it, and everything here, raises OSError and
+    TimeoutError.
+    """
+
+    def __init__(self, connect: Callable[[], Awaitable[CommandStream]]) -> None:
+        self._connect = connect
+        self._stream: CommandStream | None = None
+        self._connecting = asyncio.Lock()
+
+    async def ask(self, content: bytes, ends_by: float | None) -> bytearray:
+        """See CommandStream."""
+        stream = self._stream
+        if stream is None or not stream.is_usable:
+            async with self._connecting:
+                stream = self._stream
+                if stream is None or not stream.is_usable:
+                    self.close()
+                    stream = self._stream = await self._connect()
+        return await stream.ask(content, ends_by)
+
+    def close(self) -> None:
+        """Cut it."""
+        if self._stream is not None:
+            self._stream.abort()
+            self._stream = None

@@ -1,0 +1,119 @@
+"""Serves a workspace's model port (docs/executor.md) over connections that this process opens to the executor.
+
+Each connection carries one request, and is an ordinary HTTP connection to aiohttp's server once its request comes. A few
+wait at any time; where one is taken, another takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from agent_runtime.sandboxes.base import Fenced, SandboxFailure, WorkspaceLimit
+from agent_runtime.sandboxes.executor_client.client import RETRY_PAUSES, ExecutorClient, Hold
+
+# What the connection becomes, in the Upgrade header.
+UPGRADE = "rollout-model"
+# The second request of a burst starts at once; each later one some milliseconds later, which no model call notices.
+WAITING_CONNECTIONS = 2
+# From a request to the next wait for one: no workspace takes more than some 200 requests a second of a runner's time.
+REST_SECONDS = 0.01
+# Of a silent connection: sooner than NAT tables forget it, and soon enough to notice an executor whose machine has gone.
+SILENCE_SECONDS = 15
+
+log = logging.getLogger(__name__)
+
+
+class Carrier(asyncio.Protocol):
+    """One connection: waits until a request comes, and is then the server's.
+
+    `taken` ends with whether a request came before the connection was lost.
+    """
+
+    def __init__(self, server: web.Server) -> None:
+        self.taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.Transport
+        self._server = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        connection: socket.socket = transport.get_extra_info("socket")
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.taken.done():
+            self.taken.set_result(False)
+
+    def data_received(self, data: bytes) -> None:
+        handler = self._server()
+        self.transport.set_protocol(handler)
+        handler.connection_made(self.transport)
+        handler.data_received(data)
+        self.taken.set_result(True)
+
+
+class ModelPort:
+    """Keeps connections waiting for requests."""
+
+    def __init__(self, client: ExecutorClient, hold: Hold, path: str, server: web.Server) -> None:
+        self._client, self._hold, self._path, self._server = client, hold, path, server
+        self._transports: set[asyncio.Transport] = set()
+
+    async def serve(self) -> None:
+        """Go on until this is cancelled, or the executor refuses: then the workspace is lost, or another runner's, and
+        whatever else is asked of it says so too.
+        """
+        pauses = 0
+        while True:
+            try:
+                carrier = await self._attach()
+                if await carrier.taken:
+                    pauses = 0
+                    await asyncio.sleep(REST_SECONDS)
+                    continue
+                reason = "the connection was closed"
+            except (Fenced, WorkspaceLimit, SandboxFailure) as end:
+                log.info("model port of %s: %s", self._path, end)
+                return
+            except (OSError, TimeoutError) as error:
+                reason = f"{type(error).__name__} {error}"
+            log.info("model port of %s: attached again, for %s", self._path, reason)
+            await asyncio.sleep(RETRY_PAUSES[min(pauses, len(RETRY_PAUSES) - 1)])
+            pauses += 1
+
+    def close(self) -> None:
+        """Cut all connections, those with a request at work too."""
+        for transport in self._transports:
+            transport.abort()
+
+    async def _attach(self) -> Carrier:
+        carrier = await self._client.attach(self._path, UPGRADE, lambda: Carrier(self._server), self._hold)
+        self._transports = {known for known in self._transports if not known.is_closing()} | {carrier.transport}
+        return carrier
+
+
+@asynccontextmanager
+async def serve_model(
+    client: ExecutorClient, hold: Hold, workspace_path: str, server: web.Server
+) -> AsyncIterator[str]:
+    """See Workspace."""
+    path = f"{workspace_path}/model"
+    url: str = (await client.call("PUT", path, hold=hold)).json()["url"]
+    port = ModelPort(client, hold, path, server)
+    waiting = [asyncio.create_task(port.serve()) for _ in range(WAITING_CONNECTIONS)]
+    try:
+        yield url
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        port.close()

@@ -1,0 +1,259 @@
+"""One sandbox, known by its executor: prepares groups in it, makes, finds and destroys workspaces.
+
+`Overlay`: a group is prepared once, frozen, and forked for each attempt. `Plain`: the one workspace is prepared in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_runtime.sandboxes.base import Fence, Fenced, SandboxFailure, WorkspaceLimit, WorkspaceSpec
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
+from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN, PreparedGroups, prepare
+
+# A fork has the place of what it was forked from, unless another process's workspace was faster.
+PLACE_POLL_SECONDS = 0.25
+# Preparing is the same whoever does it and repeats exactly by its keys, so all runners share one hold.
+PREPARING = Fence(epoch=1, holder="prepare")
+# Nobody comes after a sweep: what is swept has ended, and its names are never given again.
+SWEEPING = Fence(epoch=2**53, holder="sweep")
+SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def workspace_id(attempt: str, name: str) -> str:
+    """Id of an attempt's workspace, also the executor's name for the attempt: each has its own keys and fence, and ends
+    as a whole. Names that an id cannot carry are told apart by a digest.
+    """
+    wanted = f"{attempt}.{name}"
+    if SAFE_ID.fullmatch(wanted):
+        return wanted
+    digest = hashlib.sha256(wanted.encode()).hexdigest()[:16]
+    return re.sub(r"[^A-Za-z0-9._-]", "-", f"w{wanted[:60]}") + f"-{digest}"
+
+
+def no_place(workspace: str, seconds: float) -> SandboxFailure:
+    """The failure of a workspace that waited for a place in vain."""
+    return SandboxFailure(
+        "NoPlace",
+        f"no place for workspace {workspace} came free in {seconds:g} s (sandbox.startSeconds); raise it, or "
+        "lower runners.concurrency",
+    )
+
+
+@dataclass
+class Lease:
+    """A workspace's claim on a place in a sandbox."""
+
+    identity: str
+    """Of the workspace."""
+    attempt: str
+    name: str
+    spec: WorkspaceSpec
+    fence: Fence
+    handle: Mapping[str, Any] | None = None
+    """Of a workspace that an earlier process acquired."""
+    prepared: str | None = None
+    """The prepared state that it was forked from."""
+    kept: bool = False
+    """Workspace and sandbox stay as they are, for another runner."""
+    sandbox: ExecutorSandbox | None = None
+    workspaces: dict[str, ExecutorWorkspace] = field(default_factory=dict)
+    """Its workspace and the forks of it, by id."""
+    begun: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done when the workspace can be used."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when nobody uses it any more."""
+    life: asyncio.Task[None] | None = None
+    """The job that holds it."""
+
+    async def is_held(self) -> bool:
+        """Wait until the workspace can be used: True; False when the lease has ended instead."""
+        assert self.life is not None
+        waits_for = {self.life} if self.over.is_set() else {self.life, self.begun}
+        await asyncio.wait(waits_for, return_when=asyncio.FIRST_COMPLETED)
+        return not self.life.done() and not self.over.is_set()
+
+    def stop(self) -> None:
+        """Let it end: workspace and place go, unless they are kept."""
+        if not self.begun.done() and not self.over.is_set() and self.life is not None:
+            self.life.cancel()
+        self.over.set()
+
+    async def end(self) -> None:
+        """Let it end, and return when it has. Raises Fenced when another runner holds the workspace."""
+        self.stop()
+        assert self.life is not None
+        await asyncio.wait({self.life})
+        if not self.life.cancelled():
+            self.life.result()
+
+
+class ExecutorSandbox:
+    """A sandbox whose executor answers. `environment` is what every command gets under the spec's own."""
+
+    def __init__(
+        self,
+        client: ExecutorClient,
+        *,
+        mode: str,
+        description: Mapping[str, Any],
+        handle: Mapping[str, Any],
+        environment: Mapping[str, str],
+        idle_seconds: float,
+    ) -> None:
+        self.client, self.mode = client, mode
+        self._description, self._handle, self._environment = description, handle, environment
+        self._groups = PreparedGroups(self._make_prepared, self._drop_prepared)
+        self._pulse = asyncio.create_task(client.keep_alive(idle_seconds))
+
+    @contextlib.asynccontextmanager
+    async def hosted(self, lease: Lease) -> AsyncIterator[None]:
+        """Host the workspace of a lease. On leaving, it and its forks are destroyed, unless the lease is kept.
+
+        Raises SandboxFailure with reason NoPlace where the executor has no place for it, and as `SandboxProvider.acquire`.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            if lease.handle is not None:
+                lease.prepared = lease.handle["prepared"]
+                if lease.prepared is not None:
+                    self._groups.adopt(lease.prepared, lease.spec.group)
+                    stack.push_async_callback(self._groups.fork_ended, lease.prepared)
+            elif self.mode != "Plain":
+                lease.prepared = await self._groups.fork_of(lease.spec)
+                stack.push_async_callback(self._groups.fork_ended, lease.prepared)
+            lease.sandbox = self
+            try:
+                try:
+                    await self.enter(lease, lease)
+                    yield
+                finally:
+                    for workspace in [] if lease.kept else list(lease.workspaces.values()):
+                        await workspace.destroy()
+            except Fenced:
+                # It is another runner's now, and its sandbox too.
+                lease.kept = True
+                raise
+
+    async def enter(self, lease: Lease, wanted: Lease) -> ExecutorWorkspace:
+        """The workspace of a lease, for whoever wants it under that fence: made, or found made. Raises as `hosted`."""
+        workspace = self._workspace(lease, Hold(lease.identity, wanted.fence), lease.prepared)
+        if wanted.handle is not None:
+            await self._reattach(workspace, wanted.handle)
+        else:
+            lease.workspaces.setdefault(lease.identity, workspace)
+            await workspace.create(lease.prepared, self._environment)
+            if self.mode == "Plain":
+                await prepare(workspace, lease.spec)
+                # A fork has none of the processes that the setup left either.
+                await workspace.kill_all(key=f"{LIFECYCLE_TURN}:setup-end")
+                await workspace.set_network("None", key=f"{LIFECYCLE_TURN}:setup-network-end")
+        lease.workspaces[lease.identity] = workspace
+        return workspace
+
+    async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
+        """See SandboxProvider."""
+        for workspace in (await self.client.call("GET", "/workspaces")).json()["workspaces"]:
+            attempt, dot, name = workspace["id"].partition(".")
+            if dot and unwanted(attempt, name):
+                spec = WorkspaceSpec(group="swept", working_dir="/")
+                swept = self._workspace(Lease(workspace["id"], attempt, name, spec, SWEEPING), None, None)
+                await swept.fence()
+                await swept.destroy()
+
+    async def is_empty(self) -> bool:
+        """Whether it hosts nothing, prepared states included."""
+        try:
+            return not (await self.client.call("GET", "/workspaces")).json()["workspaces"]
+        except SandboxFailure:
+            return True
+
+    async def forget_group(self, group: str) -> None:
+        """See SandboxProvider."""
+        await self._groups.forget(group)
+
+    async def close(self) -> None:
+        """Close the connection; the sandbox lives on until its idle time is over."""
+        self._pulse.cancel()
+        await asyncio.gather(self._pulse, return_exceptions=True)
+        await self.client.close()
+
+    async def _reattach(self, workspace: ExecutorWorkspace, handle: Mapping[str, Any]) -> None:
+        if handle["bootId"] != self.client.boot_id:
+            raise SandboxFailure(
+                "SandboxLost",
+                f"workspace {workspace.name} lived in an executor that has ended (boot id {handle['bootId']}, "
+                f"now {self.client.boot_id})",
+            )
+        # Frozen: the earlier process died between keeping a checkpoint and recording it, and this one repeats the fork.
+        # Ended by its own programs: the next call in it raises the same WorkspaceLimit that the earlier process would get.
+        with contextlib.suppress(WorkspaceLimit):
+            await workspace.require_live(or_frozen=True)
+        await workspace.fence()
+
+    def _workspace(self, lease: Lease, hold: Hold | None, prepared: str | None) -> ExecutorWorkspace:
+        hold = hold or Hold(lease.identity, lease.fence)
+
+        async def forked(name: str, parent: str) -> ExecutorWorkspace:
+            identity = workspace_id(lease.attempt, name)
+            fork = lease.workspaces[identity] = self._workspace(lease, Hold(identity, hold.fence), None)
+            await self._create_in_time(fork, parent, lease.spec.start_seconds)
+            return fork
+
+        async def discard(name: str) -> None:
+            workspace = self._workspace(lease, Hold(name, hold.fence), None)
+            await workspace.fence()
+            await workspace.destroy()
+            lease.workspaces.pop(name, None)
+
+        return ExecutorWorkspace(
+            self.client,
+            hold,
+            hold.attempt,
+            lease.spec,
+            handle={
+                **self._handle,
+                "bootId": self.client.boot_id,
+                "workspace": hold.attempt,
+                "prepared": prepared,
+            },
+            description={**self._description, "image": lease.spec.image},
+            end=lease.end,
+            discard=discard,
+            forked=forked,
+        )
+
+    async def _create_in_time(self, workspace: ExecutorWorkspace, parent: str | None, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        return await workspace.create(parent, self._environment)
+                    except SandboxFailure as failure:
+                        if failure.reason != "NoPlace":
+                            raise
+                    await asyncio.sleep(PLACE_POLL_SECONDS)
+        except TimeoutError as error:
+            raise no_place(workspace.name, seconds) from error
+
+    async def _make_prepared(self, name: str, spec: WorkspaceSpec) -> None:
+        workspace = self._workspace(Lease(name, name, "", spec, PREPARING), None, None)
+        try:
+            await workspace.create(None, self._environment)
+            await prepare(workspace, spec)
+            await workspace.freeze()
+        except BaseException:
+            # Its keys would repeat the failure to the next one who asks.
+            await workspace.destroy()
+            raise
+
+    async def _drop_prepared(self, name: str) -> None:
+        # Fenced: the executor does not know it any more.
+        with contextlib.suppress(SandboxFailure, Fenced):
+            await self.client.call("DELETE", f"/attempts/{name}", hold=Hold(name, PREPARING))

@@ -1,0 +1,436 @@
+"""A workspace reached through an executor; what every provider but the in-memory one hands out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import posixpath
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from aiohttp import web
+
+from agent_runtime.sandboxes.base import (
+    DISK_FULL,
+    Ancestors,
+    CommandResult,
+    Fence,
+    Fenced,
+    FileError,
+    FileStat,
+    Output,
+    Phase,
+    ProcessStatus,
+    SandboxFailure,
+    WorkspaceLimit,
+    WorkspaceSpec,
+)
+from agent_runtime.sandboxes.executor_client.client import (
+    LIMIT_CAUSES,
+    ExecutorClient,
+    ExecutorRefusal,
+    Hold,
+    MissingFile,
+    Query,
+    Reply,
+    disk_full,
+)
+from agent_runtime.sandboxes.executor_client.connection import Body
+from agent_runtime.sandboxes.executor_client.model_port import serve_model
+from agent_runtime.sandboxes.executor_client.values import (
+    bytes_of,
+    file_stat,
+    limits_of,
+    not_started,
+)
+from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
+from rollout_api.sandbox import NetworkAccess
+
+# One wait for output: short of the minute after which proxies and NAT tables cut silent connections.
+WAIT_SECONDS = 25.0
+# Refusals of a request itself. Its content came from the model, so they are the tool call's failure, not the sandbox's.
+REQUEST_REFUSALS = frozenset({"BadRequest", "TooLarge"})
+# Of a process that lives on: what its status tells each time, and what can be read again from the first byte on.
+KEPT_TAIL_BYTES = 32 << 10
+KEPT_OUTPUT_BYTES = 256 << 20
+
+
+def _request_failure(process: str, refusal: ExecutorRefusal, *others: str) -> Exception:
+    """A refusal of what the model asked for, such as its 5,000th call in one answer, is not the sandbox's failure."""
+    return FileError(process, refusal.message) if refusal.reason in (*REQUEST_REFUSALS, *others) else refusal
+
+
+def _owned(owner: str | None) -> Query:
+    return [] if owner is None else [("owner", owner)]
+
+
+class ExecutorWorkspace:
+    """Implements `Workspace` over an ExecutorClient.
+
+    `handle` is completed by the provider, which alone knows how to find the executor again. Until `enter` is called the
+    workspace reaches no network.
+    """
+
+    def __init__(
+        self,
+        client: ExecutorClient,
+        hold: Hold,
+        workspace: str,
+        spec: WorkspaceSpec,
+        *,
+        handle: Mapping[str, Any],
+        description: Mapping[str, Any],
+        end: Callable[[], Awaitable[None]] | None = None,
+        discard: Callable[[str], Awaitable[None]] | None = None,
+        forked: Callable[[str, str], Awaitable[ExecutorWorkspace]] | None = None,
+    ) -> None:
+        self.handle, self.description = handle, description
+        self.working_dir = spec.working_dir
+        self.alone = spec.alone or description.get("mode") == "Plain"
+        self.name = workspace
+        self._client, self._hold, self._spec = client, hold, spec
+        self._path = f"/workspaces/{workspace}"
+        self._end, self._discard, self._forked = end, discard, forked
+
+    async def create(self, parent: str | None, environment: Mapping[str, str]) -> None:
+        """Make it, on top of the frozen workspace `parent`; a repeated call finds it made.
+
+        `environment` is what the provider adds under the spec's own. Raises SandboxFailure("NoPlace") among others.
+        """
+        await self.fence()
+        body = {
+            "id": self.name,
+            "parent": parent,
+            "limits": limits_of(self._spec.resources),
+            "env": {**environment, **self._spec.env},
+            "user": self._spec.user,
+            "workingDir": self._spec.working_dir,
+            "network": "None",
+        }
+        await self._change("POST", "/workspaces", f"{LIFECYCLE_TURN}:create", json_body=body)
+
+    async def fence(self) -> None:
+        """Raise the fence of its attempt at the executor. Raises Fenced when a newer one stands."""
+        fence: Fence = self._hold.fence
+        await self._client.call(
+            "PUT",
+            f"/attempts/{self._hold.attempt}/fence",
+            hold=self._hold,
+            json_body={"epoch": fence.epoch, "holder": fence.holder},
+        )
+
+    async def require_live(self, *, or_frozen: bool = False) -> None:
+        """Raise SandboxFailure or WorkspaceLimit unless the workspace is there and works."""
+        state = (await self._read(self._path)).json()
+        if state["state"] == "Live" or (or_frozen and state["state"] == "Frozen"):
+            return
+        failure = state.get("failure") or {}
+        if failure.get("cause") in LIMIT_CAUSES:
+            raise WorkspaceLimit(failure["cause"], str(failure.get("message", "")))
+        raise SandboxFailure("WorkspaceLost", f"workspace {self.name} is {state['state']}: {failure}")
+
+    async def freeze(self) -> None:
+        """See Workspace."""
+        await self._change("POST", f"{self._path}/freeze", f"{LIFECYCLE_TURN}:freeze")
+
+    async def fork(self, name: str, *, of: str | None = None) -> ExecutorWorkspace:
+        """See Workspace."""
+        if self._forked is None:
+            raise SandboxFailure("ProviderUnavailable", f"workspace {self.name} is used by hand and cannot be forked")
+        return await self._forked(name, of or self.name)
+
+    async def discard(self, other: str) -> None:
+        """See Workspace."""
+        if self._discard is not None:
+            with contextlib.suppress(SandboxFailure):
+                await self._discard(other)
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        key: str,
+        deadline_seconds: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes = b"",
+        head_bytes: int = 65_536,
+        tail_bytes: int = 65_536,
+    ) -> CommandResult:
+        """See Workspace. A command that cannot be started gives cause `NotStarted`, with the reason as its stderr."""
+        try:
+            answer = await self._client.run(
+                self._hold,
+                self.name,
+                key,
+                command,
+                cwd=cwd,
+                user=user,
+                env=env or {},
+                stdin=stdin,
+                deadline_seconds=deadline_seconds,
+                head_bytes=head_bytes,
+                tail_bytes=tail_bytes,
+            )
+        except (FileError, ValueError) as error:
+            return not_started(str(error))
+        except ExecutorRefusal as refusal:
+            if refusal.reason in REQUEST_REFUSALS:
+                return not_started(refusal.message)
+            raise
+        if answer.cause in ("Memory", "Disk"):
+            raise WorkspaceLimit(answer.cause, f"the command used up the {answer.cause.lower()} of its workspace")
+        if answer.cause == DISK_FULL:
+            raise disk_full(f"command {key} of {self.name}")
+        if answer.cause in ("WorkspaceEnded", "Attacked"):
+            await self.require_live()
+        return answer
+
+    async def start_process(
+        self,
+        command: str | Sequence[str],
+        *,
+        key: str,
+        env: Mapping[str, str] | None = None,
+        terminal: tuple[int, int] | None = None,
+    ) -> str:
+        """See LiveProcesses."""
+        try:
+            return await self._client.start(
+                self._hold,
+                self.name,
+                key,
+                command,
+                cwd=None,
+                user=None,
+                env=env or {},
+                stdin=b"",
+                deadline_seconds=None,
+                head_bytes=0,
+                tail_bytes=KEPT_TAIL_BYTES,
+                spill_bytes=KEPT_OUTPUT_BYTES,
+                terminal=terminal,
+            )
+        except ValueError as error:
+            raise FileError("", str(error)) from error
+        except ExecutorRefusal as refusal:
+            raise _request_failure("", refusal) from refusal
+
+    async def processes(self, *, key: str) -> Sequence[tuple[str, bool]]:
+        """See LiveProcesses."""
+        try:
+            state = (await self._client.call("GET", self._path, hold=self._hold, key=key)).json()
+        except ExecutorRefusal as refusal:
+            raise _request_failure("", refusal) from refusal
+        return [(process["id"], process["state"] == "Running") for process in state["processes"]]
+
+    async def process(self, process: str, *, key: str | None = None) -> ProcessStatus | None:
+        """See LiveProcesses."""
+        path, hold = f"{self._path}/processes/{process}", self._hold if key is not None else None
+        try:
+            status = (await self._client.call("GET", path, hold=hold, key=key)).json()
+        except ExecutorRefusal as refusal:
+            raise _request_failure(process, refusal) from refusal
+        except SandboxFailure as failure:
+            if failure.reason != "WorkspaceLost":
+                raise
+            await self.require_live()
+            return None
+        return ProcessStatus(
+            id=process,
+            running=status["state"] == "Running",
+            exit_code=status["exitCode"],
+            input_bytes=status["inputBytes"],
+            output_bytes=status["stdout"]["bytes"],
+            stderr=bytes_of(status["stderr"]["tail"]),
+        )
+
+    async def write_input(self, process: str, offset: int, data: bytes, *, key: str) -> None:
+        """See LiveProcesses."""
+        path, query = f"{self._path}/processes/{process}/stdin", [("offset", str(offset))]
+        try:
+            await self._change("POST", path, key, query=query, body=data)
+        except ExecutorRefusal as refusal:
+            raise _request_failure(process, refusal, "Conflict") from refusal
+
+    async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
+        """See LiveProcesses."""
+        wait_seconds = min(wait_seconds, WAIT_SECONDS)
+        reply = await self._client.call(
+            "GET",
+            f"{self._path}/processes/{process}/output",
+            query=[("cursor", str(cursor)), ("waitSeconds", f"{wait_seconds:.3f}")],
+            wait_seconds=wait_seconds,
+        )
+        headers = reply.headers
+        return Output(
+            data=reply.body,
+            next=int(headers["rollout-output-next"]),
+            ended=headers["rollout-output-end"] == "true",
+            lost=int(headers["rollout-output-lost"]),
+        )
+
+    async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:
+        """See Workspace."""
+        query = [("offset", "0"), ("limit", str(limit))]
+        return (await self._file("GET", "files", path, key, query)).body
+
+    async def write(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        key: str,
+        mode: str = "644",
+        replace: bool = False,
+        owner: str | None = None,
+    ) -> None:
+        """See Workspace."""
+        query = [("mode", mode), ("replace", "true" if replace else "false"), *_owned(owner)]
+        await self._file("PUT", "files", path, key, query, data)
+
+    async def remove(self, path: str, *, key: str, owner: str | None = None) -> None:
+        """See Workspace."""
+        try:
+            await self._file("DELETE", "files", path, key, _owned(owner))
+        except MissingFile:
+            return
+
+    async def stat(self, path: str, *, key: str | None = None) -> FileStat | None:
+        """See Workspace."""
+        try:
+            reply = await self._file("GET", "stat", path, key)
+        except MissingFile:
+            return None
+        return file_stat(posixpath.basename(path.rstrip("/")) or "/", reply.json())
+
+    async def list(self, path: str, *, key: str | None = None) -> list[FileStat]:
+        """See Workspace."""
+        reply = await self._file("GET", "list", path, key)
+        return sorted((file_stat(entry["name"], entry) for entry in reply.json()["entries"]), key=lambda s: s.name)
+
+    async def tar(self, path: str, *, parts: Sequence[str] = ()) -> AsyncIterator[bytes]:
+        """See Workspace."""
+        query = [("path", self._absolute(path)), *(("part", part) for part in parts)]
+        async for chunk in self._client.stream(f"{self._path}/tar", query):
+            yield chunk
+
+    async def untar(
+        self,
+        path: str,
+        data: AsyncIterator[bytes],
+        *,
+        key: str,
+        ancestors: Ancestors = "refuse",
+        owner: str | None = None,
+    ) -> None:
+        """See Workspace. A connection that breaks ends it with SandboxFailure: the stream cannot be read again."""
+        await self._file("PUT", "tar", path, key, [("ancestors", ancestors), *_owned(owner)], data)
+
+    async def carry(
+        self, path: str, rules: Sequence[Mapping[str, Any]], data: AsyncIterator[bytes], *, key: str
+    ) -> Sequence[str]:
+        """See Workspace. A connection that breaks ends it as it ends `untar`."""
+
+        async def body() -> AsyncIterator[bytes]:
+            yield json.dumps(rules).encode() + b"\n"
+            async for chunk in data:
+                yield chunk
+
+        reply = (await self._file("PUT", "carry", path, key, body=body())).json()
+        dropped: list[str] = reply["dropped"]
+        return [*dropped, f"… and {reply['more']} more"] if reply["more"] else dropped
+
+    async def layers(self) -> Sequence[str]:
+        """See Workspace."""
+        names: list[str] = (await self._read(self._path)).json()["layers"]
+        return names
+
+    async def snapshot(self, layer: str | None = None) -> AsyncIterator[bytes]:
+        """See Workspace."""
+        path = self._path if layer is None else f"/workspaces/{layer}"
+        query = [("path", kept) for kept in self._spec.snapshot_paths]
+        try:
+            async for chunk in self._client.stream(f"{path}/snapshot", query):
+                yield chunk
+        except ExecutorRefusal as refusal:
+            if refusal.reason in REQUEST_REFUSALS:
+                raise FileError(self.working_dir, refusal.message) from refusal
+            raise
+
+    async def restore(self, data: AsyncIterator[bytes], *, key: str) -> None:
+        """See Workspace."""
+        await self._change("PUT", f"{self._path}/restore", key, body=data)
+
+    async def enter(self, phase: Phase, *, key: str) -> None:
+        """See Workspace."""
+        await self.set_network(self._spec.network.get(phase, "None"), key=key)
+
+    async def set_network(self, access: NetworkAccess, *, key: str) -> None:
+        """Switch the network to an access that belongs to no phase."""
+        await self._change("PUT", f"{self._path}/network", key, json_body={"network": access})
+
+    def secret(self, purpose: str) -> bytes:
+        """See Workspace."""
+        return self._client.secret(f"{purpose} of workspace {self.name}")
+
+    def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
+        """See Workspace."""
+        return serve_model(self._client, self._hold, self._path, server)
+
+    async def kill_all(self, *, key: str) -> None:
+        """See Workspace."""
+        await self._change("DELETE", f"{self._path}/processes", key)
+
+    async def acknowledge(self, turn: int) -> None:
+        """See Workspace."""
+        path = f"/attempts/{self._hold.attempt}/watermark"
+        await self._client.call("PUT", path, hold=self._hold, json_body={"turn": turn})
+
+    async def release(self) -> None:
+        """See Workspace. Raises Fenced when another runner holds the attempt and the workspace is still there."""
+        await (self._end or self.destroy)()
+
+    async def destroy(self) -> None:
+        """Destroy this workspace alone: not its forks, nor its place. Raises Fenced as `release`."""
+        try:
+            await self._client.call("DELETE", f"/attempts/{self._hold.attempt}", hold=self._hold)
+        except Fenced:
+            # An executor that has forgotten an attempt, as after this very call, calls it fenced too.
+            if await self._exists():
+                raise
+        except SandboxFailure:
+            pass
+
+    async def _exists(self) -> bool:
+        try:
+            await self._read(self._path)
+        except SandboxFailure:
+            return False
+        return True
+
+    def _absolute(self, path: str) -> str:
+        return posixpath.join(self.working_dir, path)
+
+    async def _read(self, path: str) -> Reply:
+        return await self._client.call("GET", path)
+
+    async def _change(self, method: str, path: str, key: str, **arguments: Any) -> Reply:
+        return await self._client.call(method, path, hold=self._hold, key=key, **arguments)
+
+    async def _file(
+        self, method: str, route: str, path: str, key: str | None, query: Query = (), body: Body = None
+    ) -> Reply:
+        full = self._absolute(path)
+        hold = self._hold if key is not None else None
+        try:
+            query = [("path", full), *query]
+            return await self._client.call(method, f"{self._path}/{route}", hold=hold, key=key, query=query, body=body)
+        except UnicodeEncodeError as error:
+            raise FileError(full, f"{full!r} cannot be a file name: {error.reason}") from error
+        except ExecutorRefusal as refusal:
+            if refusal.reason in REQUEST_REFUSALS:
+                raise FileError(full, refusal.message) from refusal
+            raise

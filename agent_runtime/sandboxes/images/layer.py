@@ -1,0 +1,280 @@
+"""One layer of an image, unpacked into a folder that overlayfs takes as a lower layer.
+
+A layer's tar marks what it deletes: `.wh.NAME` stands for NAME, `.wh..wh..opq` for all that lower layers have in a folder
+(https://github.com/opencontainers/image-spec/blob/v1.1.0/layer.md). overlayfs wants other marks: a character device 0:0, and
+the attribute `user.overlay.opaque` (https://docs.kernel.org/filesystems/overlayfs.html, mounted with `userxattr`).
+
+A tar is untrusted. Names are looked up one part at a time from the folder on, links of the layer followed as a container
+would see them, so nothing leaves it. Devices are left out: workspaces have a /dev of their own, and the machine's must not
+be had. Nobody else writes in the folder meanwhile, so looking first and then acting is safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from agent_runtime.sandboxes.images.files import ImageError
+
+_DELETED, _OPAQUE = ".wh.", ".wh..wh..opq"
+_OPAQUE_XATTR = "user.overlay.opaque"
+_COPY_BYTES = 1 << 20
+# What Linux itself follows.
+_MOST_LINKS = 40
+_XATTR_HEADER = "SCHILY.xattr."
+_CAPABILITY = "security.capability"
+
+
+class _Refused(Exception):
+    """A member of the tar that cannot be what it says."""
+
+
+def unpack_layer(
+    tar: IO[bytes], folder: Path, below: Sequence[Path], *, owners: bool, stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Unpack an uncompressed tar into `folder`, which is there and empty. Raises ImageError, OSError.
+
+    `below` are the unpacked layers under it, the topmost first: a folder that the tar does not describe gets owner and mode
+    from them. Without `owners` everything belongs to this process's user, which alone may be had without root. `stopped` is
+    asked before each member.
+    """
+    target = _Target(folder, below, owners=owners)
+    try:
+        with tarfile.open(
+            fileobj=tar, mode="r|", bufsize=_COPY_BYTES, encoding="utf-8", errors="surrogateescape"
+        ) as archive:
+            while (member := archive.next()) is not None:
+                if stopped():
+                    raise ImageError("unpacking was stopped")
+                # tarfile remembers every member, for an index that a stream never needs.
+                archive.members = []  # type: ignore[attr-defined]
+                try:
+                    target.put(member, archive)
+                except _Refused as refused:
+                    raise ImageError(f"{member.name!r} {refused}; the image was not made by a container tool") from None
+                except OSError as error:
+                    raise ImageError(f"{member.name!r} cannot be written to {folder}: {error.strerror}") from error
+    except tarfile.TarError as error:
+        raise ImageError(f"its tar cannot be read: {error}") from error
+    target.finish()
+
+
+class _Target:
+    def __init__(self, root: Path, below: Sequence[Path], *, owners: bool) -> None:
+        self._root, self._below, self._owners = str(root), [str(folder) for folder in below], owners
+        # Modes and times of folders come last: both would change, or stand in the way, of what comes into them.
+        self._folders: dict[str, tuple[int, float]] = {}
+
+    def put(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        parts = _parts(member.name)
+        if not parts:
+            if member.isdir():
+                self._describe(self._root, member)
+            return
+        parent, name = self._folder(parts[:-1]), parts[-1]
+        if name == _OPAQUE:
+            os.setxattr(parent, _OPAQUE_XATTR, b"y")
+        elif name.startswith(_DELETED):
+            self._delete(parent, name.removeprefix(_DELETED))
+        else:
+            self._write(f"{parent}/{name}", member, archive)
+
+    def finish(self) -> None:
+        """Give folders their modes and times, deepest first."""
+        for path in sorted(self._folders, key=lambda path: path.count("/"), reverse=True):
+            mode, modified = self._folders[path]
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path, (modified, modified), follow_symlinks=False)
+                os.chmod(path, mode)
+
+    def _delete(self, parent: str, name: str) -> None:
+        if name in ("", ".", ".."):
+            raise _Refused("marks nothing as deleted")
+        path = f"{parent}/{name}"
+        kind = _kind(path)
+        if kind is None:
+            os.mknod(path, stat.S_IFCHR, 0)
+        elif kind == stat.S_IFDIR:
+            # Deleted below, and made again in this layer: whichever of the two the tar says first.
+            os.setxattr(path, _OPAQUE_XATTR, b"y")
+
+    def _write(self, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        kind = _kind(path)
+        was_deleted = kind == stat.S_IFCHR
+        if member.isdir():
+            if kind != stat.S_IFDIR:
+                self._remove(path)
+                os.mkdir(path, 0o700)
+                if was_deleted:
+                    os.setxattr(path, _OPAQUE_XATTR, b"y")
+            self._describe(path, member)
+            return
+        if member.ischr() or member.isblk():
+            return
+        if member.islnk():
+            self._link(path, member)
+            return
+        self._remove(path)
+        if member.issym():
+            os.symlink(member.linkname, path)
+        elif member.isfifo():
+            os.mkfifo(path, 0o600)
+        elif member.isreg():
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+                content = archive.extractfile(member)
+                assert content is not None  # of a regular file there always is
+                shutil.copyfileobj(content, file, _COPY_BYTES)
+        else:
+            raise _Refused(f"is of type {member.type!r}, which is no file, folder, link or FIFO")
+        self._describe(path, member)
+
+    def _link(self, path: str, member: tarfile.TarInfo) -> None:
+        parts = _parts(member.linkname)
+        if not parts:
+            raise _Refused(f"is a hard link to {member.linkname!r}")
+        source = f"{self._folder(parts[:-1])}/{parts[-1]}"
+        if source == path:
+            return
+        kind = _kind(source)
+        if kind is None:
+            self._copy_up(source, parts)
+        elif kind in (stat.S_IFDIR, stat.S_IFCHR):
+            raise _Refused(f"is a hard link to {member.linkname!r}, which is no file")
+        self._remove(path)
+        os.link(source, path, follow_symlinks=False)
+
+    def _copy_up(self, path: str, parts: Sequence[str]) -> None:
+        """Some builders link to a file of a lower layer without repeating it; overlayfs wants both names in one layer."""
+        found = self._find_below(parts)
+        if found is None or _kind(found) != stat.S_IFREG:
+            raise _Refused(f"is a hard link to {'/'.join(parts)!r}, which no layer has")
+        shutil.copy2(found, path, follow_symlinks=False)
+        if self._owners:
+            info = os.lstat(found)
+            os.chown(path, info.st_uid, info.st_gid)
+            os.chmod(path, stat.S_IMODE(info.st_mode))
+
+    def _describe(self, path: str, member: tarfile.TarInfo) -> None:
+        """Owner, attributes, mode and time, in the order in which none takes away another."""
+        if self._owners:
+            os.chown(path, member.uid, member.gid, follow_symlinks=False)
+        for name, value in _attributes(member.pax_headers, owners=self._owners).items():
+            with contextlib.suppress(OSError):  # not every file system, and no link, holds them
+                os.setxattr(path, name, value, follow_symlinks=False)
+        mode = member.mode & 0o7777
+        if member.isdir():
+            self._folders[path] = mode, member.mtime
+            return
+        if not member.issym():
+            os.chmod(path, mode)
+        os.utime(path, (member.mtime, member.mtime), follow_symlinks=False)
+
+    def _folder(self, parts: Sequence[str]) -> str:
+        """The folder that `parts` lead to inside the layer, made where it is missing."""
+        here, left, links = "", list(reversed(parts)), 0
+        while left:
+            part = left.pop()
+            if part == "..":
+                here = here.rpartition("/")[0]
+                continue
+            path = f"{self._root}{here}/{part}"
+            kind = _kind(path)
+            if kind == stat.S_IFLNK:
+                links += 1
+                if links > _MOST_LINKS:
+                    raise _Refused("lies behind a loop of links")
+                leads_to = os.readlink(path)
+                here = "" if leads_to.startswith("/") else here
+                left += [name for name in reversed(leads_to.split("/")) if name not in ("", ".")]
+                continue
+            if kind != stat.S_IFDIR:
+                if kind not in (None, stat.S_IFCHR):
+                    raise _Refused(f"lies below {here + '/' + part!r}, which is no folder")
+                self._make_folder(path, f"{here}/{part}", was_deleted=kind is not None)
+            here = f"{here}/{part}"
+        return f"{self._root}{here}"
+
+    def _make_folder(self, path: str, name: str, *, was_deleted: bool) -> None:
+        """A folder that the tar does not describe is the one below it, or 0755 of root."""
+        found = None if was_deleted else self._find_below(name.split("/")[1:])
+        if was_deleted:
+            os.unlink(path)
+        os.mkdir(path, 0o700)
+        if was_deleted:
+            os.setxattr(path, _OPAQUE_XATTR, b"y")
+        info = os.lstat(found) if found is not None and _kind(found) == stat.S_IFDIR else None
+        if info is not None and self._owners:
+            os.chown(path, info.st_uid, info.st_gid)
+        self._folders[path] = (stat.S_IMODE(info.st_mode), info.st_mtime) if info else (0o755, 0.0)
+
+    def _find_below(self, parts: Sequence[str]) -> str | None:
+        """What the layers below show at a path; None where nothing, or where it is deleted."""
+        for layer in self._below:
+            path = layer
+            for depth, part in enumerate(parts):
+                path = f"{path}/{part}"
+                kind = _kind(path)
+                is_last = depth == len(parts) - 1
+                if kind is None:
+                    if _is_opaque(os.path.dirname(path)):
+                        return None
+                    break
+                if kind == stat.S_IFCHR or (not is_last and kind != stat.S_IFDIR):
+                    return None
+                if is_last:
+                    return path
+        return None
+
+    def _remove(self, path: str) -> None:
+        kind = _kind(path)
+        if kind == stat.S_IFDIR:
+            shutil.rmtree(path)
+            for folder in [folder for folder in self._folders if folder == path or folder.startswith(f"{path}/")]:
+                del self._folders[folder]
+        elif kind is not None:
+            os.unlink(path)
+
+
+def _parts(name: str) -> list[str]:
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in name:
+        raise _Refused("leaves the image's root")
+    return parts
+
+
+def _kind(path: str) -> int | None:
+    """The type of what stands there, links not followed; None for nothing."""
+    try:
+        return stat.S_IFMT(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def _is_opaque(folder: str) -> bool:
+    try:
+        return os.getxattr(folder, _OPAQUE_XATTR) == b"y"
+    except OSError:
+        return False
+
+
+def _attributes(headers: Mapping[str, str], *, owners: bool) -> dict[str, bytes]:
+    """Extended attributes that a workspace may see: the user's, and capabilities of programs, which only root may give.
+
+    overlayfs reads instructions from `user.overlay.*`; those are ours to give.
+    """
+    found = {
+        header.removeprefix(_XATTR_HEADER): value.encode("utf-8", "surrogateescape")
+        for header, value in headers.items()
+        if header.startswith(_XATTR_HEADER)
+    }
+    return {
+        name: value
+        for name, value in found.items()
+        if (name.startswith("user.") and not name.startswith("user.overlay.")) or (name == _CAPABILITY and owners)
+    }

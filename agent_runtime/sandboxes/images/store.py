@@ -1,0 +1,255 @@
+"""The user's cache of unpacked images: each layer once, whatever number of images has it.
+
+    ~/.cache/agent-rollouts/unpacked/     readable by its owner alone: programs in it may be set-uid
+        layers/CHAIN          a layer over those below it; CHAIN is the image specification's ChainID, which stands for both
+        layers/CHAIN.partial  being unpacked, by whoever holds locks/CHAIN; left by a kill, it is removed by the next one
+        pulled/NAME           what a name of a registry came to, as an OCI layout
+
+A folder gets its name in one rename when all digests were right. So whatever has that name is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gzip
+import hashlib
+import io
+import os
+import platform
+import re
+import shutil
+import subprocess
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, cast
+
+import zstandard
+
+from agent_runtime.executor.init.trees import remove
+from agent_runtime.sandboxes.images.files import ImageConfig, ImageError, Layer, OnDisk, open_files, read_image
+from agent_runtime.sandboxes.images.layer import unpack_layer
+
+# As container tools write where an image lies on disk: TRANSPORT:PATH[:NAME], containers-transports(5).
+_TRANSPORTS = ("oci", "oci-archive", "docker-archive")
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_READ_BYTES = 1 << 20
+NO_CONFIG = ImageConfig(env={}, user=None, working_dir=None)
+
+
+@dataclass(frozen=True)
+class UnpackedImage:
+    """An image whose folders can be mounted."""
+
+    name: str
+    """As the manifest says it."""
+    digest: str | None
+    """Of its configuration; None for a plain folder."""
+    layers: Sequence[Path]
+    """The topmost first, as overlayfs wants them."""
+    config: ImageConfig
+
+    @property
+    def key(self) -> str:
+        """A name for what can be shared by all who use this image; safe in a file's name."""
+        described = f"{self.digest} {[str(layer) for layer in self.layers]} {self.config}"
+        return hashlib.sha256(described.encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an image lies on disk, and which of those there."""
+
+    path: Path
+    name: str | None = None
+
+
+def place_of(reference: str, base_dir: Path) -> Place | None:
+    """Where `sandbox.image` says that the image lies on disk; None where it is the name of one in a registry."""
+    transport, colon, rest = reference.partition(":")
+    if colon and transport in _TRANSPORTS:
+        path, _, name = rest.partition(":")
+        return Place(base_dir / path, name or None)
+    return Place(base_dir / reference) if reference.startswith(("/", "./", "../", "~/")) else None
+
+
+def default_store() -> Path:
+    """The folder of the cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-rollouts" / "unpacked"
+
+
+@dataclass
+class ImageStore:
+    """Unpacks images into `folder`. Relative paths start at `base_dir`. `stop` ends what is being unpacked."""
+
+    base_dir: Path
+    folder: Path = field(default_factory=default_store)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def unpack(self, reference: str) -> UnpackedImage:
+        """The image's layers, unpacked; takes as long as that takes. Raises ImageError with what to do."""
+        place = place_of(os.path.expanduser(reference) if reference.startswith("~/") else reference, self.base_dir)
+        if place is None:
+            place = Place(self._pulled(reference))
+        if not place.path.exists():
+            raise ImageError(f"image {reference}: {place.path} is not there; correct sandbox.image")
+        if _is_root(place.path):
+            return UnpackedImage(reference, None, [place.path.resolve()], NO_CONFIG)
+        with open_files(place.path) as files:
+            image = read_image(files, place.name)
+            return UnpackedImage(reference, image.digest, self._layers(image), image.config)
+
+    def has(self, reference: str) -> bool:
+        """Whether a registry's name was pulled before."""
+        return (self.folder / "pulled" / _file_name(reference)).exists()
+
+    def _layers(self, image: OnDisk) -> list[Path]:
+        unpacked: list[Path] = []
+        chain = ""
+        for layer in image.layers:
+            chain = chain_id(chain, layer.diff_id)
+            unpacked.insert(0, self._layer(image, layer, chain, unpacked))
+        return unpacked
+
+    def _layer(self, image: OnDisk, layer: Layer, chain: str, below: Sequence[Path]) -> Path:
+        # A user's own tree has no owners, so it cannot stand for the one that root made.
+        owners = os.geteuid() == 0
+        name = chain.removeprefix("sha256:") + ("" if owners else ".ownerless")
+        place = self.folder / "layers" / name
+        if place.exists():
+            return place
+        with self._alone(name):
+            if place.exists():
+                return place
+            partial = place.with_name(f"{name}.partial")
+            remove(partial)
+            partial.mkdir(mode=0o755)
+            try:
+                with image.files.open(layer.file) as blob:
+                    _unpack_blob(blob, layer, partial, below, owners=owners, stopping=self.stopping)
+            except ImageError as error:
+                remove(partial)
+                raise ImageError(f"image {image.files.place}: layer {layer.diff_id[:19]}…: {error}") from error
+            partial.rename(place)
+        return place
+
+    def _pulled(self, reference: str) -> Path:
+        """A layout with the image of that name; pulled when it is not there, as a cluster's IfNotPresent has it."""
+        name = _file_name(reference)
+        place = self.folder / "pulled" / name
+        if place.exists():
+            return place
+        skopeo = shutil.which("skopeo")
+        if skopeo is None:
+            raise ImageError(
+                f"image {reference}: skopeo, which pulls images without Docker, is not installed; install it (`apt install "
+                "skopeo`), or give the image as an archive or folder (docs/images-on-a-laptop.md), or run with --provider "
+                "Container where Docker or podman is"
+            )
+        with self._alone(name):
+            if place.exists():
+                return place
+            partial = place.with_name(f"{name}.partial")
+            remove(partial)
+            partial.parent.mkdir(exist_ok=True)
+            # --override-os: on another system than Linux it would look for that one's image.
+            command = [
+                skopeo,
+                "--override-os",
+                "linux",
+                "copy",
+                "--quiet",
+                f"docker://{reference}",
+                f"oci:{partial}:image",
+            ]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            if done.returncode:
+                remove(partial)
+                raise ImageError(f"image {reference} cannot be pulled: {done.stderr.strip()[-1000:]}")
+            partial.rename(place)
+        return place
+
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Only one process at a time is in here with that name; a killed one's hold ends with it."""
+        for folder in ("layers", "locks", "pulled"):
+            (self.folder / folder).mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        with (self.folder / "locks" / name).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def chain_id(below: str, diff_id: str) -> str:
+    """What stands for a layer and all below it: https://github.com/opencontainers/image-spec/blob/v1.1.0/config.md."""
+    return f"sha256:{hashlib.sha256(f'{below} {diff_id}'.encode()).hexdigest()}" if below else diff_id
+
+
+def _unpack_blob(
+    blob: IO[bytes], layer: Layer, folder: Path, below: Sequence[Path], *, owners: bool, stopping: threading.Event
+) -> None:
+    packed = _Hashed(blob)
+    tar = _Hashed(_uncompressed(packed))
+    try:
+        unpack_layer(cast(IO[bytes], tar), folder, below, owners=owners, stopped=stopping.is_set)
+        for stream in (tar, packed):
+            stream.drain()
+    except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+        raise ImageError(f"cannot be read to its end: {error}; fetch the image again") from error
+    for found, expected in ((packed.digest, layer.blob_digest), (tar.digest, layer.diff_id)):
+        if expected is not None and found != expected:
+            raise ImageError(f"has the digest {found}, expected {expected}; fetch the image again")
+
+
+def _uncompressed(stream: _Hashed) -> Any:
+    head = stream.peek(4)
+    if head.startswith(_GZIP):
+        return gzip.GzipFile(fileobj=cast(IO[bytes], stream))
+    if head == _ZSTD:
+        return zstandard.ZstdDecompressor().stream_reader(cast(IO[bytes], stream), read_across_frames=True)
+    return stream
+
+
+class _Hashed(io.RawIOBase):
+    """A stream that is read from its start to its end, and then has a digest."""
+
+    def __init__(self, source: Any) -> None:
+        self._source, self._hash, self._head = source, hashlib.sha256(), b""
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+    def peek(self, size: int) -> bytes:
+        """The first bytes, which the next read gives again."""
+        self._head = self._source.read(size)
+        return self._head
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if self._head:
+            end = len(self._head) if size < 0 else size
+            data, self._head = self._head[:end], self._head[end:]
+        else:
+            data = self._source.read(size)
+        self._hash.update(data)
+        return data
+
+    def drain(self) -> None:
+        """Read what is left: padding, which a reader of tars does not ask for, belongs to the digest."""
+        while self.read(_READ_BYTES):
+            pass
+
+
+def _is_root(path: Path) -> bool:
+    return path.is_dir() and not (path / "oci-layout").exists() and not (path / "index.json").exists()
+
+
+def _file_name(reference: str) -> str:
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", reference)[:80]
+    return f"{readable}-{hashlib.sha256(f'{reference} {platform.machine()}'.encode()).hexdigest()[:12]}"

@@ -1,0 +1,245 @@
+"""An executor as a process of this machine: started detached, found again by the next process, stopped.
+
+It is not a child that dies with its runner: a runner that is killed and started again on the same run folder finds it by
+the record (address, boot id, token; readable by its owner alone) and goes on with what still runs in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent_runtime.executor.init.trees import remove
+from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient
+
+READY_POLL_SECONDS = 0.01
+# Ending hundreds of workspaces takes a third of a second; beyond this it hangs and is killed, workspaces included.
+STOP_SECONDS = 10.0
+LOG_TAIL_BYTES = 2000
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class ExecutorRecord:
+    """What the next process needs to find an executor. Kept in a file that only its owner may read."""
+
+    address: str
+    boot_id: str
+    token: str = field(repr=False)
+    pid: int
+    mode: str
+    mode_reason: str | None
+    home: str
+    """Its temporary folder: socket, layers and spill files; in `Plain` the workspace's root too."""
+
+
+Settings = Callable[[Path, WorkspaceSpec], Mapping[str, Any]]
+"""Keys of an executor's configuration that depend on what it is for, from its temporary folder and a workspace's spec."""
+
+
+class LocalExecutors:
+    """Executors of this machine, recorded in the folder `records`. Without `start_seconds` the workspace's own count."""
+
+    def __init__(self, records: Path, settings: Settings, start_seconds: float | None) -> None:
+        self._records, self._settings, self._start_seconds = records, settings, start_seconds
+
+    async def find(self, name: str) -> LocalExecutor | None:
+        """See Executors."""
+        return await LocalExecutor.find(self._record(name))
+
+    async def start(self, name: str, spec: WorkspaceSpec) -> LocalExecutor:
+        """See Executors."""
+        return await LocalExecutor.start(
+            self._record(name),
+            lambda home: self._settings(home, spec),
+            start_seconds=self._start_seconds or spec.start_seconds,
+        )
+
+    def names(self) -> list[str]:
+        """See Executors."""
+        return [record.stem for record in self._records.glob("*.json")]
+
+    def _record(self, name: str) -> Path:
+        return self._records / f"{name}.json"
+
+
+class LocalExecutor:
+    """A running executor of this machine, reached by `client`."""
+
+    def __init__(self, record: ExecutorRecord, path: Path) -> None:
+        self.record, self._path = record, path
+        self.client = ExecutorClient(record.address, record.token, record.boot_id)
+
+    @property
+    def mode(self) -> str:
+        """Overlay or Plain."""
+        return self.record.mode
+
+    @classmethod
+    async def find(cls, path: Path) -> LocalExecutor | None:
+        """The executor that an earlier process recorded there, or None; traces of a dead one are removed."""
+        try:
+            record = ExecutorRecord(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise SandboxFailure(
+                "SandboxLost", f"{path} is not a record of an executor ({error}); remove it and start again"
+            ) from error
+        executor = cls(record, path)
+        if await executor.client.is_alive():
+            return executor
+        await executor.client.close()
+        executor._remove_traces()
+        return None
+
+    @classmethod
+    async def start(
+        cls,
+        path: Path,
+        settings: Callable[[Path], Mapping[str, Any]],
+        *,
+        start_seconds: float,
+    ) -> LocalExecutor:
+        """Start one, wait until it listens, and record it at `path`.
+
+        `settings(home)` are the keys of its configuration that depend on what it is for; `home` is its temporary folder.
+        Raises SandboxFailure with the reason that it gave.
+        """
+        # Not in the run folder: a socket's path may have 107 bytes, and what lies in a home is out of nobody's reach.
+        home = Path(tempfile.mkdtemp(prefix="rollout-"))
+        home.chmod(0o711)
+        private = home / "executor"
+        private.mkdir(mode=0o700)
+        (private / "state").mkdir()
+        token = secrets.token_urlsafe(32)
+        ready = private / "ready.json"
+        configuration = {
+            "listen": f"unix:{private / 'socket'}",
+            "tokenSha256": hashlib.sha256(token.encode()).hexdigest(),
+            "stateDir": str(private / "state"),
+            "readyFile": str(ready),
+            # Nobody else does that where no runner ever comes back.
+            "removeAtEnd": str(home),
+            **settings(home),
+        }
+        (private / "config.json").write_text(json.dumps(configuration))
+        # Another process of this run, which has just come to its end, removes what is empty.
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = path.with_suffix(".log")
+        pid = _spawn(private / "config.json", log)
+        try:
+            state = await _wait_until_ready(pid, ready, log, start_seconds)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                await _end(pid)
+            with contextlib.suppress(OSError):
+                remove(home)
+            raise
+        record = ExecutorRecord(
+            state["address"], state["bootId"], token, pid, state["mode"], state.get("modeReason"), str(home)
+        )
+        write_private(path, json.dumps(asdict(record)))
+        return cls(record, path)
+
+    async def stop(self) -> None:
+        """End it with everything that it hosts, and remove its traces."""
+        # Only one that answers with its own boot id is surely still the process of that number.
+        if await self.client.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                await _end(self.record.pid)
+        await self.client.close()
+        self._remove_traces()
+
+    def _remove_traces(self) -> None:
+        with contextlib.suppress(OSError):
+            remove(self.record.home)
+        self._path.unlink(missing_ok=True)
+        log = self._path.with_suffix(".log")
+        if log.exists() and not log.stat().st_size:
+            log.unlink()
+
+
+def _spawn(configuration: Path, log: Path) -> int:
+    """The executor in a session of its own. Nothing of this process's environment, which may hold keys, goes with it."""
+    environment = {"PATH": os.defpath, "PYTHONPATH": str(PACKAGE_ROOT), "LANG": "C.UTF-8"}
+    arguments = [sys.executable, "-P", "-m", "agent_runtime.executor", "--config", str(configuration)]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return os.posix_spawn(
+        sys.executable,
+        arguments,
+        environment,
+        setsid=True,
+        setsigdef=[signal.SIGINT, signal.SIGPIPE],
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+    )
+
+
+async def _wait_until_ready(pid: int, ready: Path, log: Path, seconds: float) -> dict[str, Any]:
+    deadline = time.monotonic() + seconds
+    while not ready.exists():
+        ended, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 (does not wait)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            raise SandboxFailure("ExecutorFailed", f"the executor ended with code {code} at its start: {_tail(log)}")
+        if time.monotonic() > deadline:
+            raise SandboxFailure(
+                "ExecutorFailed",
+                f"the executor did not listen after {seconds:g} s (sandbox.startSeconds): {_tail(log)}",
+            )
+        await asyncio.sleep(READY_POLL_SECONDS)
+    state: dict[str, Any] = json.loads(ready.read_text())
+    return state
+
+
+async def _end(pid: int) -> None:
+    """SIGTERM, and SIGKILL when that is not heeded; returns when the process is gone. Raises ProcessLookupError."""
+    descriptor = os.pidfd_open(pid)
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(descriptor, gone.set)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(gone.wait(), STOP_SECONDS)
+        except TimeoutError:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            await gone.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)  # noqa: ASYNC222 (it has ended)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that its owner alone may read, in one step."""
+    partial = path.with_suffix(".partial")
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as target:
+        target.write(text)
+    partial.replace(path)
+
+
+def _tail(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        text = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        if text:
+            return text
+    return f"it printed nothing ({log})"

@@ -1,0 +1,287 @@
+"""Sandboxes on this machine, without containers or a cluster.
+
+`Overlay`: one executor hosts all workspaces of an image, each a copy-on-write view of the image's unpacked layers, or of
+this machine's root. `Plain`: one executor a workspace, on a temporary folder of its own; nothing but that folder keeps two
+attempts apart, no image is used, and `warnings` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.hosting import HostedProvider, Hosting, Placement
+from agent_runtime.sandboxes.images.files import ImageError
+from agent_runtime.sandboxes.images.store import ImageStore, UnpackedImage
+from agent_runtime.sandboxes.local.environment import (
+    STANDARD_PATH,
+    PythonEnvironment,
+    binds,
+    choose_search_path,
+    masked_paths,
+    people_homes,
+    readable_by,
+    running_environment,
+)
+from agent_runtime.sandboxes.local.executor import LocalExecutor, LocalExecutors, Settings
+from rollout_api.sandbox import SandboxTemplate
+
+SHARED = "shared"
+# Whom commands run as in `Plain` when root started the run: its own rights would be the machine's.
+PLAIN_USER = "nobody"
+# What the starter and the examples name: made for a cluster, and on a laptop this machine's own Python and pytest will do.
+MACHINE_IMAGE = "agent-rollouts-quickstart"
+
+
+class LocalProvider(HostedProvider):
+    """Implements SandboxProvider on this machine.
+
+    `run_dir` keeps the records by which the next process finds what runs here; `places` workspaces live at once;
+    `private` are further folders that no workspace may see, such as the job's output; paths of images start at `base_dir`.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        run_dir: Path,
+        template: SandboxTemplate,
+        *,
+        places: int,
+        private: Sequence[Path] = (),
+        base_dir: Path = Path(),
+        images: ImageStore | None = None,
+    ) -> None:
+        super().__init__()
+        self._records = run_dir / "sandboxes"
+        self._template, self._places = template, places
+        self._private = (run_dir, *private)
+        self._images = images or ImageStore(base_dir)
+        self._unpacked: dict[str, asyncio.Task[UnpackedImage]] = {}
+
+    async def open(self) -> None:
+        """Find the run's executor, or start one; that settles the mode. Raises SandboxFailure."""
+        self._images.stopping.clear()
+        self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in self._private:
+            # What is not there yet cannot be masked, and would be seen once it is.
+            folder.mkdir(parents=True, exist_ok=True)
+        masks = masked_paths(self._private, people_homes())
+        python = running_environment()
+        machine = LocalExecutors(
+            self._records, machine_settings(self._template, self._places, masks), self._template.start_seconds
+        )
+        executor = await machine.find(SHARED) or await machine.start(SHARED, WorkspaceSpec("trial", "/"))
+        try:
+            if executor.mode == "Overlay":
+                guarantees = (await executor.client.health())["guarantees"]
+                await executor.client.close()
+                image = await self._image(self._template.image, self._template.start_seconds)
+                path, path_reason = await choose_search_path(python, masks, os.environ)
+                hosting = self._hosting("Overlay", None, {"PATH": path}, path=path_reason)
+                self.warnings = [
+                    *image_warnings(self._template.image, used=image),
+                    *(path_warnings(python, path, path_reason) if image is None else []),
+                    *common_warnings(self._template),
+                    *overlay_warnings(guarantees),
+                ]
+                self._open_pool(hosting, machine)
+                return
+            # It has shown that executors work here; in Plain each workspace has its own.
+            is_reachable = readable_by(python, plain_uid(self._template.user))
+            path, path_reason = await choose_search_path(python if is_reachable else None, [], os.environ)
+            hosting = self._hosting("Plain", executor.record.mode_reason, {"PATH": path}, path=path_reason)
+            self.warnings = [
+                *image_warnings(self._template.image, used=None),
+                *path_warnings(python, path, path_reason),
+                *common_warnings(self._template),
+                *plain_warnings(executor.record.mode_reason, is_reachable),
+            ]
+            self._open_pool(hosting, LocalExecutors(self._records, plain_settings(self._template), None))
+        finally:
+            if self._pool is None or self._found[0].mode == "Plain":
+                await executor.stop()
+
+    def _hosting(self, mode: str, reason: str | None, environment: Mapping[str, str], **described: Any) -> Hosting:
+        return Hosting(
+            mode=mode,
+            places=self._places,
+            idle_seconds=self._template.idle_seconds,
+            environment=environment,
+            description={
+                "provider": self.name,
+                "mode": mode,
+                "modeReason": reason,
+                "root": "host:/",
+                "imageUsed": False,
+                **described,
+            },
+            provider=self.name,
+        )
+
+    async def _image(self, reference: str | None, seconds: float) -> UnpackedImage | None:
+        """The image of that name, unpacked once; None where this machine's root takes its place. Raises SandboxFailure."""
+        if reference is None or (reference.partition(":")[0] == MACHINE_IMAGE and not self._images.has(reference)):
+            return None
+        task = self._unpacked.get(reference)
+        if task is None:
+            task = self._unpacked[reference] = asyncio.create_task(asyncio.to_thread(self._images.unpack, reference))
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), seconds)
+        except TimeoutError as error:
+            raise SandboxFailure(
+                "ImageUnavailable",
+                f"image {reference} was not there after {seconds:g} s (sandbox.startSeconds); it is still being got",
+            ) from error
+        except ImageError as error:
+            self._unpacked.pop(reference, None)
+            raise SandboxFailure("ImageUnavailable", str(error)) from error
+
+    async def _placed(self, spec: WorkspaceSpec) -> Placement:
+        is_plain = self._found[0].mode == "Plain"
+        image = None if is_plain else await self._image(spec.image, spec.start_seconds)
+        if image is None:
+            return Placement(spec, SHARED, *self._found)
+        if spec.working_dir_of_image and image.config.working_dir:
+            spec = dataclasses.replace(spec, working_dir=image.config.working_dir)
+        settings = image_settings(self._template, self._places, image)
+        hosting = self._hosting(
+            "Overlay",
+            None,
+            {"PATH": ":".join(STANDARD_PATH), **image.config.env},
+            root="image",
+            imageUsed=True,
+            imageDigest=image.digest,
+            path="the image's own",
+        )
+        executors = LocalExecutors(self._records, settings, self._template.start_seconds)
+        return Placement(spec, f"image-{image.key}", hosting, executors)
+
+    async def close(self, *, keep: bool = False) -> None:
+        """See SandboxProvider."""
+        self._images.stopping.set()
+        await self._let_go()
+        if keep:
+            return
+        for record in self._records.glob("*.json"):
+            executor = await LocalExecutor.find(record)
+            if executor is not None:
+                await executor.stop()
+
+
+def machine_settings(template: SandboxTemplate, places: int, masks: Sequence[str]) -> Settings:
+    """Of the executor whose workspaces see this machine; one that was asked to try `Overlay` may come up in `Plain`."""
+
+    def settings(home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
+        return {
+            "mode": template.workspaces.mode.value,
+            "places": places,
+            "masks": [*masks, str(home)],
+            "binds": binds(running_environment()),
+            "idleSeconds": template.idle_seconds,
+        }
+
+    return settings
+
+
+def image_settings(template: SandboxTemplate, places: int, image: UnpackedImage) -> Settings:
+    """Of an executor whose workspaces see an image."""
+
+    def settings(home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
+        # Without root a workspace has one user.
+        user = {"user": image.config.user} if image.config.user and os.geteuid() == 0 else {}
+        return {
+            "mode": "Overlay",
+            "places": places,
+            "rootLayers": [str(layer) for layer in image.layers],
+            "idleSeconds": template.idle_seconds,
+            **user,
+        }
+
+    return settings
+
+
+def plain_settings(template: SandboxTemplate) -> Settings:
+    """Of an executor with one workspace, whose root is a folder in its home."""
+
+    def settings(home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
+        uid = plain_uid(spec.user)
+        root = home / "root"
+        root.mkdir(mode=0o755)
+        user = spec.user or (PLAIN_USER if os.geteuid() == 0 else None)
+        if os.geteuid() == 0:
+            os.chown(root, uid, -1)
+        return {"mode": "Plain", "root": str(root), "user": user, "idleSeconds": template.idle_seconds}
+
+    return settings
+
+
+def plain_uid(user: str | None) -> int:
+    """The uid of commands in `Plain`. Raises SandboxFailure for a user this machine does not know, or may not become."""
+    if user is None:
+        return pwd.getpwnam(PLAIN_USER).pw_uid if os.geteuid() == 0 else os.geteuid()
+    name = user.partition(":")[0]
+    try:
+        uid = int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid
+    except KeyError as error:
+        raise SandboxFailure(
+            "ProviderUnavailable", f"sandbox.user {name!r} is not a user of this machine; give one that is, or a uid"
+        ) from error
+    if os.geteuid() not in (0, uid):
+        raise SandboxFailure(
+            "ProviderUnavailable",
+            f"sandbox.user {user!r}: in Plain mode commands run as the user of rolloutctl, uid {os.geteuid()}; leave user "
+            "out, or run as root",
+        )
+    return uid
+
+
+def image_warnings(name: str | None, *, used: UnpackedImage | None) -> list[str]:
+    """What takes the place of an image, or what of it cannot be had."""
+    if used is not None:
+        lost = "owners of the image's files and its user are not kept: without root there is one user, root in there"
+        return [] if os.geteuid() == 0 else [lost]
+    what = f"image {name} is not used: commands" if name else "sandbox.image names none: commands of tasks without one"
+    return [f"{what} see this machine's own programs and files"]
+
+
+def path_warnings(environment: PythonEnvironment, path: str, reason: str) -> list[str]:
+    """That the environment of rolloutctl is not last on PATH, as it should be."""
+    return [f"PATH of commands: {reason}"] if path.split(":")[0] == environment.bin else []
+
+
+def common_warnings(template: SandboxTemplate) -> list[str]:
+    """What the local provider keeps in no mode."""
+    warnings = []
+    if template.resources.cpu is not None:
+        warnings.append(f"sandbox.resources.cpu {template.resources.cpu} is not kept: commands share all cores")
+    return warnings
+
+
+def overlay_warnings(guarantees: Mapping[str, str]) -> list[str]:
+    """What the executor says that it cannot keep here, beside cpu."""
+    return [
+        f"{what} is not kept: {why.removeprefix('None: ')}"
+        for what, why in guarantees.items()
+        if why.startswith("None") and what != "cpu"
+    ]
+
+
+def plain_warnings(reason: str | None, python_reachable: bool) -> list[str]:
+    """What `Plain` does not isolate."""
+    because = f" ({reason})" if reason else ""
+    warnings = [
+        f"commands run in Plain mode{because}: they see this machine's files, processes and network as their user does, "
+        "and attempts are kept apart by their folders alone"
+    ]
+    if not python_reachable:
+        warnings.append(
+            f"user {PLAIN_USER} cannot read the Python environment of rolloutctl, so it is not on the commands' PATH"
+        )
+    return warnings

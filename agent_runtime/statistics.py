@@ -1,0 +1,145 @@
+"""The statistics that users see, each in one way: pure. None where a statistic is not defined.
+
+Results as scalars for a training curve: pure. Masked rollouts count for nothing but their own share.
+
+Rewards compared with one another: pure, and equal to what ROLL computes (`agentic_reward_norm`).
+
+A rollout without a reward (lost to infrastructure, not gradable, cancelled) takes no part in any statistic and gets no
+advantage; so a failure of a node cannot make its neighbours look better or worse.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from rollout_api.records import Outcome, Result
+from rollout_api.rewards import GroupBy, NormalizationMethod, RewardNormalization
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The arithmetic mean; None of no values."""
+    return statistics.fmean(values) if values else None
+
+
+def sample_std(values: Sequence[float]) -> float | None:
+    """The standard deviation of a sample (n - 1), as torch's `std`; None of fewer than two values."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def standard_error(groups: Sequence[Sequence[float]]) -> float | None:
+    """The standard error of the mean over all values, where those of a group are not independent of one another.
+
+    Clustered by group as in Miller 2024 (arXiv 2411.00640), with the correction G/(G - 1) for few groups. Where each group
+    has one value, that is the sample standard deviation over √n. None of fewer than two groups with values.
+    """
+    filled = [group for group in groups if group]
+    if len(filled) < 2:
+        return None
+    values = [value for group in filled for value in group]
+    centre = statistics.fmean(values)
+    sums = (math.fsum(value - centre for value in group) for group in filled)
+    return math.sqrt(math.fsum(total**2 for total in sums) * len(filled) / (len(filled) - 1)) / len(values)
+
+
+def pass_at_k(graded: int, passed: int, k: int) -> float:
+    """The chance that at least one of k rollouts, drawn without replacement from the graded ones, passed.
+
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374). Needs 1 ≤ k ≤ graded.
+    """
+    return 1.0 - math.comb(graded - passed, k) / math.comb(graded, k)
+
+
+def scalars(results: Sequence[Result]) -> dict[str, float]:
+    """Means over these rollouts, and the same by first tag as `env/TAG/...`; seconds are of wall time."""
+    found = {"rollouts": float(len(results))}
+    if results:
+        found["masked"] = sum(result.outcome is not Outcome.COMPLETED for result in results) / len(results)
+        found |= _means("rollout", results)
+    by_tag: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        if result.tags:
+            by_tag[result.tags[0]].append(result)
+    for tag, members in sorted(by_tag.items()):
+        found |= _means(f"env/{tag}", members)
+    return found
+
+
+def _means(prefix: str, results: Sequence[Result]) -> dict[str, float]:
+    completed = [result for result in results if result.outcome is Outcome.COMPLETED]
+    values: Mapping[str, Sequence[float]] = {
+        "reward": [result.reward for result in completed if result.reward is not None],
+        "passed": [float(result.passed) for result in completed if result.passed is not None],
+        "turns": [result.turns for result in completed],
+        "completion_tokens": [result.usage.completion_tokens for result in completed],
+        "seconds": [result.seconds["total"] for result in completed if "total" in result.seconds],
+    }
+    named: dict[str, list[float]] = defaultdict(list)
+    for result in completed:
+        for name, value in result.rewards.items():
+            named[name].append(value)
+    means = {
+        f"{prefix}/{name}": found
+        for name, listed in (*values.items(), *named.items())
+        if (found := mean(listed)) is not None
+    }
+    if (std := sample_std(values["reward"])) is not None:
+        means[f"{prefix}/reward_std"] = std
+    return means
+
+
+EPSILON = 1e-6
+"""Added to the standard deviation, and the least that counts as one; both as in ROLL and in verl's GRPO."""
+LOWEST, HIGHEST = -1.0, 3.0
+"""Bounds of `AsymClip`, as in RAGEN, from which ROLL has it."""
+
+
+def normalized(rewards: Sequence[float], method: NormalizationMethod, clip: float | None = None) -> list[float]:
+    """The advantages of rewards that are compared with one another, in their order."""
+    if method is NormalizationMethod.IDENTITY or not rewards:
+        values = list(rewards)
+    else:
+        centre = mean(rewards) or 0.0
+        values = [reward - centre for reward in rewards]
+    if method in (NormalizationMethod.MEAN_STD, NormalizationMethod.ASYM_CLIP):
+        std = sample_std(rewards) or 0.0
+        values = [value / (std + EPSILON) if std > EPSILON else 0.0 for value in values]
+    if method is NormalizationMethod.ASYM_CLIP:
+        values = [min(max(value, LOWEST), HIGHEST) for value in values]
+    return values if clip is None else [min(max(value, -clip), clip) for value in values]
+
+
+def advantages(results: Iterable[Result], spec: RewardNormalization) -> dict[int, float]:
+    """The advantage of each rollout that has a reward, by index.
+
+    All that is compared must be there: the whole group for `Group`, the whole batch for `Batch` and `Tag`.
+    """
+    compared: dict[object, dict[int, float]] = defaultdict(dict)
+    for result in results:
+        if result.outcome is Outcome.COMPLETED and result.reward is not None:
+            compared[_key(result, spec.group_by)][result.index] = result.reward
+    return {
+        index: value
+        for rewards in compared.values()
+        for index, value in zip(rewards, normalized(list(rewards.values()), spec.method, spec.clip), strict=True)
+    }
+
+
+def with_advantages(results: Collection[Result], spec: RewardNormalization | None) -> Iterator[Result]:
+    """The results, in their order, with their advantages. Goes through them twice, and keeps none."""
+    found = {} if spec is None else advantages(results, spec)
+    for result in results:
+        yield result if spec is None else result.model_copy(update={"advantage": found.get(result.index)})
+
+
+def with_group_advantages(results: Collection[Result], spec: RewardNormalization | None) -> Iterator[Result]:
+    """A finished group's results: with advantages where they need no other group."""
+    return with_advantages(results, spec if spec is not None and spec.group_by is GroupBy.GROUP else None)
+
+
+def _key(result: Result, group_by: GroupBy) -> object:
+    if group_by is GroupBy.GROUP:
+        return result.group
+    # Tags are compared within a batch: what was sampled with other weights is another batch.
+    tag = result.tags[0] if result.tags and group_by is GroupBy.TAG else None
+    return result.batch, tag

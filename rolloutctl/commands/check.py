@@ -1,0 +1,134 @@
+"""`rolloutctl validate` and `rolloutctl check`: what can be found out before a model is asked anything."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from agent_runtime.engine.branching.sources import find_origins
+from agent_runtime.engine.check import check_job
+from agent_runtime.engine.opening import Surroundings, check_tasks, missing_programs
+from agent_runtime.engine.validation import wrong_fields
+from agent_runtime.environments.pool import EnvironmentPool
+from agent_runtime.plugins.registry import load_plugins, unheard
+from agent_runtime.tasks import LoadedTasks, TaskProblem, TaskSourceError, load_tasks
+from rollout_api.manifest import ManifestError, load_manifest, located
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.sandbox import Provider
+from rollout_api.tasks import Task
+from rolloutctl.errors import CommandError, Exit
+from rolloutctl.manifest import describe, read_manifest
+from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, err, number, out, say
+from rolloutctl.ui.transcript import harmless
+
+ManifestArgument = Annotated[Path, typer.Argument(help="A RolloutJob, YAML or JSON.")]
+ProviderOption = Annotated[
+    Provider | None,
+    typer.Option(
+        "--provider", help="Where sandboxes come from, instead of spec.sandbox.provider.", case_sensitive=False
+    ),
+]
+
+
+def validate(manifest: ManifestArgument, provider: ProviderOption = None, form: FormOption = Form.TEXT) -> None:
+    """Check a manifest and its tasks, and that their verifiers can start; no rollout is run.
+
+    Prints every problem as `file:line: field: message`.
+    """
+    base_dir = manifest.resolve().parent
+    try:
+        job = load_manifest(manifest) if form is Form.JSON and manifest.is_file() else read_manifest(manifest)
+    except ManifestError as error:
+        answer_json({"valid": False, "problems": [asdict(problem) for problem in error.problems]})
+        raise typer.Exit(Exit.BAD_INPUT) from None
+    fields = located(manifest, asyncio.run(wrong_fields(job, base_dir, os.environ)))
+    stream, loaded, in_tasks = job.spec.tasks.stream is not None, LoadedTasks([]), TaskSourceError([])
+    try:
+        if job.spec.tasks.branch is not None:
+            origins = asyncio.run(find_origins(job, base_dir, os.environ))
+            loaded = LoadedTasks([origin.task for origin in origins])
+        elif not stream:
+            loaded = load_tasks(job.spec.tasks, base_dir, os.environ)
+        asyncio.run(_check_tasks(job, loaded.tasks))
+    except TaskSourceError as error:
+        in_tasks = error
+    if fields or in_tasks.problems:
+        if form is Form.TEXT:
+            told = [describe(manifest, ManifestError(fields)), str(in_tasks)]
+            raise CommandError("\n".join(filter(None, told)), hint="docs/manifest.md lists every field.")
+        answer_json({"valid": False, "problems": [*map(asdict, fields), *map(asdict, in_tasks.problems)]})
+        raise typer.Exit(Exit.BAD_INPUT)
+    plugins = load_plugins(job.spec.plugins)
+    deaf = [TaskProblem(str(manifest), None, text) for text in unheard(plugins)] if job.spec.agent.is_command else []
+    warnings = [*loaded.warnings, *deaf]
+    missing = asyncio.run(missing_programs(job, loaded.tasks, Surroundings(base_dir, os.environ, provider)))
+    valid = all(found.has_setup for found in missing)
+    size, count = job.spec.group_size, len(loaded.tasks)
+    if form is Form.JSON:
+        problems = [asdict(found) | {"message": str(found)} for found in missing]
+        totals = {"tasks": count, "rollouts": count * size}
+        answer_json({"valid": valid, "problems": problems, "warnings": list(map(asdict, warnings)), **totals})
+    else:
+        _warn(warnings)
+        for found in missing:
+            say(f"{manifest}: {found}", "yellow" if found.has_setup else "bold red")
+        amount = "a stream of tasks" if stream else f"{count} tasks × groupSize {size} = {count * size} rollouts"
+        if valid:
+            out.print(f"{manifest} is valid: {amount}.", soft_wrap=True)
+    raise typer.Exit(Exit.OK if valid else Exit.BAD_INPUT)
+
+
+async def _check_tasks(job: RolloutJob, tasks: Sequence[Task]) -> None:
+    environments = EnvironmentPool()
+    try:
+        await check_tasks(job, tasks, environments)
+    finally:
+        await environments.close()
+
+
+def check(manifest: ManifestArgument, provider: ProviderOption = None, form: FormOption = Form.TEXT) -> None:
+    """Prove that every task can be graded: its own solution must get reward 1, doing nothing must get less."""
+    job = read_manifest(manifest)
+    base_dir = manifest.resolve().parent
+    loaded = load_tasks(job.spec.tasks, base_dir, os.environ)
+    _warn(loaded.warnings)
+    with err.status("Running every task's solution, and an agent that does nothing…"):
+        rows = asyncio.run(check_job(job, loaded.tasks, base_dir=base_dir, environ=os.environ, provider=provider))
+    wrong = [row for row in rows if not row.ok]
+    if form is Form.JSON:
+        answer_json([asdict(row) for row in rows])
+    else:
+        answer_table(
+            "",
+            ["task", "agent", "reward", "outcome", "", "message"],
+            [
+                [
+                    row.task,
+                    row.agent,
+                    number(row.reward),
+                    row.outcome,
+                    Text("ok", "green") if row.ok else Text("wrong", "bold red"),
+                    row.message,
+                ]
+                for row in rows
+            ],
+            right=["reward"],
+        )
+        for row in wrong:
+            if row.output:
+                out.print(Text(f"Verifier output of {row.task}, agent {row.agent}:", "bold"))
+                out.print(Text(harmless(row.output)), soft_wrap=True)
+        say(f"{len(rows) - len(wrong)} of {len(rows)} checks are right.")
+        if shared := [row.task for row in rows if row.only_shared]:
+            say(f"Only Shared can grade {', '.join(shared)}: an agent there could forge its reward.", "yellow")
+    raise typer.Exit(Exit.FAILED if wrong else Exit.OK)
+
+
+def _warn(warnings: Sequence[TaskProblem]) -> None:
+    for warning in warnings:
+        say(f"Warning: {warning}", "yellow")

@@ -1,0 +1,123 @@
+"""`rolloutctl convert`: another system's configuration becomes a manifest. One module a system, put together here."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from rollout_api.manifest import ManifestError, load_manifest
+from rolloutctl.convert.base import Conversion, Converter, Source, UnusableInput
+from rolloutctl.convert.real_work import REAL_WORK
+from rolloutctl.convert.roll import ROLL
+from rolloutctl.errors import CommandError
+from rolloutctl.ui.console import out, say
+
+CONVERTERS: tuple[Converter, ...] = (REAL_WORK, ROLL)
+"""Asked in this order whose file it is."""
+
+
+def convert(
+    config: Annotated[Path, typer.Argument(help="The other system's configuration, JSON or YAML.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Hydra overrides of a ROLL file: KEY=VALUE, +KEY=VALUE, ~KEY.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("-o", help="Manifest to write; standard output when left out.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    evaluation: Annotated[
+        bool, typer.Option("--eval", help="Of a ROLL file with two environment managers, take val_env_manager.")
+    ] = False,
+    llm_model: Annotated[
+        str | None, typer.Option("--llm-model", help="Of a Real Work file: as its own option.")
+    ] = None,
+    llm_base_url: Annotated[str | None, typer.Option("--llm-base-url", help="As above.")] = None,
+    llm_temperature: Annotated[float | None, typer.Option("--llm-temperature", help="As above.")] = None,
+    llm_max_tokens: Annotated[int | None, typer.Option("--llm-max-tokens", help="As above.")] = None,
+    llm_timeout: Annotated[int | None, typer.Option("--llm-timeout", help="As above; seconds for one call.")] = None,
+) -> None:
+    """Make a manifest of another system's configuration, and report every key that has no counterpart."""
+    if file is not None and file.exists() and not force:
+        raise CommandError(f"{file} exists already", hint="Name another file, or replace it with --force.")
+    llm = {
+        "model": llm_model,
+        "base_url": llm_base_url,
+        "temperature": llm_temperature,
+        "max_tokens": llm_max_tokens,
+        "timeout": llm_timeout,
+    }
+    converter, conversion = convert_file(
+        config,
+        evaluation=evaluation,
+        overrides=overrides or (),
+        llm={name: value for name, value in llm.items() if value is not None},
+    )
+    text = written(conversion.manifest)
+    problem = _problem(text)
+    for note in conversion.notes:
+        say(f"{config}: {note}", "yellow")
+    if file is None:
+        out.file.write(text)
+    else:
+        file.write_text(text, encoding="utf-8")
+        say(f"Wrote {file} from a configuration of {converter.system}, with {len(conversion.notes)} notes above.")
+    if problem is not None:
+        raise CommandError(f"The manifest is not valid yet:\n{problem}", hint="Mend it there; docs/manifest.md helps.")
+    if file is not None:
+        say(f"  rolloutctl validate {file}")
+
+
+def convert_file(
+    path: Path,
+    *,
+    evaluation: bool = False,
+    overrides: Sequence[str] = (),
+    llm: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[Converter, Conversion]:
+    """Whose configuration a file is, and the manifest for it. Raises CommandError."""
+    values = _read(path)
+    converter = next((known for known in CONVERTERS if known.recognises(values)), None)
+    if converter is None:
+        known = " and ".join(known.system for known in CONVERTERS)
+        raise CommandError(f"{path}: is no configuration that can be converted; those of {known} are")
+    try:
+        return converter, converter.convert(Source(path, values, evaluation, overrides, llm))
+    except UnusableInput as error:
+        raise CommandError(f"{path}: {error}", hint=f"It was read as a configuration of {converter.system}.") from error
+
+
+def written(manifest: dict[str, Any]) -> str:
+    """A manifest as YAML, its keys in the order in which they were made, long texts as blocks."""
+    return yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeError) as error:
+        raise CommandError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise CommandError(f"{path}: is neither JSON nor YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise CommandError(f"{path}: is no mapping; a configuration is one")
+    return values
+
+
+def _problem(text: str) -> str | None:
+    try:
+        load_manifest(text)
+    except ManifestError as error:
+        return str(error)
+    return None
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts of several lines stand as blocks, as a person would write them."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)

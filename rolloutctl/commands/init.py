@@ -1,0 +1,27 @@
+"""`rolloutctl init`: a manifest to start from."""
+
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rolloutctl.errors import CommandError
+from rolloutctl.ui.console import Form, FormOption, answer_json, say
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("job.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    form: FormOption = Form.TEXT,
+) -> None:
+    """Write a commented manifest that runs as it stands."""
+    if path.exists() and not force:
+        raise CommandError(f"{path} exists already", hint="Name another file, or replace it with --force.")
+    if not path.parent.is_dir():
+        raise CommandError(f"the folder {path.parent} does not exist", hint="Make it first.")
+    path.write_text((resources.files("rolloutctl") / "starter.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    if form is Form.JSON:
+        answer_json({"path": str(path)})
+    else:
+        say(f"Wrote {path}. Run it with: rolloutctl run {path}")

@@ -1,0 +1,69 @@
+"""`rolloutctl plugins`: which plugins a manifest can name, and what one of them takes."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from agent_runtime.extensions import ExtensionError
+from agent_runtime.plugins.registry import Description, describe_plugin, registry
+from rolloutctl.ui.console import Form, FormOption, answer_json, answer_table, out
+from rolloutctl.ui.transcript import harmless
+
+
+def plugins(
+    name: Annotated[str | None, typer.Argument(help="A name, or module:Class; all names when left out.")] = None,
+    form: FormOption = Form.TEXT,
+) -> None:
+    """List the plugins that can be named in a manifest, or describe one: its hooks and its options."""
+    if name is None:
+        _list(form)
+        return
+    found = describe_plugin(name)
+    if form is Form.JSON:
+        answer_json(asdict(found))
+    else:
+        _describe(found)
+
+
+def _list(form: Form) -> None:
+    """One that cannot be loaded is listed with what is wrong with it: it must not hide the others."""
+    found: dict[str, Description | str] = {}
+    for name in registry.names():
+        try:
+            found[name] = describe_plugin(name)
+        except ExtensionError as error:
+            found[name] = str(error)
+    if form is Form.JSON:
+        answer_json([asdict(p) if isinstance(p, Description) else {"name": n, "error": p} for n, p in found.items()])
+        return
+    answer_table("", ["name", "kinds", "hooks", "about"], [_row(name, plugin) for name, plugin in found.items()])
+
+
+def _row(name: str, plugin: Description | str) -> list[str | Text]:
+    if isinstance(plugin, str):
+        return [name, "", "", Text(harmless(plugin), "red")]
+    return [name, ", ".join(plugin.kinds), ", ".join(plugin.hooks), plugin.about.split("\n\n")[0]]
+
+
+def _describe(plugin: Description) -> None:
+    out.print(Text(plugin.name, "bold"))
+    out.print(Text(harmless(plugin.about)), soft_wrap=True)
+    out.print(Text(f"kinds: {', '.join(plugin.kinds) or 'none, it only looks'}"), soft_wrap=True)
+    out.print(Text(f"hooks: {', '.join(plugin.hooks)}"), soft_wrap=True)
+    options: dict[str, Any] = plugin.options.get("properties", {})
+    required = plugin.options.get("required", [])
+    rows = [
+        [
+            name,
+            "required" if name in required else str(schema.get("default")),
+            str(schema.get("type", "")),
+            str(schema.get("description", "")),
+        ]
+        for name, schema in options.items()
+    ]
+    if rows:
+        answer_table("", ["config", "default", "form", "meaning"], rows)
+    else:
+        out.print("It takes no options.")

@@ -1,0 +1,88 @@
+"""`rolloutctl report`: a run as one HTML file."""
+
+import asyncio
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agent_runtime.export.whole_file import whole_file
+from agent_runtime.recording.reader import RunReader
+from rollout_api.records import Seal
+from rolloutctl.errors import CommandError
+from rolloutctl.runs import JobArgument, find_run
+from rolloutctl.ui import page
+from rolloutctl.ui.console import Form, answer_json, err, named_file, say
+
+
+def report(
+    job: JobArgument,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "-o", metavar="FILE", help="File to write; the run's name when left out. `json`: that, told as JSON."
+        ),
+    ] = None,
+) -> None:
+    """Write a run as one HTML file: figures, groups, every transcript. It loads nothing from elsewhere."""
+    path = asyncio.run(_report(job, named_file(file)))
+    size = path.stat().st_size
+    if file == Form.JSON:
+        answer_json({"path": str(path), "bytes": size})
+    else:
+        say(f"Wrote {path} ({size / 1e6:.1f} MB). Open it in a browser.")
+
+
+async def _report(reference: str, file: Path | None) -> Path:
+    run = await find_run(reference, os.environ)
+    path = file or Path(f"{run.folder}.html")
+    if path.is_dir() or not path.parent.is_dir():
+        problem = "is a folder" if path.is_dir() else f"the folder {path.parent} does not exist"
+        raise CommandError(f"-o {path}: {problem}", hint="Name a file in a folder that exists.")
+    with (
+        whole_file(path) as partial,
+        partial.open("w", encoding="utf-8") as html,
+        err.status("Reading transcripts…"),
+    ):
+        html.write(page.head(_facts(run, await _aborted(run)), run.results()))
+        for _, members in itertools.groupby(run.seals.values(), key=lambda seal: seal.result.group):
+            html.write(page.group(await asyncio.gather(*(_rollout(run, seal) for seal in members))))
+        html.write(page.tail())
+    return path
+
+
+async def _rollout(run: RunReader, seal: Seal) -> page.Rollout:
+    return page.Rollout(seal.result, await run.records(seal.result.index), seal.verdict)
+
+
+def _facts(run: RunReader, aborted: str | None) -> page.JobFacts:
+    spec = run.job.spec
+    return page.JobFacts(
+        name=run.job.metadata.name,
+        location=run.store.uri,
+        mode=spec.mode.value,
+        model=_model_name(run),
+        agent=spec.agent.type,
+        group_size=spec.group_size,
+        total=run.total if run.total is not None else len(run.seals),
+        aborted=aborted,
+    )
+
+
+async def _aborted(run: RunReader) -> str | None:
+    data = await run.store.get("abort.json")
+    return None if data is None else str(json.loads(data).get("message"))
+
+
+def _model_name(run: RunReader) -> str:
+    model = run.job.spec.model
+    if model is None:
+        return ""
+    if model.endpoint is not None:
+        return model.endpoint.name
+    if model.server is not None:
+        return model.server.model.name
+    return model.server_ref or model.function or "scripted"

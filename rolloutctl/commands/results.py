@@ -1,0 +1,61 @@
+"""`rolloutctl results`: what came of a run, by group."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Collection
+
+from agent_runtime.recording.seals import SealedResults
+from agent_runtime.statistics import with_advantages
+from rollout_api.records import Result
+from rolloutctl.runs import NewestJobArgument, find_run_folder
+from rolloutctl.ui.console import Form, FormOption, answer_json_list, answer_table, number, out
+from rolloutctl.ui.figures import GroupFigures, group_figures, overall_figures
+
+GROUPS = 50
+"""Rows of the table; a run of thousands of tasks is read in the report, or by machines."""
+
+
+def results(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -> None:
+    """What came of a run, by group. Works while it runs, too. JSON is the list of results."""
+    asyncio.run(show_results(job, form))
+
+
+async def show_results(reference: str | None, form: Form) -> None:
+    """See `results`."""
+    run = await find_run_folder(reference, os.environ)
+    with contextlib.closing(SealedResults(run.store)) as sealed:
+        await sealed.load()
+        if form is Form.JSON:
+            answer_json_list(result.wire() for result in with_advantages(sealed.values(), run.job.spec.reward))
+        else:
+            print_results(run.folder, sealed.values(), run.total, run.job.spec.group_size)
+
+
+def print_results(name: str, ended: Collection[Result], total: int | None, group_size: int) -> None:
+    """The table of the groups, and a line on all of them."""
+    groups = group_figures(ended, group_size)
+    overall = overall_figures(ended, groups)
+    k = group_size
+    columns = ["task", "graded", "mean", "std", "pass@1", *([f"pass@{k}"] if k > 1 else []), "ended"]
+    rows = [_row(group, k) for group in groups[:GROUPS]]
+    answer_table(name, columns, rows, right=columns[1:-1])
+    if len(groups) > GROUPS:
+        out.print(f"… and {len(groups) - GROUPS} more groups; `-o json` and `rolloutctl report` have them all.")
+    done = f"{len(ended)} of {total}" if total is not None else str(len(ended))
+    error = "" if overall.standard_error is None else f" ± {number(overall.standard_error, 3)}"
+    line = f"{done} rollouts, mean reward {number(overall.mean, 3)}{error}"
+    line += f", pass@1 {_percent(overall.pass_at_1)}"
+    line += f", pass@{k} {_percent(overall.pass_at_k)}" if k > 1 else ""
+    out.print(line + (f", {overall.masked} masked" if overall.masked else ""), soft_wrap=True)
+    out.print()
+
+
+def _row(group: GroupFigures, k: int) -> list[str]:
+    rates = [_percent(group.pass_at_1), *([_percent(group.pass_at_k)] if k > 1 else [])]
+    ended = ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in group.outcomes.items())
+    return [group.task, str(group.graded), number(group.mean), number(group.std), *rates, ended]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"

@@ -1,0 +1,166 @@
+"""`rolloutctl run`: a job on this machine, shown as it happens, stopped cleanly, gone on with later."""
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from agent_runtime.engine.events import JobSummary, Observer
+from agent_runtime.engine.run import run_job
+from rollout_api.rollout_job import RolloutJob
+from rollout_api.sandbox import Provider
+from rolloutctl.commands.check import ManifestArgument, ProviderOption
+from rolloutctl.commands.results import print_results
+from rolloutctl.errors import Exit
+from rolloutctl.manifest import read_manifest, with_options
+from rolloutctl.runs import DEFAULT_OUTPUT, find_run
+from rolloutctl.ui.console import Form, FormOption, answer_json, err, out, say
+from rolloutctl.ui.notes import notes
+from rolloutctl.ui.progress import Display, display_for
+from rolloutctl.ui.scalars import ScalarLog
+from rolloutctl.ui.transcript import harmless
+
+MASKED_BY_FAILURE = ("InfraFailed", "VerifierFailed")
+
+
+def run(
+    manifest: ManifestArgument,
+    new: Annotated[
+        bool, typer.Option("--new", help="Start a run of its own instead of going on with the last one.")
+    ] = False,
+    provider: ProviderOption = None,
+    output: Annotated[
+        str | None, typer.Option("--output", help="Where results go, instead of spec.output.uri.")
+    ] = None,
+    model_url: Annotated[
+        str | None, typer.Option("--model-url", help="Base URL of an OpenAI-compatible model, instead of spec.model.")
+    ] = None,
+    model_name: Annotated[str | None, typer.Option("--model-name", help="Name of the model at that endpoint.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option("--api-key-env", help="Environment variable that holds the endpoint's key.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", help="Write scalars for TensorBoard below this folder.")
+    ] = None,
+    wandb: Annotated[
+        str | None, typer.Option("--wandb", help="Write scalars to this project of Weights & Biases.")
+    ] = None,
+    form: FormOption = Form.TEXT,
+) -> None:
+    """Run a job on this machine, or go on with it where it was left."""
+    job = with_options(
+        read_manifest(manifest), output=output, model_url=model_url, model_name=model_name, api_key_env=api_key_env
+    )
+    with (
+        display_for(err) as display,
+        ScalarLog(display, job.metadata.name, tensorboard=tensorboard, wandb=wandb) as observer,
+    ):
+        summary = asyncio.run(_run(job, manifest.resolve().parent, provider, new, display, observer))
+    if form is Form.JSON:
+        answer_json(summary_json(summary))
+    else:
+        asyncio.run(_report(summary))
+    raise typer.Exit(exit_code(summary))
+
+
+async def _run(
+    job: RolloutJob, base_dir: Path, provider: Provider | None, new: bool, display: Display, observer: Observer
+) -> JobSummary:
+    stop = asyncio.Event()
+    with _stopping_cleanly(stop, display):
+        return await run_job(
+            job, base_dir=base_dir, environ=os.environ, provider=provider, new=new, observer=observer, stop=stop
+        )
+
+
+@contextlib.contextmanager
+def _stopping_cleanly(stop: asyncio.Event, display: Display) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) asks the run to stop; the second ends this process at once, still resumable."""
+
+    def asked() -> None:
+        if stop.is_set():
+            display.__exit__(None, None, None)  # gives the terminal its cursor back
+            say(f"Stopped at once. Go on with: {resume_command()}")
+            os._exit(Exit.INTERRUPTED)
+        stop.set()
+        say("Stopping: what is recorded stays, the rest can be resumed. Press Ctrl-C again to stop at once.", "bold")
+
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, asked)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def resume_command() -> str:
+    """What to type to go on with this run."""
+    return shlex.join(["rolloutctl", *(argument for argument in sys.argv[1:] if argument != "--new")])
+
+
+def exit_code(summary: JobSummary) -> Exit:
+    """What a script needs to know of a run."""
+    if summary.aborted is not None:
+        return Exit.ABORTED
+    if not summary.completed:
+        return Exit.INTERRUPTED
+    masked = any(summary.outcomes.get(outcome) for outcome in MASKED_BY_FAILURE)
+    is_agent_broken = summary.tracebacks and sum(summary.tracebacks.values()) == sum(summary.outcomes.values())
+    return Exit.FAILED if masked or is_agent_broken else Exit.OK
+
+
+def summary_json(summary: JobSummary) -> dict[str, object]:
+    """The machine's form of how a run ended."""
+    return {
+        "name": summary.name,
+        "folder": summary.folder,
+        "uri": summary.uri,
+        "total": summary.total,
+        "sealed": sum(summary.outcomes.values()),
+        "outcomes": dict(summary.outcomes),
+        "meanReward": summary.mean_reward,
+        "completed": summary.completed,
+        "aborted": summary.aborted,
+        "resumable": summary.resumable,
+        "stats": dict(summary.stats),
+        "tracebacks": dict(summary.tracebacks),
+    }
+
+
+async def _report(summary: JobSummary) -> None:
+    run = await find_run(summary.uri, os.environ)
+    results = run.results()
+    print_results(run.folder, results, summary.total, run.job.spec.group_size)
+    said = notes(run.seals.values())
+    for note in said:
+        out.print(Text(harmless(f"• {note}")))
+    if said:
+        out.print()
+    for traceback, count in summary.tracebacks.items():
+        say(f"The agent's own code raised in {count} of {len(results)} rollouts (AgentError):", "bold red")
+        out.print(Text(harmless(traceback)))
+    if summary.aborted is not None:
+        say(f"Given up: {summary.aborted}", "bold red")
+        say("Mend the cause, then start a run of its own with --new.")
+    elif summary.resumable:
+        say(f"Stopped with {len(results)} of {summary.total} rollouts done. Go on with: {resume_command()}", "bold")
+    _where_things_are(summary)
+
+
+def _where_things_are(summary: JobSummary) -> None:
+    in_default = Path(DEFAULT_OUTPUT).resolve() / summary.folder
+    name = shlex.quote(summary.name if summary.uri == str(in_default) else summary.uri)
+    say(f"Everything is in {summary.uri}")
+    say(f"  rolloutctl show {name} 0    read a rollout")
+    say(f"  rolloutctl report {name}    all of them in one HTML file")

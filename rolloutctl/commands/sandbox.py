@@ -1,0 +1,292 @@
+"""`rolloutctl sandbox`: use a Sandbox in the cluster by hand, through a port-forward."""
+
+import asyncio
+import base64
+import contextlib
+import io
+import posixpath
+import secrets
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from agent_runtime.recording.extraction import extract_all
+from agent_runtime.sandboxes.base import Fence, SandboxFailure, WorkspaceSpec
+from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
+from agent_runtime.sandboxes.executor_client.workspace import ExecutorWorkspace
+from agent_runtime.sandboxes.prepare import prepare
+from rollout_api.cluster import EXECUTOR_PORT, KEY_FILE, by_hand_name, executor_token, runner_name
+from rollout_api.sandbox import WORKING_DIR, Sandbox
+from rolloutctl.cluster_access import connect
+from rolloutctl.errors import EXIT_CODES, CommandError, Exit
+from rolloutctl.ui.console import answer_stream, say
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Use a Sandbox in the cluster by hand.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The Sandbox.")]
+NamespaceOption = Annotated[
+    str | None, typer.Option("-n", "--namespace", help="Its namespace; the kubeconfig's own when left out.")
+]
+WorkspaceOption = Annotated[
+    str, typer.Option(help="Workspace to use; made at its first use, and kept until the Sandbox ends.")
+]
+
+# All calls of this command line share one hold, so that two terminals do not fence each other off.
+HOLDER = Fence(epoch=1, holder="rolloutctl")
+ANSWER_SECONDS = 20.0
+"""A ready Sandbox's executor answers within a second; longer, and it is not coming."""
+TRY_SECONDS = 4.0
+"""A port-forward to an executor that did not listen yet may hang: the client library waits for bytes that it has already
+taken from the TLS connection. Another one gets through."""
+MOST_OUTPUT_BYTES = 1 << 20
+"""Of each stream that is shown: the most that an executor takes as `headBytes` (docs/executor.md)."""
+REMEMBERED_SECONDS = 86_400
+"""The executor may forget how calls ended that are older: their turn is the time at which they were made."""
+
+
+@app.command("exec", epilog=EXIT_CODES, context_settings={"ignore_unknown_options": True})
+def execute(
+    name: NameArgument,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Program and arguments.")],
+    namespace: NamespaceOption = None,
+    workspace: WorkspaceOption = "main",
+    deadline_seconds: Annotated[float, typer.Option(min=0.001, help="End it after so long.")] = 600,
+) -> None:
+    """Run a command in a workspace of the Sandbox. Ends with the command's own exit code."""
+    raise typer.Exit(asyncio.run(_execute(name, namespace, workspace, command, deadline_seconds)))
+
+
+@app.command(epilog=EXIT_CODES)
+def cp(
+    source: Annotated[str, typer.Argument(help="A local path, or NAME:PATH in the Sandbox.")],
+    target: Annotated[str, typer.Argument(help="The other one.")],
+    namespace: NamespaceOption = None,
+    workspace: WorkspaceOption = "main",
+) -> None:
+    """Copy a file or folder into a workspace of the Sandbox, or out of it."""
+    asyncio.run(_copy(source, target, namespace, workspace))
+
+
+@app.command(epilog=EXIT_CODES)
+def snapshot(
+    name: NameArgument,
+    file: Annotated[Path, typer.Argument(help="Where the tar goes.")],
+    namespace: NamespaceOption = None,
+    workspace: WorkspaceOption = "main",
+) -> None:
+    """Save what a workspace of the Sandbox changed over its image, as a tar with OCI whiteouts."""
+    asyncio.run(_snapshot(name, namespace, workspace, file))
+
+
+async def _execute(name: str, namespace: str | None, workspace: str, command: list[str], deadline: float) -> int:
+    async with _opened(name, namespace, workspace) as place:
+        result = await place.run(command, key=_key("exec"), deadline_seconds=deadline, head_bytes=MOST_OUTPUT_BYTES)
+    answer_stream().buffer.write(result.stdout)
+    sys.stderr.buffer.write(result.stderr)
+    if result.stdout_omitted or result.stderr_omitted:
+        say(f"{result.stdout_omitted + result.stderr_omitted} bytes of output were left out.")
+    if result.cause is not None:
+        say(f"The command was ended: {result.cause}.")
+    if result.exit_code is not None:
+        return result.exit_code
+    return Exit.FAILED if result.signal is None else 128 + result.signal
+
+
+async def _copy(source: str, target: str, namespace: str | None, workspace: str) -> None:
+    inside = [_inside(path) for path in (source, target)]
+    if (inside[0] is None) == (inside[1] is None):
+        raise CommandError(
+            f"{source} and {target}: one of them must be NAME:PATH in a Sandbox, the other a local path",
+            hint="For example: rolloutctl sandbox cp ./data my-sandbox:/workspace/data",
+        )
+    if inside[1] is not None:
+        name, path = inside[1]
+        async with _opened(name, namespace, workspace) as place:
+            await _copy_in(Path(source), place, path)
+    elif inside[0] is not None:
+        name, path = inside[0]
+        async with _opened(name, namespace, workspace) as place:
+            await _copy_out(place, path, Path(target))
+
+
+async def _copy_in(source: Path, place: ExecutorWorkspace, path: str) -> None:
+    if not source.exists():
+        raise CommandError(f"{source}: there is no such file or folder")
+    if source.is_dir():
+        folder, name = path, "."
+    else:
+        existing = await place.stat(path)
+        into = path.endswith("/") or (existing is not None and existing.type == "folder")
+        folder, name = (path, source.name) if into else (posixpath.dirname(path) or ".", posixpath.basename(path))
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            archive.add(source, arcname=name, filter=_owned_by_nobody)
+        file.seek(0)
+        await place.untar(folder, _pieces(file), key=_key("cp"))
+
+
+async def _copy_out(place: ExecutorWorkspace, path: str, target: Path) -> None:
+    found = await place.stat(path)
+    if found is None:
+        raise CommandError(f"{path}: nothing is there in the workspace")
+    with tempfile.TemporaryFile() as file:
+        async for piece in place.tar(path):
+            file.write(piece)
+        file.seek(0)
+        if found.type == "folder":
+            target.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(fileobj=file) as archive:
+                for refused in extract_all(archive, target):
+                    say(f"Not copied: {refused}.", "yellow")
+            return
+        to = target / found.name if target.is_dir() else target
+        with tarfile.open(fileobj=file) as archive:
+            member = archive.extractfile(archive.next() or tarfile.TarInfo())
+            if member is None:
+                raise CommandError(f"{path}: is no regular file and no folder")
+            with to.open("wb") as out:
+                shutil.copyfileobj(member, out)
+
+
+async def _snapshot(name: str, namespace: str | None, workspace: str, file: Path) -> None:
+    async with _opened(name, namespace, workspace) as place:
+        with file.open("wb") as out:
+            async for piece in place.snapshot():
+                out.write(piece)
+            size = out.tell()
+    say(f"{size} bytes in {file}.")
+
+
+@contextlib.asynccontextmanager
+async def _opened(name: str, namespace: str | None, workspace: str) -> AsyncIterator[ExecutorWorkspace]:
+    """The workspace of that name, made where there is none yet."""
+    namespace_of_context = connect()
+    from kubernetes import client
+
+    from rolloutctl.port_forward import forwarded_port
+
+    namespace = namespace or namespace_of_context
+    with client.ApiClient() as api:
+        sandbox = _ready_sandbox(client.CustomObjectsApi(api), namespace, name)
+        core = client.CoreV1Api(api)
+        token = _token(core, namespace, sandbox)
+        pod = sandbox["status"]["podName"]
+        async with forwarded_port(core, namespace, pod, EXECUTOR_PORT) as port:
+            executor = ExecutorClient(f"tcp:127.0.0.1:{port}", token)
+            try:
+                await _first_answer(executor, name)
+                yield await _workspace(executor, Sandbox.model_validate(_without_status(sandbox)), workspace)
+            finally:
+                await executor.close()
+
+
+async def _workspace(executor: ExecutorClient, sandbox: Sandbox, name: str) -> ExecutorWorkspace:
+    spec = WorkspaceSpec(
+        group="by-hand",
+        working_dir=sandbox.spec.working_dir or WORKING_DIR,
+        image=sandbox.spec.image,
+        user=sandbox.spec.user,
+        env={variable.name: variable.value for variable in sandbox.spec.env},
+        resources=sandbox.spec.resources,
+        network={"agent": sandbox.spec.network.agent},
+    )
+    place = ExecutorWorkspace(executor, Hold(name, HOLDER), name, spec, handle={}, description={})
+    await place.fence()
+    try:
+        await place.require_live()
+    except SandboxFailure:
+        await place.create(None, {})
+        await prepare(place, spec)
+        await place.enter("agent", key=_key("enter"))
+    await place.acknowledge(max(0, int(time.time()) - REMEMBERED_SECONDS))
+    return place
+
+
+async def _first_answer(executor: ExecutorClient, name: str) -> None:
+    until = time.monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            async with asyncio.timeout(TRY_SECONDS):
+                await executor.health()
+            return
+        except (SandboxFailure, TimeoutError) as error:
+            if time.monotonic() > until:
+                raise CommandError(
+                    f"the executor of Sandbox {name} does not answer through a port-forward. {error}".rstrip(),
+                    hint="It takes the right to create pods/portforward, and a pod that still runs: kubectl get pods",
+                    code=Exit.FAILED,
+                ) from error
+            await asyncio.sleep(0.2)
+
+
+def _ready_sandbox(api: Any, namespace: str, name: str) -> dict[str, Any]:
+    from kubernetes.client import ApiException
+
+    try:
+        found: dict[str, Any] = api.get_namespaced_custom_object(
+            "rollout.dev", "v1alpha1", namespace, "sandboxes", name
+        )
+    except ApiException as error:
+        raise CommandError(
+            f"Sandbox {name} in namespace {namespace}: {error.reason} ({error.status})",
+            hint=f"See what there is: kubectl get sandboxes -n {namespace}",
+        ) from error
+    conditions = {condition["type"]: condition for condition in found.get("status", {}).get("conditions", [])}
+    ready = conditions.get("Ready", {})
+    if ready.get("status") != "True":
+        told = [conditions[kind] for kind in ("Finished", "ImagePulled", "Scheduled", "Ready") if kind in conditions]
+        why = f"{told[0]['reason']}: {told[0].get('message', '')}" if told else "the operator has not seen it yet"
+        raise CommandError(
+            f"Sandbox {name} is not ready. {why}",
+            hint=f"kubectl describe sandbox {name} -n {namespace}",
+        )
+    return found
+
+
+def _token(core: Any, namespace: str, sandbox: dict[str, Any]) -> str:
+    from kubernetes.client import ApiException
+
+    metadata = sandbox["metadata"]
+    owner = next((o for o in metadata.get("ownerReferences", []) if o["kind"] == "RolloutJob"), None)
+    secret = runner_name(owner["name"]) if owner else by_hand_name(metadata["name"])
+    try:
+        data = core.read_namespaced_secret(secret, namespace).data
+    except ApiException as error:
+        raise CommandError(
+            f"the key of Sandbox {metadata['name']}, Secret {secret}, cannot be read: {error.reason} ({error.status})",
+            hint="It takes the right to get that Secret.",
+        ) from error
+    return executor_token(base64.b64decode(data[KEY_FILE]).decode(), metadata["name"], metadata["uid"])
+
+
+def _without_status(sandbox: dict[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in sandbox.items() if field != "status"}
+
+
+def _inside(path: str) -> tuple[str, str] | None:
+    """Name and path of NAME:PATH; None for a local path, as for `kubectl cp`."""
+    name, colon, inside = path.partition(":")
+    return (name, inside) if colon and name and "/" not in name else None
+
+
+def _key(what: str) -> str:
+    return f"{int(time.time())}:{what}-{secrets.token_hex(8)}"
+
+
+def _owned_by_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    # The workspace's own user unpacks it; this machine's names mean nothing there.
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+async def _pieces(file: BinaryIO | io.BufferedRandom) -> AsyncIterator[bytes]:
+    while piece := file.read(1 << 20):
+        yield piece

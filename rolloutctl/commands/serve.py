@@ -1,0 +1,78 @@
+"""`rolloutctl serve`: trials by HTTP, in the form of the Harbor server, each a job of this machine."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agent_runtime.integrations.harbor_server.runs import Runs, ServedJob
+from agent_runtime.integrations.harbor_server.server import serving
+from agent_runtime.proxy.serve import BadKey, admin_key, log_to_stderr, until_stopped
+from rollout_api.rollout_job import RolloutJob
+from rolloutctl.errors import CommandError
+from rolloutctl.manifest import read_manifest
+
+KEY_VARIABLE = "HARBOR_SERVER_KEY"
+
+
+def serve(
+    manifests: Annotated[
+        list[Path],
+        typer.Argument(help="With tasks: {stream: {}}. agent.name of a run names one; the first is the default."),
+    ],
+    folder: Annotated[
+        Path, typer.Option("--folder", help="Where runs are kept until they are fetched, and after.")
+    ] = Path("runs"),
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = 8080,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Runs at work at once.")] = 16,
+    image_template: Annotated[
+        str | None, typer.Option("--image-template", help="As tasks.imageTemplate: images of tasks with a Dockerfile.")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", help=f"File with the key; else ${KEY_VARIABLE}.")
+    ] = None,
+) -> None:
+    """Run Harbor tasks that clients upload (POST /api/v1/runs), each as a job of this machine."""
+    jobs = {}
+    for path in manifests:
+        job = _servable(read_manifest(path), path)
+        if job.metadata.name in jobs:
+            raise CommandError(f"{path}: metadata.name: {job.metadata.name!r} is served already; rename one of them")
+        jobs[job.metadata.name] = ServedJob(job, path.resolve().parent)
+    try:
+        key = admin_key(key_file, os.environ, KEY_VARIABLE)
+    except BadKey as error:
+        raise CommandError(str(error)) from None
+    environ = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+    log_to_stderr()
+    asyncio.run(_serve(jobs, folder, environ, key, host, port, concurrency, image_template))
+
+
+def _servable(job: RolloutJob, path: Path) -> RolloutJob:
+    if job.spec.tasks.stream is None:
+        raise CommandError(f"{path}: spec.tasks: the tasks are those that clients send; write tasks: {{stream: {{}}}}")
+    return job
+
+
+async def _serve(
+    jobs: dict[str, ServedJob],
+    folder: Path,
+    environ: dict[str, str],
+    key: str,
+    host: str,
+    port: int,
+    concurrency: int,
+    image_template: str | None,
+) -> None:
+    runs = Runs(folder, jobs, environ, image_template=image_template, concurrency=concurrency)
+    with until_stopped() as stop:
+        runner, _ = await serving(runs, key, host, port)
+        try:
+            await stop.wait()
+        finally:
+            # First the runs: whoever waits for one is told nothing, and finds it again by its key.
+            await runs.close()
+            await runner.cleanup()

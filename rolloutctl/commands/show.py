@@ -1,0 +1,167 @@
+"""`rolloutctl show`: one rollout, to be read in a terminal."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+import yaml
+from rich.text import Text
+
+from agent_runtime.recording.reader import RunReader
+from rollout_api.records import Outcome, PluginReport, Result, Verdict
+from rollout_api.tasks import VerifierMode
+from rolloutctl.errors import CommandError
+from rolloutctl.runs import JobArgument, find_run
+from rolloutctl.ui.console import Form, FormOption, answer_json, duration, number, out
+from rolloutctl.ui.figures import how_it_ended
+from rolloutctl.ui.transcript import Call, Step, harmless, readable_arguments, steps
+
+LINES = 40
+"""Of one tool result; `--full` shows all of it."""
+
+_ROLE_STYLES = {"assistant": "bold blue", "user": "bold yellow", "system": "bold magenta"}
+
+
+def show(
+    job: JobArgument,
+    index: Annotated[int, typer.Argument(help="The rollout: task × groupSize + member.", min=0)],
+    full: Annotated[bool, typer.Option("--full", help=f"Tool results whole, not their first {LINES} lines.")] = False,
+    form: FormOption = Form.TEXT,
+) -> None:
+    """Read one rollout: messages, tool calls, their results, the verdict. JSON is the ATIF trajectory."""
+    asyncio.run(_show(job, index, full, form))
+
+
+async def _show(reference: str, index: int, full: bool, form: Form) -> None:
+    run = await find_run(reference, os.environ)
+    if run.total is not None and index >= run.total:
+        raise CommandError(f"{run.folder} has no rollout {index}; its rollouts are 0 to {run.total - 1}")
+    seal = run.seals.get(index)
+    if form is Form.JSON:
+        answer_json(await run.trajectory(index))
+        return
+    records = await run.records(index)
+    _print_head(run, index, seal.result if seal else None)
+    for step in steps(records):
+        _print_step(step, full)
+    if seal is None:
+        _line(Text("Not finished: this is what is recorded so far.", "bold yellow"))
+    elif seal.verdict is not None:
+        _print_verdict(seal.verdict, full)
+    if seal is not None:
+        _print_plugins(seal.result.plugins, full)
+
+
+def _print_head(run: RunReader, index: int, result: Result | None) -> None:
+    if result is None:
+        _line(Text(f"Rollout {index} of {run.folder}", "bold"))
+        return
+    style = "green" if result.passed else "yellow" if result.outcome is Outcome.COMPLETED else "red"
+    _line(Text(harmless(f"Rollout {index}: {result.task}, member {result.member}"), "bold"))
+    reward = "" if result.reward is None else f", reward {number(result.reward, 3)}"
+    _line(Text(harmless(f"{how_it_ended(result)}{reward}"), style))
+    counts = [
+        f"{result.turns} turns",
+        f"{result.tool_calls} tool calls",
+        f"{result.usage.prompt_tokens} + {result.usage.completion_tokens} tokens",
+        duration(result.seconds.get("total")),
+        f"attempt {result.attempt}",
+    ]
+    _line(Text(", ".join(counts), "dim"))
+    if result.message:
+        reason = f"{result.reason}: " if result.reason else ""
+        _line(Text(harmless(reason + result.message)))
+    if (own := result.program_trajectory) is not None:
+        _line(Text(harmless(f"The program's own trajectory: {own.note or f'{own.bytes} bytes, {own.format}'}"), "dim"))
+    for failed in result.failed_attempts:
+        _line(Text(harmless(f"Attempt {failed.attempt} was lost: {failed.reason}: {failed.message}"), "dim"))
+
+
+def _print_step(step: Step, full: bool) -> None:
+    if step.role == "note":
+        _line(Text(harmless(step.text), "dim italic"))
+        return
+    title = step.role if step.turn is None or step.role != "assistant" else f"assistant, turn {step.turn + 1}"
+    right = f"  {duration(step.seconds)}, {step.tokens[1]} tokens" if step.role == "assistant" else ""
+    head = Text(harmless(title), _ROLE_STYLES.get(step.role, "bold")).append(right, "dim not bold")
+    _line(Text("\n── ", "dim").append_text(head))
+    if step.reasoning:
+        _line(Text(harmless(step.reasoning), "dim italic"))
+    if step.text:
+        _line(Text(harmless(step.text)))
+    for call in step.calls:
+        _print_call(call, full)
+
+
+def _print_call(call: Call, full: bool) -> None:
+    head = Text("→ ").append(harmless(call.name), "bold cyan")
+    if call.seconds:
+        head.append(f"  {duration(call.seconds)}", "dim")
+    if call.error:
+        head.append("  error", "bold red")
+    _line(head)
+    for name, value in readable_arguments(call.arguments) if call.arguments else []:
+        _print_block(f"{name}: {value}" if name else value, "cyan", full)
+    if call.result is None:
+        _print_block("(no result was recorded)", "dim", full)
+    else:
+        _print_block(call.result or "(empty)", "red" if call.error else "", full)
+
+
+def _print_block(text: str, style: str, full: bool) -> None:
+    lines = harmless(text).rstrip("\n").split("\n")
+    hidden = 0 if full else max(0, len(lines) - LINES)
+    shown = lines[: len(lines) - hidden]
+    _line(Text("\n".join(f"    {line}" for line in shown), style))
+    if hidden:
+        _line(Text(f"    … {hidden} more lines; --full shows them", "dim"))
+
+
+def _print_verdict(verdict: Verdict, full: bool) -> None:
+    style = "bold green" if verdict.passed else "bold red"
+    _line(Text("\n── ", "dim").append(f"verdict: reward {number(verdict.reward, 3)}", style))
+    if verdict.message:
+        _line(Text(harmless(verdict.message)))
+    if verdict.mode is VerifierMode.SHARED:
+        _line(Text("Graded in the agent's own workspace (Shared): the agent could have forged it.", "yellow"))
+    if verdict.dropped:
+        _line(Text("Left out of the grading, because it could decide the verdict:", "yellow"))
+        _print_block("\n".join(verdict.dropped), "yellow", full)
+    failed = [test for test in verdict.tests if not test.passed]
+    if verdict.tests:
+        _line(Text(f"{len(verdict.tests) - len(failed)} of {len(verdict.tests)} tests passed"))
+    for test in failed:
+        _line(Text(harmless(f"✗ {test.name}"), "red"))
+        if test.message:
+            _print_block(test.message, "", full)
+    for command in verdict.commands:
+        end = f"ended by {command.cause}" if command.cause else f"exit {command.exit_code}"
+        line = Text(harmless(f"$ {command.command}"), "cyan").append(f"  {end}, {duration(command.seconds)}", "dim")
+        _line(line)
+        if command.output:
+            _print_block(command.output, "", full)
+
+
+def _print_plugins(plugins: Mapping[str, PluginReport], full: bool) -> None:
+    for name, report in plugins.items():
+        did = [f"{count} {what}" for what, count in (("refused", report.refused), ("changed", report.changed)) if count]
+        calls = f"{report.calls} calls, {duration(report.seconds)}"
+        _line(
+            Text("\n── ", "dim")
+            .append(f"plugin {harmless(name)}", "bold")
+            .append(f"  {', '.join([calls, *did])}", "dim")
+        )
+        if report.failed:
+            _line(Text(harmless(f"failed {report.failed} times; the first: {report.error}"), "red"))
+        for score, value in report.scores.items():
+            _line(Text(harmless(f"{score}: {number(value, 3)}")))
+        if report.analysis:
+            text = yaml.safe_dump(report.analysis, sort_keys=False, allow_unicode=True, width=120)
+            _print_block(text, "", full)
+
+
+def _line(text: Text) -> None:
+    """Text as it stands: wrapped by the terminal, not padded to its width."""
+    out.print(text, soft_wrap=True)

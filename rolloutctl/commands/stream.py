@@ -1,0 +1,101 @@
+"""`rolloutctl stream`: feed a job that stays open, and follow what comes out of it."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agent_runtime.engine.session import FinishedGroup
+from agent_runtime.tasks import read_rows
+from rolloutctl.client import RunAborted
+from rolloutctl.errors import EXIT_CODES, CommandError, Exit
+from rolloutctl.job_stream import JobStream
+from rolloutctl.ui.console import Form, FormOption, answer_stream, number, out, say
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Feed a job that stays open, and follow it.")
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="URI or folder of its run, its manifest, or its name.")]
+
+
+@app.command(epilog=EXIT_CODES)
+def submit(
+    job: JobArgument,
+    tasks: Annotated[str, typer.Argument(help="JSONL file with one task a line; - for standard input.")],
+    label: Annotated[str | None, typer.Option(help="Comes back with the results: a batch, a training step.")] = None,
+    form: FormOption = Form.TEXT,
+) -> None:
+    """Submit tasks, each as a group of its own. What was submitted is durable when this ends."""
+    asyncio.run(submit_tasks(job, tasks, label, form))
+
+
+@app.command(epilog=EXIT_CODES)
+def tail(
+    job: JobArgument,
+    skip: Annotated[list[int] | None, typer.Option(help="Leave this group out; may be repeated.")] = None,
+    form: FormOption = Form.TEXT,
+) -> None:
+    """Follow the finished groups until the job is closed and all are out. JSON is one object a line."""
+    asyncio.run(_tail(job, skip or [], form))
+
+
+@app.command(epilog=EXIT_CODES)
+def close(job: JobArgument) -> None:
+    """Say that nothing more comes: the job completes when all its groups are done."""
+    say(f"Closed with {asyncio.run(_close(job))} groups.")
+
+
+async def submit_tasks(job: str, source: str, label: str | None, form: Form) -> None:
+    """See `submit`."""
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    except OSError as error:
+        raise CommandError(f"{source}: {error.strerror}", hint="Give a JSONL file, or - for standard input.") from error
+    tasks = read_rows(iter([data]), source)
+    stream = await JobStream.open(job)
+    numbers: list[int] = []
+    try:
+        for task in tasks:
+            numbers.append(await stream.submit(task, label))
+    except BaseException:
+        done = f"Only the first {len(numbers)} of {len(tasks)} tasks were submitted"
+        say(f"{done}; remove them from {source} before you submit the rest.")
+        raise
+    if form is Form.JSON:
+        answer_stream().write(json.dumps(numbers) + "\n")
+    else:
+        say(f"Submitted {len(numbers)} groups, {numbers[0]} to {numbers[-1]}.")
+
+
+async def _tail(job: str, skip: list[int], form: Form) -> None:
+    stream = await JobStream.open(job)
+    try:
+        async for group in stream.groups(skip):
+            _print(group, form)
+    except RunAborted as aborted:
+        raise CommandError(f"The run was given up: {aborted}", code=Exit.ABORTED) from aborted
+
+
+def _print(group: FinishedGroup, form: Form) -> None:
+    if form is Form.JSON:
+        answer_stream().write(json.dumps(_wire(group), ensure_ascii=False) + "\n")
+        answer_stream().flush()
+    else:
+        rewards = [result.reward for result in group.results if result.reward is not None]
+        mean = number(sum(rewards) / len(rewards) if rewards else None, 3)
+        label = f" [{group.label}]" if group.label else ""
+        out.print(f"{group.sequence}{label} {group.task.name}: {len(group.results)} rollouts, mean reward {mean}")
+
+
+async def _close(job: str) -> int:
+    return await (await JobStream.open(job)).close()
+
+
+def _wire(group: FinishedGroup) -> dict[str, Any]:
+    return {
+        "group": group.sequence,
+        "task": group.task.name,
+        "label": group.label,
+        "results": [result.wire() for result in group.results],
+    }

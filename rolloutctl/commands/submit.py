@@ -1,0 +1,91 @@
+"""`rolloutctl submit`: bring a job to the cluster, and its local tasks to where the cluster can read them."""
+
+import asyncio
+import os
+from typing import Annotated
+
+import typer
+import yaml
+
+from agent_runtime.recording.store import Store
+from agent_runtime.tasks import load_tasks
+from rollout_api.base import API_GROUP, API_VERSION
+from rollout_api.rollout_job import RolloutJob
+from rolloutctl.cluster_access import connect, refusal
+from rolloutctl.commands.check import ManifestArgument
+from rolloutctl.commands.sandbox import NamespaceOption
+from rolloutctl.errors import CommandError, Exit
+from rolloutctl.manifest import read_manifest
+from rolloutctl.sources import LocalSource, local_source, upload, with_source
+from rolloutctl.ui.console import out, say
+
+FIELD_MANAGER = "rolloutctl"
+
+
+def submit(
+    manifest: ManifestArgument,
+    namespace: NamespaceOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Upload and apply nothing; print what would be applied.")
+    ] = False,
+) -> None:
+    """Apply a job to the cluster. Tasks in a local file or folder are uploaded to the job's output first."""
+    job = read_manifest(manifest)
+    base_dir = manifest.resolve().parent
+    source = local_source(job, base_dir)
+    if source is not None:
+        for warning in load_tasks(job.spec.tasks, base_dir, os.environ).warnings:
+            say(f"Warning: {warning}", "yellow")
+        job = _moved(job, source, dry_run=dry_run)
+    if dry_run:
+        out.print(yaml.safe_dump(job.wire(), sort_keys=False, allow_unicode=True), soft_wrap=True, end="")
+        return
+    say(f"rolloutjob/{job.metadata.name} applied in namespace {_apply(job, namespace)}.")
+
+
+def _moved(job: RolloutJob, source: LocalSource, *, dry_run: bool) -> RolloutJob:
+    uri = job.spec.output.uri.rstrip("/")
+    if "://" not in uri or uri.startswith("file://"):
+        raise CommandError(
+            f"spec.output.uri is the local folder {uri!r}, and the tasks go where the results go; "
+            "give s3://, gs:// or az:// with a bucket and a prefix",
+            hint="Or put the tasks into object storage yourself and name them in spec.tasks.from.uri.",
+        )
+    target = f"{uri}/{source.key}"
+    if not dry_run:
+        count = asyncio.run(upload(source, Store.open(uri, os.environ)))
+        told = f"Uploaded {count} of {len(source.files)} files" if count else "Already uploaded"
+        say(f"{told}: {target}")
+    return with_source(job, target)
+
+
+def _apply(job: RolloutJob, namespace: str | None) -> str:
+    """Server-side apply, as `kubectl apply --server-side` does it; the namespace. Raises CommandError."""
+    namespace_of_context = connect()
+    from kubernetes import client
+
+    place = namespace or job.metadata.namespace or namespace_of_context
+    document = job.wire()
+    document["metadata"]["namespace"] = place
+    with client.ApiClient() as api:
+        try:
+            group, version = API_VERSION.split("/")
+            client.CustomObjectsApi(api).patch_namespaced_custom_object(
+                group,
+                version,
+                place,
+                "rolloutjobs",
+                job.metadata.name,
+                document,
+                field_manager=FIELD_MANAGER,
+                _content_type="application/apply-patch+yaml",
+            )
+        except client.ApiException as error:
+            raise CommandError(
+                f"the cluster refused rolloutjob/{job.metadata.name}: {refusal(error)}",
+                hint="A job's spec cannot be changed: delete the job, or give this one another name."
+                if error.status in (409, 422)
+                else f"Is {API_GROUP} installed there, and may you create rolloutjobs? rolloutctl doctor",
+                code=Exit.FAILED,
+            ) from error
+    return place

@@ -1,0 +1,198 @@
+"""A run as one HTML file. It loads nothing from elsewhere, runs one script (admitted by its digest), and shows what
+models and tools wrote as text alone. The file is `head`, any number of `group`s, `tail`."""
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from typing import Any
+
+from rollout_api.records import Record, Result, Verdict
+from rolloutctl.ui.figures import batch_figures, group_figures, overall_figures
+from rolloutctl.ui.transcript import Step, harmless, readable_arguments, steps
+
+FIELD_CHARACTERS = 200_000
+"""Of one message or tool result; what is longer is cut in the middle: the record has it all, a page cannot show it."""
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What the head of the report says of the run."""
+
+    name: str
+    location: str
+    mode: str
+    model: str
+    agent: str
+    group_size: int
+    total: int
+    """Rollouts in all; those that have ended may be fewer."""
+    aborted: str | None = None
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A rollout as the report shows it."""
+
+    result: Result
+    records: Sequence[Record]
+    verdict: Verdict | None
+
+
+def head(job: JobFacts, results: Sequence[Result]) -> str:
+    """The file up to its transcripts."""
+    style = _asset("page.css")
+    policy = (
+        f"default-src 'none'; script-src '{_digest(_asset('page.js'))}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    values = {
+        "policy": policy,
+        "title": html.escape(f"{job.name}: rollouts"),
+        "style": style,
+        "data": in_script(summary(job, results)),
+    }
+    return _filled(_halves()[0], values)
+
+
+def group(rollouts: Sequence[Rollout]) -> str:
+    """The transcripts of one group by index: JSON, gzip, base64. Members share their prompt, so they are packed together."""
+    transcripts = {str(rollout.result.index): transcript(rollout) for rollout in rollouts}
+    data = json.dumps(transcripts, separators=(",", ":")).encode()
+    packed = base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode()
+    return f'<script type="text/plain" data-group="{rollouts[0].result.group}">{packed}</script>\n'
+
+
+def tail() -> str:
+    """The file after its transcripts."""
+    return _filled(_halves()[1], {"script": _asset("page.js")})
+
+
+def _halves() -> tuple[str, str]:
+    before, _, after = _asset("page.html").partition("{{transcripts}}")
+    return before, after
+
+
+def _asset(name: str) -> str:
+    return (resources.files("rolloutctl.commands.report") / name).read_text(encoding="utf-8")
+
+
+def _digest(inline: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    """The template with its placeholders replaced; what a value contains is never taken for a placeholder."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)
+
+
+def in_script(value: Any) -> str:
+    """JSON that can stand inside a script element: no `<`, so nothing in it can end the element or begin a comment."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def summary(job: JobFacts, results: Sequence[Result]) -> dict[str, Any]:
+    """Everything but the transcripts, as page.js reads it."""
+    groups = group_figures(results, job.group_size)
+    overall = overall_figures(results, groups)
+    sums, started, ended = Counter[str](), list[float](), list[float]()
+    for result in results:
+        started += [] if result.started is None else [result.started]
+        ended += [] if result.ended is None else [result.ended]
+        sums["promptTokens"] += result.usage.prompt_tokens
+        sums["completionTokens"] += result.usage.completion_tokens
+        sums["turns"] += result.turns
+        sums["toolCalls"] += result.tool_calls
+    return {
+        "made": time.time(),
+        "job": {
+            "name": job.name,
+            "location": job.location,
+            "mode": job.mode,
+            "model": job.model,
+            "agent": job.agent,
+            "groupSize": job.group_size,
+            "total": job.total,
+            "sealed": len(results),
+            "started": min(started, default=None),
+            "aborted": job.aborted,
+        },
+        "figures": {
+            "k": job.group_size,
+            "meanReward": overall.mean,
+            "standardError": overall.standard_error,
+            "graded": overall.graded,
+            "masked": overall.masked,
+            "passAt1": overall.pass_at_1,
+            "passAtK": overall.pass_at_k,
+            **{name: sums[name] for name in ("promptTokens", "completionTokens", "turns", "toolCalls")},
+            "wallSeconds": max(ended) - min(started) if started and ended else None,
+        },
+        "groups": [
+            {
+                "group": group.group,
+                "task": group.task,
+                "tags": group.tags,
+                "members": group.members,
+                "graded": group.graded,
+                "mean": group.mean,
+                "std": group.std,
+                "passAt1": group.pass_at_1,
+                "passAtK": group.pass_at_k,
+            }
+            for group in groups
+        ],
+        "batches": [asdict(batch) for batch in batch_figures(results)],
+        "rollouts": [
+            _without_plugins(result) | {"tokens": result.usage.prompt_tokens + result.usage.completion_tokens}
+            for result in results
+        ],
+    }
+
+
+def transcript(rollout: Rollout) -> dict[str, Any]:
+    """One rollout as page.js draws it."""
+    return {
+        "steps": [_step(step) for step in steps(rollout.records)],
+        "verdict": _cleaned(rollout.verdict.wire()) if rollout.verdict else None,
+        "plugins": _cleaned([{"name": name, **report.wire()} for name, report in rollout.result.plugins.items()]),
+    }
+
+
+def _without_plugins(result: Result) -> dict[str, Any]:
+    """An analysis may be long, and is read with the transcript."""
+    return result.model_copy(update={"plugins": {}}).wire()
+
+
+def _step(step: Step) -> dict[str, Any]:
+    drawn = asdict(step)
+    drawn["calls"] = [
+        asdict(call) | {"arguments": [list(pair) for pair in readable_arguments(call.arguments)]} for call in step.calls
+    ]
+    cleaned: dict[str, Any] = _cleaned({name: value for name, value in drawn.items() if value or name == "turn"})
+    return cleaned
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return harmless(shortened(value))
+    if isinstance(value, dict):
+        return {name: _cleaned(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(item) for item in value]
+    return value
+
+
+def shortened(text: str, most: int = FIELD_CHARACTERS) -> str:
+    """The head and the tail of a text that is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters are not shown …\n{text[-half:]}"

@@ -1,0 +1,237 @@
+"""A run as it happens: a tally of its events, and two ways to show it, a live bar and plain lines."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+from agent_runtime.engine.events import (
+    AttemptFailed,
+    Event,
+    JobStarted,
+    ModelCallFailing,
+    ModelSilent,
+    PluginFailed,
+    RolloutSealed,
+    RolloutStarted,
+)
+from rollout_api.records import Outcome
+from rolloutctl.ui.console import duration, number
+from rolloutctl.ui.transcript import harmless
+
+PLAIN_SECONDS = 10.0
+"""Between two lines where there is no terminal: a log of an hour stays readable."""
+
+
+class Tally:
+    """What the events say so far. Pure but for the clock that it is given."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self.total: int | None = None
+        self.sealed = 0
+        self.running: set[int] = set()
+        self.waiting: set[int] = set()
+        """Rollouts whose model call is retried."""
+        self.silence: ModelSilent | None = None
+        self.outcomes: Counter[str] = Counter()
+        self._here = 0
+        """Sealed by this process: what an earlier one did says nothing of this one's rate."""
+        self._reward_sum, self._rewarded = 0.0, 0
+
+    def add(self, event: Event) -> None:
+        """Count one event."""
+        if isinstance(event, JobStarted):
+            self.total, self.sealed, self._since = event.total, event.sealed, self._clock()
+        elif isinstance(event, RolloutStarted):
+            self.running.add(event.index)
+        elif isinstance(event, ModelCallFailing):
+            (self.waiting.discard if event.message is None else self.waiting.add)(event.index)
+        elif isinstance(event, ModelSilent):
+            self.silence = event if event.calls else None
+        elif isinstance(event, RolloutSealed):
+            self.running.discard(event.result.index)
+            self.sealed += 1
+            self._here += 1
+            self.outcomes[event.result.outcome.value] += 1
+            if event.result.reward is not None:
+                self._reward_sum += event.result.reward
+                self._rewarded += 1
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Over the rollouts of this process that have a reward."""
+        return self._reward_sum / self._rewarded if self._rewarded else None
+
+    @property
+    def per_minute(self) -> float:
+        """Rollouts that this process seals in a minute."""
+        elapsed = self._clock() - self._since
+        return 60 * self._here / elapsed if elapsed > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the present rate; None when it is not known yet."""
+        if self.total is None or not self.per_minute:
+            return None
+        return 60 * (self.total - self.sealed) / self.per_minute
+
+    def line(self) -> str:
+        """All of it in one line."""
+        total = "?" if self.total is None else str(self.total)
+        parts = [f"{self.sealed}/{total} rollouts", f"{len(self.running)} running"]
+        if self.waiting:
+            parts.append(f"{len(self.waiting)} waiting for the model")
+        if self.silence is not None:
+            parts.append(f"no answer of the model for {duration(self.silence.seconds)}")
+        order = [outcome.value for outcome in Outcome]
+        parts += [f"{self.outcomes[name]} {name}" for name in order if self.outcomes[name]]
+        parts.append(f"mean reward {number(self.mean_reward)}")
+        parts.append(f"{self.per_minute:.0f}/min")
+        if self.seconds_left is not None and self.sealed != self.total:
+            parts.append(f"{duration(self.seconds_left)} left")
+        return ", ".join(parts)
+
+
+class Display(Protocol):
+    """Shows a run; a context manager."""
+
+    def __call__(self, event: Event) -> None:
+        """An event has happened."""
+
+    def __enter__(self) -> "Display":
+        """Start to show."""
+
+    def __exit__(self, *exception: object) -> None:
+        """Stop."""
+
+
+def display_for(console: Console) -> Display:
+    """A live bar on a terminal, plain lines elsewhere."""
+    return Live(console) if console.is_terminal and not console.is_dumb_terminal else Plain(console)
+
+
+def _lines(event: Event) -> list[tuple[str, str]]:
+    """What is worth a line of its own, with its style."""
+    if isinstance(event, JobStarted):
+        resumed = f"Resuming {event.name}: {event.sealed} of {event.total} rollouts are done already."
+        if event.sealed == event.total:
+            resumed += " Nothing is left to run. --new starts another run, as after a change of your agent's code."
+        started = f"Running {event.name}: {event.total if event.total is not None else 'a stream of'} rollouts."
+        lines = [(resumed if event.resumed else started, "bold"), (f"Recording to {event.uri}", "")]
+        return lines + [(f"Warning: {warning}", "yellow") for warning in event.warnings]
+    if isinstance(event, AttemptFailed):
+        then = "trying again" if event.retry else "no attempts are left: the rollout is masked"
+        return [(f"Rollout {event.index}, attempt {event.attempt}: {event.reason}: {event.message} ({then})", "yellow")]
+    if isinstance(event, ModelCallFailing) and event.message is not None:
+        return [(f"The model does not answer rollout {event.index}, the call is retried: {event.message}", "yellow")]
+    if isinstance(event, ModelSilent) and not event.calls:
+        return [("The model answers again.", "green")]
+    if isinstance(event, ModelSilent):
+        waits = "1 call has waited" if event.calls == 1 else f"{event.calls} calls have waited"
+        none = "none was answered meanwhile" if event.has_answered else "none has been answered yet"
+        hint = "Look at the server's log; the run goes on as soon as it answers."
+        return [(f"{waits} for {duration(event.seconds)} for an answer of {event.place}; {none}. {hint}", "yellow")]
+    if isinstance(event, PluginFailed):
+        return [(f"Plugin {event.plugin} failed, {event.hook} of {event.key}: {event.message}", "yellow")]
+    return []
+
+
+class _Say:
+    """Prints what is worth a line. The same failure many times over is said a few times, and then counted."""
+
+    SAME_FAILURE = 5
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._failures: Counter[str] = Counter()
+        self._is_silent = False
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, ModelSilent):
+            was_silent, self._is_silent = self._is_silent, event.calls > 0
+            if was_silent and self._is_silent:
+                return  # said when it began; the tally counts on
+        many, further = "", ""
+        if isinstance(event, AttemptFailed) and event.retry:
+            many, further = event.reason, f"attempts lost to {event.reason}"
+        elif isinstance(event, PluginFailed):
+            many, further = event.plugin, f"failures of plugin {event.plugin}"
+        elif isinstance(event, ModelCallFailing) and event.message is not None:
+            many, further = "model calls", "failures of model calls"
+        if further:
+            self._failures[many] += 1
+            if self._failures[many] == self.SAME_FAILURE + 1:
+                self._console.print(Text(f"Further {further} are not shown.", "yellow"))
+            if self._failures[many] > self.SAME_FAILURE:
+                return
+        for line, style in _lines(event):
+            self._console.print(Text(harmless(line), style), soft_wrap=True)
+
+
+class Plain:
+    """Lines, one every few seconds, for logs."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._say, self._tally, self._last = _Say(console), Tally(clock), clock()
+
+    def __enter__(self) -> "Plain":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._tally.sealed:
+            self._print()
+
+    def __call__(self, event: Event) -> None:
+        self._say.event(event)
+        self._tally.add(event)
+        if self._clock() - self._last >= PLAIN_SECONDS:
+            self._print()
+
+    def _print(self) -> None:
+        self._last = self._clock()
+        self._console.print(Text(self._tally.line()), soft_wrap=True)
+
+
+class _TallyColumn(ProgressColumn):
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self._tally = tally
+
+    def render(self, task: Task) -> Text:
+        return Text(self._tally.line())
+
+
+class Live:
+    """One bar, redrawn a few times a second."""
+
+    def __init__(self, console: Console) -> None:
+        self._say, self._tally = _Say(console), Tally()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            _TallyColumn(self._tally),
+            console=console,
+            refresh_per_second=4,
+        )
+        self._bar = self._progress.add_task("starting", total=None)
+
+    def __enter__(self) -> "Live":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        self._say.event(event)
+        self._tally.add(event)
+        if isinstance(event, JobStarted):
+            self._progress.update(self._bar, description=event.name, total=event.total)
+        self._progress.update(self._bar, completed=self._tally.sealed)

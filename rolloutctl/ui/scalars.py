@@ -1,0 +1,87 @@
+"""Scalars of a run while it goes on, for TensorBoard and for Weights & Biases, where those are installed."""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from agent_runtime.engine.events import Event, GroupFinished, Observer
+from agent_runtime.statistics import scalars
+from rolloutctl.errors import CommandError
+
+
+class _Writer(Protocol):
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Write them all."""
+
+    def close(self) -> None:
+        """Flush."""
+
+
+class ScalarLog:
+    """Writes a point a finished group, and passes all events on. A context manager; without a target it writes nothing.
+
+    The step is how many groups had finished, those of earlier processes included, so that a resumed run goes on with its
+    curve. Raises CommandError for what is not installed.
+    """
+
+    def __init__(self, observer: Observer, name: str, *, tensorboard: Path | None, wandb: str | None) -> None:
+        self._observer = observer
+        self._writers: list[_Writer] = []
+        self._step = 0
+        if tensorboard is not None:
+            self._writers.append(_TensorBoard(tensorboard / name))
+        if wandb is not None:
+            self._writers.append(_WeightsAndBiases(wandb, name))
+
+    def __call__(self, event: Event) -> None:
+        """An `Observer`."""
+        self._observer(event)
+        if isinstance(event, GroupFinished):
+            self._step += 1
+            if not event.earlier:
+                for writer in self._writers:
+                    writer.write(scalars(event.results), self._step)
+
+    def __enter__(self) -> Self:
+        """Nothing to get ready."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Flush everything."""
+        for writer in self._writers:
+            writer.close()
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        package = _imported("--tensorboard", "tensorboardX", "agent-rollouts[tensorboard]")
+        self._writer = package.SummaryWriter(str(folder))
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WeightsAndBiases:
+    def __init__(self, project: str, name: str) -> None:
+        # The same id again goes on with the same curve.
+        self._run = _imported("--wandb", "wandb", "wandb").init(project=project, name=name, id=name, resume="allow")
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _imported(option: str, package: str, requirement: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise CommandError(
+            f"{option} needs {package}, which is not installed.", hint=f"pip install '{requirement}'"
+        ) from error

@@ -1,0 +1,154 @@
+"""A rollout as a person reads it: its journal's records, put together into steps. Shown in terminals and in reports."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_runtime.models.answers import decoded_object
+from agent_runtime.recording.messages import results_by_turn
+from rollout_api.records import (
+    AttemptRecord,
+    FailedRecord,
+    IntentRecord,
+    Observation,
+    Record,
+    ResponseRecord,
+    StopRecord,
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call and what came of it. `result` is None while, or because, nothing came back."""
+
+    name: str
+    arguments: str
+    result: str | None = None
+    error: bool = False
+    seconds: float = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One message, with the tool calls that it asks for. `role` is OpenAI's, or `note` for what the engine did."""
+
+    role: str
+    text: str = ""
+    turn: int | None = None
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    seconds: float = 0
+    """Time of the model call."""
+    tokens: tuple[int, int] = (0, 0)
+    """Prompt and completion tokens of the model call."""
+
+
+@dataclass
+class _Draft:
+    steps: list[Step] = field(default_factory=list)
+    answered: set[str] = field(default_factory=set)
+    """Ids of the tool calls whose results stand with their call already."""
+
+
+def steps(records: Sequence[Record]) -> list[Step]:
+    """The steps of an attempt, in order. Works on an unfinished journal too."""
+    draft = _Draft()
+    branch = 0
+    observations = results_by_turn(records)
+    for record in records:
+        if isinstance(record, AttemptRecord):
+            draft.steps.append(Step("note", _place(record)))
+        elif isinstance(record, IntentRecord):
+            if record.branch != branch:
+                branch = record.branch
+                kept = f"its first {record.keep} messages stand" if record.keep else "nothing of it stands"
+                draft.steps.append(Step("note", f"The conversation was rewritten here: {kept}. Branch {branch}."))
+            draft.steps += [
+                Step(str(message.get("role", "user")), text_of(message.get("content")), record.turn)
+                for message in record.messages
+                if message.get("tool_call_id") not in draft.answered
+            ]
+        elif isinstance(record, ResponseRecord):
+            draft.steps.append(_answer(record, observations.get(record.turn, ()), draft.answered))
+        elif isinstance(record, StopRecord):
+            why = f": {record.message}" if record.message else ""
+            draft.steps.append(Step("note", f"The agent stopped, {record.stop_reason.value}{why}"))
+        elif isinstance(record, FailedRecord):
+            draft.steps.append(Step("note", f"The attempt was lost, {record.reason}: {record.message}"))
+    return draft.steps
+
+
+def _place(record: AttemptRecord) -> str:
+    kind = " ".join(str(record.sandbox[key]) for key in ("provider", "mode") if record.sandbox.get(key))
+    return f"Sandbox: {kind}" if kind else "Sandbox ready"
+
+
+def _answer(response: ResponseRecord, observed: Sequence[Observation], answered: set[str]) -> Step:
+    results = {result.call_id: result for result in observed}
+    calls = []
+    for position, call in enumerate(response.message.get("tool_calls") or []):
+        function = call.get("function") or {}
+        call_id = call.get("id") or f"call-{position}"
+        result = results.pop(call_id, None)
+        answered.add(call_id)
+        calls.append(
+            Call(
+                name=str(function.get("name") or "?"),
+                arguments=text_of(function.get("arguments")),
+                result=result.content if result else None,
+                error=result.error if result else False,
+                seconds=result.seconds if result else 0,
+            )
+        )
+    # Agents that write their calls as text have results without a call of OpenAI's form.
+    for result in results.values():
+        answered.add(result.call_id)
+        calls.append(Call(result.tool, "", result.content, result.error, result.seconds))
+    return Step(
+        role="assistant",
+        text=text_of(response.message.get("content")),
+        turn=response.turn,
+        reasoning=text_of(response.message.get("reasoning_content") or response.message.get("reasoning")),
+        calls=tuple(calls),
+        seconds=response.seconds,
+        tokens=(response.usage.prompt_tokens, response.usage.completion_tokens),
+    )
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content in any of the forms that OpenAI's API allows."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(
+            part["text"] if isinstance(part, dict) and isinstance(part.get("text"), str) else json.dumps(part)
+            for part in content
+        )
+    return json.dumps(content, ensure_ascii=False)
+
+
+def readable_arguments(arguments: str) -> list[tuple[str, str]]:
+    """Arguments by name, strings without their quotes; one nameless entry when they are no JSON object."""
+    if (parsed := decoded_object(arguments or "{}")) is None:
+        return [("", arguments)]
+    return [
+        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in parsed.items()
+    ]
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+# Control characters, and those that reorder text around them: both let text from a sandbox forge what a person sees.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def harmless(text: str) -> str:
+    """Text from a model or a tool that cannot steer a terminal: colours removed, other controls made visible."""
+    text = _ANSI.sub("", text).replace("\r\n", "\n")
+    return _HIDDEN.sub(
+        lambda found: f"\\x{ord(found[0]):02x}" if ord(found[0]) < 256 else f"\\u{ord(found[0]):04x}", text
+    )
