@@ -61,6 +61,8 @@ LABEL org.opencontainers.image.title="agent-rollouts runtime" \
       org.opencontainers.image.description="Runner pods: the engine that drives rollouts"
 COPY --from=runtime-dependencies /opt/venv /opt/venv
 COPY agent_runtime agent_runtime
+COPY rolloutctl rolloutctl
+COPY agent_rollouts agent_rollouts
 RUN python3 -m compileall -q .
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "agent_runtime.runner"]
@@ -76,29 +78,7 @@ USER 65532:65532
 EXPOSE 8080
 ENTRYPOINT ["python3", "-m", "agent_runtime.proxy"]
 
-# ---- For tests on a cluster: answers in vLLM's place, on nodes without GPUs ----
-FROM runtime AS vllm-standin
-LABEL org.opencontainers.image.title="agent-rollouts vllm-standin" \
-      org.opencontainers.image.description="For tests only: answers as vLLM does, without a GPU"
-USER 0
-COPY tests/support/vllm_server tests/support/vllm_server
-# vLLM's own image is started as `vllm serve MODEL --flags`, by its entry point or by a pod's command.
-RUN printf '#!/bin/sh\nexec python3 -m tests.support.vllm_server "$@"\n' > /opt/venv/bin/vllm && chmod 755 /opt/venv/bin/vllm \
-    && python3 -m compileall -q tests
-USER 65532:65532
-ENTRYPOINT ["vllm", "serve"]
-
-# ---- The policy of examples/train, which learns on nodes without GPUs: a ModelServer's engine ----
-FROM runtime AS lake-policy
-LABEL org.opencontainers.image.title="agent-rollouts lake-policy" \
-      org.opencontainers.image.description="The policy of examples/train behind the part of vLLM's API that a ModelServer uses"
-USER 0
-COPY examples/train/policy.py examples/train/server.py examples/train/
-RUN printf '#!/bin/sh\nshift\nexec python3 -m examples.train.server "$@"\n' > /opt/venv/bin/vllm && chmod 755 /opt/venv/bin/vllm \
-    && python3 -m compileall -q examples
-USER 65532:65532
-ENTRYPOINT ["vllm", "serve"]
-
+# ---- The control plane ----
 FROM product AS operator
 LABEL org.opencontainers.image.title="agent-rollouts operator" \
       org.opencontainers.image.description="The control plane: turns RolloutJobs, Sandboxes and ModelServers into pods"
@@ -107,27 +87,3 @@ COPY operator/rollout_operator rollout_operator
 RUN python3 -m compileall -q .
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "rollout_operator"]
-
-# ---- A sandbox for examples/quickstart: Python and pytest ----
-FROM base AS quickstart
-LABEL org.opencontainers.image.title="agent-rollouts quickstart" \
-      org.opencontainers.image.description="The sandbox image of examples/quickstart: Python and pytest"
-ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-COPY constraints.txt /tmp/
-RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
-    python3 -m venv /opt/venv \
-    && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir -c /tmp/constraints.txt pytest \
-    && rm /tmp/constraints.txt
-CMD ["python3"]
-
-# ---- For tests on a cluster: a sandbox with an agent that somebody else wrote ----
-FROM base AS mini-swe-agent
-LABEL org.opencontainers.image.title="agent-rollouts mini-swe-agent" \
-      org.opencontainers.image.description="For tests only: a sandbox with mini-swe-agent in it"
-ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-COPY tests/support/mini-swe-agent.txt /tmp/
-RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.pem \
-    python3 -m venv /opt/venv \
-    && PIP_CONFIG_FILE=/run/secrets/pip.conf /opt/venv/bin/pip install -q --no-cache-dir -r /tmp/mini-swe-agent.txt \
-    && rm /tmp/mini-swe-agent.txt
-CMD ["mini"]

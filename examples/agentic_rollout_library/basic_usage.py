@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from rolloutctl.agents import GeneralAgent, create_llm_client, create_tool
+from agent_rollouts.agentic_rollout_library import GeneralAgent, create_llm_client, create_tool
 
 
 async def main() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from rolloutctl.agents import AgenticRollout, AgenticRolloutConfig, RolloutFailed
+from agent_rollouts.agentic_rollout_library import AgenticRollout, AgenticRolloutConfig, RolloutFailed
 
 at_work = most_at_work = 0
 

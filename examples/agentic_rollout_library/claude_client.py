@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from rolloutctl.agents import create_agent, create_llm_client
+from agent_rollouts.agentic_rollout_library import create_agent, create_llm_client
 
 
 async def main() -> None:

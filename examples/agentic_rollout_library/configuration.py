@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rolloutctl.agents import AgenticRollout, AgenticRolloutConfig, llm_client_from_environment
+from agent_rollouts.agentic_rollout_library import AgenticRollout, AgenticRolloutConfig, llm_client_from_environment
 
 
 async def main() -> None:

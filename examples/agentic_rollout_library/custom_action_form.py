@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rolloutctl.agents import GeneralAgent, create_tools, llm_client_from_environment
+from agent_rollouts.agentic_rollout_library import GeneralAgent, create_tools, llm_client_from_environment
 
 FORM = "To call a tool, write <function=NAME><parameter=NAME>VALUE</parameter></function>."
 

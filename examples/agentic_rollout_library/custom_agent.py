@@ -3,12 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from agent_runtime.agents.base import AgentContext
-from agent_runtime.agents.base_class import BaseAgent, ParsedAnswer, Trajectory
-from agent_runtime.agents.registry import agent
-from agent_runtime.models.base import ModelReply, ToolCall
-from rollout_api.records import Message, Observation
-from rolloutctl.agents import create_agent, llm_client_from_environment
+from agent_rollouts.agentic_rollout_library import create_agent, llm_client_from_environment
+from agent_rollouts.agents import AgentContext, BaseAgent, ParsedAnswer, Trajectory, agent
+from agent_rollouts.models import ModelReply, ToolCall
+from agent_rollouts.records import Message, Observation
 
 
 @agent("OneQuestion")

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 
-from rolloutctl.agents import create_agent, create_tools
+from agent_rollouts.agentic_rollout_library import create_agent, create_tools
 
 
 async def openai_llm_func(messages: list[dict[str, Any]], **kwargs: Any) -> str:

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from agent_runtime.tools.base import ToolError
-from agent_runtime.tools.registry import tool
-from rolloutctl.agents import create_agent, create_tool, llm_client_from_environment
+from agent_rollouts.agentic_rollout_library import create_agent, create_tool, llm_client_from_environment
+from agent_rollouts.errors import ToolError
+from agent_rollouts.tools import tool
 
 
 class WeatherTool:

@@ -3,7 +3,13 @@
 import asyncio
 import re
 
-from rolloutctl.agents import BaseAgent, StepType, Trajectory, TrajectoryStep, llm_client_from_environment
+from agent_rollouts.agentic_rollout_library import (
+    BaseAgent,
+    StepType,
+    Trajectory,
+    TrajectoryStep,
+    llm_client_from_environment,
+)
 
 
 class CustomReasoningAgent(BaseAgent):

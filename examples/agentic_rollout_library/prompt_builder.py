@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rolloutctl.agents import PromptBuilder, create_tools
+from agent_rollouts.agentic_rollout_library import PromptBuilder, create_tools
 
 
 def custom_formatter(tool_name: str, tool: Any) -> str:

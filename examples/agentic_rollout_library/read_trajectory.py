@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from rolloutctl.agents import Trajectory, create_agent, llm_client_from_environment
+from agent_rollouts.agentic_rollout_library import Trajectory, create_agent, llm_client_from_environment
 
 
 async def main() -> None:

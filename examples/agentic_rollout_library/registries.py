@@ -1,10 +1,9 @@
 """Names become agents and tools: what is known, what is made of a name, and how a name is added in a process."""
 
-from agent_runtime.agents import registry as agents
-from agent_runtime.agents.tool_calling import ToolCalling
-from agent_runtime.extensions import ExtensionError
-from agent_runtime.tools import registry as tools
-from agent_runtime.tools.function_tool import FunctionTool
+from agent_rollouts import agents, tools
+from agent_rollouts.agents import ToolCalling
+from agent_rollouts.errors import ExtensionError
+from agent_rollouts.tools import FunctionTool
 
 
 @agents.agent("MathTutor")

@@ -14,13 +14,12 @@ from typing import Any
 import yaml
 from kubernetes.aio import client, config
 
-from agent_runtime.recording.store import Store
+from agent_rollouts.records import Store
+from agent_rollouts.session import JobStream, ServedPolicy
 from examples.train import lake, policy
 from examples.train.laptop import tell
 from examples.train.policy import Weights
 from examples.train.trainer import Settings, Trainer
-from rolloutctl.job_stream import JobStream
-from rolloutctl.policy import ServedPolicy
 
 MANIFESTS = Path(__file__).with_name("cluster.yaml")
 GROUP, VERSION = "rollout.dev", "v1alpha1"

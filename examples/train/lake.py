@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from agent_runtime.environments.hosted.frozen_lake import DIRECTIONS
-from rollout_api.environments import TaskEnvironment
-from rollout_api.tasks import Task
+from agent_rollouts.environments import TaskEnvironment
+from agent_rollouts.tasks import Task
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 """Gymnasium's own 4 × 4 map: start, frozen, hole, goal."""
 STEPS = 20
+DIRECTIONS = ((0, -1), (1, 0), (0, 1), (-1, 0))
+"""(column, row) of the actions left, down, right and up, as Gymnasium numbers them."""
 
 
 def task(number: int, *, slippery: bool) -> Task:
@@ -37,7 +38,7 @@ def _value(slippery: bool, *, best: bool) -> float:
         new = values.copy()
         for place, tile in enumerate(tiles):
             if tile in "SF":
-                reached = [values[_walk(place, direction, size)] for direction in DIRECTIONS.values()]
+                reached = [values[_walk(place, direction, size)] for direction in DIRECTIONS]
                 # Slippery ice carries as often to either side, which are the neighbours in the list of directions.
                 turns = (-1, 0, 1) if slippery else (0,)
                 chances = [np.mean([reached[(action + turn) % 4] for turn in turns]) for action in range(4)]

@@ -11,12 +11,11 @@ from typing import Any
 
 import aiohttp
 
+from agent_rollouts.client import Client
+from agent_rollouts.tasks import RolloutJob, load_manifest
 from examples.train import lake, policy
 from examples.train.policy import Weights
 from examples.train.trainer import Settings, Trainer, WrongPolicy
-from rollout_api.manifest import load_manifest
-from rollout_api.rollout_job import RolloutJob
-from rolloutctl.client import Client
 
 JOB = Path(__file__).with_name("job.yaml")
 

@@ -13,12 +13,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_runtime.engine.session import FinishedGroup
-from agent_runtime.recording.branches import Branch
+from agent_rollouts.records import Branch, Result
+from agent_rollouts.session import FinishedGroup
+from agent_rollouts.tasks import Task
 from examples.train import lake, policy
 from examples.train.policy import Weights
-from rollout_api.records import Result
-from rollout_api.tasks import Task
 
 Numbers = NDArray[np.intp]
 

@@ -14,18 +14,19 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[3]
 IMPORT_EVERYTHING = """
+VERLS = ("agent_runtime.integrations.verl.", "agent_rollouts.verl.")
 import importlib, pkgutil, sys
 for name in sys.argv[1:]:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, name + "."):
         # Trainers bring their own environment, and run the engine in it.
-        if not module.name.endswith("__main__") and ".trainers." not in module.name:
+        if not module.name.endswith("__main__") and not f"{module.name}.".startswith(VERLS):
             importlib.import_module(module.name)
         print(module.name)
 """
 PACKAGES = {
     "operator": ["rollout_api", "rollout_operator"],
-    "runtime": ["rollout_api", "agent_runtime"],
+    "runtime": ["rollout_api", "agent_runtime", "rolloutctl", "agent_rollouts"],
     "vllm-standin": ["tests.support.vllm_server"],
 }
 
@@ -130,5 +131,11 @@ def test_a_change_of_code_is_in_the_next_image_and_only_there(tmp_path: Path) ->
     assert changed_by("constraints.txt") == {"operator", "runtime", "quickstart", *on_runtime}
     assert changed_by("tests/support/vllm_server/model.py") == {"vllm-standin"}
     assert changed_by("examples/train/server.py") == {"lake-policy"}
+    assert changed_by("hack/images/examples.Dockerfile") == {
+        "quickstart",
+        "mini-swe-agent",
+        "vllm-standin",
+        "lake-policy",
+    }
     everything = {"operator", "runtime", "executor", "quickstart", "mini-swe-agent", *on_runtime}
     assert changed_by("Dockerfile") == everything

@@ -1,0 +1,22 @@
+"""Write an agent: subclass `BaseAgent` or a built-in agent, or write a class with `run`, and register it with `agent`."""
+
+from agent_runtime.agents.base import Agent, AgentContext, AgentReport, SubTask
+from agent_runtime.agents.base_class import BaseAgent, ParsedAnswer, Trajectory
+from agent_runtime.agents.react import ReAct
+from agent_runtime.agents.registry import agent, find_agent, registry
+from agent_runtime.agents.tool_calling import ToolCalling
+
+__all__ = [
+    "Agent",
+    "AgentContext",
+    "AgentReport",
+    "BaseAgent",
+    "ParsedAnswer",
+    "ReAct",
+    "SubTask",
+    "ToolCalling",
+    "Trajectory",
+    "agent",
+    "find_agent",
+    "registry",
+]

@@ -1,0 +1,7 @@
+"""Run jobs from Python: the engine of `rolloutctl run` in your own process."""
+
+from agent_runtime.engine.events import Event, GroupFinished
+from rolloutctl.client import Client, RunAborted
+from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep
+
+__all__ = ["Client", "Event", "GroupFinished", "RunAborted", "StepType", "Trajectory", "TrajectoryStep"]

@@ -1,0 +1,6 @@
+"""Environments that agents act in, and episodes one at a time."""
+
+from agent_runtime.integrations.roll_episodes import AgentRunner, EpisodeResult
+from rollout_api.environments import TaskEnvironment
+
+__all__ = ["AgentRunner", "EpisodeResult", "TaskEnvironment"]

@@ -1,0 +1,27 @@
+"""Exceptions that reach your code."""
+
+from agent_runtime.extensions import ExtensionError
+from agent_runtime.models.base import ModelError
+from agent_runtime.recording.reader import NoSuchRun
+from agent_runtime.recording.store import StorageError
+from agent_runtime.sandboxes.base import FileError, SandboxFailure, WorkspaceLimit
+from agent_runtime.tools.base import ToolError
+from rollout_api.manifest import ManifestError
+from rolloutctl.agents import RolloutFailed
+from rolloutctl.client import RunAborted
+from rolloutctl.policy import PolicyNotServed
+
+__all__ = [
+    "ExtensionError",
+    "FileError",
+    "ManifestError",
+    "ModelError",
+    "NoSuchRun",
+    "PolicyNotServed",
+    "RolloutFailed",
+    "RunAborted",
+    "SandboxFailure",
+    "StorageError",
+    "ToolError",
+    "WorkspaceLimit",
+]

@@ -1,0 +1,27 @@
+"""Write a plugin: an object with methods named like hooks, called around groups, rollouts and tool calls."""
+
+from agent_runtime.plugins import (
+    ActionFilter,
+    EnvironmentModifier,
+    EpisodeEvaluator,
+    FinishedRollout,
+    GroupInfo,
+    Refuse,
+    RolloutInfo,
+    RolloutManager,
+    ToolUse,
+    TrajectoryAnalyzer,
+)
+
+__all__ = [
+    "ActionFilter",
+    "EnvironmentModifier",
+    "EpisodeEvaluator",
+    "FinishedRollout",
+    "GroupInfo",
+    "Refuse",
+    "RolloutInfo",
+    "RolloutManager",
+    "ToolUse",
+    "TrajectoryAnalyzer",
+]

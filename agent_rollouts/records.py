@@ -1,0 +1,8 @@
+"""What a run recorded: results, messages, and the token sequences to train on."""
+
+from agent_runtime.recording.branches import Branch
+from agent_runtime.recording.store import Store
+from agent_runtime.statistics import advantages
+from rollout_api.records import Message, Observation, Result, Verdict
+
+__all__ = ["Branch", "Message", "Observation", "Result", "Store", "Verdict", "advantages"]

@@ -1,0 +1,37 @@
+"""`agent_rollouts` is what users import; a name that leaves it breaks their programs."""
+
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import agent_rollouts
+
+ROOT = Path(__file__).parents[2]
+SURFACE = Path(__file__).with_name("public_names.txt")
+NEEDS_VERL = "agent_rollouts.verl"
+IMPORT = re.compile(
+    r"^\s*(?:from|import) ((?:agent_runtime|rolloutctl|rollout_api|rollout_operator)[\w.]*)", re.MULTILINE
+)
+
+
+def test_public_names_change_only_on_purpose() -> None:
+    names = [f"agent_rollouts.{name}" for name in agent_rollouts.__all__]
+    for module in pkgutil.iter_modules(agent_rollouts.__path__, "agent_rollouts."):
+        if module.name != NEEDS_VERL:
+            names += [f"{module.name}.{name}" for name in importlib.import_module(module.name).__all__]
+    assert sorted(names) == SURFACE.read_text().split(), f"a change on purpose is written to {SURFACE.name} too"
+
+
+def test_documentation_and_examples_import_only_the_public_package() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    others = {f"{page.relative_to(ROOT)}: {name}" for page in pages for name in IMPORT.findall(page.read_text())}
+    assert others == set()
+
+
+def test_a_module_that_defines_a_tool_loads_no_engine() -> None:
+    program = "import sys\nfrom agent_rollouts import tool\nprint('agent_runtime.engine' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
