@@ -200,9 +200,9 @@ class KubeApi:
             except _Transient as failure:
                 patience, error, asked = patience_seconds, failure.error, failure.retry_after
             except ApiError as failure:
-                if not (_is_full_quota(failure) or _is_denied_role(failure)):
+                if not (_is_of_quota(failure) or _is_denied_role(failure)):
                     raise
-                patience = patience_seconds if _is_full_quota(failure) else denial_patience_seconds
+                patience = patience_seconds if _is_of_quota(failure) else denial_patience_seconds
                 error, asked = failure, 0.0
             pause = max(asked, retry_pause(tries, random.random()))
             if time.monotonic() - started + pause > patience:
@@ -288,10 +288,11 @@ def _unanswered(error: Exception) -> ApiError:
     return ApiError(0, "Unreachable", f"the API server does not answer ({type(error).__name__} {error})")
 
 
-def _is_full_quota(error: ApiError) -> bool:
-    """Denied until other objects of the namespace are deleted, or until a new ResourceQuota has been counted."""
-    quota = ("exceeded quota:", "status unknown for quota:")
-    return error.status == 403 and any(words in error.message for words in quota)
+def _is_of_quota(error: ApiError) -> bool:
+    """Denied until other objects of the namespace are deleted, a new ResourceQuota has been counted, or others, who update
+    its count at the same time, are done."""
+    quota = ("exceeded quota:", "status unknown for quota:", "cannot be fulfilled on resourcequotas")
+    return error.status in (403, 409) and any(words in error.message for words in quota)
 
 
 def _is_denied_role(error: ApiError) -> bool:

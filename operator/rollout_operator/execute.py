@@ -222,8 +222,7 @@ class Execution:
                 self._check()  # After all waiting: another replica may have the lease by now.
                 created = await self._api.create(action.body)
         except ApiError as error:
-            if error.status == CONFLICT:
-                await self._accept_existing(ref, action.body)
+            if error.status == CONFLICT and await self._exists(ref, action.body):
                 return False
             if (error.refused or error.lacks_kind) and action.if_refused:
                 self._memory.learn(replace(action.if_refused, message=error.message), time.time())
@@ -246,13 +245,17 @@ class Execution:
                 )
             self._memory.learn(Remember(_KEEPS_USER_NAMESPACES, "", _KEEPS_SECONDS), time.time())
 
-    async def _accept_existing(self, ref: Ref, body: Manifest) -> None:
-        """An object of that name is ours if it has our controller; else it has to go first."""
+    async def _exists(self, ref: Ref, body: Manifest) -> bool:
+        """Whether there is an object of that name. It is ours if it has our controller; else it has to go first.
+
+        If there is none, the conflict was about another object: admission could not update the count of a ResourceQuota.
+        """
         owner = controller_of(body)
         found = self._cache.get(ref.kind, ref.namespace, ref.name) if ref.kind in WATCHED else None
         found = found or await self._api.find(ref.kind, ref.namespace, ref.name)
         if owner and found:
             check_owner(found, ref.kind, owner["uid"])
+        return found is not None
 
     async def _delete_some(self, key: Ref, deletes: Sequence[Delete], failures: list[ApiError]) -> float | None:
         """Do as many deletes at once as the budget allows now. Returns when to come back for the rest.

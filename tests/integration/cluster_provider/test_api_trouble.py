@@ -63,7 +63,16 @@ def full_quota(api: StandInApi) -> Trouble:
     return trouble
 
 
-@pytest.mark.parametrize("trouble", [lost_reply, late_504, throttled, starting_up, full_quota])
+def counted_at_once(api: StandInApi) -> Trouble:
+    """Two API servers update the count of one ResourceQuota."""
+
+    async def trouble(request: web.Request) -> web.Response:
+        return refuse(409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified')
+
+    return trouble
+
+
+@pytest.mark.parametrize("trouble", [lost_reply, late_504, throttled, starting_up, full_quota, counted_at_once])
 async def test_a_create_that_goes_wrong_on_its_way_makes_one_sandbox(
     opened: Opened, operator: StandInOperator, trouble: Callable[[StandInApi], Trouble]
 ) -> None:

@@ -77,6 +77,25 @@ def test_a_failed_network_policy_leaves_no_pod_without_its_rules() -> None:
     asyncio.run(run())
 
 
+def test_no_pod_comes_before_its_rules_when_the_count_of_a_quota_conflicts() -> None:
+    api, tries = MemoryApi(), list[str]()
+    words = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
+
+    def refuse(verb: str, kind: str, body: Mapping[str, Any]) -> tuple[int, str] | None:
+        tries.append(f"{verb} {kind}")
+        return (409, words) if tries.count("create NetworkPolicy") == 1 and kind == "NetworkPolicy" else None
+
+    api.refuse = refuse
+    api.put("Sandbox", manifest("Sandbox", "s", {"image": "i"}))
+
+    async def run() -> None:
+        async with operator_on(api):
+            await until(lambda: api.of("Pod"), "the pod")
+
+    asyncio.run(run())
+    assert [made for made in tries if made.endswith(("Policy", "Pod"))] == [*["create NetworkPolicy"] * 2, "create Pod"]
+
+
 @pytest.mark.parametrize(
     "spec",
     [
