@@ -8,8 +8,12 @@ from rollout_api.rollout_job import RunnerState
 from rollout_operator.rollout_job.failure_limit import limit
 from rollout_operator.rollout_job.observe import Observed, parse_time
 
-REPORT_GRACE: Final = timedelta(seconds=60)
-"""A runner reports before it ends. Its report and the end of the Job come through two watches, in any order."""
+REPORT_GRACE: Final = timedelta(seconds=180)
+"""A runner reports before it ends. Its report and the end of the Job come through two watches, in any order: one whose
+connection is dead is noticed after 120 s (SILENCE_SECONDS)."""
+
+NO_VERDICT: Final = "NoVerdict"
+"""The one failure that only says that something is missing."""
 
 RUNNERS_FAIL: Final = "RunnersFail"
 """The one failure that a person can mend and take back: by suspending the job, and resuming it."""
@@ -33,10 +37,11 @@ def is_taken_back(seen: Observed) -> bool:
 
 
 def standing_verdict(seen: Observed) -> Verdict | None:
-    """What was said before; it stands, unless it is taken back."""
+    """What was said before; it stands, unless it is taken back, or the reports that were missing are there now."""
     for kind in ("Succeeded", "Failed"):
         said = seen.condition(kind)
-        if said.get("status") == "True" and not is_taken_back(seen):
+        is_outdated = said.get("reason") == NO_VERDICT and len(_done(seen)) == seen.replicas
+        if said.get("status") == "True" and not is_taken_back(seen) and not is_outdated:
             since = parse_time(said["lastTransitionTime"])
             return Verdict("Succeeded" if kind == "Succeeded" else "Failed", said["reason"], said["message"], since)
     return None
@@ -80,12 +85,16 @@ def last_failure(seen: Observed) -> str:
     return f"runner {last.index}: {last.failure}"
 
 
+def _done(seen: Observed) -> list[int]:
+    return [report.index for report in seen.reports if report.state is RunnerState.COMPLETED]
+
+
 def _may_be_late(seen: Observed, completed: datetime) -> bool:
     return seen.now < completed + REPORT_GRACE
 
 
 def _of_complete_job(seen: Observed, completed: datetime) -> Verdict | None:
-    done = [report.index for report in seen.reports if report.state is RunnerState.COMPLETED]
+    done = _done(seen)
     if len(done) == seen.replicas:
         losses = [f"runner {report.index}: {report.message}" for report in seen.reports if report.message]
         return Verdict("Succeeded", "Completed", "; ".join(["every runner has completed its part", *losses]))
@@ -97,7 +106,7 @@ def _of_complete_job(seen: Observed, completed: datetime) -> Verdict | None:
         f"all runner pods ended well, but not all of them said that their part is complete (runners {named}); "
         f"what was sealed is in {seen.status.get('resultURI', 'storage')}"
     )
-    return Verdict("Failed", "NoVerdict", message)
+    return Verdict("Failed", NO_VERDICT, message)
 
 
 def _hopeless(seen: Observed, failures: int) -> str:

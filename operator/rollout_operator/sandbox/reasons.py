@@ -30,6 +30,7 @@ class FinishedReason(StrEnum):
     OOM_KILLED = "OOMKilled"
     STORAGE_EXCEEDED = "StorageExceeded"
     INODES_EXHAUSTED = "InodesExhausted"
+    PROCESSES_EXHAUSTED = "ProcessesExhausted"
     EVICTED = "Evicted"
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
@@ -66,21 +67,21 @@ _DISRUPTIONS = {
 }
 # The kubelet's `status.reason`.
 _POD_REASONS = {
-    "Evicted": FinishedReason.EVICTED,
     "Preempting": FinishedReason.PREEMPTED,
     "NodeLost": FinishedReason.NODE_LOST,
     "NodeShutdown": FinishedReason.NODE_LOST,
     "Terminated": FinishedReason.NODE_LOST,
     "Shutdown": FinishedReason.NODE_LOST,
 }
-# The kubelet's words for a pod that exceeded limits of its own; of a node that runs low it says "The node was low on".
-_OWN_STORAGE = (
-    "ephemeral local storage usage exceeds the total limit",
-    "exceeded its local ephemeral storage limit",
-    "Usage of EmptyDir volume",
-)
-# No limit bounds how many files a pod makes. Of a node that can hold no more, the kubelet evicts the pod with most of them.
-_NODE_INODES = "low on resource: inodes"
+# The kubelet's words for a pod that it evicts: one that exceeded limits of its own, or the one with most files or processes
+# on a node that can hold no more of them, which no limit of a pod bounds. Else the node ran low.
+_EVICTIONS = {
+    "ephemeral local storage usage exceeds the total limit": FinishedReason.STORAGE_EXCEEDED,
+    f"Container {CONTAINER} exceeded its local ephemeral storage limit": FinishedReason.STORAGE_EXCEEDED,
+    "Usage of EmptyDir volume": FinishedReason.STORAGE_EXCEEDED,
+    "low on resource: inodes": FinishedReason.INODES_EXHAUSTED,
+    "low on resource: pids": FinishedReason.PROCESSES_EXHAUSTED,
+}
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
 _IMAGE_REASONS = _PULL_REASONS | {"InvalidImageName", "ErrImageNeverPull", "SignatureValidationFailed"}
 _ON_ITS_WAY = frozenset({"", "ContainerCreating", "PodInitializing"})
@@ -135,10 +136,9 @@ def ending_of(pod: Manifest) -> Ending | None:
             return Ending(reason, _words(disruption, disruption["reason"]))
     if status.get("reason") == "DeadlineExceeded":
         return Ending(FinishedReason.DEADLINE_EXCEEDED, "its lifetime is over (spec.lifetimeSeconds)")
-    if status.get("reason") == "Evicted" and any(words in _words(status) for words in _OWN_STORAGE):
-        return Ending(FinishedReason.STORAGE_EXCEEDED, _words(status))
-    if status.get("reason") == "Evicted" and _NODE_INODES in _words(status):
-        return Ending(FinishedReason.INODES_EXHAUSTED, _words(status))
+    if status.get("reason") == "Evicted":
+        said = _words(status, "Evicted")
+        return Ending(next((_EVICTIONS[words] for words in _EVICTIONS if words in said), FinishedReason.EVICTED), said)
     if reason := _POD_REASONS.get(status.get("reason", "")):
         return Ending(reason, _words(status, status["reason"]))
     if ended and ended.get("reason") == "OOMKilled":
@@ -150,7 +150,7 @@ def ending_of(pod: Manifest) -> Ending | None:
         return Ending(FinishedReason.POD_DELETED, "its pod was deleted")
     if ended:
         return _exit(ended)
-    if failed := _failed_init(pod):
+    if not has_begun(pod) and (failed := _failed_init(pod)):  # Later it is a side-car of somebody else.
         return Ending(FinishedReason.CRASHED, f"the executor could not be copied into the pod: {_how(failed)}")
     if _waiting(pod).get("reason") == "InvalidImageName":
         return Ending(FinishedReason.INVALID, f"spec.image: {_words(_waiting(pod))}; expected an image reference")

@@ -18,7 +18,7 @@ from tests.integration.cluster_provider.conftest import Opened, acquire, rollout
 from tests.integration.cluster_provider.stand_in_operator import StandInOperator, condition
 
 OUTSIDE = ["Evicted", "Preempted", "NodeLost", "PodDeleted", "Idle"]
-UNEXPLAINED = ["DeadlineExceeded", "OOMKilled", "InodesExhausted", "Crashed"]
+UNEXPLAINED = ["DeadlineExceeded", "OOMKilled", "InodesExhausted", "ProcessesExhausted", "Crashed"]
 
 
 @pytest.mark.parametrize("reason", [*OUTSIDE, *UNEXPLAINED])

@@ -105,6 +105,7 @@ TABLE: list[tuple[str, BaseException, Situation, Action, StopReason | str | None
     ("The pod was killed for memory, alone in it, twice", lost("OOMKilled"), AGAIN, FAIL, RESOURCE),
     ("The sandbox's lifetime was over, alone in it, twice", lost("DeadlineExceeded"), AGAIN, FAIL, RESOURCE),
     ("The node ran out of inodes, alone in it, twice", lost("InodesExhausted"), AGAIN, FAIL, RESOURCE),
+    ("The node ran out of process ids, alone in it, twice", lost("ProcessesExhausted"), AGAIN, FAIL, RESOURCE),
     ("The pod exceeded its own disk, alone in it", lost("StorageExceeded"), ALONE, FAIL, RESOURCE),
     ("The pod exceeded its own disk, with other attempts", lost("StorageExceeded"), SHARED, AGAIN_ATTEMPT, ISOLATED),
     ("The workspace used up its memory, disk or processes", WorkspaceLimit("Memory", "m"), SHARED, COMPLETE, RESOURCE),
@@ -212,6 +213,7 @@ REASONS = [
     "Idle",
     "DeadlineExceeded",
     "InodesExhausted",
+    "ProcessesExhausted",
 ]
 OUTSIDE = ["Evicted", "Preempted", "NodeLost", "PodDeleted", "SandboxDeleted", "Interrupted", "NoPlace", "DiskFull"]
 situations = st.builds(

@@ -48,12 +48,25 @@ def test_a_runner_that_ended_without_a_verdict_is_no_success() -> None:
     scene = two_runners()
     scene.runner_ends(0, "Completed")
     scene.runner_ends(1, "Draining")
-    scene.passes(61)
+    scene.passes(181)
     scene.settle()
     assert scene.condition("Succeeded")["status"] == "False"
     assert scene.condition("Failed")["reason"] == "NoVerdict"
     assert "runners 1" in scene.condition("Failed")["message"]
     assert "s3://bucket/runs/sums-5f0c2c1e" in scene.condition("Failed")["message"]
+
+
+def test_job_succeeds_when_the_reports_come_after_no_verdict_was_said() -> None:
+    scene = two_runners()
+    scene.all_pods_end_well()
+    scene.passes(181)
+    scene.settle()
+    assert scene.condition("Failed")["reason"] == "NoVerdict"
+    done = {"total": 4, "sealed": 4, "outcomes": {"Completed": 4}}
+    scene.reports(report(0, "Completed", **done), report(1, "Completed", **done))
+    scene.settle()
+    assert scene.condition("Failed")["status"] == "False"
+    assert (scene.condition("Succeeded")["status"], scene.status["sealed"]) == ("True", 8)
 
 
 @pytest.mark.parametrize("operator_is_away", [False, True])
@@ -65,7 +78,7 @@ def test_runners_report_again_when_a_report_was_deleted_after_its_runner_had_end
     if not operator_is_away:
         scene.settle()
     scene.runner_ends(1, "Completed", **done)
-    scene.passes(61)
+    scene.passes(181)
     scene.settle()
     assert scene.condition("Failed")["status"] == "False"
     assert scene.made.count("Job") == 2
@@ -82,7 +95,7 @@ def test_runners_that_never_report_start_again_once_for_a_deleted_shard() -> Non
     scene.settle()
     for jobs in (2, 2):
         scene.all_pods_end_well()
-        scene.passes(61)
+        scene.passes(181)
         scene.settle()
         assert scene.made.count("Job") == jobs
     assert scene.condition("Failed")["reason"] == "NoVerdict"

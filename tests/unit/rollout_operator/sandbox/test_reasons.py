@@ -52,6 +52,24 @@ OWN_STORAGE = [
             },
             "InodesExhausted",
         ),
+        (
+            None,
+            {
+                "reason": "Evicted",
+                "phase": "Failed",
+                "message": "The node was low on resource: pids. Threshold quantity: 2k, available: 1412. ",
+            },
+            "ProcessesExhausted",
+        ),
+        (
+            None,
+            {
+                "reason": "Evicted",
+                "phase": "Failed",
+                "message": 'Container proxy exceeded its local ephemeral storage limit "1Gi". ',
+            },
+            "Evicted",
+        ),
         (ended(143), {"conditions": disrupted("EvictionByEvictionAPI")}, "Evicted"),
         (None, {"conditions": disrupted("DeletionByPodGC"), "phase": "Failed"}, "NodeLost"),
         (ended(137), {"conditions": disrupted("TerminationByKubelet"), "reason": "Preempting"}, "Preempted"),
@@ -192,6 +210,11 @@ def test_an_executor_that_could_not_be_copied_is_not_taken_for_a_node_that_refus
     assert (ending.reason, ending.message.endswith("exit code 2: --copy-to: no space left")) == ("Crashed", True)
     done = [{"name": "executor", "state": ended(0, "Completed")}]
     assert ending_of(pod(waiting("PodInitializing"), initContainerStatuses=done)) is None
+
+
+def test_an_injected_side_car_that_dies_does_not_end_a_sandbox_that_runs() -> None:
+    side_car = [{"name": "proxy", "state": ended(1)}]
+    assert ending_of(pod(RUNNING, initContainerStatuses=side_car)) is None
 
 
 def test_a_failed_trial_is_known_by_its_exit_code_in_overlay_pods_alone() -> None:
