@@ -222,7 +222,8 @@ class Execution:
                 self._check()  # After all waiting: another replica may have the lease by now.
                 created = await self._api.create(action.body)
         except ApiError as error:
-            if error.status == CONFLICT and await self._exists(ref, action.body):
+            # A full quota refuses also what is there already.
+            if error.status in (403, CONFLICT) and await self._exists(ref, action.body):
                 return False
             if (error.refused or error.lacks_kind) and action.if_refused:
                 self._memory.learn(replace(action.if_refused, message=error.message), time.time())

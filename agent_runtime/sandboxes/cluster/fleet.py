@@ -295,6 +295,8 @@ class Fleet:
             self._told.add(view.problem.word)
             log.warning("sandbox %s does not start: %s: %s", name, view.problem.word, view.problem.message)
         held.uid, held.view = view.uid, view
+        if held.creation is not None and held.creation is not asyncio.current_task():
+            held.creation.cancel()  # If its reply was lost, a full quota would refuse all further tries.
         if view.ending is not None:
             self._lose(held, Reason(view.ending.word, f"Sandbox {name}: {view.ending.message}"))
         elif held.sandbox is None and view.pod_ip != held.pod_ip:

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from agent_runtime.sandboxes.base import SandboxFailure
-from tests.integration.cluster_provider.conftest import Opened, acquire, say, until
+from tests.integration.cluster_provider.conftest import Opened, acquire, rollout_job, say, until
 from tests.integration.cluster_provider.stand_in_api import StandInApi, refuse
 from tests.integration.cluster_provider.stand_in_operator import StandInOperator
 
@@ -82,6 +82,21 @@ async def test_a_create_that_goes_wrong_on_its_way_makes_one_sandbox(
     assert await say(workspace, "echo here") == "here"
     assert operator.api.writes == [("create", workspace.handle["sandbox"])]
     assert not operator.api.trouble
+
+
+async def test_sandbox_stays_when_the_reply_of_its_create_is_lost_and_the_quota_is_full(
+    opened: Opened, operator: StandInOperator
+) -> None:
+    async def full(request: web.Request) -> web.Response | None:
+        if request.method != "POST":
+            return None
+        operator.api.trouble.append(full)
+        return await full_quota(operator.api)(request)
+
+    provider = await opened(rollout_job(startSeconds=2))
+    operator.api.trouble = [lost_reply(operator.api), full]
+    workspace = await acquire(provider, start_seconds=2)
+    assert await say(workspace, "sleep 4; echo here") == "here"
 
 
 async def test_a_refused_create_is_told_in_the_api_servers_words(opened: Opened, operator: StandInOperator) -> None:
