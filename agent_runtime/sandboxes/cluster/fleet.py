@@ -360,22 +360,22 @@ class Fleet:
         self._going.add(task)
         task.add_done_callback(self._going.discard)
 
-    async def _find_out(self, held: HeldSandbox, failure: SandboxFailure) -> SandboxFailure:
-        """What is to be told of a connection that broke: its Sandbox's own reason, where that has ended."""
-        if await held.answers():
-            return failure
-        if held.inquiry is None:
-            held.inquiry = self._spawn(self._inquire(held, failure))
-        await asyncio.wait({held.inquiry})
-        gone = self._gone.get(held.name) or Reason(failure.reason, failure.message)
-        return SandboxFailure(gone.word, gone.message)
+    async def _find_out(self, held: HeldSandbox, failure: SandboxFailure) -> SandboxFailure | None:
+        """What is to be told of a connection that broke: its Sandbox's own reason, where that has ended. None: it answers."""
+        if not await held.answers():
+            if held.inquiry is None:
+                held.inquiry = self._spawn(self._inquire(held, failure))
+            await asyncio.wait({held.inquiry})
+        return None if held.ended is None else SandboxFailure(held.ended.word, held.ended.message)
 
     async def _inquire(self, held: HeldSandbox, failure: SandboxFailure) -> None:
         await self._wait_for_end(held, REASON_SECONDS)
         # Looked at only now: a node that goes down may refuse connections for a moment, before it swallows them.
         if held.ended is None and await held.is_cut_off():
             await self._wait_for_end(held, NODE_REASON_SECONDS - REASON_SECONDS)
-        self._lose(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
+        if not await held.answers():  # Else the network between was away.
+            self._lose(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
+        held.inquiry = None
 
     async def _wait_for_end(self, held: HeldSandbox, patience: float) -> None:
         """Until the watch has told of it, or for so long; an outage of the API server comes on top, within bounds."""

@@ -42,7 +42,7 @@ class HeldSandbox:
         api: KubeApi,
         key: str,
         idle_seconds: float,
-        find_out: Callable[[HeldSandbox, SandboxFailure], Awaitable[SandboxFailure]],
+        find_out: Callable[[HeldSandbox, SandboxFailure], Awaitable[SandboxFailure | None]],
     ) -> None:
         self.name, self.kind = name, kind
         self.uid: str | None = None

@@ -114,11 +114,11 @@ T = TypeVar("T")
 
 class WatchedClient(ExecutorClient):
     """After `end`, all calls, those under way too, raise SandboxFailure with its reason: the address of a dead pod swallows
-    packets. `find_out` makes of a lost connection the failure that is to be told.
+    packets. `find_out` makes of a lost connection the failure that is to be told, or None: the executor answers again.
     """
 
     def __init__(
-        self, address: str, token: str, find_out: Callable[[SandboxFailure], Awaitable[SandboxFailure]]
+        self, address: str, token: str, find_out: Callable[[SandboxFailure], Awaitable[SandboxFailure | None]]
     ) -> None:
         super().__init__(address, token)
         self._find_out = find_out
@@ -135,19 +135,20 @@ class WatchedClient(ExecutorClient):
     async def call(self, method: str, path: str, **arguments: Any) -> Reply:
         """See ExecutorClient."""
         call = super().call
-        return await self._unless_ended(lambda: call(method, path, **arguments))
+        is_repeatable = isinstance(arguments.get("body"), bytes | None)
+        return await self._unless_ended(lambda: call(method, path, **arguments), is_repeatable=is_repeatable)
 
     async def _command(self, *arguments: Any) -> CommandResult | Running:
         command = super()._command
-        return await self._unless_ended(lambda: command(*arguments))
+        return await self._unless_ended(lambda: command(*arguments), is_repeatable=True)
 
     async def stream(self, path: str, query: Query = ()) -> AsyncIterator[bytes]:
         """See ExecutorClient."""
         chunks = super().stream(path, query)
-        while (chunk := await self._unless_ended(lambda: anext(chunks, None))) is not None:
+        while (chunk := await self._unless_ended(lambda: anext(chunks, None), is_repeatable=False)) is not None:
             yield chunk
 
-    async def _unless_ended(self, start: Callable[[], Awaitable[T]]) -> T:
+    async def _unless_ended(self, start: Callable[[], Awaitable[T]], *, is_repeatable: bool) -> T:
         if self._ended is None:
             try:
                 async with asyncio.timeout(None) as scope:
@@ -163,5 +164,8 @@ class WatchedClient(ExecutorClient):
                 if self._ended is None:
                     if failure.reason != "SandboxLost":
                         raise
-                    raise self.judged(await self._find_out(failure)) from failure
+                    told = await self._find_out(failure)
+                    if told is None and is_repeatable:
+                        return await self._unless_ended(start, is_repeatable=False)
+                    raise self.judged(told or failure) from failure
         raise self.judged(SandboxFailure(self._ended.word, self._ended.message))

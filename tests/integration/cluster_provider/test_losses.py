@@ -105,6 +105,25 @@ async def test_a_broken_connection_that_nobody_explains_is_a_lost_sandbox(
     assert await say(await acquire(provider, "0-1"), "echo here") == "here"
 
 
+async def test_sandbox_is_not_lost_when_it_answers_again_after_an_outage_of_the_network(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05,))
+    monkeypatch.setattr(executor_client, "REPLY_SECONDS", 0.3)
+    monkeypatch.setattr(held_sandbox, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(fleet, "REASON_SECONDS", 3)
+    provider = await opened()
+    workspace = await acquire(provider)
+    executor = operator.executors[workspace.handle["sandbox"]]
+    for _ in range(2):
+        executor.send_signal(signal.SIGSTOP)
+        reading = asyncio.create_task(workspace.read("given.txt"))
+        await asyncio.sleep(2)
+        executor.send_signal(signal.SIGCONT)
+        assert await reading == b"given\n"
+    assert await say(workspace, "echo here") == "here"
+
+
 @pytest.mark.parametrize("refuses_seconds", [0, 1])
 async def test_a_sandbox_whose_node_died_is_not_blamed_on_the_tool_call_that_ran_there(
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch, refuses_seconds: float
