@@ -42,7 +42,7 @@ _EVIDENCE = {
         *(INTERRUPTED, DISK_FULL),
     ),
     Evidence.OWN_LIMIT: ("StorageExceeded",),
-    # Kubernetes says OOMKilled also when a node has run out of memory, whoever used it up; so it is with inodes and processes.
+    # Kubernetes says OOMKilled also when a node has run out of memory, whoever used it up; so with inodes and processes.
     # A sandbox may be old when a rollout comes to it; one that has it to itself can outlast it by sleeping.
     # In `Plain` a command of the executor's user can take its descriptors or memory (prlimit), so that its calls fail.
     Evidence.UNEXPLAINED: (

@@ -361,7 +361,7 @@ class Fleet:
         task.add_done_callback(self._going.discard)
 
     async def _find_out(self, held: HeldSandbox, failure: SandboxFailure) -> SandboxFailure | None:
-        """What is to be told of a connection that broke: its Sandbox's own reason, where that has ended. None: it answers."""
+        """What is to be told of a connection that broke: why its Sandbox has ended. None: it has not, and it answers."""
         if not await held.answers():
             if held.inquiry is None:
                 held.inquiry = self._spawn(self._inquire(held, failure))

@@ -67,7 +67,9 @@ def counted_at_once(api: StandInApi) -> Trouble:
     """Two API servers update the count of one ResourceQuota."""
 
     async def trouble(request: web.Request) -> web.Response:
-        return refuse(409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified')
+        return refuse(
+            409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
+        )
 
     return trouble
 
