@@ -32,10 +32,11 @@ class KeyRing:
         key = before or self._new_key()
         try:
             await self._api.create({**body, "stringData": {**body.get("stringData", {}), field: key}})
-        except ApiError as error:
-            if error.status != CONFLICT:
+        except ApiError:
+            namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+            if await self._api.find("Secret", namespace, name) is None:
                 raise
-            return await self.read(body["metadata"]["namespace"], body["metadata"]["name"], owner["uid"], field)
+            return await self.read(namespace, name, owner["uid"], field)
         self.known[owner["uid"]] = key
         return before is None
 

@@ -1,12 +1,14 @@
 """Deciding whether a status has to be written, and what an answer of the API server means."""
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import pytest
 
-from rollout_operator.api import UNREACHABLE, ApiError
+from rollout_operator.api import UNREACHABLE, ApiError, KubeApi
 from rollout_operator.execute import differs, worth_telling
-from rollout_operator.keys import check_owner
+from rollout_operator.keys import KeyRing, check_owner
+from tests.support.memory_api import MemoryApi
 
 READY = {"type": "Ready", "status": "True", "reason": "Up"}
 DONE = {"type": "Finished", "status": "False", "reason": "Running"}
@@ -68,3 +70,14 @@ def test_an_object_of_an_earlier_owner_is_not_taken_for_ours() -> None:
         check_owner(found, "Job", "2")
     with pytest.raises(ApiError, match="belongs to nobody"):
         check_owner({"metadata": {"namespace": "n", "name": "x"}}, "Job", "2")
+
+
+def test_key_of_a_secret_that_exists_is_read_when_a_full_quota_refuses_its_create() -> None:
+    api = MemoryApi()
+    owner = {"kind": "ModelServer", "name": "m", "uid": "1", "controller": True}
+    secret = {"kind": "Secret", "metadata": {"namespace": "n", "name": "m-control", "ownerReferences": [owner]}}
+    asyncio.run(KeyRing(cast("KubeApi", api), lambda: "k").ensure(secret))
+    api.refuse = lambda verb, kind, body: (403, "exceeded quota: q, requested: count/secrets=1")
+    restarted = KeyRing(cast("KubeApi", api))
+    assert asyncio.run(restarted.ensure(secret))
+    assert restarted.known == {"1": "k"}
