@@ -118,7 +118,7 @@ def test_result_of(command: CommandVerdict, timestamp: str | None) -> dict[str, 
 
 
 def episode_result_of(result: Result, tests: Sequence[dict[str, Any]], actions: int) -> dict[str, Any]:
-    """A result as their `EpisodeResult`; success is the verdict, and an ungraded rollout has the score 0, as theirs has."""
+    """A result as their `EpisodeResult`; success is the verdict. A rollout without a reward has no score."""
     return {
         "environment_id": result.task,
         "success": bool(result.passed),
@@ -126,7 +126,7 @@ def episode_result_of(result: Result, tests: Sequence[dict[str, Any]], actions: 
         "duration": result.seconds.get("total", 0.0),
         "test_results": list(tests),
         "terminated_reason": result.stop_reason or result.reason or result.outcome,
-        "final_score": result.reward or 0.0,
+        **({} if result.reward is None else {"final_score": result.reward}),
         "token_usage": {
             "total_input_tokens": result.usage.prompt_tokens,
             "total_output_tokens": result.usage.completion_tokens,
@@ -155,6 +155,7 @@ def _aggregated(episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     tests = [test["success"] for episode in episodes for test in episode["test_results"]]
     actions = sum(episode["total_actions"] for episode in episodes)
     duration = sum(episode["duration"] for episode in episodes)
+    scores = [episode["final_score"] for episode in episodes if "final_score" in episode]
     return {
         "total_episodes": count,
         "successful_episodes": passed,
@@ -162,7 +163,7 @@ def _aggregated(episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "success_rate": passed / count if count else None,
         "total_duration": duration,
         "avg_duration": duration / count if count else None,
-        "avg_score": sum(episode["final_score"] for episode in episodes) / count if count else None,
+        "avg_score": sum(scores) / len(scores) if scores else None,
         "test_pass_rate": sum(tests) / len(tests) if tests else None,
         "avg_actions": actions / count if count else None,
         "action_efficiency": passed / actions if actions else None,

@@ -125,12 +125,14 @@ def plan_run(run_id: str, request: RunRequest, task: Task, jobs: Mapping[str, Ro
 
 
 def result_of(run_id: str, result: Result, verdict: Verdict | None, records: Sequence[Record], uri: str) -> RunResult:
-    """The answer for a sealed rollout. What infrastructure lost has no rewards."""
+    """The answer for a sealed rollout. What infrastructure lost has no rewards.
+
+    `reward` alone is told of the others, because clients of PR #83 add all of them up."""
     completed = result.outcome is Outcome.COMPLETED
     return RunResult(
         run_id=run_id,
         status=RunStatus.COMPLETED if completed else RunStatus.FAILED,
-        rewards=None if verdict is None or not completed else {**verdict.rewards, "reward": verdict.reward},
+        rewards=None if verdict is None or not completed else {"reward": verdict.reward},
         rollout_details=details_of(records) or None,
         error=None if completed else f"{result.reason}: {result.message}",
         result_uri=uri,

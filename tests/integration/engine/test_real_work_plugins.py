@@ -89,8 +89,10 @@ async def test_a_run_is_exported_as_their_trajectories_and_statistics(tmp_path: 
     (done,) = [one for one in trajectories if one["steps"]]
     assert [step["action"]["content"] for step in done["steps"]] == ["rm -rf /", "echo pip > out.txt", "done"]
     assert [test["success"] for test in done["test_results"]] == [True, False]
+    scores = [one["episode_result"].get("final_score") for one in trajectories]
+    assert sorted(scores, key=str) == [0.5, None], "a masked rollout has no score, and not 0"
     statistics = json.loads((folder / "results.stats.json").read_text())
-    assert (statistics["total_episodes"], statistics["not_completed"]) == (1, 1)
+    assert (statistics["total_episodes"], statistics["not_completed"], statistics["avg_score"]) == (1, 1, 0.5)
     assert (statistics["test_pass_rate"], statistics["avg_actions"], statistics["action_efficiency"]) == (0.5, 3, 0)
     assert statistics["plugins"]["RealWork"]["refused"] == 1
 

@@ -16,7 +16,8 @@ from aiohttp import web
 
 from agent_runtime.integrations.harbor_server.archive import pack
 from agent_runtime.integrations.harbor_server.runs import FolderInUse
-from agent_runtime.integrations.harbor_server.schemas import PATH
+from agent_runtime.integrations.harbor_server.schemas import PATH, RunResult
+from agent_runtime.integrations.harbor_server.trials import rewards_of
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from rollout_api.records import AttemptRecord
@@ -76,6 +77,15 @@ async def test_a_client_of_pr_83_gets_its_rewards_and_is_told_what_was_not_honou
             name in told for name in ("agent.later", "agent.kwargs.total_cost_limit", "environment_kwargs.namespace")
         )
         assert await get(url, answer["run_id"]) == (200, answer)
+
+
+@pytest.mark.parametrize("written, reward", [('{"score": 0.75}', 0.75), ('{"reward": 0.5, "style": 1}', 0.5)])
+async def test_server_counts_reward_once_when_client_sums_rewards(tmp_path: Path, written: str, reward: float) -> None:
+    script = f"#!/bin/bash\necho '{written}' > /logs/verifier/reward.json\n"
+    folder = hello_world(tmp_path / "hello", **{"tests/test.sh": script})
+    async with harbor_server(tmp_path, ORACLE) as (url, _):
+        _, answer = await post(url, pack(folder))
+        assert rewards_of(RunResult.model_validate(answer))["reward"] == reward, answer
 
 
 async def test_nobody_without_the_key_can_run_read_or_end_anything(tmp_path: Path) -> None:
