@@ -80,7 +80,7 @@ def _means(prefix: str, results: Sequence[Result]) -> dict[str, float]:
             named[name].append(value)
     means = {
         f"{prefix}/{name}": found
-        for name, listed in (*values.items(), *named.items())
+        for name, listed in (*named.items(), *values.items())
         if (found := mean(listed)) is not None
     }
     if (std := sample_std(values["reward"])) is not None:

@@ -150,10 +150,9 @@ def _reports_of(name: str, by_key: dict[tuple[str | None, str], list[ReportedTes
     keys = [_address(path, rest), (_reportable(path), _reportable(rest))]
     # Class names of other languages hold `::` as well: cargo-nextest's are `package::binary`.
     keys += [(_reportable(name[: at.start()]), _reportable(name[at.end() :])) for at in re.finditer("::", name)]
-    for key in keys:
-        if found := [test for test in by_key.get(key, []) if not _of_another_file(test, path)]:
-            return found
-    return by_key.get((None, _reportable(name)), [])
+    # All of them: of two tests that a name may mean, the agent may have added the one that passes.
+    found = [test for key in keys for test in by_key.get(key, []) if not _of_another_file(test, path)]
+    return found + by_key.get((None, _reportable(name)), [])
 
 
 def _address(path: str, rest: str) -> tuple[str, str]:

@@ -37,6 +37,11 @@ def test_a_curve_shows_means_by_environment_and_lost_rollouts_only_as_a_share() 
     assert shown["rollout/reward_std"] == pytest.approx(0.5**0.5)
 
 
+def test_reward_curve_is_not_replaced_by_a_named_reward() -> None:
+    shown = scalars([result(0, 0.0, "lake", passed=False, rewards={"reward": 0.9, "passed": 1.0})])
+    assert (shown["rollout/reward"], shown["rollout/passed"]) == (0.0, 0.0)
+
+
 def test_a_group_that_was_lost_as_a_whole_has_no_mean() -> None:
     assert scalars([result(0, None, "lake")]) == {"rollouts": 1.0, "masked": 1.0}
     assert scalars([]) == {"rollouts": 0.0}

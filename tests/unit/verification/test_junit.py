@@ -154,6 +154,12 @@ def test_a_test_is_not_judged_by_another_whose_name_begins_with_its_own() -> Non
     assert passed(data, "a.test.js::adds", "adds") == [True, True]
 
 
+def test_name_that_means_two_tests_needs_both_to_pass() -> None:
+    # The second is a unit test that an agent adds to the library, to be taken for the integration test.
+    hidden, added = case("pkg::integration", "a::adds", "<failure/>"), case("pkg", "integration::a::adds")
+    assert passed(report(hidden, added), "pkg::integration::a::adds") == [False]
+
+
 def test_a_report_with_control_characters_is_read() -> None:
     data = report(case("m", "\x1b[0m is plain\0"), case("m", "b", "<failure message='\x1b[31mred'/>"))
     assert passed(data, "m::\x1b[0m is plain\0", "m::b") == [True, False]
