@@ -20,27 +20,36 @@ class HttpSession:
         self._url = url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
         self._task: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
         self._opening: asyncio.Future[tuple[ClientSession, InitializeResult]] | None = None
+        self._session: ClientSession | None = None
 
     async def open(self) -> tuple[ClientSession, InitializeResult]:
         """The session and how the server introduced itself. A session that was lost is opened anew. Raises what failed."""
         if self._task is None or self._task.done():
             self._opening = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._live(self._opening))
+            self._closing = asyncio.Event()
+            self._task = asyncio.create_task(self._live(self._opening, self._closing))
         assert self._opening is not None
         return await asyncio.shield(self._opening)
 
+    async def lose(self, session: ClientSession) -> None:
+        """Have the next `open` make a session in place of this one."""
+        if session is self._session:
+            await self.close()
+
     async def close(self) -> None:
         """End the session."""
-        if self._task is None:
+        task, self._task, self._session = self._task, None, None
+        if task is None:
             return
         self._closing.set()
-        await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.wait([task], timeout=CLOSE_SECONDS)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
-    async def _live(self, opening: asyncio.Future[tuple[ClientSession, InitializeResult]]) -> None:
+    async def _live(
+        self, opening: asyncio.Future[tuple[ClientSession, InitializeResult]], closing: asyncio.Event
+    ) -> None:
         try:
             async with (
                 httpx2.AsyncClient(headers=self._headers, timeout=TIMEOUT) as client,
@@ -48,7 +57,8 @@ class HttpSession:
                 ClientSession(read, write) as session,
             ):
                 opening.set_result((session, await session.initialize()))
-                await self._closing.wait()
+                self._session = session
+                await closing.wait()
         except Exception as error:  # noqa: BLE001 - whoever waits for the session, or uses it, is told
             if not opening.done():
                 opening.set_exception(error)

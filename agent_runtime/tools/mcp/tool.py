@@ -16,6 +16,8 @@ from agent_runtime.tools.mcp.http import HttpSession
 from agent_runtime.tools.mcp.stdio import connect
 from rollout_api.records import McpRecord
 
+_LOST = ("Connection closed", "Session terminated")
+"""What the SDK says of every further call of a session whose connection broke, or that its server has forgotten."""
 STDERR_BYTES = 2000
 """Of what a server that ended had said last."""
 
@@ -61,6 +63,8 @@ class McpTool:
             return result_of(answer)
         if isinstance(answer, ValidationError):
             raise ToolError(f"{self.name}: its server broke the protocol: {answer.errors()[0]['msg']}")
+        if self._http is not None and answer.message in _LOST:
+            await self._http.lose(session)
         raise ToolError(f"{self.name}: {answer.message}{await self._ending(context, answer)}")
 
     @asynccontextmanager
