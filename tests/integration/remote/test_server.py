@@ -79,7 +79,7 @@ async def test_a_client_of_pr_83_gets_its_rewards_and_is_told_what_was_not_honou
         assert await get(url, answer["run_id"]) == (200, answer)
 
 
-@pytest.mark.parametrize("written, reward", [('{"score": 0.75}', 0.75), ('{"reward": 0.5, "style": 1}', 0.5)])
+@pytest.mark.parametrize(("written", "reward"), [('{"score": 0.75}', 0.75), ('{"reward": 0.5, "style": 1}', 0.5)])
 async def test_server_counts_reward_once_when_client_sums_rewards(tmp_path: Path, written: str, reward: float) -> None:
     script = f"#!/bin/bash\necho '{written}' > /logs/verifier/reward.json\n"
     folder = hello_world(tmp_path / "hello", **{"tests/test.sh": script})
