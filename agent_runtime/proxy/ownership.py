@@ -17,6 +17,7 @@ from typing import Final
 
 from agent_runtime.models.base import Model
 from agent_runtime.proxy.http import Incoming, Reply
+from agent_runtime.proxy.keys import matches
 from agent_runtime.proxy.metrics import Meter
 from agent_runtime.proxy.peers import FORWARDED, MISDIRECTED, PeerLost, Peers
 from agent_runtime.proxy.session import Session, SessionSettings
@@ -89,6 +90,9 @@ class StoredSessions:
             held.used = time.monotonic()
             return held.session
         settings, claim = await self._look_up(session)
+        if key is not None and not matches(key, settings.key_digest):
+            self.forget(session)  # it may have been deleted, and registered anew with another key
+            settings, claim = await self._look_up(session)
         check_key(settings, key)
         if claim is not None and claim.address not in (None, self.address):
             return _Elsewhere(self, self._peers, settings, claim)

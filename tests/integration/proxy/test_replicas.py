@@ -221,6 +221,21 @@ async def test_any_replica_answers_for_a_session_and_its_end_holds_at_all_of_the
                 assert reply.status == 401
 
 
+async def test_session_registered_again_under_its_name_is_served_by_all_replicas(replicas: Replicas) -> None:
+    async with aiohttp.ClientSession() as client:
+        statuses = []
+        for _ in range(2):
+            agent = await registered(client, replicas, "s")
+            for port in replicas.ports:
+                url = f"http://127.0.0.1:{port}{agent.base_path}/chat/completions"
+                body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}]}
+                async with client.post(url, json=body) as reply:
+                    statuses.append(reply.status)
+            async with client.delete(f"http://127.0.0.1:{replicas.ports[0]}/sessions/s", headers=ADMIN) as reply:
+                assert reply.status == 200
+    assert statuses == [200] * 6
+
+
 async def test_a_client_that_leaves_another_replica_stops_the_model_at_the_owner(replicas: Replicas) -> None:
     owner, other, _ = replicas.ports
     async with aiohttp.ClientSession() as client:
