@@ -56,9 +56,12 @@ class SessionStore:
         return await self.folder(session).records()
 
     async def delete(self, session: str) -> None:
-        """Remove it; its name is free again. Interrupted, the session is unknown already, and its name may be used."""
-        await self.store.delete([self._settings_key(session)])
-        await self.store.delete([meta.key for meta in await self.store.list(f"sessions/{session}")])
+        """Remove it; its name is free again. Interrupted, the session has ended, and has to be deleted again."""
+        last = [self._settings_key(session), self._completed_key(session)]
+        keys = [meta.key for meta in await self.store.list(f"sessions/{session}")]
+        # The name stays taken until the records are gone, which would be those of the next session of that name.
+        await self.store.delete([key for key in keys if key not in last])
+        await self.store.delete(last)
 
     def _settings_key(self, session: str) -> str:
         return f"sessions/{session}/session.json"
