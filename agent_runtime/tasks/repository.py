@@ -156,7 +156,7 @@ _HEADER = re.compile(r'"?a/(.+?)"? "?b/(.+?)"?')
 _APPLY_PATCH = resources.files("agent_runtime.tasks.in_sandbox").joinpath("apply_patch.py").read_text("utf-8")
 _TEST_NAMES = [re.escape(pattern).replace(r"\*", "[^/]*") for pattern in TEST_FILES]
 _LOADED_BY_ITSELF = (
-    rf"(^|/)({'|'.join([*map(re.escape, sorted(LOADED_BY_THEMSELVES)), *_TEST_NAMES])})$|\.(pth|pyc|pyo)$"
+    rf"(^|/)({'|'.join([*map(re.escape, sorted(LOADED_BY_THEMSELVES)), *_TEST_NAMES])}|[.]gitattributes)$|\.(pth|pyc|pyo)$"
     rf"|({'|'.join(re.escape(suffix) for suffix in METADATA_SUFFIXES)})(/|$)"
 )
 _PROGRAM = (

@@ -15,6 +15,10 @@ import tempfile
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+ENVIRONMENT = {"pyvenv.cfg", "conda-meta"}
+"""Either makes its folder a Python environment."""
+TEST_FOLDER = re.compile("^((?:.*?/)??tests?/)")
+"""The outermost folder of tests in a path: a solution does not lie there."""
 
 
 def git(*arguments: str, data: bytes = b"") -> bytes:
@@ -34,26 +38,32 @@ def read_json(name: str) -> Any:
 
 def main() -> None:
     """Agent's patch, without what would be loaded by itself; then the tests as they were, and the hidden ones."""
-    instance, by_itself = read_json("instance.json"), read_json("loaded_by_itself.json")
+    rules = dict(read_json("loaded_by_itself.json"), **read_json("instance.json"))
     # git's configuration and index are our own: those of the repository may be anything.
     scratch = tempfile.mkdtemp()
     os.environ.update(HOME=scratch, GIT_CONFIG_NOSYSTEM="1", GIT_INDEX_FILE=os.path.join(scratch, "index"))
     git("config", "--global", "--add", "safe.directory", "*")
-    git("read-tree", instance["prepared"])
-    if os.path.exists(instance["patch"]) and os.path.getsize(instance["patch"]):
+    if os.path.exists(rules["patch"]) and os.path.getsize(rules["patch"]):
+        git("read-tree", rules["prepared"])
+        git("add", "-A")
+        rules["before"] = before = {folder[2:]: folders + files for folder, folders, files in os.walk(".")}
+        files = [os.path.join(folder, name) for folder in before for name in before[folder] if name.endswith(".py")]
+        known = rules["tests"] + [path for path in files if re.search(rules["pattern"], path)]
+        rules["testFolders"] = {folder for path in known for folder in TEST_FOLDER.findall(path)}
+        # --index lets the patch change no file that git ignores, the hidden tests among them; --check, follow no link.
         # Our own folders hold reports and tests: nothing of them is a patch's to write.
-        git("apply", "--whitespace=nowarn", "--exclude=.rollout-*", instance["patch"])
-        for status, path in changes(instance["prepared"]):
-            if path not in instance["allowed"] and is_loaded_by_itself(path, status, by_itself):
+        for how in ("--check", "--index"):
+            git("apply", how, "--whitespace=nowarn", "--exclude=.rollout-*", rules["patch"])
+        for status, path in changes(rules["prepared"]):
+            if path not in rules["allowed"] and is_loaded_by_itself(path, status, rules):
                 print("left out, as Python or pytest would load it by itself: %s" % path)
-                restore(instance["prepared"], path)
-    for path in instance["tests"]:
-        restore(instance["base"], path)
-    number, tests = 0, b""
-    while os.path.exists(os.path.join(HERE, "tests.patch.%d" % number)):
+                restore(rules["prepared"], path)
+    for path in rules["tests"]:
+        restore(rules["base"], path)
+    tests = b""
+    for number in range(sum(name.startswith("tests.patch.") for name in os.listdir(HERE))):
         with open(os.path.join(HERE, "tests.patch.%d" % number), "rb") as part:
             tests += part.read()
-        number += 1
     if tests:
         git("apply", "--whitespace=nowarn", data=tests)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -61,22 +71,29 @@ def main() -> None:
 
 def changes(prepared: str) -> "list[tuple[str, str]]":
     """What the patch did: pairs of A, M or D with a path."""
-    git("add", "-A")
     listed = git("diff", "--cached", "--name-status", "--no-renames", "-z", prepared).decode("utf-8", "surrogateescape")
     parts = listed.split("\0")
     return list(zip(parts[0::2], parts[1::2]))  # noqa: B905
 
 
-def is_loaded_by_itself(path: str, status: str, by_itself: "dict[str, Any]") -> bool:
+def is_loaded_by_itself(path: str, status: str, rules: "dict[str, Any]") -> bool:
     """Whether Python, pytest or their tools would take the file without being asked to."""
-    if re.search(by_itself["pattern"], path):
+    before, (folder, name) = rules["before"], os.path.split(path)
+    above = [path[:end] for end, character in enumerate(path) if character == "/"]
+    if re.search(rules["pattern"], path) or any(ENVIRONMENT.intersection(before.get(parent, ())) for parent in above):
         return True
-    folder, name = os.path.split(path)
+    # A link may lead to a package.
+    if not name.endswith((".py", ".so")) and ("." in name or not os.path.islink(path)):
+        return False
+    if not rules["testFolders"].isdisjoint(TEST_FOLDER.findall(path)):
+        return True
     module, package = (name.split(".")[0], folder) if name != "__init__.py" else os.path.split(folder)[::-1]
-    # Inside of a package it is a module like any other; beside a package or a script it stands in for the real one.
-    is_module = name.endswith((".py", ".so"))
-    shadows = is_module and (module in by_itself["shadowed"] or module.startswith("pytest_"))
-    return bool(status == "A" and shadows) and not os.path.exists(os.path.join(package, "__init__.py"))
+    file = os.path.join(package, module + ".py")
+    # Inside of a package it is a module like any other; beside a package or a script it stands in for the real one. A
+    # patch may bring new packages, but make none of a folder that was there.
+    siblings = before[package] if package in before else os.listdir(package)
+    shadows = "__init__.py" not in siblings and (module in rules["shadowed"] or module.startswith("pytest_"))
+    return status == "A" and bool(shadows or file in rules["tests"] or re.search(rules["pattern"], file))
 
 
 def restore(tree: str, path: str) -> None:

@@ -15,11 +15,12 @@ import pytest
 from agent_runtime.export.formats import Format, export
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
-from agent_runtime.tasks.repository import COLLECT_PATCH, PATCH, scrub_history
+from agent_runtime.tasks.repository import COLLECT_PATCH, PATCH, TESTS_FOLDER, hidden_files, scrub_history
 from rollout_api.records import Result
 from rollout_api.rollout_job import RolloutJob
+from rollout_api.tasks import TaskFile
 from rolloutctl.client import Client
-from tests.support.repository import FIX, commit, git, make_repository
+from tests.support.repository import FIX, HIDDEN_TESTS, commit, git, make_repository
 
 THIS_MACHINE = "agent-rollouts-quickstart:latest"
 """The image in whose place the local provider takes the environment that runs it."""
@@ -185,6 +186,43 @@ def test_the_patch_has_the_fix(obstacle: str, folder: Path) -> None:
         git(repository, "init", "-q", "scratch")
     subprocess.run(["sh", "-c", COLLECT_PATCH], cwd=repository, check=True)
     assert "+    return a + b" in (repository / PATCH).read_text()
+
+
+PLANTED = {
+    "conftest.py": "diff --git a/.gitignore b/.gitignore\n--- a/.gitignore\n+++ b/.gitignore\n@@ -1,3 +1 @@\n"
+    "-*.pyc\n-/.venv\n-/data\n+*.py\n",
+    "json.py": "diff --git a/__init__.py b/__init__.py\nnew file mode 100644\n",
+    ".venv/bin/bash": "",
+    "data/sh": "",
+    ".gitattributes": "",
+    "tests/helper.py": "",
+    "tests/test_calculator/__init__.py": "",
+    "tests.txt": f"diff --git a/{TESTS_FOLDER}/tests.patch.0 b/x.txt\nsimilarity index 100%\n"
+    f"rename from {TESTS_FOLDER}/tests.patch.0\nrename to x.txt\n",
+}
+"""New files by path, and what is in the same patch: not always one that git wrote."""
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_patch_plants_nothing_that_decides_the_hidden_tests(planted: str, folder: Path) -> None:
+    repository = folder / "repository"
+    instance = make_repository(repository)
+    (repository / ".venv" / "bin").mkdir(parents=True)
+    (repository / ".venv" / "pyvenv.cfg").touch()
+    (repository / "data").symlink_to(folder)
+    base = commit(repository, "prepared", {".gitignore": "*.pyc\n/.venv\n/data\n"})
+    subprocess.run(["sh", "-c", scrub_history(base)], cwd=repository, check=True)
+    header = f"diff --git a/{planted} b/{planted}\nnew file mode 100755\n--- /dev/null\n+++ b/{planted}\n"
+    new = f"{header}@@ -0,0 +1 @@\n+x = 1\n"
+    hidden = hidden_files(base, instance["test_patch"], ["tests/test_calculator.py"], [])
+    for file in [*map(TaskFile.model_validate, hidden), TaskFile(path=PATCH, content=PLANTED[planted] + new)]:
+        place = repository / file.path
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(file.data())
+    script = [sys.executable, f"{TESTS_FOLDER}/apply_patch.py"]
+    applied = subprocess.run(script, cwd=repository, capture_output=True, text=True, check=False)
+    has_hidden_tests = (repository / "tests" / "test_calculator.py").read_text() == HIDDEN_TESTS
+    assert applied.returncode or (has_hidden_tests and not (repository / planted).exists()), applied
 
 
 def test_a_repository_without_the_base_commit_is_refused_in_words(folder: Path) -> None:
