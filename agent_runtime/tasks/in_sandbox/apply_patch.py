@@ -30,15 +30,12 @@ def git(*arguments: str, data: bytes = b"") -> bytes:
     return output
 
 
-def read_json(name: str) -> Any:
-    """A file beside this one."""
-    with open(os.path.join(HERE, name)) as file:
-        return json.load(file)
-
-
 def main() -> None:
     """Agent's patch, without what would be loaded by itself; then the tests as they were, and the hidden ones."""
-    rules = dict(read_json("loaded_by_itself.json"), **read_json("instance.json"))
+    rules = {}  # type: dict[str, Any]
+    for name in ("instance.json", "loaded_by_itself.json"):
+        with open(os.path.join(HERE, name)) as file:
+            rules.update(json.load(file))
     # git's configuration and index are our own: those of the repository may be anything.
     scratch = tempfile.mkdtemp()
     os.environ.update(HOME=scratch, GIT_CONFIG_NOSYSTEM="1", GIT_INDEX_FILE=os.path.join(scratch, "index"))
