@@ -5,7 +5,6 @@ import asyncio
 import httpx2
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import InitializeResult
 
 CLOSE_SECONDS = 5.0
 """For the server to be told that the session is over."""
@@ -20,16 +19,14 @@ class HttpSession:
         self._url = url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
         self._task: asyncio.Task[None] | None = None
-        self._opening: asyncio.Future[tuple[ClientSession, InitializeResult]] | None = None
         self._session: ClientSession | None = None
 
-    async def open(self) -> tuple[ClientSession, InitializeResult]:
-        """The session and how the server introduced itself. A session that was lost is opened anew. Raises what failed."""
+    async def open(self) -> ClientSession:
+        """The session. One that was lost is opened anew. Raises what failed."""
         if self._task is None or self._task.done():
-            self._opening = asyncio.get_running_loop().create_future()
+            self._opening: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
             self._closing = asyncio.Event()
             self._task = asyncio.create_task(self._live(self._opening, self._closing))
-        assert self._opening is not None
         return await asyncio.shield(self._opening)
 
     async def lose(self, session: ClientSession) -> None:
@@ -47,17 +44,16 @@ class HttpSession:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    async def _live(
-        self, opening: asyncio.Future[tuple[ClientSession, InitializeResult]], closing: asyncio.Event
-    ) -> None:
+    async def _live(self, opening: asyncio.Future[ClientSession], closing: asyncio.Event) -> None:
         try:
             async with (
                 httpx2.AsyncClient(headers=self._headers, timeout=TIMEOUT) as client,
                 streamable_http_client(self._url, http_client=client) as (read, write),
                 ClientSession(read, write) as session,
             ):
-                opening.set_result((session, await session.initialize()))
+                await session.initialize()
                 self._session = session
+                opening.set_result(session)
                 await closing.wait()
         except Exception as error:  # noqa: BLE001 - whoever waits for the session, or uses it, is told
             if not opening.done():

@@ -58,7 +58,7 @@ class McpServers:
         try:
             async with asyncio.timeout(START_SECONDS):
                 if (http := self._http.get(server.name)) is not None:
-                    session, _ = await http.open()
+                    session = await http.open()
                     record, problem = await _listed(session, server.name, None)
                 else:
                     record, problem = await _start(server, processes(server.name))

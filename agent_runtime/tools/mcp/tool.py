@@ -70,8 +70,7 @@ class McpTool:
     @asynccontextmanager
     async def _session(self, context: ToolContext) -> AsyncIterator[ClientSession]:
         if self._http is not None:
-            session, _ = await self._http.open()
-            yield session
+            yield await self._http.open()
             return
         processes = live_processes(context.workspace)
         assert self._server.process is not None
