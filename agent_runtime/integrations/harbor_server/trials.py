@@ -8,6 +8,7 @@ what is then read as the verifier's reward file are the rewards that the server 
 import base64
 import hmac
 import json
+import math
 import secrets
 import socket
 import uuid
@@ -180,8 +181,9 @@ def trial_request(settings: RemoteSettings, folder: Path, reached: Reached, mode
 
 
 def rewards_of(result: RunResult) -> dict[str, float]:
-    """The rewards of a trial, and as `reward` their sum, which PR #83 trains with. Raises TrialLost where there are none
-    and the policy is not to blame. Pure."""
+    """The rewards of a trial, and as `reward` their sum, from -1 to 1: PR #83 trains with it.
+
+    Raises TrialLost where there are none and the policy is not to blame. Pure."""
     reason = (result.error or "").partition(":")[0].strip()
     if result.status == RunStatus.TIMEOUT or (result.status != RunStatus.COMPLETED and reason in POLICYS_ERRORS):
         # What such a server says of the reward is a 0 that stands for every kind of error.
@@ -192,13 +194,9 @@ def rewards_of(result: RunResult) -> dict[str, float]:
         raise TrialLost(
             "NoReward", "the trial was completed, and the server told no reward; does its task have a verifier?"
         )
+    # Out of range it is bounded: the policy may have written it, and must not be able to discard its trial by a number.
     total = sum(result.rewards.values())
-    if not LOWEST <= total <= HIGHEST:
-        listed = ", ".join(f"{name} {value:g}" for name, value in result.rewards.items())
-        raise TrialLost(
-            "RewardOutOfRange", f"the rewards ({listed}) sum to {total:g}, expected {LOWEST:g} to {HIGHEST:g}"
-        )
-    return {**result.rewards, "reward": total}
+    return {**result.rewards, "reward": 0.0 if math.isnan(total) else min(max(total, LOWEST), HIGHEST)}
 
 
 def make_trials(settings: RemoteSettings | None, environ: Mapping[str, str]) -> Callable[[], SandboxProvider] | None:
