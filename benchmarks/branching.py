@@ -41,7 +41,6 @@ class Instant:
     token_capture = "TextOnly"
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """See Model."""
         is_last = request.turn > self._last_turn
         command = FILL if request.turn == 0 else "true"
         function = {"name": "bash", "arguments": f'{{"command": "{command}"}}'}
@@ -60,8 +59,6 @@ class Brancher:
     """Works for eleven turns, then goes back to their end sixteen times for one more; its message has the seconds."""
 
     async def run(self, context: AgentContext) -> str:
-        """See Agent."""
-
         async def turn(number: int) -> None:
             await context.call_model([{"role": "user", "content": "go on"}])
             command = FILL if number == 0 else "true"

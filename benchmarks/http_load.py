@@ -63,7 +63,6 @@ class Connection:
         return self._streams
 
     def close(self) -> None:
-        """Close it."""
         if self._streams is not None:
             self._streams[1].close()
 
@@ -86,7 +85,6 @@ class Pool:
         self._free.append(connection)
 
     def close(self) -> None:
-        """Close all."""
         for connection in self._all:
             connection.close()
 

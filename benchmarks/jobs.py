@@ -22,7 +22,6 @@ class Noop:
     idempotent: ClassVar[bool] = True
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """Done."""
         return ToolResult("ok")
 
 

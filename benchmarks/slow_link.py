@@ -46,18 +46,15 @@ class _End(asyncio.Protocol):
             act(other)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See Protocol."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         if self._accepted is not None:
             self._accepted(self)
 
     def data_received(self, data: bytes) -> None:
-        """See Protocol."""
         self._pass_on(lambda other: other.transport.write(data))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See Protocol."""
         self._pass_on(lambda other: other.transport.close())
 
     def _pass_on(self, act: "Callable[[_End], None]") -> None:

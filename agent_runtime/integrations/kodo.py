@@ -95,7 +95,6 @@ class KodoContainers:
         self._runner, self._settings, self._bundle = runner, settings, bundle
 
     async def start(self, container: str, spec: WorkspaceSpec, config: Mapping[str, Any], home: Path) -> str:
-        """See Containers."""
         port = random.choice(PORTS)
         upload = home / "upload"
         await asyncio.to_thread(shutil.copytree, self._bundle, upload)
@@ -199,7 +198,6 @@ class KodoContainers:
             return
 
     async def has_ended(self, container: str) -> bool:
-        """See Containers."""
         client = self._runner.manager.client
         try:
             if self._is_docker:
@@ -212,7 +210,6 @@ class KodoContainers:
         return pod.status.phase in ("Succeeded", "Failed")
 
     async def log(self, container: str) -> str:
-        """See Containers."""
         client = self._runner.manager.client
         if self._is_docker:
             found = await call("find a container", CALL_SECONDS, client.containers.get, container)

@@ -74,7 +74,6 @@ class KubeApi:
         return cls(configuration, namespace)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.close()
 
     async def get_job(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:

@@ -149,7 +149,6 @@ class _ModelCollector(Collector):
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
-        """See Collector."""
         model = self._model
         yield GaugeMetricFamily("rollout_model_calls_in_flight", "Calls at model servers.", model.in_flight)
         yield GaugeMetricFamily("rollout_model_calls_waiting", "Calls that wait for gate or place.", model.waiting)

@@ -121,11 +121,9 @@ class HostedProvider:
         self._pool = LeasePool(self._place)
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
-        """See SandboxProvider."""
         return await self._opened().acquire(spec, attempt=attempt, fence=fence, name=name)
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
-        """See SandboxProvider."""
         return await self._opened().reattach(handle, spec=spec, fence=fence)
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
@@ -145,7 +143,6 @@ class HostedProvider:
                 await sandbox.close()
 
     async def forget_group(self, group: str) -> None:
-        """See SandboxProvider."""
         self._opened()
         for sandbox in list(self._sandboxes.values()):
             sandbox.groups.discard(group)

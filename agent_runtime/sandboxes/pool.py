@@ -37,11 +37,9 @@ class LeasePool:
         self._leases: dict[str, Lease] = {}
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
-        """See SandboxProvider."""
         return await self._take(Lease(workspace_id(attempt, name), attempt, name, spec, fence))
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
-        """See SandboxProvider."""
         attempt, _, name = handle["workspace"].partition(".")
         return await self._take(Lease(handle["workspace"], attempt, name, spec, fence, handle))
 

@@ -4,7 +4,6 @@ Workspaces are in memory: the tool that is called does nothing, and what a works
 """
 
 import asyncio
-import cProfile
 import os
 import time
 from collections.abc import Sequence
@@ -72,21 +71,17 @@ class _Seen:
 
 
 async def measure(question: dict[str, Any]) -> dict[str, Any]:
-    """Answers {job, environ, stop_after, journal, profile} with the cost of running that job, and what it did.
+    """Answers {job, environ, stop_after, journal} with the cost of running that job, and what it did.
 
     `stop_after` so many seals the run is stopped, resumable. `journal` false leaves the turns' records unwritten.
-    `profile` is the file for cProfile's statistics.
     """
     job = validate(RolloutJob, question["job"])
     stop = asyncio.Event()
-    profiler = cProfile.Profile() if question.get("profile") else None
     journaled = Journal.append
     if not question.get("journal", True):
         Journal.append = _unwritten  # type: ignore[method-assign]
     meter = Meter()
     seen = _Seen(question.get("stop_after"), stop)
-    if profiler is not None:
-        profiler.enable()
     try:
         await run_job(
             job,
@@ -97,12 +92,8 @@ async def measure(question: dict[str, Any]) -> dict[str, Any]:
             stop=stop,
         )
     finally:
-        if profiler is not None:
-            profiler.disable()
         Journal.append = journaled  # type: ignore[method-assign]
     cost = meter.read()
-    if profiler is not None:
-        profiler.dump_stats(question["profile"])
     if seen.failed:
         raise RuntimeError(f"{len(seen.failed)} rollouts did not finish, the first: {seen.failed[0]}")
     return {

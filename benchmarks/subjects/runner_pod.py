@@ -40,7 +40,6 @@ class RunnerPod:
         self._turns = itertools.count()
 
     async def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """See the methods for what each call takes."""
         ask: dict[str, Callable[..., Awaitable[list[float]]]] = {
             "tool": self._tool,
             "exec": self._exec,

@@ -38,7 +38,7 @@ from agent_runtime.sandboxes.base import (
     SandboxProvider,
     WorkspaceSpec,
 )
-from agent_runtime.sandboxes.no_sandbox import NoSandboxes, Nowhere
+from agent_runtime.sandboxes.no_sandbox import NoSandbox, NoSandboxes
 
 GRACE_SECONDS: Final = 1800.0
 """Beside the agent's time: images are built in it, Harbor's default for that being 600 s, and the task is graded."""
@@ -89,7 +89,7 @@ class HarborTrials(NoSandboxes):
         await self._front.close()
 
 
-class Trial(Nowhere):
+class Trial(NoSandbox):
     """Implements Workspace, as far as a program and a reward file need it."""
 
     def __init__(self, settings: RemoteSettings, client: HarborClient, front: Front, folder: Path) -> None:

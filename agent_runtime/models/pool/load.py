@@ -66,7 +66,6 @@ class LoadReader:
             return None
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None

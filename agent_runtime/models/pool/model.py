@@ -108,7 +108,6 @@ class ServedModel:
             server.engine.token_capture = self.token_capture
 
     async def close(self) -> None:
-        """Close connections."""
         await self._fleet.close()
 
     async def complete(self, request: ModelRequest) -> ModelReply:

@@ -57,7 +57,6 @@ class AnthropicEndpoint:
         parse_answer(answer.payload)
 
     async def close(self) -> None:
-        """Close connections."""
         await self._client.close()
 
     def _body(self, request: ModelRequest) -> dict[str, Any]:

@@ -73,7 +73,6 @@ class OpenAIEndpoint:
         raise ModelConfigError("BadRequest", f"{self._client.base_url} refuses a plain request: {answer.error}")
 
     async def close(self) -> None:
-        """Close connections."""
         await self._client.close()
 
     def body(self, request: ModelRequest) -> dict[str, Any]:

@@ -131,7 +131,6 @@ class VllmServer:
                 )
 
     async def close(self) -> None:
-        """Close connections."""
         await self._chat.close()
         await self._client.close()
 

@@ -38,7 +38,6 @@ class ChatForm:
         self._body, self._prefix = body, prefix
 
     async def render(self, routes: TokenRoutes, options: CallOptions) -> dict[str, Any]:
-        """See `Form.render`."""
         return await routes.render(self._body, options)
 
     async def prompt(self, routes: TokenRoutes, rendered: Mapping[str, Any], options: CallOptions) -> list[int]:
@@ -53,7 +52,6 @@ class ChatForm:
     async def read(
         self, routes: TokenRoutes, prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
     ) -> ModelReply:
-        """See `Form.read`."""
         reply = await routes.derender(self._body, prompt, ids, finish, options)
         if self._body.get("parallel_tool_calls") is False and len(reply.tool_calls) > 1:
             # As vLLM's chat route does it; derendering leaves them.
@@ -69,17 +67,14 @@ class PromptForm:
         self._body = body
 
     async def render(self, routes: TokenRoutes, options: CallOptions) -> dict[str, Any]:
-        """See `Form.render`."""
         return await routes.render_prompt(self._body, options)
 
     async def prompt(self, routes: TokenRoutes, rendered: Mapping[str, Any], options: CallOptions) -> list[int]:
-        """See `Form.prompt`."""
         return list(rendered["token_ids"])
 
     async def read(
         self, routes: TokenRoutes, prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
     ) -> ModelReply:
-        """See `Form.read`."""
         text = await routes.derender_prompt(prompt, ids, finish, options)
         return ModelReply({"role": "assistant", "content": text}, finish, self._body["model"])
 

@@ -53,11 +53,9 @@ class ClusterProvider:
             self.warnings = plain_warnings(self._job.spec.sandbox.network)
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> ExecutorWorkspace:
-        """See SandboxProvider."""
         return await self._pool.acquire(spec, attempt=attempt, fence=fence, name=name)
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> ExecutorWorkspace:
-        """See SandboxProvider."""
         if handle.get("provider") != PROVIDER:
             raise SandboxFailure(
                 "WorkspaceLost",
@@ -98,11 +96,9 @@ class ClusterProvider:
             await self._fleet.recount(held)
 
     async def forget_group(self, group: str) -> None:
-        """See SandboxProvider."""
         await self._fleet.forget_group(group)
 
     async def close(self, *, keep: bool = False) -> None:
-        """See SandboxProvider."""
         await self._pool.close()
         await self._fleet.close(keep=keep)
 

@@ -133,7 +133,6 @@ class WatchedClient(ExecutorClient):
                 scope.reschedule(0)
 
     async def call(self, method: str, path: str, **arguments: Any) -> Reply:
-        """See ExecutorClient."""
         call = super().call
         is_repeatable = isinstance(arguments.get("body"), bytes | None)
         return await self._unless_ended(lambda: call(method, path, **arguments), is_repeatable=is_repeatable)
@@ -143,7 +142,6 @@ class WatchedClient(ExecutorClient):
         return await self._unless_ended(lambda: command(*arguments), is_repeatable=True)
 
     async def stream(self, path: str, query: Query = ()) -> AsyncIterator[bytes]:
-        """See ExecutorClient."""
         chunks = super().stream(path, query)
         while (chunk := await self._unless_ended(lambda: anext(chunks, None), is_repeatable=False)) is not None:
             yield chunk

@@ -56,7 +56,6 @@ class ContainerProviderBase(HostedProvider):
         self._images = images or ImageStore(base_dir)
 
     async def close(self, *, keep: bool = False) -> None:
-        """See SandboxProvider."""
         if self._pool is None:
             return
         await self._let_go()

@@ -107,7 +107,6 @@ class EngineContainers:
         self._engine, self._bundle, self._run, self._mode = engine, bundle, run, mode
 
     async def start(self, container: str, spec: WorkspaceSpec, config: Mapping[str, Any], home: Path) -> str:
-        """See Containers."""
         assert spec.image is not None  # refused by the provider
         by_socket = sys.platform == "linux"
         sockets = home / "socket"
@@ -144,7 +143,6 @@ class EngineContainers:
         return [*user, "--cap-drop", "ALL", *added, "--security-opt", "no-new-privileges", "--mount", state]
 
     async def remove(self, container: str) -> None:
-        """See Containers."""
         try:
             await self._engine.call("rm", "--force", "--volumes", container)
         except SandboxFailure:
@@ -153,11 +151,9 @@ class EngineContainers:
                 raise
 
     async def has_ended(self, container: str) -> bool:
-        """See Containers."""
         return container not in await self._names(running=True)
 
     async def log(self, container: str) -> str:
-        """See Containers."""
         return await self._engine.call("logs", "--tail", "20", container)
 
     async def remove_unrecorded(self, known: Sequence[str]) -> None:

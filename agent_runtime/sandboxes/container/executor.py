@@ -92,7 +92,6 @@ class ContainerExecutors:
         self._records, self._containers, self._settings = records, containers, settings
 
     def names(self) -> Sequence[str]:
-        """See Executors."""
         return [record.stem for record in self._records.glob("*.json")]
 
     def containers(self) -> Sequence[str]:
@@ -100,7 +99,6 @@ class ContainerExecutors:
         return [self._container(name) for name in self.names()]
 
     async def find(self, name: str) -> ContainerExecutor | None:
-        """See Executors."""
         path = self._record(name)
         try:
             record = ContainerRecord(**json.loads(path.read_text()))
@@ -118,7 +116,6 @@ class ContainerExecutors:
         return None
 
     async def start(self, name: str, spec: WorkspaceSpec) -> ContainerExecutor:
-        """See Executors."""
         home = Path(tempfile.mkdtemp(prefix="rollout-"))
         path, token = self._record(name), secrets.token_urlsafe(32)
         record = ContainerRecord(self._container(name), token, str(home))

@@ -322,7 +322,6 @@ class ExecutorClient:
         raise AssertionError("the last try returns")
 
     async def close(self) -> None:
-        """Close the connections."""
         self._connections.close()
         self._streams.close()
 

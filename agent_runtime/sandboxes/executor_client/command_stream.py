@@ -139,7 +139,6 @@ class CommandStreams:
         self._connecting = asyncio.Lock()
 
     async def ask(self, content: bytes, ends_by: float | None) -> bytearray:
-        """See CommandStream."""
         stream = self._stream
         if stream is None or not stream.is_usable:
             async with self._connecting:

@@ -105,7 +105,6 @@ class ModelPort:
 async def serve_model(
     client: ExecutorClient, hold: Hold, workspace_path: str, server: web.Server
 ) -> AsyncIterator[str]:
-    """See Workspace."""
     path = f"{workspace_path}/model"
     url: str = (await client.call("PUT", path, hold=hold)).json()["url"]
     port = ModelPort(client, hold, path, server)

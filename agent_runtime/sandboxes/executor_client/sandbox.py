@@ -158,7 +158,6 @@ class ExecutorSandbox:
         return workspace
 
     async def sweep(self, unwanted: Callable[[str, str], bool]) -> None:
-        """See SandboxProvider."""
         for workspace in (await self.client.call("GET", "/workspaces")).json()["workspaces"]:
             attempt, dot, name = workspace["id"].partition(".")
             if dot and unwanted(attempt, name):
@@ -175,7 +174,6 @@ class ExecutorSandbox:
             return True
 
     async def forget_group(self, group: str) -> None:
-        """See SandboxProvider."""
         await self._groups.forget(group)
 
     async def close(self) -> None:

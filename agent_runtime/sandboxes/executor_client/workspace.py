@@ -131,17 +131,14 @@ class ExecutorWorkspace:
         raise SandboxFailure("WorkspaceLost", f"workspace {self.name} is {state['state']}: {failure}")
 
     async def freeze(self) -> None:
-        """See Workspace."""
         await self._change("POST", f"{self._path}/freeze", f"{LIFECYCLE_TURN}:freeze")
 
     async def fork(self, name: str, *, of: str | None = None) -> ExecutorWorkspace:
-        """See Workspace."""
         if self._forked is None:
             raise SandboxFailure("ProviderUnavailable", f"workspace {self.name} is used by hand and cannot be forked")
         return await self._forked(name, of or self.name)
 
     async def discard(self, other: str) -> None:
-        """See Workspace."""
         if self._discard is not None:
             with contextlib.suppress(SandboxFailure):
                 await self._discard(other)
@@ -196,7 +193,6 @@ class ExecutorWorkspace:
         env: Mapping[str, str] | None = None,
         terminal: tuple[int, int] | None = None,
     ) -> str:
-        """See LiveProcesses."""
         try:
             return await self._client.start(
                 self._hold,
@@ -219,7 +215,6 @@ class ExecutorWorkspace:
             raise _request_failure("", refusal) from refusal
 
     async def processes(self, *, key: str) -> Sequence[tuple[str, bool]]:
-        """See LiveProcesses."""
         try:
             state = (await self._client.call("GET", self._path, hold=self._hold, key=key)).json()
         except ExecutorRefusal as refusal:
@@ -227,7 +222,6 @@ class ExecutorWorkspace:
         return [(process["id"], process["state"] == "Running") for process in state["processes"]]
 
     async def process(self, process: str, *, key: str | None = None) -> ProcessStatus | None:
-        """See LiveProcesses."""
         path, hold = f"{self._path}/processes/{process}", self._hold if key is not None else None
         try:
             status = (await self._client.call("GET", path, hold=hold, key=key)).json()
@@ -248,7 +242,6 @@ class ExecutorWorkspace:
         )
 
     async def write_input(self, process: str, offset: int, data: bytes, *, key: str) -> None:
-        """See LiveProcesses."""
         path, query = f"{self._path}/processes/{process}/stdin", [("offset", str(offset))]
         try:
             await self._change("POST", path, key, query=query, body=data)
@@ -256,7 +249,6 @@ class ExecutorWorkspace:
             raise _request_failure(process, refusal, "Conflict") from refusal
 
     async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
-        """See LiveProcesses."""
         wait_seconds = min(wait_seconds, WAIT_SECONDS)
         reply = await self._client.call(
             "GET",
@@ -273,7 +265,6 @@ class ExecutorWorkspace:
         )
 
     async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:
-        """See Workspace."""
         query = [("offset", "0"), ("limit", str(limit))]
         return (await self._file("GET", "files", path, key, query)).body
 
@@ -287,19 +278,16 @@ class ExecutorWorkspace:
         replace: bool = False,
         owner: str | None = None,
     ) -> None:
-        """See Workspace."""
         query = [("mode", mode), ("replace", "true" if replace else "false"), *_owned(owner)]
         await self._file("PUT", "files", path, key, query, data)
 
     async def remove(self, path: str, *, key: str, owner: str | None = None) -> None:
-        """See Workspace."""
         try:
             await self._file("DELETE", "files", path, key, _owned(owner))
         except MissingFile:
             return
 
     async def stat(self, path: str, *, key: str | None = None) -> FileStat | None:
-        """See Workspace."""
         try:
             reply = await self._file("GET", "stat", path, key)
         except MissingFile:
@@ -307,12 +295,10 @@ class ExecutorWorkspace:
         return file_stat(posixpath.basename(path.rstrip("/")) or "/", reply.json())
 
     async def list(self, path: str, *, key: str | None = None) -> list[FileStat]:
-        """See Workspace."""
         reply = await self._file("GET", "list", path, key)
         return sorted((file_stat(entry["name"], entry) for entry in reply.json()["entries"]), key=lambda s: s.name)
 
     async def tar(self, path: str, *, parts: Sequence[str] = ()) -> AsyncIterator[bytes]:
-        """See Workspace."""
         query = [("path", self._absolute(path)), *(("part", part) for part in parts)]
         async for chunk in self._client.stream(f"{self._path}/tar", query):
             yield chunk
@@ -344,12 +330,10 @@ class ExecutorWorkspace:
         return [*dropped, f"… and {reply['more']} more"] if reply["more"] else dropped
 
     async def layers(self) -> Sequence[str]:
-        """See Workspace."""
         names: list[str] = (await self._read(self._path)).json()["layers"]
         return names
 
     async def snapshot(self, layer: str | None = None) -> AsyncIterator[bytes]:
-        """See Workspace."""
         path = self._path if layer is None else f"/workspaces/{layer}"
         query = [("path", kept) for kept in self._spec.snapshot_paths]
         try:
@@ -361,11 +345,9 @@ class ExecutorWorkspace:
             raise
 
     async def restore(self, data: AsyncIterator[bytes], *, key: str) -> None:
-        """See Workspace."""
         await self._change("PUT", f"{self._path}/restore", key, body=data)
 
     async def enter(self, phase: Phase, *, key: str) -> None:
-        """See Workspace."""
         await self.set_network(self._spec.network.get(phase, "None"), key=key)
 
     async def set_network(self, access: NetworkAccess, *, key: str) -> None:
@@ -373,19 +355,15 @@ class ExecutorWorkspace:
         await self._change("PUT", f"{self._path}/network", key, json_body={"network": access})
 
     def secret(self, purpose: str) -> bytes:
-        """See Workspace."""
         return self._client.secret(f"{purpose} of workspace {self.name}")
 
     def serve_model(self, server: web.Server) -> AbstractAsyncContextManager[str]:
-        """See Workspace."""
         return serve_model(self._client, self._hold, self._path, server)
 
     async def kill_all(self, *, key: str) -> None:
-        """See Workspace."""
         await self._change("DELETE", f"{self._path}/processes", key)
 
     async def acknowledge(self, turn: int) -> None:
-        """See Workspace."""
         path = f"/attempts/{self._hold.attempt}/watermark"
         await self._client.call("PUT", path, hold=self._hold, json_body={"turn": turn})
 

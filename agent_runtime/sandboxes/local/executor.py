@@ -57,11 +57,9 @@ class LocalExecutors:
         self._records, self._settings, self._start_seconds = records, settings, start_seconds
 
     async def find(self, name: str) -> LocalExecutor | None:
-        """See Executors."""
         return await LocalExecutor.find(self._record(name))
 
     async def start(self, name: str, spec: WorkspaceSpec) -> LocalExecutor:
-        """See Executors."""
         return await LocalExecutor.start(
             self._record(name),
             lambda home: self._settings(home, spec),
@@ -69,7 +67,6 @@ class LocalExecutors:
         )
 
     def names(self) -> list[str]:
-        """See Executors."""
         return [record.stem for record in self._records.glob("*.json")]
 
     def _record(self, name: str) -> Path:

@@ -164,7 +164,6 @@ class LocalProvider(HostedProvider):
         return Placement(spec, f"image-{image.key}", hosting, executors)
 
     async def close(self, *, keep: bool = False) -> None:
-        """See SandboxProvider."""
         self._images.stopping.set()
         await self._let_go()
         if keep:
