@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
@@ -21,6 +21,17 @@ CONNECT_SECONDS = 30.0
 """A SYN that is dropped would else use up the whole deadline; a call that is accepted may take long."""
 ERROR_CHARACTERS = 500  # of a server's own words in a message
 KEY_CHARACTERS = 16  # of a real key at least; `EMPTY` and the like are no secrets, and may be words of a message
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """Limits, headers and health of one call."""
+
+    seconds: float
+    tries: int | None = None
+    """None: as often as `seconds` allows."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    health: CallHealth = field(default_factory=CallHealth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,41 +76,24 @@ class JsonClient:
         self._closed = False
         self._urls: dict[str, URL] = {}
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        seconds: float,
-        tries: int | None = None,
-        headers: Mapping[str, str] | None = None,
-        health: CallHealth | None = None,
-    ) -> Answer:
-        """One call, retried within `seconds` and, where given, at most `tries` times.
+    async def call(self, method: str, path: str, body: Mapping[str, Any] | None, options: CallOptions) -> Answer:
+        """One call, retried as the options allow.
 
         Raises ModelError when retries are used up, ModelConfigError for a refused key and a redirect, and
         ContextExceeded and ContentFiltered. Every other status below 500 is returned.
         """
-        return await self._send(method, path, body, _read, seconds, tries, headers, health or CallHealth())
+        return await self._send(method, path, body, _read, options)
 
     @contextlib.asynccontextmanager
     async def stream(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        *,
-        seconds: float,
-        tries: int | None = None,
-        headers: Mapping[str, str] | None = None,
-        health: CallHealth | None = None,
+        self, path: str, body: Mapping[str, Any], options: CallOptions
     ) -> AsyncIterator[AsyncIterator[Any]]:
         """One POST whose answer is server-sent events, decoded from JSON up to `[DONE]`.
 
-        Until they begin it behaves as `call`, and raises ModelError for a final status as well; `seconds` is the time for
-        that alone. Raises StreamBroken when they end without `[DONE]`. Leaving the block closes the connection.
+        Until they begin it behaves as `call`, and raises ModelError for a final status as well; `options.seconds` is the
+        time for that alone. Raises StreamBroken when they end without `[DONE]`. Leaving the block closes the connection.
         """
-        answer = await self._send("POST", path, body, _unread, seconds, tries, headers, health or CallHealth())
+        answer = await self._send("POST", path, body, _unread, options)
         if isinstance(answer, Answer):
             raise final_refusal(f"{self.base_url}{path}", answer.status, answer.error)
         try:
@@ -135,14 +129,12 @@ class JsonClient:
         path: str,
         body: Mapping[str, Any] | None,
         receive: Callable[[aiohttp.ClientResponse], Awaitable[T]],
-        seconds: float,
-        tries: int | None,
-        headers: Mapping[str, str] | None,
-        health: CallHealth,
+        options: CallOptions,
     ) -> T | Answer:
         """What `receive` makes of a good answer; other answers that no retry changes as they are."""
         data = None if body is None else json.dumps(body).encode()
         salt = None if body is None else body.get("cache_salt")
+        seconds, health = options.seconds, options.health
         deadline = time.monotonic() + seconds
         failures = 0
         started, lost_before = time.monotonic(), health.lost_seconds
@@ -152,7 +144,7 @@ class JsonClient:
                 while True:
                     retry_after = None
                     try:
-                        received = await self._exchange(method, path, data, salt, headers, receive)
+                        received = await self._exchange(method, path, data, salt, options.headers, receive)
                     except (aiohttp.ClientError, ConnectionError) as error:
                         reason, failure = "Unreachable", f"{type(error).__name__}: {error}"
                     else:
@@ -169,7 +161,7 @@ class JsonClient:
                     failures += 1
                     health.note(f"{reason}: {failure}")
                     delay = retry_delay(failures, retry_after, now=time.time(), jitter=random.random())
-                    if failures == tries or time.monotonic() + delay >= deadline:
+                    if failures == options.tries or time.monotonic() + delay >= deadline:
                         raise ModelError(reason, f"{self.base_url} failed {failures} times, last with {failure}")
                     await asyncio.sleep(delay)
                     health.lost_seconds = lost_before + time.monotonic() - started
@@ -189,7 +181,7 @@ class JsonClient:
         path: str,
         data: bytes | None,
         salt: str | None,
-        headers: Mapping[str, str] | None,
+        headers: Mapping[str, str],
         receive: Callable[[aiohttp.ClientResponse], Awaitable[T]],
     ) -> T | _Refused:
         url = self._urls.get(path)

@@ -1,40 +1,25 @@
 """One server as this runner knows it: what it is doing there, and whether it may be asked."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, Unpack
 
 from agent_runtime.models.base import Model, ModelReply, ModelRequest
 from agent_runtime.models.pool.admission import INITIAL_CALLS, next_limit
 from agent_runtime.models.pool.load import Load
 from agent_runtime.models.pool.stall_detector import Pulse
-from agent_runtime.models.vllm.server import Progress
+from agent_runtime.models.vllm.server import EngineOptions
 from rollout_api.model_server import ServerStatus
 
 
 class Engine(Model, Protocol):
     """The one server that a URL stands for (VllmServer)."""
 
-    async def complete(
-        self,
-        request: ModelRequest,
-        *,
-        progress: Progress | None = None,
-        on_tokens: Callable[[int], None] | None = None,
-        cache_salt: str | None = None,
-        priority: int | None = None,
-    ) -> ModelReply:
-        """One answer, gone on with from `progress` where it has tokens already."""
+    async def complete(self, request: ModelRequest, **engine: Unpack[EngineOptions]) -> ModelReply:
+        """One answer, continued from `progress` where it has tokens already."""
 
     async def complete_prompt(
-        self,
-        prompt: str | Sequence[int],
-        request: ModelRequest,
-        *,
-        progress: Progress | None = None,
-        on_tokens: Callable[[int], None] | None = None,
-        cache_salt: str | None = None,
-        priority: int | None = None,
+        self, prompt: str | Sequence[int], request: ModelRequest, **engine: Unpack[EngineOptions]
     ) -> ModelReply:
         """One completion of a bare prompt, as `complete`."""
 

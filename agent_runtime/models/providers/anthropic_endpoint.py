@@ -6,7 +6,7 @@ from typing import Any
 
 from agent_runtime.models.answers import MALFORMED, decoded_object
 from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest
-from agent_runtime.models.http_client import Answer, JsonClient
+from agent_runtime.models.http_client import Answer, CallOptions, JsonClient
 from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, served_models
 from agent_runtime.models.refusals import final_refusal
 from rollout_api.model import Endpoint
@@ -39,9 +39,8 @@ class AnthropicEndpoint:
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """One answer; see `Model.complete`."""
-        answer = await self._client.call(
-            "POST", "/messages", self._body(request), seconds=self._seconds, health=request.health
-        )
+        options = CallOptions(self._seconds, health=request.health)
+        answer = await self._client.call("POST", "/messages", self._body(request), options)
         if answer.status != 200:
             raise await self._refused(answer)
         return parse_answer(answer.payload)
@@ -49,8 +48,8 @@ class AnthropicEndpoint:
     async def check(self) -> None:
         """Ask for an answer of one token. Raises ModelError."""
         body = {"model": self.name, "max_tokens": 1, "messages": [{"role": "user", "content": "Say ok."}]}
-        seconds = min(self._seconds, CHECK_SECONDS)
-        answer = await self._client.call("POST", "/messages", body, seconds=seconds, tries=CHECK_TRIES)
+        options = CallOptions(min(self._seconds, CHECK_SECONDS), CHECK_TRIES)
+        answer = await self._client.call("POST", "/messages", body, options)
         if answer.status != 200:
             error = await self._refused(answer)
             raise ModelConfigError(error.reason, error.message)

@@ -7,10 +7,11 @@ from typing import Any
 
 from agent_runtime.models.base import ContextExceeded, ModelConfigError, ModelError, ModelReply, ModelRequest
 from agent_runtime.models.chat_parts import ChatParts
-from agent_runtime.models.http_client import Answer, JsonClient
+from agent_runtime.models.http_client import Answer, CallOptions, JsonClient
 from agent_runtime.models.refusals import final_refusal
 from rollout_api.records import Message, Usage
 
+PATH = "/chat/completions"
 CHECK_SECONDS = 60.0  # one short answer of a loaded server
 CHECK_TRIES = 4  # about 3 s of retries: a server that is down should be said so soon
 PROBE_TOKENS = 16  # OpenAI's reasoning models refuse fewer
@@ -47,14 +48,16 @@ class OpenAIEndpoint:
         """
         body = self.body(request) | dict(fields or {})
         send = self._streamed if request.on_text is not None and not request.tools else self._whole
+        # Routers in front of several servers send calls of one session to the same one.
+        options = CallOptions(self._seconds, tries, {"X-Session-ID": request.session}, request.health)
         try:
-            return await send(body, request, tries)
+            return await send(body, request, options)
         except ContextExceeded:
             # Servers refuse a prompt that fits when the answer's limit does not fit as well. What is left of the context
             # is the tighter limit then, and holds without being asked for.
             if body.pop(self._max_tokens_field, None) is None:
                 raise
-            return await send(body, request, tries)
+            return await send(body, request, options)
 
     async def check(self) -> None:
         """Ask for one short answer, and remember which optional fields the server takes. Raises ModelError."""
@@ -95,18 +98,8 @@ class OpenAIEndpoint:
         body.update(sampling.extra)
         return body
 
-    async def _whole(self, body: Mapping[str, Any], request: ModelRequest, tries: int | None) -> ModelReply:
-        # Routers in front of several servers send calls of one session to the same one.
-        headers = {"X-Session-ID": request.session}
-        answer = await self._client.call(
-            "POST",
-            "/chat/completions",
-            body,
-            seconds=self._seconds,
-            tries=tries,
-            headers=headers,
-            health=request.health,
-        )
+    async def _whole(self, body: Mapping[str, Any], request: ModelRequest, options: CallOptions) -> ModelReply:
+        answer = await self._client.call("POST", PATH, body, options)
         if answer.status != 200:
             raise await self._refused(answer)
         reply = parse_completion(answer.payload, self._client.base_url)
@@ -114,20 +107,11 @@ class OpenAIEndpoint:
             request.on_text(reply.text)
         return reply
 
-    async def _streamed(self, body: Mapping[str, Any], request: ModelRequest, tries: int | None) -> ModelReply:
+    async def _streamed(self, body: Mapping[str, Any], request: ModelRequest, options: CallOptions) -> ModelReply:
         parts = ChatParts()
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         try:
-            async with (
-                asyncio.timeout(self._seconds),
-                self._client.stream(
-                    "/chat/completions",
-                    {**body, "stream": True, "stream_options": {"include_usage": True}},
-                    seconds=self._seconds,
-                    tries=tries,
-                    headers={"X-Session-ID": request.session},
-                    health=request.health,
-                ) as events,
-            ):
+            async with asyncio.timeout(self._seconds), self._client.stream(PATH, body, options) as events:
                 async for event in events:
                     if (piece := parts.add(event)) and request.on_text is not None:
                         request.on_text(piece)
@@ -138,8 +122,8 @@ class OpenAIEndpoint:
     async def _probe(self, max_tokens_field: str, optional: Mapping[str, Any]) -> Answer:
         messages = [{"role": "user", "content": "Say ok."}]
         body = {"model": self.name, "messages": messages, max_tokens_field: PROBE_TOKENS, **optional}
-        seconds = min(self._seconds, CHECK_SECONDS)
-        return await self._client.call("POST", "/chat/completions", body, seconds=seconds, tries=CHECK_TRIES)
+        options = CallOptions(min(self._seconds, CHECK_SECONDS), CHECK_TRIES)
+        return await self._client.call("POST", PATH, body, options)
 
     def _remember(self, max_tokens_field: str, optional: Mapping[str, Any], reply: ModelReply) -> None:
         # Ids without logprobs cannot be trained on.
@@ -157,7 +141,7 @@ class OpenAIEndpoint:
             served = await served_models(self._client)
             return ModelConfigError(
                 "ModelNotFound",
-                f"{where}/chat/completions answers {answer.status} for model {self.name!r}: {answer.error}; {served}",
+                f"{where}{PATH} answers {answer.status} for model {self.name!r}: {answer.error}; {served}",
             )
         return final_refusal(where, answer.status, answer.error)
 
@@ -165,7 +149,7 @@ class OpenAIEndpoint:
 async def served_models(client: JsonClient) -> str:
     """What the server says that it serves, as the end of an error message."""
     try:
-        answer = await client.call("GET", "/models", seconds=10, tries=1)
+        answer = await client.call("GET", "/models", None, CallOptions(10, 1))
         names = [entry["id"] for entry in answer.payload["data"]]
     except (ModelError, TypeError, KeyError):
         return f"it does not list its models at {client.base_url}/models either, so check baseURL"

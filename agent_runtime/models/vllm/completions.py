@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_runtime.models.base import ModelError, ModelReply
-from agent_runtime.models.http_client import JsonClient
+from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.providers.openai_endpoint import stop_sequence, usage_of
 from agent_runtime.models.refusals import final_refusal
-from agent_runtime.models.vllm.token_routes import CallOptions
 
 PATH = "/v1/completions"
 _NOT_OF_PROMPTS = frozenset(
@@ -31,22 +30,16 @@ async def complete_text(
     client: JsonClient, body: Mapping[str, Any], options: CallOptions, on_text: Callable[[str], None] | None
 ) -> ModelReply:
     """One completion; its text goes to `on_text` as it arrives. Raises as `Model.complete`."""
-    asked: dict[str, Any] = {
-        "seconds": options.seconds,
-        "tries": options.tries,
-        "headers": options.headers,
-        "health": options.health,
-    }
     parts = CompletionParts()
     if on_text is None:
-        answer = await client.call("POST", PATH, body, **asked)
+        answer = await client.call("POST", PATH, body, options)
         if answer.status != 200:
             raise final_refusal(f"{client.base_url}{PATH}", answer.status, answer.error)
         parts.add(answer.payload)
         return parts.reply()
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     try:
-        async with asyncio.timeout(options.seconds), client.stream(PATH, body, **asked) as events:
+        async with asyncio.timeout(options.seconds), client.stream(PATH, body, options) as events:
             async for event in events:
                 if piece := parts.add(event):
                     on_text(piece)

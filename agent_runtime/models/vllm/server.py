@@ -6,19 +6,31 @@ How token ids are recorded is chosen once, by `check` (docs/token-exact.md).
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest
-from agent_runtime.models.http_client import JsonClient
+from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, OpenAIEndpoint
 from agent_runtime.models.vllm.completions import complete_text, prompt_body
 from agent_runtime.models.vllm.taken_fields import check_fields
-from agent_runtime.models.vllm.token_routes import CallOptions, Progress, TokenRoutes
+from agent_runtime.models.vllm.token_routes import Progress, TokenRoutes
 from agent_runtime.models.vllm.token_turn import ChatForm, Form, PromptForm, TokenTurn
 
 log = logging.getLogger(__name__)
 
 __all__ = ["Progress", "VllmServer"]
+
+
+class EngineOptions(TypedDict, total=False):
+    """What a caller that spreads its calls over several servers adds to one."""
+
+    progress: Progress | None
+    """The answer is continued from there, and every failure is raised at once, for the caller to decide where to continue.
+    Without it a broken answer is continued here. Only capture Tokens fills and uses what it has."""
+    on_tokens: Callable[[int], None] | None
+    """Called with the number of new ids after each chunk, when `progress` has them already."""
+    cache_salt: str | None
+    priority: int | None
 
 
 class VllmServer:
@@ -34,67 +46,39 @@ class VllmServer:
         self._tokens = TokenRoutes(self._client, name)
         self.token_capture = "TextOnly"
 
-    async def complete(
-        self,
-        request: ModelRequest,
-        *,
-        progress: Progress | None = None,
-        on_tokens: Callable[[int], None] | None = None,
-        cache_salt: str | None = None,
-        priority: int | None = None,
-    ) -> ModelReply:
-        """One answer; see `Model.complete`.
-
-        With `progress` the answer goes on from what that has, and every failure is raised at once, for the caller to
-        decide where to go on; without it a broken answer is gone on with here. `on_tokens` is called with the number of new
-        ids after each chunk, when `progress` has them already. Only capture Tokens fills and uses what `progress` has.
-        """
+    async def complete(self, request: ModelRequest, **engine: Unpack[EngineOptions]) -> ModelReply:
+        """One answer; see `Model.complete`."""
         chat = self._chat.body(request)
         if self.token_capture == "Tokens":
             check_fields(request.sampling.extra, prompt=False)
-            form = ChatForm(chat, request.prefix)
-            return await self._by_tokens(form, request, progress, on_tokens, cache_salt, priority)
-        fields = _engine_fields(cache_salt, priority)
+            return await self._by_tokens(ChatForm(chat, request.prefix), request, engine)
+        fields = _engine_fields(engine)
         if self.token_capture == "Chat":
             fields |= {"return_token_ids": True, "logprobs": True}
-        return self._exact(await self._chat.complete(request, fields, tries=None if progress is None else 1))
+        return self._exact(await self._chat.complete(request, fields, tries=_tries(engine)))
 
     async def complete_prompt(
-        self,
-        prompt: str | Sequence[int],
-        request: ModelRequest,
-        *,
-        progress: Progress | None = None,
-        on_tokens: Callable[[int], None] | None = None,
-        cache_salt: str | None = None,
-        priority: int | None = None,
+        self, prompt: str | Sequence[int], request: ModelRequest, **engine: Unpack[EngineOptions]
     ) -> ModelReply:
         """One completion of a text or of token ids, with no chat template around it; everything else as in `complete`."""
         body = prompt_body(self._chat.body(request), prompt)
         if self.token_capture == "Tokens":
             check_fields(request.sampling.extra, prompt=True)
-            return await self._by_tokens(PromptForm(body), request, progress, on_tokens, cache_salt, priority)
-        body |= _engine_fields(cache_salt, priority)
+            return await self._by_tokens(PromptForm(body), request, engine)
+        body |= _engine_fields(engine)
         if self.token_capture == "Chat":
             body |= {"return_token_ids": True, "logprobs": 0}
-        options = self._options(request, tries=None if progress is None else 1)
+        options = self._options(request, engine)
         return self._exact(await complete_text(self._client, body, options, request.on_text))
 
-    async def _by_tokens(
-        self,
-        form: Form,
-        request: ModelRequest,
-        progress: Progress | None,
-        on_tokens: Callable[[int], None] | None,
-        cache_salt: str | None,
-        priority: int | None,
-    ) -> ModelReply:
-        options = self._options(request, tries=None if progress is None else 1)
-        turn = TokenTurn(self._tokens, form, request, options, cache_salt, priority)
-        own, progress = progress is None, progress or Progress()
+    async def _by_tokens(self, form: Form, request: ModelRequest, engine: EngineOptions) -> ModelReply:
+        options = self._options(request, engine)
+        turn = TokenTurn(self._tokens, form, request, options, _engine_fields(engine))
+        given = engine.get("progress")
+        progress = given or Progress()
         try:
             async with asyncio.timeout(self._seconds):
-                return await turn.run(progress, on_tokens, own=own)
+                return await turn.run(progress, engine.get("on_tokens"), own=given is None)
         except TimeoutError:
             after = f"; the latest failure: {request.health.failing}" if request.health.failing else ""
             failure = ModelError("Timeout", f"{self._client.base_url} did not finish within {self._seconds:g} s{after}")
@@ -103,9 +87,8 @@ class VllmServer:
         failure.after_tokens = bool(progress.ids)
         raise failure
 
-    def _options(self, request: ModelRequest, tries: int | None) -> CallOptions:
-        headers = {"X-Session-ID": request.session}
-        return CallOptions(seconds=self._seconds, tries=tries, headers=headers, health=request.health)
+    def _options(self, request: ModelRequest, engine: EngineOptions) -> CallOptions:
+        return CallOptions(self._seconds, _tries(engine), {"X-Session-ID": request.session}, request.health)
 
     def _exact(self, reply: ModelReply) -> ModelReply:
         if self.token_capture == "Chat" and (reply.completion_token_ids is None or reply.logprobs is None):
@@ -135,6 +118,10 @@ class VllmServer:
         await self._client.close()
 
 
-def _engine_fields(cache_salt: str | None, priority: int | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {"cache_salt": cache_salt, "priority": priority}
+def _engine_fields(engine: EngineOptions) -> dict[str, Any]:
+    fields: dict[str, Any] = {"cache_salt": engine.get("cache_salt"), "priority": engine.get("priority")}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _tries(engine: EngineOptions) -> int | None:
+    return None if engine.get("progress") is None else 1

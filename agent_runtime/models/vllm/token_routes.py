@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_runtime.models.base import CallHealth, ContextExceeded, ModelError, ModelReply
-from agent_runtime.models.http_client import Answer, JsonClient, StreamBroken
+from agent_runtime.models.base import ContextExceeded, ModelError, ModelReply
+from agent_runtime.models.http_client import CallOptions, JsonClient, StreamBroken
 from agent_runtime.models.providers.openai_endpoint import parse_completion
 from agent_runtime.models.refusals import final_refusal
 from agent_runtime.models.vllm.prefix import end_of_turn, find_seam, say_the_same
@@ -70,17 +70,6 @@ class ModelFacts:
     """That token, spelled out."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallOptions:
-    """How the calls of one turn are made."""
-
-    seconds: float
-    tries: int | None
-    """None: as often as `seconds` allows."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    health: CallHealth = field(default_factory=CallHealth)
-
-
 class TokenRoutes:
     """The routes of one server. All methods raise ModelError, and ContextExceeded where the conversation is too long."""
 
@@ -128,8 +117,6 @@ class TokenRoutes:
         options: CallOptions,
         *,
         on_tokens: Callable[[int], None],
-        cache_salt: str | None = None,
-        priority: int | None = None,
     ) -> Ending:
         """Go on from `progress`, whose prompt is known, and add to it what arrives; `on_tokens` gets the number of new ids.
 
@@ -153,18 +140,9 @@ class TokenRoutes:
             "sampling_params": sampling,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **({} if cache_salt is None else {"cache_salt": cache_salt}),
-            **({} if priority is None else {"priority": priority}),
         }
         ending, before = Ending(), len(progress.ids)
-        async with self._client.stream(
-            GENERATE,
-            body,
-            seconds=options.seconds,
-            tries=options.tries,
-            headers=options.headers,
-            health=options.health,
-        ) as events:
+        async with self._client.stream(GENERATE, body, options) as events:
             async for event in events:
                 ids, logprobs, said = self._chunk(event)
                 ending = Ending(
@@ -283,7 +261,7 @@ class TokenRoutes:
         return min(asked, longest - len(prompt)) if isinstance(asked, int) else longest - len(prompt)
 
     async def _max_model_len(self, options: CallOptions) -> int | None:
-        answer = await self._client.call("GET", "/v1/models", seconds=options.seconds, tries=options.tries)
+        answer = await self._client.call("GET", "/v1/models", None, CallOptions(options.seconds, options.tries))
         entries = answer.payload.get("data") if isinstance(answer.payload, Mapping) else None
         for entry in entries if isinstance(entries, list) else []:
             if isinstance(entry, Mapping) and entry.get("id") == self._name:
@@ -316,15 +294,7 @@ class TokenRoutes:
         return payload
 
     async def _send(self, path: str, body: Mapping[str, Any], options: CallOptions) -> Any:
-        answer: Answer = await self._client.call(
-            "POST",
-            path,
-            body,
-            seconds=options.seconds,
-            tries=options.tries,
-            headers=options.headers,
-            health=options.health,
-        )
+        answer = await self._client.call("POST", path, body, options)
         if answer.status != 200:
             raise final_refusal(f"{self._client.base_url}{path}", answer.status, answer.error)
         return answer.payload

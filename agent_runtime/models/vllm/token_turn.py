@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from agent_runtime.models.base import CallHealth, ModelReply, ModelRequest, TokenPrefix
-from agent_runtime.models.http_client import StreamBroken
+from agent_runtime.models.http_client import CallOptions, StreamBroken
 from agent_runtime.models.retries import retry_delay
 from agent_runtime.models.vllm.answer_text import PartialAnswers, Stops, TextStream, cut_at_stop
-from agent_runtime.models.vllm.token_routes import CallOptions, Ending, Progress, TokenRoutes
+from agent_runtime.models.vllm.token_routes import Ending, Progress, TokenRoutes
 from agent_runtime.models.vllm.weight_versions import extended
 from rollout_api.records import Usage
 
@@ -83,16 +83,11 @@ class TokenTurn:
     """One call."""
 
     def __init__(
-        self,
-        routes: TokenRoutes,
-        form: Form,
-        request: ModelRequest,
-        options: CallOptions,
-        cache_salt: str | None,
-        priority: int | None,
+        self, routes: TokenRoutes, form: Form, request: ModelRequest, options: CallOptions, fields: Mapping[str, Any]
     ) -> None:
         self._routes, self._form, self._request, self._options = routes, form, request, options
-        self._cache_salt, self._priority = cache_salt, priority
+        self._fields = fields
+        """Further fields of the request to generate."""
         self._rendered: dict[str, Any] = {}
         self._stops = Stops((), frozenset(), kept=False)
 
@@ -129,14 +124,8 @@ class TokenTurn:
         while True:
             before = len(progress.ids)
             try:
-                return await self._routes.generate(
-                    self._rendered,
-                    progress,
-                    self._options,
-                    on_tokens=arrived,
-                    cache_salt=self._cache_salt,
-                    priority=self._priority,
-                )
+                request = {**self._rendered, **self._fields}
+                return await self._routes.generate(request, progress, self._options, on_tokens=arrived)
             except StreamBroken as error:
                 if not own:
                     raise
