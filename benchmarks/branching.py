@@ -19,12 +19,14 @@ from agent_runtime.agents.base import AgentContext
 from agent_runtime.engine.events import Event, JobStarted, RolloutSealed, ToolEnded
 from agent_runtime.engine.run import run_job
 from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
+from benchmarks.jobs import SAYS_DONE, rollout_job
 from benchmarks.report import Row, Target
 from rollout_api.records import Usage
 from rollout_api.rollout_job import RolloutJob
 from tests.support.s3 import serve_s3
 
 BRANCHES = 16
+_TASK = {"name": "work", "prompt": "Work."}
 TURN = 10
 FILES, FILE_BYTES = 2_000, 100_000
 FILL = f"for n in $(seq {FILES}); do head -c {FILE_BYTES} /dev/urandom > $n; done"
@@ -110,7 +112,7 @@ def _copy(folder: Path) -> float:
 
 async def _in_its_own_sandbox(folder: Path) -> float:
     agent = {"type": f"{__name__}:Brancher", "tools": ["bash"]}
-    job = _job("searching", {"inline": [_TASK]}, str(folder / "out"), agent=agent)
+    job = _job({"inline": [_TASK]}, str(folder / "out"), agent=agent)
     message = ""
 
     def observe(event: Event) -> None:
@@ -124,7 +126,7 @@ async def _in_its_own_sandbox(folder: Path) -> float:
 
 async def _from_another_sandbox(folder: Path, uri: str, environ: Mapping[str, str]) -> tuple[float, float]:
     """Seconds from the start of the job to the first and to the last branch's first tool result."""
-    source = _job("source", {"inline": [_TASK]}, uri, sandbox={"snapshotEveryTurns": TURN + 1})
+    source = _job({"inline": [_TASK]}, f"{uri}/source", sandbox={"snapshotEveryTurns": TURN + 1})
     run = ""
     seconds: list[float] = []
     started = 0.0
@@ -138,27 +140,12 @@ async def _from_another_sandbox(folder: Path, uri: str, environ: Mapping[str, st
 
     await run_job(source, base_dir=folder, environ=environ, model=Instant(TURN), observer=observe)
     seconds.clear()
-    branch = {"job": f"{uri}/{run}", "index": 0, "turn": TURN, "count": BRANCHES}
-    job = _job("branches", {"branch": [branch]}, uri)
+    branch = {"job": f"{uri}/source/{run}", "index": 0, "turn": TURN, "count": BRANCHES}
+    job = _job({"branch": [branch]}, f"{uri}/branches")
     await run_job(job, base_dir=folder, environ=environ, model=Instant(TURN + 1), observer=observe)
     return min(seconds), max(seconds)
 
 
-_TASK = {"name": "work", "prompt": "Work."}
-
-
-def _job(name: str, tasks: Mapping[str, Any], uri: str, **spec: Any) -> RolloutJob:
-    manifest = {
-        "apiVersion": "rollout.dev/v1alpha1",
-        "kind": "RolloutJob",
-        "metadata": {"name": name},
-        "spec": {
-            "mode": "Eval",
-            "tasks": dict(tasks),
-            "model": {"function": "benchmarks.branching:Instant"},
-            "agent": {"tools": ["bash"]},
-            "output": {"uri": uri},
-            **spec,
-        },
-    }
-    return RolloutJob.model_validate(manifest)
+def _job(tasks: Mapping[str, Any], uri: str, **spec: Any) -> RolloutJob:
+    # The model is given to `run_job`; the manifest has to name one too.
+    return rollout_job(uri, tasks=tasks, model=SAYS_DONE, **({"agent": {"tools": ["bash"]}} | spec))

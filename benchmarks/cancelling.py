@@ -7,26 +7,20 @@ way.
 
 import asyncio
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from agent_runtime.engine.run import run_job
-from benchmarks.conversation import END_SECONDS, ROOT
-from benchmarks.instant_model import MODEL_CORE
-from benchmarks.jobs import inline_tasks
-from benchmarks.measuring import pin_to_core, quantile
+from benchmarks.instant_model import server_process
+from benchmarks.jobs import inline_tasks, rollout_job
+from benchmarks.measuring import quantile
 from benchmarks.report import Row, Target
-from rollout_api.base import API_VERSION
-from rollout_api.manifest import validate
-from rollout_api.rollout_job import RolloutJob
 from tests.support.dummy_sandboxes import DummyProvider
 
 MODEL = "policy"
@@ -52,7 +46,14 @@ async def _measure(url: str) -> list[Row]:
         async with aiohttp.ClientSession(url) as client:
             running = asyncio.ensure_future(
                 run_job(
-                    _job(url, folder),
+                    rollout_job(
+                        folder,
+                        tasks=inline_tasks(ROLLOUTS),
+                        model={"endpoint": {"baseURL": f"{url}/v1", "name": MODEL}},
+                        concurrency=ROLLOUTS,
+                        mode="Train",
+                        sampling={"maxTokens": ANSWER_TOKENS, "extra": {"min_tokens": ANSWER_TOKENS}},
+                    ),
                     base_dir=Path("/"),
                     environ=os.environ,
                     provider=DummyProvider("benchmark"),
@@ -97,38 +98,9 @@ async def _get(client: aiohttp.ClientSession, what: str) -> Any:
         return await reply.json()
 
 
-def _job(url: str, output: str) -> RolloutJob:
-    return validate(
-        RolloutJob,
-        {
-            "apiVersion": API_VERSION,
-            "kind": "RolloutJob",
-            "metadata": {"name": "benchmark"},
-            "spec": {
-                "tasks": inline_tasks(ROLLOUTS),
-                "model": {"endpoint": {"baseURL": f"{url}/v1", "name": MODEL}},
-                "sampling": {"maxTokens": ANSWER_TOKENS, "extra": {"min_tokens": ANSWER_TOKENS}},
-                "agent": {"tools": ["benchmarks.jobs:Noop"]},
-                "runners": {"concurrency": ROLLOUTS},
-                "output": {"uri": output},
-            },
-        },
-    )
-
-
-@contextmanager
-def _vllm() -> Iterator[str]:
+def _vllm() -> AbstractContextManager[str]:
     rate = str(TOKENS_PER_SECOND)
     options = ["--port", "0", "--print-url", "--served-model-name", MODEL, "--tokens-per-second", rate]
     options += ["--abort-seconds", str(ABORT_SECONDS)]
     options += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    command = [sys.executable, "-m", "tests.support.vllm_server", *options]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: pin_to_core(MODEL_CORE)
-    ) as server:
-        assert server.stdout is not None
-        try:
-            yield server.stdout.readline().strip()
-        finally:
-            server.terminate()
-            server.wait(END_SECONDS)
+    return server_process("tests.support.vllm_server", options)

@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent_runtime.kube.api import KubeApi
 from agent_runtime.sandboxes.cluster.sandbox_object import new_name, sandbox_object
 from benchmarks.conversation import ROOT
+from benchmarks.measuring import cpu_seconds, memory
 from benchmarks.on_cluster import AuditLog, harness_cluster, new_namespace, of_sandboxes, open_job, operator_kubeconfig
 from benchmarks.report import Row, Target
 from rollout_api.rollout_job import RolloutJob
@@ -174,13 +175,11 @@ class Operator:
 
     def peak_bytes(self) -> int:
         """Most that was resident."""
-        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+        return memory("VmHWM", self._process.pid)
 
     def cpu_seconds(self) -> float:
-        """Processor time so far, the kernel's share included."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Processor time so far."""
+        return cpu_seconds(self._process.pid)
 
     def _is_ready(self) -> bool:
         try:

@@ -52,15 +52,14 @@ def _ours(base_url: str) -> dict[str, Any]:
 
         def job(name: str, maps: int, rollouts: int) -> dict[str, Any]:
             lake = {"id": "FrozenLake", "groups": maps, "maxSteps": STEPS, "config": {"is_slippery": False}}
-            made = rollout_job(
+            return rollout_job(
                 str(folder / name),
                 tasks={"environments": [lake]},
                 model=endpoint(base_url),
                 group_size=rollouts,
                 concurrency=AT_ONCE,
+                agent={"type": "Environment", "tools": [], "maxTurns": 1000},
             ).wire()
-            made["spec"]["agent"] |= {"type": "Environment", "tools": []}
-            return made
 
         subject.ask(job=job("warm", 1, 8))
         return subject.ask(job=job("measured", MAPS, ROLLOUTS))

@@ -11,10 +11,11 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
-from benchmarks.conversation import ROOT
+from benchmarks.conversation import END_SECONDS, ROOT
 from benchmarks.measuring import pin_to_core
 
 NAME = "instant"
@@ -28,17 +29,19 @@ MODEL_CORE = 1  # what is measured keeps the first core for itself
 def answer_body(turn: int, turns: int) -> bytes:
     """The completion of a turn, counted from 0: `BODY_BYTES` of JSON."""
     call = {"id": f"c{turn}", "type": "function", "function": {"name": TOOL, "arguments": "{}"}}
-    last = turn + 1 >= turns
-    message = {"role": "assistant", "content": "done"} if last else {"role": "assistant", "tool_calls": [call]}
+    return _completion({"content": "done"} if turn + 1 >= turns else {"tool_calls": [call]}).ljust(BODY_BYTES)
+
+
+def _completion(message: dict[str, Any]) -> bytes:
+    reason = "tool_calls" if "tool_calls" in message else "stop"
     completion = {
         "id": "x",
         "created": 0,
         "model": NAME,
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop" if last else "tool_calls"}],
+        "choices": [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}],
         "usage": {"prompt_tokens": 9, "completion_tokens": 9},
     }
-    body = json.dumps(completion, separators=(",", ":")).encode()
-    return body.ljust(BODY_BYTES)
+    return json.dumps(completion, separators=(",", ":")).encode()
 
 
 def _http(body: bytes) -> bytes:
@@ -70,19 +73,8 @@ def _stream(write: Callable[[bytes], None]) -> None:
 
 def _said(text: str) -> tuple[bytes, bytes]:
     """The whole answer of that text, and the whole stream of it."""
-    message = {"role": "assistant", "content": text}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    usage = {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18}
-    completion = {
-        "id": "x",
-        "object": "chat.completion",
-        "created": 0,
-        "model": NAME,
-        "choices": [choice],
-        "usage": usage,
-    }
     stream = _STREAM_HEAD + _event({"role": "assistant", "content": text}) + _STREAM_END
-    return _http(json.dumps(completion, separators=(",", ":")).encode()), stream
+    return _http(_completion({"content": text})), stream
 
 
 class _Connection(asyncio.Protocol):
@@ -131,10 +123,11 @@ class _Server:
         if not request.startswith(b"POST"):
             write(self._models)
             return
+        is_streamed = b'"stream":true' in request or b'"stream": true' in request
         if self._said is not None:
-            write(self._said[b'"stream":true' in request or b'"stream": true' in request])
+            write(self._said[is_streamed])
             return
-        if b'"stream":true' in request or b'"stream": true' in request:
+        if is_streamed:
             _stream(write)
             return
         # One for each tool message, so the server needs no memory of the conversation.
@@ -154,23 +147,31 @@ class _Server:
             write(answer)
 
 
-@contextmanager
 def instant_model(
     turns: int, *, delay_seconds: float = 0.0, together: int = 0, text: str | None = None
-) -> Iterator[str]:
+) -> AbstractContextManager[str]:
     """The base URL of such a server, in a process of its own on another core.
 
     `together`: hold the first answers until so many conversations wait for theirs. `text`: say that at once, always.
     """
     options = ["--turns", str(turns), "--delay", str(delay_seconds), "--together", str(together)]
     options += [] if text is None else ["--text", text]
-    command = [sys.executable, "-m", "benchmarks.instant_model", *options]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+    return server_process("benchmarks.instant_model", options)
+
+
+@contextmanager
+def server_process(module: str, options: Sequence[str]) -> Iterator[str]:
+    """A server on the model's core, in a process of its own, that prints its URL as its first line: that URL."""
+    command = [sys.executable, "-m", module, *options]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: pin_to_core(MODEL_CORE)
+    ) as server:
         assert server.stdout is not None
         try:
             yield server.stdout.readline().strip()
         finally:
             server.terminate()
+            server.wait(END_SECONDS)
 
 
 async def _serve(turns: int, delay_seconds: float, together: int, text: str | None) -> None:
@@ -188,5 +189,4 @@ if __name__ == "__main__":
     parser.add_argument("--together", type=int, default=0)
     parser.add_argument("--text")
     options = parser.parse_args()
-    pin_to_core(MODEL_CORE)
     asyncio.run(_serve(options.turns, options.delay, options.together, options.text))

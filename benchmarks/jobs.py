@@ -37,9 +37,9 @@ def rollout_job(
     model: Mapping[str, Any],
     group_size: int = 1,
     concurrency: int = 64,
-    workspace_mode: str = "Auto",
+    **spec: Any,
 ) -> RolloutJob:
-    """A job that needs no more than a model."""
+    """A job that needs no more than a model. `spec` has further fields of its spec, or other values for them."""
     return validate(
         RolloutJob,
         {
@@ -52,9 +52,9 @@ def rollout_job(
                 "tasks": dict(tasks),
                 "model": dict(model),
                 "agent": {"tools": ["benchmarks.jobs:Noop"], "maxTurns": 1000},
-                "sandbox": {"workspaces": {"mode": workspace_mode}},
                 "runners": {"concurrency": concurrency},
                 "output": {"uri": output},
+                **spec,
             },
         },
     )

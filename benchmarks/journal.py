@@ -1,4 +1,4 @@
-"""`python -m benchmarks.journal`: what recording costs, alone. A turn makes two appends: its answer, then what its tools
+"""What recording costs, alone. A turn makes two appends: its answer, then what its tools
 returned together with the next call's intent. Once on a folder in memory, once on a real S3 server, once on that server
 30 ms away.
 """
@@ -7,14 +7,12 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
-
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.journal import Journal
 from agent_runtime.recording.store import Store
 from benchmarks.jobs import SAYS_DONE, inline_tasks, rollout_job
 from benchmarks.measuring import Meter, memory_folder, quantile
+from benchmarks.report import Row
 from rollout_api.records import Record, Usage
 from tests.support.fault_proxy import FaultProxy
 from tests.support.records import asked, call, completed, gave, said, told
@@ -38,20 +36,20 @@ class Cost:
     """Beside its turns: claim, start, trajectory, seal."""
 
 
-def main() -> None:
-    """Measure and print."""
-    table = Table(title="one append of a segment, all times in ms", title_justify="left")
-    for column in ("store", "p50", "p99", "CPU", "requests a turn", "requests a rollout besides"):
-        table.add_column(column, justify="left" if column == "store" else "right")
+def measure() -> list[Row]:
+    """Milliseconds of an append in each place, and requests to S3."""
+    rows = []
     for place, cost in asyncio.run(_all_places()).items():
-        table.add_row(
-            place,
-            *(f"{quantile(cost.append_seconds, fraction) * 1e3:.3f}" for fraction in (0.5, 0.99)),
-            "-" if cost.cpu_seconds is None else f"{cost.cpu_seconds * 1e3:.3f}",
-            "-" if cost.requests_a_turn is None else f"{cost.requests_a_turn:g}",
-            "-" if cost.requests_a_rollout is None else str(cost.requests_a_rollout),
-        )
-    Console().print(table)
+        rows += [
+            Row(f"an append, {place}, p{fraction * 100:g}", quantile(cost.append_seconds, fraction) * 1e3, "ms")
+            for fraction in (0.5, 0.99)
+        ]
+        if cost.cpu_seconds is not None:
+            rows.append(Row(f"processor time of an append, {place}", cost.cpu_seconds * 1e3, "ms"))
+        if cost.requests_a_turn is not None and cost.requests_a_rollout is not None:
+            rows.append(Row("requests of a turn", cost.requests_a_turn, "requests"))
+            rows.append(Row("requests of a rollout besides", cost.requests_a_rollout, "requests"))
+    return rows
 
 
 async def _all_places() -> dict[str, Cost]:
@@ -117,7 +115,3 @@ def _turn(turn: int) -> tuple[list[Record], list[Record]]:
     )
     intent = asked(turn, 2 * turn + 1, told(previous, OUTPUT), time=now)
     return [gave(turn - 1, (previous, OUTPUT), time=now), intent], [answer]
-
-
-if __name__ == "__main__":
-    main()

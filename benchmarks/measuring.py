@@ -4,7 +4,6 @@ Standard library alone, because peers do not have our packages.
 """
 
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-STATUS = Path("/proc/self/status")
 MEMORY = "/dev/shm"
 DISK = Path(__file__).resolve().parent.parent / "build"
 RESET_PEAK = "5"  # proc(5): written to clear_refs it sets the peak of the resident memory to what is resident now
@@ -33,26 +31,29 @@ class Meter:
 
     def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text(RESET_PEAK)
-        self._start_bytes = _memory("VmRSS")
-        self._cpu = _cpu_seconds()
+        self._start_bytes = memory("VmRSS")
+        self._cpu = time.process_time()
         self._wall = time.perf_counter()
 
     def read(self) -> Cost:
         """The cost so far."""
         wall = time.perf_counter() - self._wall
-        return Cost(wall, _cpu_seconds() - self._cpu, self._start_bytes, _memory("VmHWM"))
+        return Cost(wall, time.process_time() - self._cpu, self._start_bytes, memory("VmHWM"))
 
 
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far, all its threads and the kernel's share included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # proc(5)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _memory(field: str) -> int:
-    for line in STATUS.read_text().splitlines():
+def memory(field: str, pid: int | str = "self") -> int:
+    """Bytes of a process: VmRSS, which are resident, or VmHWM, the most that ever were."""
+    status = Path(f"/proc/{pid}/status")
+    for line in status.read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    raise LookupError(f"{STATUS} has no {field}; these benchmarks need Linux")
+    raise LookupError(f"{status} has no {field}; these benchmarks need Linux")
 
 
 @contextmanager

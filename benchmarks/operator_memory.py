@@ -6,13 +6,15 @@ The reports of 16 runners come at the pace of one job, ten a second, while the o
 import asyncio
 import json
 import os
-import re
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from agent_runtime.kube.api import KubeApi
+from benchmarks.measuring import memory
 from benchmarks.report import Row, Target
 from tests.integration.operator_core.conftest import Replica
 from tests.integration.operator_core.control_plane import ControlPlane, running, until
@@ -39,9 +41,7 @@ def measure() -> list[Row]:
 
 def _measured(plane: ControlPlane, folder: Path) -> list[Row]:
     plane.kubectl("create", "namespace", NAMESPACE)
-    replica = Replica(plane, NAMESPACE, "operator", folder)
-    try:
-        until(replica.leads, "the operator leads")
+    with _operator(plane, folder) as replica:
         _apply(plane, "reported")
         until(lambda: len(plane.names("rolloutshards", NAMESPACE)) == RUNNERS, "its shards")
         until(lambda: plane.get("job", "reported-runner", NAMESPACE), "its Job")
@@ -52,18 +52,10 @@ def _measured(plane: ControlPlane, folder: Path) -> list[Row]:
         for number in range(JOBS - 1):
             _apply(plane, f"job-{number}")
         until(lambda: len(plane.names("jobs", NAMESPACE)) == JOBS, "all Jobs", seconds=600)
-        started = _peak_mib(replica.process.pid)
-    finally:
-        replica.process.kill()
-        replica.process.wait()
-    replica = Replica(plane, NAMESPACE, "operator", folder)
-    try:
-        until(replica.leads, "the operator leads again", seconds=600)
+        started = memory("VmHWM", replica.process.pid) / 2**20
+    with _operator(plane, folder) as replica:
         until(lambda: replica.metric('rollout_workqueue_depth{name="RolloutJob"}') == 0, "all looked at", seconds=600)
-        listed = _peak_mib(replica.process.pid)
-    finally:
-        replica.process.kill()
-        replica.process.wait()
+        listed = memory("VmHWM", replica.process.pid) / 2**20
     what = f"{REPORTS} reports on a job of {len(_spec()) / 1e6:.2f} MB: growth of etcd"
     limit = Target("at most", LIMIT_MIB)
     return [
@@ -71,6 +63,17 @@ def _measured(plane: ControlPlane, folder: Path) -> list[Row]:
         Row(f"the operator's peak memory, {JOBS} such jobs created", started, "MiB", target=limit),
         Row(f"the operator's peak memory, restarted with {JOBS} such jobs", listed, "MiB", target=limit),
     ]
+
+
+@contextmanager
+def _operator(plane: ControlPlane, folder: Path) -> Iterator[Replica]:
+    replica = Replica(plane, NAMESPACE, "operator", folder)
+    try:
+        until(replica.leads, "the operator leads", seconds=600)
+        yield replica
+    finally:
+        replica.process.kill()
+        replica.process.wait()
 
 
 def _spec() -> str:
@@ -118,9 +121,3 @@ def _sealed(plane: ControlPlane) -> int:
 
 def _etcd_bytes(folder: Path) -> int:
     return (folder / "etcd/member/snap/db").stat().st_size
-
-
-def _peak_mib(pid: int) -> float:
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024

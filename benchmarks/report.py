@@ -68,11 +68,7 @@ def write_json(found: Mapping[str, Sequence[Row]], path: Path) -> None:
     rows = {
         benchmark: [
             {
-                "what": row.what,
-                "figure": row.figure,
-                "unit": row.unit,
-                "against": row.against,
-                "ratio": row.ratio,
+                **vars(row),
                 "target": None if row.target is None else [row.target.bound, row.target.number],
                 "met": row.met,
             }

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import secrets
 import signal
 import subprocess
@@ -26,7 +25,7 @@ import yaml
 from benchmarks.conversation import END_SECONDS, ROOT, SubjectFailed
 from benchmarks.http_load import Request, at_rate, in_turns, streams
 from benchmarks.instant_model import MODEL_CORE, NAME, TOOL, WORDS, instant_model
-from benchmarks.measuring import disk_folder, file_system, memory_folder, pin_to_core, quantile
+from benchmarks.measuring import cpu_seconds, disk_folder, file_system, memory, memory_folder, pin_to_core, quantile
 from benchmarks.peers import LITELLM, installed
 from benchmarks.report import Row, Target
 from benchmarks.slow_link import slow_link
@@ -60,22 +59,13 @@ class _Proxy:
     url: str
     pid: int
 
-    def cpu_seconds(self) -> float:
-        """Of all its threads."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def memory(self) -> int:
-        """Resident bytes."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
-
 
 def measure() -> list[Row]:
     """Added latency, saturation and memory of streams."""
-    with instant_model(TURNS) as model_url, memory_folder() as memory, disk_folder() as disk:
+    with instant_model(TURNS) as model_url, memory_folder() as shm, disk_folder() as disk:
         pin_to_core(MODEL_CORE)
         try:
-            return asyncio.run(_measure(model_url, memory, disk))
+            return asyncio.run(_measure(model_url, shm, disk))
         finally:
             os.sched_setaffinity(0, CORES)  # other benchmarks follow
 
@@ -90,22 +80,22 @@ class _Found:
     cpu: float
 
 
-async def _measure(model_url: str, memory: Path, disk: Path) -> list[Row]:
+async def _measure(model_url: str, shm: Path, disk: Path) -> list[Row]:
     direct = [Request(f"{model_url}/chat/completions", body) for body in _bodies()] * (CALLS // TURNS)
     model = await at_rate(direct, RATE)
     model_alone = quantile(await in_turns(direct[:ALONE], 1), 0.5)
-    async with _litellm(model_url, memory) as proxy:
+    async with _litellm(model_url, shm) as proxy:
         bearer = [f"Authorization: Bearer {PROXY_KEY}"]
         calls = [Request(f"{proxy.url}/v1/chat/completions", request.body, bearer) for request in direct]
         await in_turns(calls[:TURNS], 1)
         peer_alone = quantile(await in_turns(calls[:ALONE], 1), 0.5) - model_alone
         peer_rate, peer_cpu = await _saturation(proxy, calls[:PEER_CALLS])
-    async with _ours(model_url, memory, str(memory / "sessions"), {}) as proxy:
+    async with _ours(model_url, shm, str(shm / "sessions"), {}) as proxy:
         in_memory = await _in_a_folder(proxy)
-    async with _ours(model_url, memory, str(disk / "sessions"), {}) as proxy:
+    async with _ours(model_url, shm, str(disk / "sessions"), {}) as proxy:
         on_disk = await _in_a_folder(proxy)
         stream_rows = await _streams(proxy)
-    s3 = await _on_s3(model_url, memory)
+    s3 = await _on_s3(model_url, shm)
 
     def added(opened: Sequence[float], where: str, *, judged: bool) -> list[Row]:
         return [
@@ -163,18 +153,18 @@ async def _in_a_folder(proxy: _Proxy) -> _Found:
 
 async def _saturation(proxy: _Proxy, calls: Sequence[Request]) -> tuple[float, float]:
     """Calls a second, and processor seconds of a call."""
-    began, cpu = time.perf_counter(), proxy.cpu_seconds()
+    began, cpu = time.perf_counter(), cpu_seconds(proxy.pid)
     await in_turns(calls, SIDE_BY_SIDE)
-    return len(calls) / (time.perf_counter() - began), (proxy.cpu_seconds() - cpu) / len(calls)
+    return len(calls) / (time.perf_counter() - began), (cpu_seconds(proxy.pid) - cpu) / len(calls)
 
 
 async def _streams(proxy: _Proxy) -> list[Row]:
     body = json.dumps({"model": NAME, "messages": [{"role": "user", "content": "Say much."}], "stream": True}).encode()
     requests = [Request(f"{url}/chat/completions", body) for url in await _register(proxy, STREAMS)]
-    idle, begun = proxy.memory(), list[int]()
-    cpu = proxy.cpu_seconds()
-    first = await streams(requests, lambda: begun.append(proxy.memory()))
-    ended = proxy.memory()
+    idle, begun = memory("VmRSS", proxy.pid), list[int]()
+    cpu = cpu_seconds(proxy.pid)
+    first = await streams(requests, lambda: begun.append(memory("VmRSS", proxy.pid)))
+    ended = memory("VmRSS", proxy.pid)
     return [
         Row(
             f"memory at the end of {STREAMS} streams at once, to when all had begun",
@@ -185,7 +175,7 @@ async def _streams(proxy: _Proxy) -> list[Row]:
             Target("at most", FLAT),
         ),
         Row(f"first text of {STREAMS} streams begun at once, p50", quantile(first, 0.5) * 1e3, "ms"),
-        Row("processor time of a streamed word", (proxy.cpu_seconds() - cpu) / (STREAMS * WORDS) * 1e3, "ms"),
+        Row("processor time of a streamed word", (cpu_seconds(proxy.pid) - cpu) / (STREAMS * WORDS) * 1e3, "ms"),
     ]
 
 

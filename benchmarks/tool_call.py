@@ -53,7 +53,9 @@ async def _all_rounds() -> dict[str, list[float]]:
         Subject("benchmarks.subjects.swe_rex", installed(SWE_REX)) as rex,
         tempfile.TemporaryDirectory(prefix="agent-rollouts-bench-") as folder,
     ):
-        job = rollout_job(f"{folder}/output", tasks=inline_tasks(1), model=SAYS_DONE, workspace_mode="Overlay")
+        job = rollout_job(
+            f"{folder}/output", tasks=inline_tasks(1), model=SAYS_DONE, sandbox={"workspaces": {"mode": "Overlay"}}
+        )
         provider = open_provider(job.spec, Path(folder))
         await provider.open()
         try:
