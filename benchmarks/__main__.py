@@ -37,7 +37,6 @@ PLAIN_WIDTH = 150  # columns of the table where there is no terminal to ask
 
 
 def main() -> None:
-    """Run the benchmarks that are named, or all of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")

@@ -9,7 +9,6 @@ TIMES = 30
 
 
 def measure() -> list[Row]:
-    """p50 of both, made in turns, and their ratio."""
     ours, bare = [], []
     with runner_process(any_cluster()) as (runner, _):
         for number in range(TIMES + 1):

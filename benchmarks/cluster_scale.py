@@ -150,7 +150,6 @@ class Operator:
         self._process.wait()
 
     def metrics(self) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-        """Samples by name and labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics") as reply:
             text = reply.read().decode()
         found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
@@ -174,11 +173,9 @@ class Operator:
         return interpolated(counts, 0.99)
 
     def peak_bytes(self) -> int:
-        """Most that was resident."""
         return memory("VmHWM", self._process.pid)
 
     def cpu_seconds(self) -> float:
-        """Processor time so far."""
         return cpu_seconds(self._process.pid)
 
     def _is_ready(self) -> bool:

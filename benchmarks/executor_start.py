@@ -21,7 +21,6 @@ BARE, OURS = "python3 -c pass", "our executor"
 
 
 def measure() -> list[Row]:
-    """p50 and p99 of each, started in turns."""
     seconds: dict[str, list[float]] = {BARE: [], OURS: []}
     for number in range(STARTS + 1):
         taken = {BARE: _bare(), OURS: _executor()}

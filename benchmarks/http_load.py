@@ -24,7 +24,6 @@ class Request:
     headers: Sequence[str] = ()
 
     def encoded(self) -> bytes:
-        """As it is sent."""
         parts = urlsplit(self.url)
         head = [f"POST {parts.path} HTTP/1.1", f"Host: {parts.netloc}", "Content-Type: application/json", *self.headers]
         return "\r\n".join([*head, f"Content-Length: {len(self.body)}", "", ""]).encode() + self.body
@@ -76,7 +75,6 @@ class Pool:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """A free one."""
         if not self._free:
             self._free.append(Connection())
             self._all.append(self._free[-1])

@@ -119,7 +119,6 @@ class _Server:
         self._held: list[Callable[[], None]] = []
 
     def answer(self, request: bytes, write: Callable[[bytes], None]) -> None:
-        """Write the answer, now or when it is time."""
         if not request.startswith(b"POST"):
             write(self._models)
             return

@@ -26,7 +26,6 @@ class Noop:
 
 
 async def say_done(messages: list[dict[str, Any]]) -> str:
-    """A model that is done at once, without any server."""
     return "done"
 
 
@@ -61,12 +60,10 @@ def rollout_job(
 
 
 def inline_tasks(number: int) -> dict[str, Any]:
-    """So many tasks, all alike but for their names."""
     return {"inline": [{"name": f"task-{task:05}", "prompt": PROMPT} for task in range(number)]}
 
 
 def endpoint(base_url: str) -> dict[str, Any]:
-    """The instant model at that URL."""
     return {"endpoint": {"baseURL": base_url, "name": NAME}}
 
 

@@ -36,7 +36,6 @@ class Meter:
         self._wall = time.perf_counter()
 
     def read(self) -> Cost:
-        """The cost so far."""
         wall = time.perf_counter() - self._wall
         return Cost(wall, time.process_time() - self._cpu, self._start_bytes, memory("VmHWM"))
 
@@ -79,7 +78,6 @@ def disk_folder() -> Iterator[Path]:
 
 
 def file_system(folder: Path) -> str:
-    """Its kind, such as ext4."""
     device = os.stat(folder).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():  # proc(5)

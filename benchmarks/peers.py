@@ -26,7 +26,6 @@ class Peer:
 
     @property
     def folder(self) -> Path:
-        """Its virtual environment, in the user's cache folder."""
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         return cache / "agent-rollouts" / "peers" / f"{self.name}-{self.version}"
 

@@ -19,7 +19,6 @@ class Target:
     number: float
 
     def met(self, value: float) -> bool:
-        """Whether the value keeps the bound."""
         return value <= self.number if self.bound == "at most" else value >= self.number
 
 
@@ -64,7 +63,6 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def write_json(found: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """The same for machines: benchmark → rows."""
     rows = {
         benchmark: [
             {

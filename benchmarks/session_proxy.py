@@ -212,7 +212,6 @@ async def _conversations(proxy: _Proxy, calls: int) -> list[Request]:
 
 
 async def _register(proxy: _Proxy, sessions: int) -> list[str]:
-    """The base URLs of new sessions."""
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {PROXY_KEY}"}) as client:
         some = asyncio.Semaphore(SIDE_BY_SIDE)
 
@@ -251,7 +250,6 @@ async def _litellm(model_url: str, folder: Path) -> AsyncIterator[_Proxy]:
 
 @contextlib.asynccontextmanager
 async def _process(command: Sequence[str], port: int, environ: Mapping[str, str], health: str) -> AsyncIterator[_Proxy]:
-    """A server on the first core, when it answers."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(  # noqa: ASYNC220 nothing else is under way
             command,

@@ -40,7 +40,6 @@ class _End(asyncio.Protocol):
         """What came before there was another end."""
 
     def lead_to(self, other: "_End") -> None:
-        """The other end is there."""
         self._other = other
         for act in self._early:
             act(other)

@@ -26,7 +26,6 @@ BARE, OURS, EXECUTE, SESSION = "bare asyncio spawn", "our executor", "SWE-ReX ex
 
 
 def measure() -> list[Row]:
-    """p50 and p99 of each, and ours against the others."""
     seconds = asyncio.run(_all_rounds())
     rows = [_row(who, fraction, seconds) for who in seconds for fraction in (0.5, 0.99)]
     ours = quantile(seconds[OURS], 0.5)

@@ -20,9 +20,8 @@ from typing import Any
 
 from agent_runtime.daemon_thread import in_daemon_thread
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.container.base import ContainerProviderBase
 from agent_runtime.sandboxes.container.engine import EXECUTOR_MEMORY, EXECUTOR_PROCESSES, PLAIN_CAPABILITIES
-from agent_runtime.sandboxes.container.executor import ContainerExecutors
+from agent_runtime.sandboxes.container.executor import ContainerExecutors, ContainerProviderBase
 from agent_runtime.sandboxes.hosting import Placement
 from rollout_api.base import quantity_value
 from rollout_api.sandbox import Kodo, KodoBackend
@@ -177,14 +176,18 @@ class KodoContainers:
                 await asyncio.sleep(ARRIVAL_POLL_SECONDS)
 
     async def _address(self, container: str, port: int) -> str:
+        found = await self._find(container)
+        if self._is_docker:
+            return f"tcp:127.0.0.1:{found.attrs['NetworkSettings']['Ports'][f'{port}/tcp'][0]['HostPort']}"
+        return f"tcp:{found.status.pod_ip}:{port}"
+
+    async def _find(self, container: str) -> Any:
+        """The container or pod. Raises NotThere."""
         client = self._runner.manager.client
         if self._is_docker:
-            found = await call("find a container", CALL_SECONDS, client.containers.get, container)
-            return f"tcp:127.0.0.1:{found.attrs['NetworkSettings']['Ports'][f'{port}/tcp'][0]['HostPort']}"
-        pod = await call(
-            "find a pod", CALL_SECONDS, client.read_namespaced_pod, name=container, namespace=self._settings.namespace
-        )
-        return f"tcp:{pod.status.pod_ip}:{port}"
+            return await call("find a container", CALL_SECONDS, client.containers.get, container)
+        read, namespace = client.read_namespaced_pod, self._settings.namespace
+        return await call("find a pod", CALL_SECONDS, read, name=container, namespace=namespace)
 
     async def remove(self, container: str) -> None:
         """See Containers. kodo itself removes only those containers that the same process has started."""
@@ -192,31 +195,25 @@ class KodoContainers:
             if not self._is_docker:
                 await call("delete a pod", CALL_SECONDS, self._runner.stop_container, container)
                 return
-            found = await call("find a container", CALL_SECONDS, self._runner.manager.client.containers.get, container)
+            found = await self._find(container)
             await call("remove a container", CALL_SECONDS, found.remove, force=True)
         except NotThere:
             return
 
     async def has_ended(self, container: str) -> bool:
-        client = self._runner.manager.client
         try:
-            if self._is_docker:
-                found = await call("find a container", CALL_SECONDS, client.containers.get, container)
-                return found.status in ("exited", "dead", "removing")
-            read, namespace = client.read_namespaced_pod, self._settings.namespace
-            pod = await call("find a pod", CALL_SECONDS, read, name=container, namespace=namespace)
+            found = await self._find(container)
         except NotThere:
             return True
-        return pod.status.phase in ("Succeeded", "Failed")
+        if self._is_docker:
+            return found.status in ("exited", "dead", "removing")
+        return found.status.phase in ("Succeeded", "Failed")
 
     async def log(self, container: str) -> str:
-        client = self._runner.manager.client
         if self._is_docker:
-            found = await call("find a container", CALL_SECONDS, client.containers.get, container)
-            said: bytes = await call("read a log", CALL_SECONDS, found.logs, tail=20)
+            said: bytes = await call("read a log", CALL_SECONDS, (await self._find(container)).logs, tail=20)
             return said.decode(errors="replace")
-        namespace = self._settings.namespace
-        read = client.read_namespaced_pod_log
+        read, namespace = self._runner.manager.client.read_namespaced_pod_log, self._settings.namespace
         return str(await call("read a log", CALL_SECONDS, read, name=container, namespace=namespace, tail_lines=20))
 
 
@@ -227,7 +224,7 @@ class KodoProvider(ContainerProviderBase):
 
     async def open(self) -> None:
         """Import kodo, reach its backend, and remove what a killed process has left. Raises SandboxFailure."""
-        self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._prepare()
         kodo, settings = import_kodo(), self._template.kodo
         bundle = await self._find_bundle()
         if settings.backend is KodoBackend.DOCKER:
@@ -237,9 +234,10 @@ class KodoProvider(ContainerProviderBase):
             options = {"backend": "kubernetes", "namespace": settings.namespace, "disable_proxy": False}
         runner = await call("reach its backend", CALL_SECONDS, kodo.ContainerRunner, **options)
         containers = KodoContainers(runner, settings, bundle)
-        self._executors = ContainerExecutors(self._records, containers, self._settings)
-        await self._executors.remove_dead()
-        self._open_pool(self._hosting_of("Plain", backend=settings.backend.value), self._executors)
+        executors = ContainerExecutors(self._records, containers, self._settings)
+        await executors.remove_dead()
+        self._executors = executors
+        self._open_pool(self._container_hosting("Plain", backend=settings.backend.value), executors)
         self.warnings = [
             "sandbox.network is not kept: a container of kodo's has its backend's whole network in all phases",
             *(

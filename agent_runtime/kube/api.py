@@ -31,11 +31,11 @@ REQUEST_SECONDS = 15.0
 # The API server ends a watch after so long, and a connection that is silent for some more is dead: so one that swallows
 # packets is found within a minute and a half, without relying on bookmarks.
 WATCH_SECONDS, WATCH_GRACE_SECONDS = 60, 15.0
-# A starting API server denies what it has not read the roles for yet.
+# Of a create: a starting API server denies what it has not read the roles for yet.
 DENIAL_PATIENCE_SECONDS = 5.0
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-JSON_TYPE, MERGE_TYPE, APPLY_TYPE = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
+JSON_TYPE, APPLY_TYPE = "application/json", "application/apply-patch+yaml"
 
 
 class ApiError(Exception):
@@ -77,11 +77,9 @@ class KubeApi:
         await self._client.close()
 
     async def get_job(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
-        """A RolloutJob. ApiError 404 when there is none."""
         return await self._call("GET", f"/rolloutjobs/{name}", patience_seconds=patience_seconds)
 
     async def get_shard(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
-        """A RolloutShard. ApiError 404 when there is none."""
         return await self._call("GET", f"/rolloutshards/{name}", patience_seconds=patience_seconds)
 
     async def apply_report(
@@ -95,7 +93,6 @@ class KubeApi:
         await self._call("PATCH", path, query, body, APPLY_TYPE, patience_seconds=patience_seconds)
 
     async def get_model_server(self, name: str, *, patience_seconds: float = PATIENCE_SECONDS) -> JsonObject:
-        """A ModelServer. ApiError 404 when there is none."""
         return await self._call("GET", f"/modelservers/{name}", patience_seconds=patience_seconds)
 
     def watch_model_server(
@@ -110,13 +107,7 @@ class KubeApi:
         """
         name = sandbox["metadata"]["name"]
         try:
-            return await self._call(
-                "POST",
-                "/sandboxes",
-                body=sandbox,
-                patience_seconds=patience_seconds,
-                denial_patience_seconds=DENIAL_PATIENCE_SECONDS,
-            )
+            return await self._call("POST", "/sandboxes", body=sandbox, patience_seconds=patience_seconds)
         except ApiError as error:
             if error.status != 409:
                 raise
@@ -188,46 +179,30 @@ class KubeApi:
         content_type: str = JSON_TYPE,
         *,
         patience_seconds: float,
-        denial_patience_seconds: float = 0.0,
     ) -> JsonObject:
-        """One call, tried again while it may still succeed."""
         started = time.monotonic()
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
         tries = 0
         while True:
+            asked = 0.0
             try:
-                return await self._once(method, path, query or [], body, content_type)
-            except _Transient as failure:
-                patience, error, asked = patience_seconds, failure.error, failure.retry_after
-            except ApiError as failure:
-                if not (_is_of_quota(failure) or _is_denied_role(failure)):
-                    raise
-                patience = patience_seconds if _is_of_quota(failure) else denial_patience_seconds
-                error, asked = failure, 0.0
+                response = await self._send(method, path, query or [], body, content_type, timeout=timeout)
+                reply = await response.read()
+            except (aiohttp.ClientError, OSError, TimeoutError) as cause:
+                error, patience = _unanswered(cause), patience_seconds
+            else:
+                if response.status < 400:
+                    found: JsonObject = read_json(reply)
+                    return found
+                error = _api_error(response.status, reply)
+                patience = _patience(method, error, patience_seconds)
+                with contextlib.suppress(ValueError):
+                    asked = min(float(response.headers.get("Retry-After", "0")), LONGEST_PAUSE_SECONDS)
             pause = max(asked, retry_pause(tries, random.random()))
             if time.monotonic() - started + pause > patience:
                 raise error
             await asyncio.sleep(pause)
             tries += 1
-
-    async def _once(
-        self, method: str, path: str, query: list[tuple[str, str]], body: JsonObject | None, content_type: str
-    ) -> JsonObject:
-        try:
-            response = await self._send(
-                method, path, query, body, content_type, timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS)
-            )
-            status, headers, reply = response.status, response.headers, await response.read()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise _Transient(_unanswered(error)) from error
-        if status in TRANSIENT_STATUSES:
-            asked = 0.0
-            with contextlib.suppress(ValueError):
-                asked = float(headers.get("Retry-After", "0"))
-            raise _Transient(_api_error(status, reply), min(asked, LONGEST_PAUSE_SECONDS))
-        if status >= 400:
-            raise _api_error(status, reply)
-        found: JsonObject = read_json(reply)
-        return found
 
     async def _send(
         self,
@@ -246,14 +221,6 @@ class KubeApi:
         answer = await self._client.call_api(method, url, headers, sent, _request_timeout=timeout)
         response: aiohttp.ClientResponse = answer.response
         return response
-
-
-class _Transient(Exception):
-    """A call that may succeed when it is made again, after `retry_after` seconds at the least."""
-
-    def __init__(self, error: ApiError, retry_after: float = 0.0) -> None:
-        super().__init__(str(error))
-        self.error, self.retry_after = error, retry_after
 
 
 def retry_pause(tries: int, luck: float) -> float:
@@ -287,6 +254,13 @@ def _unanswered(error: Exception) -> ApiError:
     return ApiError(0, "Unreachable", f"the API server does not answer ({type(error).__name__} {error})")
 
 
+def _patience(method: str, error: ApiError, patience_seconds: float) -> float:
+    """How long an answer is taken for one that may still change."""
+    if error.status in TRANSIENT_STATUSES or _is_of_quota(error):
+        return patience_seconds
+    return DENIAL_PATIENCE_SECONDS if method == "POST" and _is_denied_role(error) else 0.0
+
+
 def _is_of_quota(error: ApiError) -> bool:
     """Denied until other objects of the namespace are deleted, a new ResourceQuota has been counted, or others, who update
     its count at the same time, are done."""
@@ -300,6 +274,5 @@ def _is_denied_role(error: ApiError) -> bool:
 
 
 def owner_uid(sandbox: Mapping[str, Any]) -> str | None:
-    """Uid of the RolloutJob that owns a Sandbox."""
     owners: Sequence[Mapping[str, Any]] = sandbox["metadata"].get("ownerReferences") or []
     return next((owner["uid"] for owner in owners if owner.get("kind") == "RolloutJob"), None)

@@ -42,19 +42,21 @@ def storable(reply: ModelReply) -> ModelReply:
     try:
         json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
-        message = _whole(message)
+        message = whole(message)
     is_same = message is reply.message and logprobs is reply.logprobs
     return reply if is_same else replace(reply, message=message, logprobs=logprobs)
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
+    """JSON with halves of surrogate pairs joined, or replaced by `?` where the other half is missing."""
     match value:
         case str():
-            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            joined = value.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+            return joined.encode(errors="replace").decode()
         case list():
-            return [_whole(item) for item in value]
+            return [whole(item) for item in value]
         case dict():
-            return {_whole(name): _whole(item) for name, item in value.items()}
+            return {whole(name): whole(item) for name, item in value.items()}
     return value
 
 

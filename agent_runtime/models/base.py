@@ -67,6 +67,12 @@ class ModelRequest:
     """Same for all calls that share the beginning of their prompt; they go to the same server where it has room."""
     health: CallHealth = field(default_factory=CallHealth)
 
+    @property
+    def answer_limit(self) -> int | None:
+        """Most tokens of the answer; None where nothing limits it."""
+        limits = (self.sampling.max_tokens, self.max_tokens)
+        return min((limit for limit in limits if limit is not None), default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -111,7 +117,6 @@ class ModelReply:
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The tool calls of the answer, in order."""
         return [
             ToolCall(call.get("id") or f"call-{position}", function.get("name") or "", function.get("arguments") or "")
             for position, call in enumerate(self.message.get("tool_calls") or [])

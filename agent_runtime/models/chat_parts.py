@@ -1,62 +1,74 @@
-"""A streamed chat completion without tool calls, put together to the one that would have come in one piece. Pure."""
+"""A streamed answer, put together to the one that would have come in one piece. Pure."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from agent_runtime.models.base import ModelError
 
 
-class ChatParts:
-    """Takes the events in, in order."""
+class AnswerParts:
+    """Takes the events in, in order. A subclass reads the text and the logprobs of a choice."""
+
+    expected = ""
+    """What the events are, in an error message."""
 
     def __init__(self) -> None:
-        self._model = ""
-        self._texts: dict[str, str] = {}
-        """By field of the message: content, reasoning_content, …"""
-        self._finish_reason: str | None = None
-        self._stop_reason: Any = None
-        self._usage: Any = None
-        self._prompt_ids: list[int] | None = None
-        self._ids: list[int] = []
-        self._logprobs: list[Any] = []
+        self.model = ""
+        self.finish_reason: str | None = None
+        self.stop_reason: Any = None
+        self.usage: Any = None
+        self.prompt_ids: list[int] | None = None
+        self.ids: list[int] = []
+        self.logprobs: list[Any] = []
 
     def add(self, event: Any) -> str:
         """The event's piece of plain text. Raises ModelError (BadResponse)."""
         try:
-            self._model = event.get("model") or self._model
-            self._usage = event.get("usage") or self._usage
-            self._prompt_ids = event.get("prompt_token_ids") or self._prompt_ids
+            self.model = event.get("model") or self.model
+            self.usage = event.get("usage") or self.usage
+            self.prompt_ids = event.get("prompt_token_ids") or self.prompt_ids
             if not event.get("choices"):
                 return ""
             choice = event["choices"][0]
-            self._prompt_ids = choice.get("prompt_token_ids") or self._prompt_ids
-            self._ids += choice.get("token_ids") or []
-            self._logprobs += (choice.get("logprobs") or {}).get("content") or []
-            self._finish_reason = choice.get("finish_reason") or self._finish_reason
-            self._stop_reason = choice.get("stop_reason") or self._stop_reason
-            delta = choice.get("delta") or {}
-            for field, value in delta.items():
-                if isinstance(value, str) and field != "role":
-                    self._texts[field] = self._texts.get(field, "") + value
-            return str(delta.get("content") or "")
-        except (AttributeError, IndexError, KeyError, TypeError):
-            raise ModelError(
-                "BadResponse", f"expected events of a streamed chat completion, got {str(event)[:200]}"
-            ) from None
+            self.prompt_ids = choice.get("prompt_token_ids") or self.prompt_ids
+            self.ids += choice.get("token_ids") or []
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            self.stop_reason = choice.get("stop_reason") or self.stop_reason
+            return self._read(choice, choice.get("logprobs") or {})
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            raise ModelError("BadResponse", f"expected {self.expected}, got {str(event)[:200]}") from None
+
+    def _read(self, choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> str:
+        raise NotImplementedError
+
+
+class ChatParts(AnswerParts):
+    """Of a chat completion without tool calls."""
+
+    expected = "events of a streamed chat completion"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._texts: dict[str, str] = {}
+        """By field of the message: content, reasoning_content, …"""
+
+    def _read(self, choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> str:
+        self.logprobs += logprobs.get("content") or []
+        delta = choice.get("delta") or {}
+        for field, value in delta.items():
+            if isinstance(value, str) and field != "role":
+                self._texts[field] = self._texts.get(field, "") + value
+        return str(delta.get("content") or "")
 
     def payload(self) -> dict[str, Any]:
         """The whole, in the form of an answer that was not streamed. Raises ModelError when its end is missing."""
-        if self._finish_reason is None:
+        if self.finish_reason is None:
             raise ModelError("BadResponse", "the streamed chat completion has no finish_reason")
         choice = {
             "message": {"role": "assistant", "content": "", **self._texts},
-            "finish_reason": self._finish_reason,
-            "stop_reason": self._stop_reason,
-            "token_ids": self._ids,
-            "logprobs": {"content": self._logprobs},
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "token_ids": self.ids,
+            "logprobs": {"content": self.logprobs},
         }
-        return {
-            "model": self._model,
-            "choices": [choice],
-            "usage": self._usage,
-            "prompt_token_ids": self._prompt_ids,
-        }
+        return {"model": self.model, "choices": [choice], "usage": self.usage, "prompt_token_ids": self.prompt_ids}

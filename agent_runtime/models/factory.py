@@ -41,7 +41,6 @@ def open_model(spec: ModelSpec, environ: Mapping[str, str]) -> Model:
 
 
 def _api_key(endpoint: Endpoint, environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """The key, and where it was read, for error messages."""
     if endpoint.api_key_from is None:
         return None, "nowhere (endpoint.apiKeyFrom is not set)"
     try:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import aiohttp
 from yarl import URL
 
+from agent_runtime.models.answers import whole
 from agent_runtime.models.base import CallHealth, ModelConfigError, ModelError
 from agent_runtime.models.refusals import error_text, final_refusal, refusal
 from agent_runtime.models.retries import is_transient, retry_delay
@@ -43,7 +44,6 @@ class Answer:
 
     @property
     def error(self) -> str:
-        """The server's own words."""
         return error_text(self.payload)[1][:ERROR_CHARACTERS]
 
 
@@ -266,18 +266,7 @@ def _decoded(status: int, raw: bytes) -> Answer:
         payload = json.loads(raw)
         # Half of an emoji, cut off by a token limit: no record and no later request could hold it.
         if b"\\ud" in raw or b"\\uD" in raw:
-            payload = _whole_characters(payload)
+            payload = whole(payload)
         return Answer(status, payload)
     except (ValueError, RecursionError):
         return Answer(status, raw[:4096].decode(errors="replace"))
-
-
-def _whole_characters(value: Any) -> Any:
-    """JSON with lone surrogates replaced by `?`."""
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()
-    if isinstance(value, list):
-        return [_whole_characters(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _whole_characters(item) for key, item in value.items()}
-    return value

@@ -21,7 +21,6 @@ class Stopping:
 
     @property
     def begun(self) -> bool:
-        """SIGTERM has come."""
         return self._work is not None
 
     def begin(self) -> None:

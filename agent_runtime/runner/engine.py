@@ -27,7 +27,6 @@ OpenProvider = Callable[[Start, KubeApi, RunnerMetrics], Provider | SandboxProvi
 
 
 def cluster_provider(start: Start, api: KubeApi, metrics: RunnerMetrics) -> SandboxProvider:
-    """Sandboxes of the cluster, shown in the metrics."""
     provider = ClusterProvider(start.job, start.shard.index, start.key, api)
     provider.on_sandbox_started = metrics.sandbox_started
     metrics.watch_sandboxes(provider.sandbox_states)
@@ -94,7 +93,6 @@ def _leave(code: Exit) -> NoReturn:
 
 
 def _progress_of(environ: Mapping[str, str]) -> Callable[[], None]:
-    """Tells the supervisor of a seal."""
     pipe = environ.get(PROGRESS_FD)
     if pipe is None:
         return lambda: None

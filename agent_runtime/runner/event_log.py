@@ -22,7 +22,6 @@ class EventLog:
     """Logs what is worth a line; not the groups that earlier processes finished."""
 
     def observe(self, event: Event) -> None:
-        """Take an event of the engine in."""
         if isinstance(event, GroupFinished) and event.earlier:
             return
         for level, message, fields in lines_of(event):

@@ -46,7 +46,6 @@ def fate_of(job: Metadata, answer: dict[str, Any] | ApiError) -> Fate:
 
 
 async def ask_fate(api: JobApi, job: Metadata) -> Fate:
-    """Ask the API server what becomes of the job."""
     try:
         async with asyncio.timeout(ASK_SECONDS):
             return fate_of(job, await api.get_job(job.name, patience_seconds=ASK_SECONDS))

@@ -19,7 +19,6 @@ class JsonLines(logging.Formatter):
     """Time, level and message first; then the fields that a call gave as `extra={"fields": {...}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, object] = {
             "time": f"{moment}.{int(record.msecs):03d}Z",

@@ -120,7 +120,6 @@ class RunnerMetrics:
                 pass
 
     def watch_model(self, model: ServedModel) -> None:
-        """Show how the calls to the job's ModelServer fare."""
         self._registry.register(_ModelCollector(model))
 
     def watch_sandboxes(self, states: Callable[[], Mapping[str, int]]) -> None:
@@ -129,11 +128,9 @@ class RunnerMetrics:
             self._sandboxes.labels(state).set_function(partial(_count, states, state))
 
     def sandbox_started(self, seconds: float) -> None:
-        """A sandbox is ready, so long after it was asked for."""
         self._sandbox.observe(seconds)
 
     def exposition(self) -> bytes:
-        """The text that Prometheus reads."""
         return generate_latest(self._registry)
 
     def _known_reason(self, reason: str) -> str:

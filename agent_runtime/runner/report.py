@@ -63,7 +63,6 @@ class ShardTally:
         self._begun: set[int] = set()
 
     def observe(self, event: Event) -> None:
-        """Take an event of the engine in."""
         match event:
             case JobStarted():
                 self.started, self.total = True, event.total

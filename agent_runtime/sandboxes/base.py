@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 from rollout_api.sandbox import NetworkAccess, Resources
 from rollout_api.tasks import TaskFile
@@ -189,6 +189,18 @@ class FileStat:
     modified: float
 
 
+class RunOptions(TypedDict, total=False):
+    """What a command may have beside its deadline."""
+
+    cwd: str | None
+    env: Mapping[str, str] | None
+    user: str | None
+    stdin: bytes
+    head_bytes: int
+    """Of each stream, kept from its beginning; 65,536 unless given. So is `tail_bytes` from its end."""
+    tail_bytes: int
+
+
 class Workspace(Protocol):
     """One isolated place where an attempt's tools run.
 
@@ -211,17 +223,7 @@ class Workspace(Protocol):
     working_dir: str
 
     async def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        key: str,
-        deadline_seconds: float,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        stdin: bytes = b"",
-        head_bytes: int = 65_536,
-        tail_bytes: int = 65_536,
+        self, command: str | Sequence[str], *, key: str, deadline_seconds: float, **how: Unpack[RunOptions]
     ) -> CommandResult:
         """Run a command (a string is for the shell) to its end. Its whole process tree is ended at the deadline."""
 

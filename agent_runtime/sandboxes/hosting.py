@@ -58,7 +58,6 @@ class Hosting:
     provider: str
 
     def sandbox(self, executor: Executor, name: str = "") -> ExecutorSandbox:
-        """The sandbox of the executor of that name."""
         return ExecutorSandbox(
             executor.client,
             mode=self.mode,

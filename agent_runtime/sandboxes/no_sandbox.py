@@ -38,7 +38,6 @@ class NoSandbox:
         """There is no network to switch."""
 
     async def layers(self) -> Sequence[str]:
-        """There are no layers."""
         return ()
 
     async def discard(self, other: str) -> None:

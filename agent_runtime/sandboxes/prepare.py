@@ -143,7 +143,6 @@ class PreparedGroups:
         await self._drop_unused(name)
 
     async def forget(self, group: str) -> None:
-        """No further fork of the group will be asked for."""
         for name in self._groups.pop(group, set()):
             self._forgotten.add(name)
             await self._drop_unused(name)

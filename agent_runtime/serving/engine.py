@@ -21,10 +21,6 @@ class Engine:
     """Shut until `open`, and again from the moment its process ends, or `shut`."""
 
     def __init__(self, url: str) -> None:
-        """
-        Args:
-            url: the engine's address.
-        """
         self.url = url.rstrip("/")
         self._connection: socket.socket | None = None
         self._process = ""
@@ -67,11 +63,9 @@ class Engine:
         return True
 
     def shut(self) -> None:
-        """No further call may be answered."""
         self._version = None
 
     def close(self) -> None:
-        """Shut, and know of no process."""
         self.shut()
         if self._connection is not None:
             self._connection.close()

@@ -57,16 +57,10 @@ class Source(Protocol):
 
 
 async def fetch_folder(source: Source, folder: Path, *, writer: str, digest: str | None = None) -> bool:
-    """Make `folder` hold what the source has. Returns whether anything was fetched.
+    """Make `folder`, whose parent exists, hold what the source has. Returns whether anything was fetched.
 
-    Args:
-        source: where it comes from.
-        folder: where it goes; its parent exists.
-        writer: tells apart who may fetch into one parent at the same time.
-        digest: `sha256:` and the digest of the source's SHA256SUMS, where it must have one.
-
-    Raises:
-        FetchError: the source has nothing, or something else than was expected.
+    `writer` tells apart who may fetch into one parent at the same time. `digest` is `sha256:` and the digest of the source's
+    SHA256SUMS, where it must have one. Raises FetchError for a source that has nothing, or other content.
     """
     origin = {"uri": source.uri, "digest": digest}
     if _is_from(folder, origin):

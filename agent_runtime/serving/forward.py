@@ -54,15 +54,10 @@ async def forward(
     refusal: Callable[[], web.Response | None],
     headers: Mapping[str, str],
 ) -> web.StreamResponse:
-    """Pass one request on, and its answer back.
+    """Pass one request on, and its answer back, with further `headers`.
 
-    Args:
-        request: from a client.
-        engine: connections to the engine.
-        engine_url: its address.
-        refusal: what is answered in place of the engine's answer; asked before the request is sent, and when the answer
-            begins: from there on the connection tells that no other process goes on with it.
-        headers: of the answer, beside the engine's.
+    `refusal` is asked before the request is sent, and when the answer begins, and replaces the engine's answer. From there
+    on the connection tells that no other process answers.
     """
     if (refused := refusal()) is not None:
         return refused

@@ -18,7 +18,7 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -40,10 +40,15 @@ from rollout_api.cluster import (
 
 log = logging.getLogger(__name__)
 
+BodyT = TypeVar("BodyT", bound=ApiModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 END_SECONDS = 10.0
 """For answers that are under way when the gateway ends; as a sidecar it ends after the engine, so there are none."""
+
+
+class _BadBody(Exception):
+    """The body of a request is not as its route expects it."""
 
 
 class ServedPolicy(ApiModel):
@@ -55,8 +60,6 @@ class ServedPolicy(ApiModel):
 
 
 def data_app(http: aiohttp.ClientSession, engine: Engine) -> web.Application:
-    """What runners reach."""
-
     async def handle(request: web.Request) -> web.StreamResponse:
         route = (request.method, request.rel_url.raw_path)
         if route not in routes.DATA:
@@ -78,14 +81,7 @@ def data_app(http: aiohttp.ClientSession, engine: Engine) -> web.Application:
 
 
 def control_app(http: aiohttp.ClientSession, engine: Engine, token: str, policies: Policies | None) -> web.Application:
-    """What the operator reaches.
-
-    Args:
-        http: connections to the engine.
-        engine: which of its processes runs, and whether it may answer.
-        token: who shows it as bearer may ask.
-        policies: fetches policies; None in mode Push.
-    """
+    """What the operator reaches: with `token` as bearer. `policies` is None in mode Push."""
     expected = hashlib.sha256(token.encode()).digest()
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -146,16 +142,26 @@ async def serve(
 
 
 def _app(handle: Handler) -> web.Application:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handle(request)
+        except _BadBody as error:
+            return _refused(400, str(error))
+
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
+    app.router.add_route("*", "/{path:.*}", answer)
     return app
 
 
-async def _fetch(request: web.Request, policies: Policies) -> web.Response:
+async def _body(request: web.Request, kind: type[BodyT], expected: str) -> BodyT:
     try:
-        wanted = PolicyRequest.model_validate_json(await request.read())
+        return kind.model_validate_json(await request.read())
     except ValueError as error:
-        return _refused(400, f"expected version, uri and perhaps digest: {error}")
+        raise _BadBody(f"expected {expected}: {error}") from None
+
+
+async def _fetch(request: web.Request, policies: Policies) -> web.Response:
+    wanted = await _body(request, PolicyRequest, "version, uri and perhaps digest")
     try:
         folder = await policies.fetch(wanted)
     except Exception as error:  # noqa: BLE001 - whatever it is, the operator has to be told
@@ -166,10 +172,7 @@ async def _fetch(request: web.Request, policies: Policies) -> web.Response:
 
 async def _call_hook(request: web.Request, http: aiohttp.ClientSession) -> web.Response:
     """The operator opens no connection to an address from a manifest: this pod reaches only what its namespace may."""
-    try:
-        asked = HookRequest.model_validate_json(await request.read())
-    except ValueError as error:
-        return _refused(400, f"expected url, question and seconds: {error}")
+    asked = await _body(request, HookRequest, "url, question and seconds")
     try:
         return web.json_response(await ask_hook(http, asked))
     except CallFailed as error:
@@ -198,10 +201,7 @@ async def _served(engine: Engine) -> web.Response:
 
 
 async def _serve_policy(request: web.Request, engine: Engine) -> web.Response:
-    try:
-        verified = ServedPolicy.model_validate_json(await request.read())
-    except ValueError as error:
-        return _refused(400, f"expected engine and version: {error}")
+    verified = await _body(request, ServedPolicy, "engine and version")
     if not engine.open(verified.engine, verified.version):
         return _ended(verified.engine)
     return web.json_response({"engine": verified.engine, "version": verified.version})
@@ -232,7 +232,6 @@ async def _run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run until SIGTERM."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     parser = argparse.ArgumentParser(prog="python -m agent_runtime.serving.gateway", description=__doc__)
     parser.add_argument("--token-file", type=Path, required=True, help="file with the token of the control port")

@@ -27,14 +27,9 @@ class PolicyRequest(ApiModel):
 
 
 class Policies:
-    """Fetches policies, each once, however often it is asked for."""
+    """Fetches policies into the shared volume `folder`, each once, however often it is asked for."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
-        """
-        Args:
-            folder: the shared volume.
-            environ: settings of the stores.
-        """
         self._folder, self._environ = folder, environ
         self._running: dict[PolicyRequest, asyncio.Task[Path]] = {}
 

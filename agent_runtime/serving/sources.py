@@ -1,6 +1,7 @@
 """Where weights come from: object storage, a folder, or a model hub."""
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,15 +25,10 @@ SILENCE_SECONDS: Final = 60.0
 
 @asynccontextmanager
 async def open_source(uri: str, revision: str | None, environ: Mapping[str, str]) -> AsyncIterator[Source]:
-    """The source at `hf://ORG/NAME`, `s3://`, `gs://`, `az://` or `file://`.
+    """The source at `hf://ORG/NAME`, `s3://`, `gs://`, `az://` or `file://`. Raises FetchError for another URI.
 
-    Args:
-        uri: see above.
-        revision: commit, branch or tag; for a hub only.
-        environ: settings and credentials, named as each vendor names them; HF_ENDPOINT and HF_TOKEN for the hub.
-
-    Raises:
-        FetchError: the URI is none of these.
+    `revision` is a commit, branch or tag, for a hub only. `environ` has settings and credentials, named as each vendor names
+    them; HF_ENDPOINT and HF_TOKEN for the hub.
     """
     parts = urlsplit(uri)
     if parts.scheme == "hf":
@@ -55,11 +51,9 @@ class StoreSource:
         self.uri = store.uri
 
     async def files(self) -> Sequence[RemoteFile]:
-        """Names and sizes."""
         return [RemoteFile(found.key, found.size) for found in await self._store.list("") if found.key]
 
     def read(self, path: str) -> AsyncIterator[bytes]:
-        """Each piece is asked for again by itself."""
         return self._store.stream(path)
 
 
@@ -80,33 +74,39 @@ class HubSource:
     async def files(self) -> Sequence[RemoteFile]:
         """All files of the revision. A branch is looked up once: all files are of one commit."""
         url = f"{self._hub}/api/models/{self._repository}/revision/{quote(self._revision, safe='')}?blobs=true"
-        body: dict[str, Any] = {}
-        async for attempt in _attempts():
-            with attempt:
-                async with self._session.get(url, headers=self._headers) as response:
-                    await self._check(response)
-                    body = await response.json()
+        body: dict[str, Any] = json.loads(b"".join([piece async for piece in self._get(url)]))
         self._commit = str(body["sha"])
         return [
             RemoteFile(sibling["rfilename"], sibling.get("size"), (sibling.get("lfs") or {}).get("sha256"))
             for sibling in body["siblings"]
         ]
 
-    async def read(self, path: str) -> AsyncIterator[bytes]:
-        """A connection that breaks is made again where it broke."""
-        url = f"{self._hub}/{self._repository}/resolve/{self._commit}/{quote(path)}"
-        done = 0
-        async for attempt in _attempts():
-            with attempt:
+    def read(self, path: str) -> AsyncIterator[bytes]:
+        """A file's bytes, in pieces."""
+        return self._get(f"{self._hub}/{self._repository}/resolve/{self._commit}/{quote(path)}")
+
+    async def _get(self, url: str) -> AsyncIterator[bytes]:
+        """The body in pieces. A connection that breaks is made again, and continues where it broke."""
+        done = tries = 0
+        while True:
+            try:
                 headers = self._headers | ({"Range": f"bytes={done}-"} if done else {})
                 async with self._session.get(url, headers=headers) as response:
                     await self._check(response)
-                    if done and response.status != 206:
-                        raise FetchError(f"{self.uri}/{path}: broken off, and the hub does not go on where it was")
+                    repeated = done if response.status == 200 else 0
                     async for piece in response.content.iter_chunked(PART_BYTES):
-                        done += len(piece)
-                        attempt.progress()
-                        yield piece
+                        new = piece[repeated:]
+                        repeated = max(0, repeated - len(piece))
+                        if new:
+                            done += len(new)
+                            tries = 0
+                            yield new
+                return
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                tries += 1
+                if tries == TRIES:
+                    raise
+            await asyncio.sleep(random.uniform(0.5, 1.0) * PAUSE_SECONDS * 2.0**tries)
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
         if response.status < 400:
@@ -120,37 +120,3 @@ class HubSource:
         if response.status < 500 and response.status not in (408, 429):
             raise FetchError(f"{self.uri}: the hub answers {response.status}; check name and revision: {words}")
         response.raise_for_status()
-
-
-class _Attempt:
-    """One try; an error that may pass is kept, any other goes on."""
-
-    def __init__(self, last: bool) -> None:
-        self._last = last
-        self.failed = False
-        self.progressed = False
-
-    def progress(self) -> None:
-        """Something came: the patience begins anew."""
-        self.progressed = True
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        self.failed = isinstance(error, aiohttp.ClientError | TimeoutError | OSError)
-        return self.failed and (self.progressed or not self._last)
-
-
-async def _attempts() -> AsyncIterator[_Attempt]:
-    """Tries, with growing pauses, until one does not fail."""
-    tries = 0
-    while True:
-        tries += 1
-        attempt = _Attempt(last=tries == TRIES)
-        yield attempt
-        if not attempt.failed:
-            return
-        if attempt.progressed:
-            tries = 0
-        await asyncio.sleep(random.uniform(0.5, 1.0) * PAUSE_SECONDS * 2.0**tries)

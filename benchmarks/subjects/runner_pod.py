@@ -51,7 +51,6 @@ class RunnerPod:
         return {"seconds": await ask[call](**question)}
 
     async def close(self) -> None:
-        """Give everything back."""
         await self._warm.close()
         await self._api.close()
 
@@ -201,7 +200,6 @@ def _is_ready(pod: Any) -> bool:
 
 
 async def main() -> None:
-    """Answers questions until they end."""
     config.load_incluster_config()
     start = read_start(Path(RUNNER_FOLDER), os.environ)
     runner = RunnerPod(start, await KubeApi.connect(str(start.job.metadata.namespace)))

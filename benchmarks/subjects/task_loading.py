@@ -22,7 +22,6 @@ def read_values(file: str) -> object:
 
 
 def read_tasks(file: str) -> object:
-    """What a job gets, each validated."""
     return load_tasks(Tasks.model_validate({"from": {"uri": file, "format": "SWEBench"}}), Path(), os.environ)
 
 

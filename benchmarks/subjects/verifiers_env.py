@@ -22,12 +22,10 @@ class NoopToolEnv(vf.MultiTurnEnv):  # type: ignore[misc]
     """Every tool call is answered with `ok`; an answer without one ends the rollout."""
 
     async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
-        """One message for each call of the last answer."""
         return [ToolMessage(tool_call_id=call.id, content="ok") for call in messages[-1].tool_calls or []]
 
     @vf.stop  # type: ignore[untyped-decorator]
     async def no_tool_called(self, state: Any) -> bool:
-        """The model is done."""
         return bool(state["trajectory"]) and not state["trajectory"][-1]["completion"][-1].tool_calls
 
 

@@ -42,7 +42,6 @@ class LakeTaskset(vf.Taskset[LakeTask, LakeConfig]):  # type: ignore[misc]
     """The maps of the first seeds."""
 
     def load(self) -> Iterator[LakeTask]:
-        """One task a map."""
         for seed in range(self.config.maps):
             start = FrozenLake(is_slippery=False).reset(seed)
             prompt = f"{start.instruction}\n{start.observation}"

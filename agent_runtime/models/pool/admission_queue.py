@@ -47,11 +47,9 @@ class WaitingCalls:
         return sum(map(len, self._queues.values()))
 
     def add(self, call: Waiting) -> None:
-        """It has come, after all others."""
         self._queues.setdefault(self._queue(call), OrderedDict())[call] = None
 
     def remove(self, call: Waiting) -> None:
-        """It waits no longer."""
         calls = self._queues.get(self._queue(call), OrderedDict())
         calls.pop(call, None)
         if not calls:
@@ -112,12 +110,10 @@ class Places:
 
     @property
     def can_be_asked(self) -> list[Server]:
-        """Servers that calls may be sent to."""
         return [server for server in self.servers.values() if server.can_be_asked]
 
     @property
     def waiting(self) -> int:
-        """Calls without a place."""
         return len(self._places)
 
     async def take(self, group: str, avoided: Set[str]) -> Server:
@@ -137,7 +133,6 @@ class Places:
             raise
 
     def give_back(self, server: Server) -> None:
-        """The call is over."""
         server.in_flight -= 1
         self.admit()
 
@@ -160,7 +155,6 @@ class Places:
             place.set_result(self.servers[name])
 
     def refuse(self, error: Exception) -> None:
-        """Nobody who waits will get a place."""
         for call, place in self._places.items():
             self._waiting.remove(call)
             if not place.done():

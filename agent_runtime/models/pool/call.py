@@ -37,7 +37,6 @@ class Call:
 
     @property
     def group(self) -> str:
-        """What is routed together."""
         return self.request.group or self.request.session
 
     def clock(self, now: float) -> float:
@@ -46,13 +45,11 @@ class Call:
         return now - self.started - self.request.health.held_seconds - held
 
     def hold(self, now: float) -> None:
-        """Nobody can answer it for now."""
         if self._held_at is None:
             self._held_at = now
             self.request.health.on_hold(True)
 
     def release(self, now: float) -> None:
-        """It is held no longer."""
         if self._held_at is not None:
             self.request.health.held_seconds += now - self._held_at
             self._held_at = None
@@ -67,13 +64,11 @@ class Call:
         self._begun_with = len(self.progress.ids)
 
     def undo_try(self) -> None:
-        """Forget what this try has brought."""
         if len(self.progress.ids) > self._begun_with:
             del self.progress.ids[self._begun_with :], self.progress.logprobs[self._begun_with :]
             self.progress.policy_spans, self.progress.finish_reason = [], None
 
     def heard(self, now: float) -> None:
-        """A token has come."""
         self._heard_at = self._token_at = self.clock(now)
         self.request.health.note(None)
         self.failures = 0
@@ -83,7 +78,6 @@ class Call:
         return self.clock(now) - self._token_at
 
     def failed(self, server: str, why: str) -> None:
-        """It has to be sent again."""
         self.avoided.add(server)
         self.failures += 1
         self.request.health.note(why)

@@ -58,17 +58,14 @@ class Fleet:
 
     @property
     def gate_seconds(self) -> float:
-        """Time behind a shut gate so far."""
         return self._shut_before + (0.0 if self._shut_at is None else time.monotonic() - self._shut_at)
 
     def start(self) -> None:
-        """Follow the directory from now on."""
         if not self._work:
             self._spawn(self._follow())
             self._spawn(self._look())
 
     async def close(self) -> None:
-        """Follow it no longer, and close all connections."""
         for task in self._work:
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)

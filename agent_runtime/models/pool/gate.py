@@ -32,11 +32,9 @@ class CallSpans:
 
     @property
     def tokens(self) -> int:
-        """All of them."""
         return sum(tokens for tokens, _ in self.settled) + self.pending
 
     def settle(self, version: int | None) -> None:
-        """The pending tokens are of this version."""
         if not self.streamed and version != self.began:
             version = None
         if self.settled and self.settled[-1][1] == version:
@@ -46,7 +44,6 @@ class CallSpans:
         self.pending = 0
 
     def cut(self, tokens: int) -> None:
-        """Forget all but the first so many tokens."""
         excess = self.tokens - tokens
         dropped = min(excess, self.pending)
         self.pending -= dropped
@@ -58,7 +55,6 @@ class CallSpans:
             excess -= last
 
     def spans(self) -> list[PolicySpan]:
-        """As they are recorded."""
         return [
             PolicySpan(tokens=tokens, version=None if version is None else str(version))
             for tokens, version in self.settled
@@ -80,7 +76,6 @@ class PolicyGate:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls may start."""
         return self._policy is not None and self._policy.gate is Gate.OPEN
 
     @property
@@ -89,13 +84,11 @@ class PolicyGate:
         return 0 if self._policy is None else self._policy.current
 
     def begin(self, *, streamed: bool) -> CallSpans:
-        """A call begins."""
         call = CallSpans(self.version, streamed)
         self._calls.add(call)
         return call
 
     def arrived(self, call: CallSpans, tokens: int, now: float) -> None:
-        """Tokens of it have come."""
         self._silence.broken()
         call.pending += tokens
         if now <= self.good_until and self._is_before_load():

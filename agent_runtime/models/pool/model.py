@@ -59,7 +59,6 @@ class ServedModel:
 
     @property
     def in_flight(self) -> int:
-        """Calls at servers."""
         return sum(server.in_flight for server in self._places.servers.values())
 
     @property
@@ -74,7 +73,6 @@ class ServedModel:
 
     @property
     def gate_seconds(self) -> float:
-        """Time behind a shut gate."""
         return self._fleet.gate_seconds
 
     def waits_for(self) -> str:
@@ -215,7 +213,6 @@ class ServedModel:
             server.limit = refused_limit(server.limit, server.in_flight)
 
     def _count(self, call: Call, tokens: int) -> None:
-        """Make the spans as long as the answer is."""
         call.spans.cut(tokens)
         if missing := tokens - call.spans.tokens:
             self._gate.arrived(call.spans, missing, _now())

@@ -44,11 +44,9 @@ class Server:
 
     @property
     def can_be_asked(self) -> bool:
-        """Whether calls may be sent there."""
         return self.is_ready and self.away is None
 
     def read(self, load: Load) -> None:
-        """Its metrics were read."""
         self.pulse.counted(load.progress)
         self.limit = next_limit(self.limit, self.in_flight, load.pressure)
         # Counters only grow while an engine lives.
@@ -72,7 +70,6 @@ class Server:
         self._streams.add(stream)
 
     def end(self, stream: asyncio.Timeout) -> None:
-        """It is over."""
         self._streams.discard(stream)
 
 

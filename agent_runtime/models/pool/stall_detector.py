@@ -15,7 +15,6 @@ class Silence:
         self._looked: float | None = None
 
     def broken(self) -> None:
-        """Something was heard."""
         self._seconds = 0.0
 
     def seconds(self, now: float) -> float:
@@ -42,7 +41,6 @@ class Pulse:
         self._counted: float | None = None
 
     def beat(self) -> None:
-        """A token came from it."""
         self._silence.broken()
 
     def counted(self, tokens: float) -> None:

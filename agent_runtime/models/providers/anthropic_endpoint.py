@@ -6,12 +6,12 @@ from typing import Any
 
 from agent_runtime.models.answers import MALFORMED, decoded_object
 from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, ModelRequest
-from agent_runtime.models.http_client import Answer, CallOptions, JsonClient
-from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, served_models
-from agent_runtime.models.refusals import final_refusal
+from agent_runtime.models.http_client import CallOptions, JsonClient
+from agent_runtime.models.providers.openai_endpoint import CHECK_SECONDS, CHECK_TRIES, refused
 from rollout_api.model import Endpoint
 from rollout_api.records import Message, Usage
 
+PATH = "/messages"
 API_VERSION = "2023-06-01"  # the only version that the API has had since
 DEFAULT_MAX_TOKENS = 4096  # the API wants a limit; the largest that every model of it has taken
 EMPTY_TEXT = "(no text)"  # the API refuses messages without text that is more than white space
@@ -40,18 +40,18 @@ class AnthropicEndpoint:
     async def complete(self, request: ModelRequest) -> ModelReply:
         """One answer; see `Model.complete`."""
         options = CallOptions(self._seconds, health=request.health)
-        answer = await self._client.call("POST", "/messages", self._body(request), options)
+        answer = await self._client.call("POST", PATH, self._body(request), options)
         if answer.status != 200:
-            raise await self._refused(answer)
+            raise await refused(self._client, PATH, self.name, answer)
         return parse_answer(answer.payload)
 
     async def check(self) -> None:
         """Ask for an answer of one token. Raises ModelError."""
         body = {"model": self.name, "max_tokens": 1, "messages": [{"role": "user", "content": "Say ok."}]}
         options = CallOptions(min(self._seconds, CHECK_SECONDS), CHECK_TRIES)
-        answer = await self._client.call("POST", "/messages", body, options)
+        answer = await self._client.call("POST", PATH, body, options)
         if answer.status != 200:
-            error = await self._refused(answer)
+            error = await refused(self._client, PATH, self.name, answer)
             raise ModelConfigError(error.reason, error.message)
         parse_answer(answer.payload)
 
@@ -61,38 +61,21 @@ class AnthropicEndpoint:
     def _body(self, request: ModelRequest) -> dict[str, Any]:
         sampling = request.sampling
         system, messages = to_anthropic(request.messages)
-        limits = [limit for limit in (sampling.max_tokens, request.max_tokens) if limit is not None]
-        body: dict[str, Any] = {
+        limit = request.answer_limit
+        body = {
             "model": self.name,
             "messages": messages,
-            "max_tokens": min(limits, default=DEFAULT_MAX_TOKENS),
+            "max_tokens": DEFAULT_MAX_TOKENS if limit is None else limit,
+            "system": system or None,
+            "tools": [tool_to_anthropic(tool) for tool in request.tools] or None,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "stop_sequences": sampling.stop or None,
         }
-        if system:
-            body["system"] = system
-        if request.tools:
-            body["tools"] = [tool_to_anthropic(tool) for tool in request.tools]
-        if sampling.temperature is not None:
-            body["temperature"] = sampling.temperature
-        if sampling.top_p is not None:
-            body["top_p"] = sampling.top_p
-        if sampling.stop:
-            body["stop_sequences"] = sampling.stop
-        body.update(sampling.extra)
-        return body
-
-    async def _refused(self, answer: Answer) -> ModelError:
-        where = self._client.base_url
-        if answer.status in (404, 405):
-            return ModelConfigError(
-                "ModelNotFound",
-                f"{where}/messages answers {answer.status} for model {self.name!r}: {answer.error}; "
-                f"{await served_models(self._client)}",
-            )
-        return final_refusal(where, answer.status, answer.error)
+        return {name: value for name, value in body.items() if value is not None} | sampling.extra
 
 
 def tool_to_anthropic(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool definition in OpenAI's form, translated."""
     function = definition["function"]
     return {
         "name": function["name"],

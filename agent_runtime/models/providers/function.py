@@ -63,10 +63,9 @@ class FunctionModel:
 
     def _arguments(self, request: ModelRequest) -> dict[str, Any]:
         sampling = request.sampling
-        limits = [limit for limit in (sampling.max_tokens, request.max_tokens) if limit is not None]
         offered = {
             "messages": list(request.messages),
-            "max_tokens": min(limits, default=None),
+            "max_tokens": request.answer_limit,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "stop": sampling.stop or None,

@@ -68,7 +68,7 @@ class OpenAIEndpoint:
                     self._remember(max_tokens_field, optional, parse_completion(answer.payload, self._client.base_url))
                     return
                 if answer.status not in (400, 422):
-                    raise await self._refused(answer)
+                    raise await refused(self._client, PATH, self.name, answer)
                 if "max_completion_tokens" in answer.error:
                     break
             else:
@@ -79,29 +79,24 @@ class OpenAIEndpoint:
         await self._client.close()
 
     def body(self, request: ModelRequest) -> dict[str, Any]:
-        """The request in OpenAI's form."""
         sampling = request.sampling
-        body: dict[str, Any] = {"model": self.name, "messages": request.messages, **self._optional}
-        if "seed" in body:
-            body["seed"] = request.seed
-        if request.tools:
-            body["tools"] = request.tools
-        if sampling.temperature is not None:
-            body["temperature"] = sampling.temperature
-        if sampling.top_p is not None:
-            body["top_p"] = sampling.top_p
-        limits = [limit for limit in (sampling.max_tokens, request.max_tokens) if limit is not None]
-        if limits:
-            body[self._max_tokens_field] = min(limits)
-        if sampling.stop:
-            body["stop"] = sampling.stop
-        body.update(sampling.extra)
-        return body
+        body = {
+            "model": self.name,
+            "messages": request.messages,
+            **self._optional,
+            "seed": request.seed if "seed" in self._optional else None,
+            "tools": request.tools or None,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            self._max_tokens_field: request.answer_limit,
+            "stop": sampling.stop or None,
+        }
+        return {name: value for name, value in body.items() if value is not None} | sampling.extra
 
     async def _whole(self, body: Mapping[str, Any], request: ModelRequest, options: CallOptions) -> ModelReply:
         answer = await self._client.call("POST", PATH, body, options)
         if answer.status != 200:
-            raise await self._refused(answer)
+            raise await refused(self._client, PATH, self.name, answer)
         reply = parse_completion(answer.payload, self._client.base_url)
         if request.on_text is not None and reply.text:
             request.on_text(reply.text)
@@ -134,19 +129,19 @@ class OpenAIEndpoint:
         useful = {"seed": True, "logprobs": reply.logprobs is not None, "return_token_ids": with_ids}
         self._optional = {field: value for field, value in optional.items() if useful[field]}
 
-    async def _refused(self, answer: Answer) -> ModelError:
-        """The error that a final status stands for."""
-        where = self._client.base_url
-        if answer.status in (404, 405):
-            served = await served_models(self._client)
-            return ModelConfigError(
-                "ModelNotFound",
-                f"{where}{PATH} answers {answer.status} for model {self.name!r}: {answer.error}; {served}",
-            )
-        return final_refusal(where, answer.status, answer.error)
+
+async def refused(client: JsonClient, path: str, model: str, answer: Answer) -> ModelError:
+    """The error that a final status of the route stands for."""
+    if answer.status in (404, 405):
+        return ModelConfigError(
+            "ModelNotFound",
+            f"{client.base_url}{path} answers {answer.status} for model {model!r}: {answer.error}; "
+            f"{await _served_models(client)}",
+        )
+    return final_refusal(client.base_url, answer.status, answer.error)
 
 
-async def served_models(client: JsonClient) -> str:
+async def _served_models(client: JsonClient) -> str:
     """What the server says that it serves, as the end of an error message."""
     try:
         answer = await client.call("GET", "/models", None, CallOptions(10, 1))

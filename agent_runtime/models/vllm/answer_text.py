@@ -25,7 +25,6 @@ class Stops:
 
     @classmethod
     def of(cls, sampling: Mapping[str, Any]) -> "Stops":
-        """Of vLLM's sampling parameters."""
         strings = sampling.get("stop") or []
         return cls(
             [strings] if isinstance(strings, str) else [text for text in strings if text],
@@ -74,7 +73,6 @@ class TextStream:
         self._sent = ""
 
     def offer(self, content: str) -> None:
-        """Hand out what is certain of the text so far."""
         # A character of which the last bytes are still to come is decoded to this one.
         certain = content.rstrip("\ufffd")
         if self._tools:
@@ -85,7 +83,6 @@ class TextStream:
         self._send(certain)
 
     def finish(self, content: str) -> None:
-        """Hand out the rest of the whole text."""
         self._send(content)
 
     def _send(self, text: str) -> None:
@@ -104,13 +101,11 @@ class PartialAnswers:
         self._work: asyncio.Task[None] | None = None
 
     def grown(self, ids: Sequence[int]) -> None:
-        """The answer so far."""
         self._ids = ids
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._catch_up())
 
     async def stop(self) -> None:
-        """Decode no more."""
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait([self._work])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent_runtime.models.base import ModelError, ModelReply
+from agent_runtime.models.chat_parts import AnswerParts
 from agent_runtime.models.http_client import CallOptions, JsonClient
 from agent_runtime.models.providers.openai_endpoint import stop_sequence, usage_of
 from agent_runtime.models.refusals import final_refusal
@@ -48,50 +49,33 @@ async def complete_text(
     return parts.reply()
 
 
-class CompletionParts:
-    """Takes events of a streamed completion in, or a whole one, and has the reply."""
+class CompletionParts(AnswerParts):
+    """Of a completion, streamed or whole."""
+
+    expected = "a completion"
 
     def __init__(self) -> None:
-        self._model = ""
+        super().__init__()
         self._text = ""
-        self._finish_reason: str | None = None
-        self._stop: str | None = None
-        self._usage: Any = None
-        self._prompt_ids: list[int] | None = None
-        self._ids: list[int] = []
-        self._logprobs: list[float] = []
 
-    def add(self, event: Any) -> str:
-        """The event's piece of text. Raises ModelError (BadResponse)."""
-        try:
-            self._model = event.get("model") or self._model
-            self._usage = event.get("usage") or self._usage
-            if not event.get("choices"):
-                return ""
-            choice = event["choices"][0]
-            self._prompt_ids = choice.get("prompt_token_ids") or self._prompt_ids
-            self._ids += choice.get("token_ids") or []
-            self._logprobs += [float(value) for value in (choice.get("logprobs") or {}).get("token_logprobs") or []]
-            self._finish_reason = choice.get("finish_reason") or self._finish_reason
-            self._stop = stop_sequence(choice) or self._stop
-            piece = str(choice.get("text") or "")
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-            raise ModelError("BadResponse", f"expected a completion, got {str(event)[:200]}") from None
+    def _read(self, choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> str:
+        self.logprobs += [float(value) for value in logprobs.get("token_logprobs") or []]
+        piece = str(choice.get("text") or "")
         self._text += piece
         return piece
 
     def reply(self) -> ModelReply:
         """The whole. Raises ModelError when its end is missing."""
-        if self._finish_reason is None:
+        if self.finish_reason is None:
             raise ModelError("BadResponse", "the completion has no finish_reason")
-        exact = self._prompt_ids is not None and bool(self._ids) and len(self._ids) == len(self._logprobs)
+        exact = self.prompt_ids is not None and bool(self.ids) and len(self.ids) == len(self.logprobs)
         return ModelReply(
             message={"role": "assistant", "content": self._text},
-            finish_reason=self._finish_reason,
-            model=self._model,
-            usage=usage_of(self._usage),
-            prompt_token_ids=self._prompt_ids if exact else None,
-            completion_token_ids=self._ids if exact else None,
-            logprobs=self._logprobs if exact else None,
-            stop_sequence=self._stop,
+            finish_reason=self.finish_reason,
+            model=self.model,
+            usage=usage_of(self.usage),
+            prompt_token_ids=self.prompt_ids if exact else None,
+            completion_token_ids=self.ids if exact else None,
+            logprobs=self.logprobs if exact else None,
+            stop_sequence=stop_sequence({"stop_reason": self.stop_reason}),
         )

@@ -179,7 +179,6 @@ class TokenRoutes:
     async def derender_prompt(
         self, prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
     ) -> str:
-        """The text of a completion, without special tokens."""
         body = {
             "model": self._name,
             "generate_responses": [_generated(ids, finish)],
@@ -196,7 +195,6 @@ class TokenRoutes:
         return text
 
     async def text(self, ids: Sequence[int], options: CallOptions) -> str:
-        """The text of ids, special tokens spelled out."""
         payload = await self._post("/detokenize", {"model": self._name, "tokens": list(ids)}, options)
         text = payload.get("prompt")
         if not isinstance(text, str):
@@ -204,7 +202,6 @@ class TokenRoutes:
         return text
 
     async def encode(self, text: str, options: CallOptions) -> list[int]:
-        """The tokenizer's own ids of a text."""
         body = {"model": self._name, "prompt": text, "add_special_tokens": False}
         ids = (await self._post("/tokenize", body, options)).get("tokens")
         if not isinstance(ids, list):
@@ -212,7 +209,6 @@ class TokenRoutes:
         return ids
 
     async def facts(self, options: CallOptions) -> ModelFacts:
-        """Learned once."""
         async with self._learning:
             if self._facts is None:
                 first, second = [await self._closed(answer, options) for answer in ANSWERS]
@@ -335,5 +331,4 @@ class TokenRoutes:
 
 
 def _generated(ids: Sequence[int], finish: str) -> dict[str, Any]:
-    """An answer in the form in which derendering takes it."""
     return {"request_id": "derender", "choices": [{"index": 0, "token_ids": list(ids), "finish_reason": finish}]}

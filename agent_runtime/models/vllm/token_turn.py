@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from agent_runtime.models.base import CallHealth, ModelReply, ModelRequest, TokenPrefix
 from agent_runtime.models.http_client import CallOptions, StreamBroken
@@ -16,23 +16,8 @@ from agent_runtime.models.vllm.weight_versions import extended
 from rollout_api.records import Usage
 
 
-class Form(Protocol):
-    """What is asked, and how the ids of its answer are read."""
-
-    async def render(self, routes: TokenRoutes, options: CallOptions) -> dict[str, Any]:
-        """vLLM's request to generate."""
-
-    async def prompt(self, routes: TokenRoutes, rendered: Mapping[str, Any], options: CallOptions) -> list[int]:
-        """The ids to go on from."""
-
-    async def read(
-        self, routes: TokenRoutes, prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
-    ) -> ModelReply:
-        """The message of sampled ids, without ids."""
-
-
 class ChatForm:
-    """Messages; `body` is the request in OpenAI's form."""
+    """How messages are asked, and how the ids of the answer are read; `body` is the request in OpenAI's form."""
 
     def __init__(self, body: Mapping[str, Any], prefix: TokenPrefix | None) -> None:
         self._body, self._prefix = body, prefix
@@ -41,7 +26,7 @@ class ChatForm:
         return await routes.render(self._body, options)
 
     async def prompt(self, routes: TokenRoutes, rendered: Mapping[str, Any], options: CallOptions) -> list[int]:
-        """See `Form.prompt`: the stored ids and what is new."""
+        """The ids to continue from: the stored ones and what is new."""
         # Ids that stand for images have places in the rendering that stored ids do not have.
         if self._prefix is None or rendered.get("features"):
             return list(rendered["token_ids"])
@@ -52,6 +37,7 @@ class ChatForm:
     async def read(
         self, routes: TokenRoutes, prompt: Sequence[int], ids: Sequence[int], finish: str, options: CallOptions
     ) -> ModelReply:
+        """The message of sampled ids, without ids."""
         reply = await routes.derender(self._body, prompt, ids, finish, options)
         if self._body.get("parallel_tool_calls") is False and len(reply.tool_calls) > 1:
             # As vLLM's chat route does it; derendering leaves them.
@@ -61,7 +47,7 @@ class ChatForm:
 
 
 class PromptForm:
-    """A bare prompt; `body` is the request of a completion."""
+    """As ChatForm, of a bare prompt; `body` is the request of a completion."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._body = body
@@ -77,6 +63,9 @@ class PromptForm:
     ) -> ModelReply:
         text = await routes.derender_prompt(prompt, ids, finish, options)
         return ModelReply({"role": "assistant", "content": text}, finish, self._body["model"])
+
+
+Form = ChatForm | PromptForm
 
 
 class TokenTurn:

@@ -102,7 +102,6 @@ class Fleet:
 
     @property
     def held(self) -> Mapping[str, HeldSandbox]:
-        """All that are starting or ready."""
         return self._held
 
     @property
@@ -190,7 +189,6 @@ class Fleet:
         return held
 
     async def forget_group(self, group: str) -> None:
-        """No further member of the group will ask."""
         for prepared in self._prepared.pop(group, set()):
             self._asked.pop(prepared, None)
             for held in self._held.values():
@@ -282,7 +280,6 @@ class Fleet:
         return held
 
     def _changed(self, name: str, view: SandboxView | None) -> None:
-        """What the watch tells of a Sandbox."""
         held = self._held.get(name)
         if held is None:
             return

@@ -7,16 +7,12 @@ import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
-
-import aiohttp
 
 from agent_runtime.kube.api import ApiError, KubeApi
 from agent_runtime.sandboxes.base import SandboxFailure
 from agent_runtime.sandboxes.cluster.packing import Room
 from agent_runtime.sandboxes.cluster.sandbox_object import Reason, SandboxView
 from agent_runtime.sandboxes.cluster.watch import WatchedClient
-from agent_runtime.sandboxes.executor_client.client import ExecutorClient
 from agent_runtime.sandboxes.executor_client.sandbox import ExecutorSandbox
 from rollout_api.cluster import EXECUTOR_PORT, executor_token
 
@@ -67,11 +63,9 @@ class HeldSandbox:
         self._asked_for = self._empty_since = time.monotonic()
 
     def seconds(self) -> float:
-        """Since it was asked for."""
         return time.monotonic() - self._asked_for
 
     def room(self, expected_places: int, to_come: Callable[[str], int]) -> Room:
-        """Itself as packing sees it."""
         is_ready, count = self.sandbox is not None, len(self.taken) + len(self.foreign)
         return Room(
             name=self.name,
@@ -94,7 +88,6 @@ class HeldSandbox:
             self.groups.add(prepared)
 
     def leave(self, identity: str) -> None:
-        """A workspace is gone."""
         self.taken.pop(identity, None)
         self.foreign.discard(identity)
         self._empty_since = time.monotonic()
@@ -109,8 +102,12 @@ class HeldSandbox:
         token = executor_token(self._key, self.name, view.uid)
         address = f"tcp:{_host(str(view.pod_ip))}:{EXECUTOR_PORT}"
         self._client = client = WatchedClient(address, token, lambda failure: self._find_out(self, failure))
+
+        async def pause() -> float:
+            return LISTEN_POLL_SECONDS
+
         try:
-            health = await _first_health(client)
+            health = await client.first_health(pause, LISTEN_SECONDS)
         except BaseException:
             await client.close()
             raise
@@ -184,7 +181,6 @@ class HeldSandbox:
         return False
 
     def why_not_ready(self, seconds: float) -> SandboxFailure:
-        """The failure of someone who waited for it so long."""
         if self.ended is not None:
             return SandboxFailure(self.ended.word, self.ended.message)
         late = f"Sandbox {self.name} was not ready after {seconds:.0f} s (sandbox.startSeconds)"
@@ -223,18 +219,5 @@ class HeldSandbox:
                 log.warning("Sandbox %s was not deleted, its job's end will do it: %s", self.name, error)
 
 
-async def _first_health(client: ExecutorClient) -> dict[str, Any]:
-    started = time.monotonic()
-    while True:
-        try:
-            return await client.health()
-        except SandboxFailure as failure:
-            is_silent = isinstance(failure.__cause__, OSError | TimeoutError | aiohttp.ClientError)
-            if not is_silent or time.monotonic() - started > LISTEN_SECONDS:
-                raise
-        await asyncio.sleep(LISTEN_POLL_SECONDS)
-
-
 def _host(address: str) -> str:
-    """An IP address as it stands before a port."""
     return f"[{address}]" if ipaddress.ip_address(address).version == 6 else address

@@ -44,7 +44,6 @@ class Room:
 
     @property
     def free(self) -> int:
-        """Places that can be given away now."""
         return max(0, self.places - self.taken) if self.is_ready else 0
 
 

@@ -68,12 +68,10 @@ def new_name(job: str, runner: int) -> str:
 
 
 def selector(job_uid: str, runner: int) -> str:
-    """Label selector of one runner's Sandboxes."""
     return f"{JOB_UID_LABEL}={job_uid},{RUNNER_LABEL}={runner}"
 
 
 def sandbox_object(job: RolloutJob, runner: int, name: str, spec: SandboxSpec) -> dict[str, Any]:
-    """The object to be created, owned by its job."""
     owner = {
         "apiVersion": API_VERSION,
         "kind": "RolloutJob",
@@ -140,7 +138,6 @@ class SandboxView:
 
     @property
     def can_be_reached(self) -> bool:
-        """Its pod runs and has an address."""
         return self.is_ready and self.pod_ip is not None and self.finished is None
 
 
@@ -167,7 +164,6 @@ def sandbox_view(sandbox: Mapping[str, Any]) -> SandboxView:
 
 
 def deleted(name: str) -> Reason:
-    """The end of a Sandbox whose object is gone."""
     return Reason("SandboxDeleted", f"Sandbox {name} was deleted while it was in use")
 
 

@@ -40,7 +40,6 @@ class SandboxViews:
         self.resource_version = resource_version
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Take over one watch event."""
         sandbox = event["object"]
         self.resource_version = sandbox["metadata"]["resourceVersion"]
         if event["type"] == "DELETED":
@@ -70,7 +69,6 @@ class SandboxWatch:
 
     @property
     def views(self) -> Mapping[str, SandboxView]:
-        """The Sandboxes by name."""
         return self._known.views
 
     async def start(self) -> None:
@@ -79,7 +77,6 @@ class SandboxWatch:
         self._task = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        """Watch no more."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -126,7 +123,6 @@ class WatchedClient(ExecutorClient):
         self._under_way: set[asyncio.Timeout] = set()
 
     def end(self, reason: Reason) -> None:
-        """The sandbox is gone."""
         if self._ended is None:
             self._ended = reason
             for scope in self._under_way:

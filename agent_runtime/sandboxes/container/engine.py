@@ -184,7 +184,6 @@ def limits(spec: WorkspaceSpec, mode: str) -> list[str]:
 
 
 def wants_network(spec: WorkspaceSpec) -> bool:
-    """Whether any phase may reach something."""
     return any(access != "None" for access in spec.network.values())
 
 

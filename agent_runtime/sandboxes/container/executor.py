@@ -9,25 +9,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
+import os
 import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient
-from agent_runtime.sandboxes.local.executor import write_private
+from agent_runtime.sandboxes.hosting import Hosting
+from agent_runtime.sandboxes.images.files import ImageError
+from agent_runtime.sandboxes.images.store import ImageStore
+from agent_runtime.sandboxes.recorded import ExecutorRecords, RecordedProvider
+from rollout_api.sandbox import SandboxTemplate
 
 READY_POLL_SECONDS = 0.05
 # Asking an engine costs a process or a request, so it is asked less often.
 ENDED_POLL_SECONDS = 2.0
 LOG_TAIL_CHARACTERS = 2000
+VARIABLE = "ROLLOUT_EXECUTOR_IMAGE"
+IMAGE = "agent-rollouts-executor"
 
 
 class Containers(Protocol):
@@ -72,11 +78,9 @@ class ContainerExecutor:
 
     @property
     def mode(self) -> str:
-        """Overlay or Plain."""
         return self.record.mode
 
     async def stop(self) -> None:
-        """Remove its container, and then its traces."""
         await self.client.close()
         await self._containers.remove(self.record.container)
         shutil.rmtree(self.record.home, ignore_errors=True)
@@ -89,26 +93,18 @@ class ContainerExecutors:
     def __init__(
         self, records: Path, containers: Containers, settings: Callable[[WorkspaceSpec], Mapping[str, Any]]
     ) -> None:
-        self._records, self._containers, self._settings = records, containers, settings
-
-    def names(self) -> Sequence[str]:
-        return [record.stem for record in self._records.glob("*.json")]
+        self._records = ExecutorRecords(records, ContainerRecord)
+        self.names = self._records.names
+        self._containers, self._settings = containers, settings
 
     def containers(self) -> Sequence[str]:
-        """Their containers' names."""
         return [self._container(name) for name in self.names()]
 
     async def find(self, name: str) -> ContainerExecutor | None:
-        path = self._record(name)
-        try:
-            record = ContainerRecord(**json.loads(path.read_text()))
-        except FileNotFoundError:
+        record = self._records.read(name)
+        if record is None:
             return None
-        except (ValueError, TypeError) as error:
-            raise SandboxFailure(
-                "SandboxLost", f"{path} is not a record of a container ({error}); remove it and start again"
-            ) from error
-        executor = ContainerExecutor(record, path, self._containers)
+        executor = ContainerExecutor(record, self._records.path(name), self._containers)
         has_ended = partial(self._containers.has_ended, record.container)
         if record.boot_id is not None and await executor.client.is_alive(has_ended):
             return executor
@@ -117,9 +113,9 @@ class ContainerExecutors:
 
     async def start(self, name: str, spec: WorkspaceSpec) -> ContainerExecutor:
         home = Path(tempfile.mkdtemp(prefix="rollout-"))
-        path, token = self._record(name), secrets.token_urlsafe(32)
+        token = secrets.token_urlsafe(32)
         record = ContainerRecord(self._container(name), token, str(home))
-        write_private(path, json.dumps(asdict(record)))
+        path = self._records.write(name, record)
         config = {**self._settings(spec), "tokenSha256": hashlib.sha256(token.encode()).hexdigest()}
         try:
             async with asyncio.timeout(spec.start_seconds):
@@ -138,8 +134,7 @@ class ContainerExecutors:
                 ) from error
             raise
         record = replace(record, boot_id=health["bootId"], mode=health["mode"], mode_reason=health.get("modeReason"))
-        write_private(path, json.dumps(asdict(record)))
-        return ContainerExecutor(record, path, self._containers)
+        return ContainerExecutor(record, self._records.write(name, record), self._containers)
 
     async def remove_dead(self) -> None:
         """Remove the containers, of this run, whose executors do not answer."""
@@ -148,18 +143,8 @@ class ContainerExecutors:
             if executor is not None:
                 await executor.client.close()
 
-    async def remove_all(self) -> None:
-        """Remove all containers of this run."""
-        for name in self.names():
-            executor = await self.find(name)
-            if executor is not None:
-                await executor.stop()
-
     def _container(self, name: str) -> str:
-        return f"rollout-{hashlib.sha256(f'{self._records} {name}'.encode()).hexdigest()[:20]}"
-
-    def _record(self, name: str) -> Path:
-        return self._records / f"{name}.json"
+        return f"rollout-{hashlib.sha256(f'{self._records.folder} {name}'.encode()).hexdigest()[:20]}"
 
     async def _said(self, container: str) -> str:
         with contextlib.suppress(SandboxFailure):
@@ -170,21 +155,60 @@ class ContainerExecutors:
         assert record.address is not None
         client = ExecutorClient(record.address, record.token)
         asked = looked = time.monotonic()
+
+        async def pause() -> float:
+            nonlocal looked
+            if time.monotonic() > looked + ENDED_POLL_SECONDS:
+                if await self._containers.has_ended(record.container):
+                    said = await self._said(record.container)
+                    raise SandboxFailure(
+                        "ExecutorFailed", f"container {record.container} ended before its executor answered: {said}"
+                    )
+                looked = time.monotonic()
+            # Often at first, when it is likely to come up; seldom when it takes long.
+            return max(READY_POLL_SECONDS, (time.monotonic() - asked) / 20)
+
         try:
-            while True:
-                try:
-                    return await client.health()
-                except SandboxFailure as failure:
-                    if not isinstance(failure.__cause__, OSError | TimeoutError):
-                        raise
-                if time.monotonic() > looked + ENDED_POLL_SECONDS:
-                    if await self._containers.has_ended(record.container):
-                        said = await self._said(record.container)
-                        raise SandboxFailure(
-                            "ExecutorFailed", f"container {record.container} ended before its executor answered: {said}"
-                        )
-                    looked = time.monotonic()
-                # Often at first, when it is likely to come up; seldom when it takes long.
-                await asyncio.sleep(max(READY_POLL_SECONDS, (time.monotonic() - asked) / 20))
+            return await client.first_health(pause)
         finally:
             await client.close()
+
+
+def executor_bundle(store: ImageStore, environ: Mapping[str, str]) -> Path:
+    """The folder with the launcher `executor` in it. Raises ImageError.
+
+    It is the image that ROLLOUT_EXECUTOR_IMAGE names, a path or the name of one in a registry.
+    """
+    reference = environ.get(VARIABLE)
+    if not reference:
+        raise ImageError(
+            f"{VARIABLE} is not set: it names the image {IMAGE} that is put into every container, as an archive "
+            f"(`export {VARIABLE}=$(hack/images/build executor)`), or by its name in a registry"
+        )
+    image = store.unpack(reference)
+    for layer in image.layers:
+        if (layer / "executor").is_file() and (layer / "python").is_dir():
+            return layer
+    raise ImageError(f"{VARIABLE}={reference} is not the image {IMAGE}: there is no /executor in it")
+
+
+class ContainerProviderBase(RecordedProvider):
+    """What providers share whose executors run in containers that another program starts: an engine, or kodo."""
+
+    def __init__(
+        self, run_dir: Path, template: SandboxTemplate, *, places: int, base_dir: Path = Path(),
+        environ: Mapping[str, str] | None = None, images: ImageStore | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(run_dir, template, places=places, folder=self.name, base_dir=base_dir, images=images)
+        self._environ = os.environ if environ is None else environ
+
+    async def _find_bundle(self) -> Path:
+        """The executor's bundle. Raises SandboxFailure."""
+        try:
+            return await asyncio.to_thread(executor_bundle, self._images, self._environ)
+        except ImageError as error:
+            raise SandboxFailure("ProviderUnavailable", str(error)) from error
+
+    def _container_hosting(self, mode: str, **of_backend: Any) -> Hosting:
+        reason = None if mode == "Overlay" else "a container has a workspace of its own"
+        return self._hosting(mode, reason, root="image", imageUsed=True, **of_backend)

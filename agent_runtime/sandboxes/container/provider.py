@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.container.base import ContainerProviderBase
 from agent_runtime.sandboxes.container.engine import EngineContainers, find_engine, wants_network
-from agent_runtime.sandboxes.container.executor import ContainerExecutors
+from agent_runtime.sandboxes.container.executor import ContainerExecutors, ContainerProviderBase
 from agent_runtime.sandboxes.hosting import Placement
 from agent_runtime.sandboxes.images.files import ImageConfig
 from agent_runtime.sandboxes.images.store import place_of
@@ -30,18 +29,18 @@ class ContainerProvider(ContainerProviderBase):
 
     async def open(self) -> None:
         """Find the engine and the executor's bundle, and remove what a killed process has left. Raises SandboxFailure."""
-        self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._prepare()
         self._configs: dict[str, asyncio.Task[ImageConfig]] = {}
         self._engine = engine = await find_engine(self._environ)
         bundle = await self._find_bundle()
         mode = self._mode(engine.has_user_namespace, engine.program)
         run = hashlib.sha256(str(self._records).encode()).hexdigest()[:16]
         self._containers = EngineContainers(engine, bundle, run, mode=mode)
-        self._executors = ContainerExecutors(self._records, self._containers, self._settings(mode, None))
-        await self._executors.remove_dead()
-        await self._containers.remove_unrecorded(self._executors.containers())
-        self._hosting = self._hosting_of(mode, engine=engine.program)
-        self._open_pool(self._hosting, self._executors)
+        executors = ContainerExecutors(self._records, self._containers, self._settings(mode, None))
+        await executors.remove_dead()
+        await self._containers.remove_unrecorded(executors.containers())
+        self._executors = executors
+        self._open_pool(self._container_hosting(mode, engine=engine.program), executors)
         self.warnings = warnings(self._template, mode)
 
     def _mode(self, has_user_namespace: bool, program: str) -> str:
@@ -92,10 +91,11 @@ class ContainerProvider(ContainerProviderBase):
 
     async def _placed(self, spec: WorkspaceSpec) -> Placement:
         spec, config = await self._described(spec)
-        if self._hosting.mode == "Plain":
-            return Placement(spec, "", self._hosting, self._executors)
+        hosting, executors = self._found
+        if hosting.mode == "Plain":
+            return Placement(spec, "", hosting, executors)
         executors = ContainerExecutors(self._records, self._containers, self._settings("Overlay", config))
-        return Placement(spec, sandbox_key(spec), self._hosting, executors)
+        return Placement(spec, sandbox_key(spec), hosting, executors)
 
 
 def sandbox_key(spec: WorkspaceSpec) -> str:
@@ -104,7 +104,6 @@ def sandbox_key(spec: WorkspaceSpec) -> str:
 
 
 def warnings(template: SandboxTemplate, mode: str) -> list[str]:
-    """What is not kept."""
     found = []
     phases = [template.network.setup, template.network.agent, template.network.verifier]
     if mode == "Plain" and any(phase != "None" for phase in phases):

@@ -101,7 +101,6 @@ class Reply:
     headers: Headers
 
     def json(self) -> Any:
-        """The body, decoded."""
         return json.loads(self.body.decode())
 
 
@@ -283,6 +282,17 @@ class ExecutorClient:
                 f"{self.boot_id}); its workspaces are gone",
             )
         return health
+
+    async def first_health(self, pause: Callable[[], Awaitable[float]], seconds: float = math.inf) -> dict[str, Any]:
+        """`health` of an executor that may not listen yet. `pause` gives the seconds before each further try, or raises."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                return await self.health()
+            except SandboxFailure as failure:
+                if not isinstance(failure.__cause__, OSError | TimeoutError) or time.monotonic() > until:
+                    raise
+                await asyncio.sleep(await pause())
 
     async def keep_alive(self, idle_seconds: float) -> None:
         """Ask the executor for its health until cancelled, so that it does not end as idle during a long model call."""

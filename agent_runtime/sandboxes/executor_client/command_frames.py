@@ -25,13 +25,13 @@ def command_content(
     names: Sequence[str],
     command: str | Sequence[str],
     *,
-    cwd: str | None,
-    user: str | None,
-    env: Mapping[str, str],
-    stdin: bytes,
     deadline_seconds: float | None,
-    head_bytes: int,
-    tail_bytes: int,
+    cwd: str | None = None,
+    user: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    head_bytes: int = 65_536,
+    tail_bytes: int = 65_536,
     spill_bytes: int = 0,
     lives_on: bool = False,
     terminal: tuple[int, int] | None = None,
@@ -41,6 +41,7 @@ def command_content(
 
     Raises ValueError for what no program can be given: a NUL, or half of a surrogate pair.
     """
+    env = env or {}
     how, arguments = ("shell", [command]) if isinstance(command, str) else ("program", command)
     variables = [f"{name}={value}" for name, value in env.items()]
     strings = [*names, cwd or "", user or "", how, str(len(arguments)), *arguments, *variables, ""]

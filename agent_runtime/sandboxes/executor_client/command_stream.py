@@ -67,7 +67,6 @@ class CommandStream(asyncio.Protocol):
         return await answer
 
     def abort(self) -> None:
-        """Cut it at once."""
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -149,7 +148,6 @@ class CommandStreams:
         return await stream.ask(content, ends_by)
 
     def close(self) -> None:
-        """Cut it."""
         if self._stream is not None:
             self._stream.abort()
             self._stream = None

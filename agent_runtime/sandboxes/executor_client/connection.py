@@ -87,11 +87,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """It can take another request."""
         return not (self.is_lost or self._input or self._transport.is_closing())
 
     def abort(self) -> None:
-        """Cut it at once."""
         self._transport.abort()
 
     def become(self, protocol: asyncio.Protocol) -> None:

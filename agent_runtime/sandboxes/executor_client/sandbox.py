@@ -167,7 +167,6 @@ class ExecutorSandbox:
                 await swept.destroy()
 
     async def is_empty(self) -> bool:
-        """Whether it hosts nothing, prepared states included."""
         try:
             return not (await self.client.call("GET", "/workspaces")).json()["workspaces"]
         except SandboxFailure:

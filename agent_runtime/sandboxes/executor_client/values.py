@@ -36,8 +36,6 @@ def file_stat(name: str, entry: Mapping[str, Any]) -> FileStat:
 
 
 def limits_of(resources: Resources) -> dict[str, int | None]:
-    """The executor's bounds of one workspace."""
-
     def whole(quantity: str | None) -> int | None:
         return None if quantity is None else int(quantity_value(quantity))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import posixpath
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, Unpack
 
 from aiohttp import web
 
@@ -22,6 +22,7 @@ from agent_runtime.sandboxes.base import (
     Output,
     Phase,
     ProcessStatus,
+    RunOptions,
     SandboxFailure,
     WorkspaceLimit,
     WorkspaceSpec,
@@ -56,9 +57,15 @@ KEPT_TAIL_BYTES = 32 << 10
 KEPT_OUTPUT_BYTES = 256 << 20
 
 
-def _request_failure(process: str, refusal: ExecutorRefusal, *others: str) -> Exception:
-    """A refusal of what the model asked for, such as its 5,000th call in one answer, is not the sandbox's failure."""
-    return FileError(process, refusal.message) if refusal.reason in (*REQUEST_REFUSALS, *others) else refusal
+@contextlib.contextmanager
+def _refusals_of(what: str, *others: str) -> Iterator[None]:
+    """Raise FileError for a refusal of the request itself: what the model asked for is not the sandbox's failure."""
+    try:
+        yield
+    except ExecutorRefusal as refusal:
+        if refusal.reason not in (*REQUEST_REFUSALS, *others):
+            raise
+        raise FileError(what, refusal.message) from refusal
 
 
 def _owned(owner: str | None) -> Query:
@@ -144,32 +151,12 @@ class ExecutorWorkspace:
                 await self._discard(other)
 
     async def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        key: str,
-        deadline_seconds: float,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        stdin: bytes = b"",
-        head_bytes: int = 65_536,
-        tail_bytes: int = 65_536,
+        self, command: str | Sequence[str], *, key: str, deadline_seconds: float, **how: Unpack[RunOptions]
     ) -> CommandResult:
         """See Workspace. A command that cannot be started gives cause `NotStarted`, with the reason as its stderr."""
         try:
             answer = await self._client.run(
-                self._hold,
-                self.name,
-                key,
-                command,
-                cwd=cwd,
-                user=user,
-                env=env or {},
-                stdin=stdin,
-                deadline_seconds=deadline_seconds,
-                head_bytes=head_bytes,
-                tail_bytes=tail_bytes,
+                self._hold, self.name, key, command, deadline_seconds=deadline_seconds, **how
             )
         except (FileError, ValueError) as error:
             return not_started(str(error))
@@ -194,39 +181,32 @@ class ExecutorWorkspace:
         terminal: tuple[int, int] | None = None,
     ) -> str:
         try:
-            return await self._client.start(
-                self._hold,
-                self.name,
-                key,
-                command,
-                cwd=None,
-                user=None,
-                env=env or {},
-                stdin=b"",
-                deadline_seconds=None,
-                head_bytes=0,
-                tail_bytes=KEPT_TAIL_BYTES,
-                spill_bytes=KEPT_OUTPUT_BYTES,
-                terminal=terminal,
-            )
+            with _refusals_of(""):
+                return await self._client.start(
+                    self._hold,
+                    self.name,
+                    key,
+                    command,
+                    env=env,
+                    deadline_seconds=None,
+                    head_bytes=0,
+                    tail_bytes=KEPT_TAIL_BYTES,
+                    spill_bytes=KEPT_OUTPUT_BYTES,
+                    terminal=terminal,
+                )
         except ValueError as error:
             raise FileError("", str(error)) from error
-        except ExecutorRefusal as refusal:
-            raise _request_failure("", refusal) from refusal
 
     async def processes(self, *, key: str) -> Sequence[tuple[str, bool]]:
-        try:
-            state = (await self._client.call("GET", self._path, hold=self._hold, key=key)).json()
-        except ExecutorRefusal as refusal:
-            raise _request_failure("", refusal) from refusal
+        with _refusals_of(""):
+            state = (await self._change("GET", self._path, key)).json()
         return [(process["id"], process["state"] == "Running") for process in state["processes"]]
 
     async def process(self, process: str, *, key: str | None = None) -> ProcessStatus | None:
         path, hold = f"{self._path}/processes/{process}", self._hold if key is not None else None
         try:
-            status = (await self._client.call("GET", path, hold=hold, key=key)).json()
-        except ExecutorRefusal as refusal:
-            raise _request_failure(process, refusal) from refusal
+            with _refusals_of(process):
+                status = (await self._client.call("GET", path, hold=hold, key=key)).json()
         except SandboxFailure as failure:
             if failure.reason != "WorkspaceLost":
                 raise
@@ -243,10 +223,8 @@ class ExecutorWorkspace:
 
     async def write_input(self, process: str, offset: int, data: bytes, *, key: str) -> None:
         path, query = f"{self._path}/processes/{process}/stdin", [("offset", str(offset))]
-        try:
+        with _refusals_of(process, "Conflict"):
             await self._change("POST", path, key, query=query, body=data)
-        except ExecutorRefusal as refusal:
-            raise _request_failure(process, refusal, "Conflict") from refusal
 
     async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
         wait_seconds = min(wait_seconds, WAIT_SECONDS)
@@ -336,13 +314,9 @@ class ExecutorWorkspace:
     async def snapshot(self, layer: str | None = None) -> AsyncIterator[bytes]:
         path = self._path if layer is None else f"/workspaces/{layer}"
         query = [("path", kept) for kept in self._spec.snapshot_paths]
-        try:
+        with _refusals_of(self.working_dir):
             async for chunk in self._client.stream(f"{path}/snapshot", query):
                 yield chunk
-        except ExecutorRefusal as refusal:
-            if refusal.reason in REQUEST_REFUSALS:
-                raise FileError(self.working_dir, refusal.message) from refusal
-            raise
 
     async def restore(self, data: AsyncIterator[bytes], *, key: str) -> None:
         await self._change("PUT", f"{self._path}/restore", key, body=data)
@@ -377,17 +351,11 @@ class ExecutorWorkspace:
             await self._client.call("DELETE", f"/attempts/{self._hold.attempt}", hold=self._hold)
         except Fenced:
             # An executor that has forgotten an attempt, as after this very call, calls it fenced too.
-            if await self._exists():
+            with contextlib.suppress(SandboxFailure):
+                await self._read(self._path)
                 raise
         except SandboxFailure:
             pass
-
-    async def _exists(self) -> bool:
-        try:
-            await self._read(self._path)
-        except SandboxFailure:
-            return False
-        return True
 
     def _absolute(self, path: str) -> str:
         return posixpath.join(self.working_dir, path)
@@ -403,12 +371,11 @@ class ExecutorWorkspace:
     ) -> Reply:
         full = self._absolute(path)
         hold = self._hold if key is not None else None
+        query = [("path", full), *query]
         try:
-            query = [("path", full), *query]
-            return await self._client.call(method, f"{self._path}/{route}", hold=hold, key=key, query=query, body=body)
+            with _refusals_of(full):
+                return await self._client.call(
+                    method, f"{self._path}/{route}", hold=hold, key=key, query=query, body=body
+                )
         except UnicodeEncodeError as error:
             raise FileError(full, f"{full!r} cannot be a file name: {error.reason}") from error
-        except ExecutorRefusal as refusal:
-            if refusal.reason in REQUEST_REFUSALS:
-                raise FileError(full, refusal.message) from refusal
-            raise

@@ -86,7 +86,6 @@ class _Target:
             self._write(f"{parent}/{name}", member, archive)
 
     def finish(self) -> None:
-        """Give folders their modes and times, deepest first."""
         for path in sorted(self._folders, key=lambda path: path.count("/"), reverse=True):
             mode, modified = self._folders[path]
             with contextlib.suppress(FileNotFoundError):

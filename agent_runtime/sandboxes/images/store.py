@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -77,7 +77,6 @@ def place_of(reference: str, base_dir: Path) -> Place | None:
 
 
 def default_store() -> Path:
-    """The folder of the cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agent-rollouts" / "unpacked"
 
 
@@ -103,7 +102,6 @@ class ImageStore:
             return UnpackedImage(reference, image.digest, self._layers(image), image.config)
 
     def has(self, reference: str) -> bool:
-        """Whether a registry's name was pulled before."""
         return (self.folder / "pulled" / _file_name(reference)).exists()
 
     def _layers(self, image: OnDisk) -> list[Path]:
@@ -117,59 +115,52 @@ class ImageStore:
     def _layer(self, image: OnDisk, layer: Layer, chain: str, below: Sequence[Path]) -> Path:
         # A user's own tree has no owners, so it cannot stand for the one that root made.
         owners = os.geteuid() == 0
-        name = chain.removeprefix("sha256:") + ("" if owners else ".ownerless")
-        place = self.folder / "layers" / name
-        if place.exists():
-            return place
-        with self._alone(name):
-            if place.exists():
-                return place
-            partial = place.with_name(f"{name}.partial")
-            remove(partial)
-            partial.mkdir(mode=0o755)
+
+        def make(folder: Path) -> None:
+            folder.mkdir(mode=0o755)
             try:
                 with image.files.open(layer.file) as blob:
-                    _unpack_blob(blob, layer, partial, below, owners=owners, stopping=self.stopping)
+                    _unpack_blob(blob, layer, folder, below, owners=owners, stopping=self.stopping)
             except ImageError as error:
-                remove(partial)
                 raise ImageError(f"image {image.files.place}: layer {layer.diff_id[:19]}…: {error}") from error
-            partial.rename(place)
-        return place
+
+        name = chain.removeprefix("sha256:") + ("" if owners else ".ownerless")
+        return self._made(self.folder / "layers" / name, make)
 
     def _pulled(self, reference: str) -> Path:
         """A layout with the image of that name; pulled when it is not there, as a cluster's IfNotPresent has it."""
-        name = _file_name(reference)
-        place = self.folder / "pulled" / name
-        if place.exists():
-            return place
-        skopeo = shutil.which("skopeo")
-        if skopeo is None:
-            raise ImageError(
-                f"image {reference}: skopeo, which pulls images without Docker, is not installed; install it (`apt install "
-                "skopeo`), or give the image as an archive or folder (docs/images-on-a-laptop.md), or run with --provider "
-                "Container where Docker or podman is"
-            )
-        with self._alone(name):
-            if place.exists():
-                return place
-            partial = place.with_name(f"{name}.partial")
-            remove(partial)
-            partial.parent.mkdir(exist_ok=True)
+
+        def pull(folder: Path) -> None:
+            skopeo = shutil.which("skopeo")
+            if skopeo is None:
+                raise ImageError(
+                    f"image {reference}: skopeo, which pulls images without Docker, is not installed; install it (`apt "
+                    "install skopeo`), or give the image as an archive or folder (docs/images-on-a-laptop.md), or run with "
+                    "--provider Container where Docker or podman is"
+                )
             # --override-os: on another system than Linux it would look for that one's image.
-            command = [
-                skopeo,
-                "--override-os",
-                "linux",
-                "copy",
-                "--quiet",
-                f"docker://{reference}",
-                f"oci:{partial}:image",
-            ]
+            command = [skopeo, "--override-os", "linux", "copy", "--quiet"]
+            command += [f"docker://{reference}", f"oci:{folder}:image"]
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
             if done.returncode:
-                remove(partial)
                 raise ImageError(f"image {reference} cannot be pulled: {done.stderr.strip()[-1000:]}")
-            partial.rename(place)
+
+        return self._made(self.folder / "pulled" / _file_name(reference), pull)
+
+    def _made(self, place: Path, make: Callable[[Path], None]) -> Path:
+        """The folder, made beside its place by `make` where it is missing, and renamed when it is whole."""
+        if place.exists():
+            return place
+        with self._alone(place.name):
+            if not place.exists():
+                partial = place.with_name(f"{place.name}.partial")
+                remove(partial)
+                try:
+                    make(partial)
+                except ImageError:
+                    remove(partial)
+                    raise
+                partial.rename(place)
         return place
 
     @contextlib.contextmanager
@@ -224,7 +215,6 @@ class _Hashed(io.RawIOBase):
         return f"sha256:{self._hash.hexdigest()}"
 
     def peek(self, size: int) -> bytes:
-        """The first bytes, which the next read gives again."""
         self._head = self._source.read(size)
         return self._head
 

@@ -66,12 +66,10 @@ class PythonEnvironment:
 
     @property
     def is_system(self) -> bool:
-        """It is the machine's own Python."""
         return os.path.dirname(self.bin) in SYSTEM_PREFIXES
 
 
 def running_environment() -> PythonEnvironment:
-    """The environment of this process."""
     return PythonEnvironment(
         bin=os.path.join(sys.prefix, "bin"),
         prefixes=environment_prefixes(sys.executable, sys.prefix, sys.base_prefix),

@@ -17,13 +17,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agent_runtime.executor.init.trees import remove
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient
+from agent_runtime.sandboxes.recorded import ExecutorRecords
 
 READY_POLL_SECONDS = 0.01
 # Ending hundreds of workspaces takes a third of a second; beyond this it hangs and is killed, workspaces included.
@@ -54,68 +55,22 @@ class LocalExecutors:
     """Executors of this machine, recorded in the folder `records`. Without `start_seconds` the workspace's own count."""
 
     def __init__(self, records: Path, settings: Settings, start_seconds: float | None) -> None:
-        self._records, self._settings, self._start_seconds = records, settings, start_seconds
+        self._records = ExecutorRecords(records, ExecutorRecord)
+        self.names = self._records.names
+        self._settings, self._start_seconds = settings, start_seconds
 
     async def find(self, name: str) -> LocalExecutor | None:
-        return await LocalExecutor.find(self._record(name))
-
-    async def start(self, name: str, spec: WorkspaceSpec) -> LocalExecutor:
-        return await LocalExecutor.start(
-            self._record(name),
-            lambda home: self._settings(home, spec),
-            start_seconds=self._start_seconds or spec.start_seconds,
-        )
-
-    def names(self) -> list[str]:
-        return [record.stem for record in self._records.glob("*.json")]
-
-    def _record(self, name: str) -> Path:
-        return self._records / f"{name}.json"
-
-
-class LocalExecutor:
-    """A running executor of this machine, reached by `client`."""
-
-    def __init__(self, record: ExecutorRecord, path: Path) -> None:
-        self.record, self._path = record, path
-        self.client = ExecutorClient(record.address, record.token, record.boot_id)
-
-    @property
-    def mode(self) -> str:
-        """Overlay or Plain."""
-        return self.record.mode
-
-    @classmethod
-    async def find(cls, path: Path) -> LocalExecutor | None:
-        """The executor that an earlier process recorded there, or None; traces of a dead one are removed."""
-        try:
-            record = ExecutorRecord(**json.loads(path.read_text()))
-        except FileNotFoundError:
+        record = self._records.read(name)
+        if record is None:
             return None
-        except (ValueError, TypeError) as error:
-            raise SandboxFailure(
-                "SandboxLost", f"{path} is not a record of an executor ({error}); remove it and start again"
-            ) from error
-        executor = cls(record, path)
+        executor = LocalExecutor(record, self._records.path(name))
         if await executor.client.is_alive():
             return executor
         await executor.client.close()
-        executor._remove_traces()
+        executor.remove_traces()
         return None
 
-    @classmethod
-    async def start(
-        cls,
-        path: Path,
-        settings: Callable[[Path], Mapping[str, Any]],
-        *,
-        start_seconds: float,
-    ) -> LocalExecutor:
-        """Start one, wait until it listens, and record it at `path`.
-
-        `settings(home)` are the keys of its configuration that depend on what it is for; `home` is its temporary folder.
-        Raises SandboxFailure with the reason that it gave.
-        """
+    async def start(self, name: str, spec: WorkspaceSpec) -> LocalExecutor:
         # Not in the run folder: a socket's path may have 107 bytes, and what lies in a home is out of nobody's reach.
         home = Path(tempfile.mkdtemp(prefix="rollout-"))
         home.chmod(0o711)
@@ -131,15 +86,15 @@ class LocalExecutor:
             "readyFile": str(ready),
             # Nobody else does that where no runner ever comes back.
             "removeAtEnd": str(home),
-            **settings(home),
+            **self._settings(home, spec),
         }
         (private / "config.json").write_text(json.dumps(configuration))
         # Another process of this run, which has just come to its end, removes what is empty.
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        log = path.with_suffix(".log")
+        self._records.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = self._records.path(name).with_suffix(".log")
         pid = _spawn(private / "config.json", log)
         try:
-            state = await _wait_until_ready(pid, ready, log, start_seconds)
+            state = await _wait_until_ready(pid, ready, log, self._start_seconds or spec.start_seconds)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 await _end(pid)
@@ -149,8 +104,19 @@ class LocalExecutor:
         record = ExecutorRecord(
             state["address"], state["bootId"], token, pid, state["mode"], state.get("modeReason"), str(home)
         )
-        write_private(path, json.dumps(asdict(record)))
-        return cls(record, path)
+        return LocalExecutor(record, self._records.write(name, record))
+
+
+class LocalExecutor:
+    """A running executor of this machine, reached by `client`."""
+
+    def __init__(self, record: ExecutorRecord, path: Path) -> None:
+        self.record, self._path = record, path
+        self.client = ExecutorClient(record.address, record.token, record.boot_id)
+
+    @property
+    def mode(self) -> str:
+        return self.record.mode
 
     async def stop(self) -> None:
         """End it with everything that it hosts, and remove its traces."""
@@ -159,9 +125,9 @@ class LocalExecutor:
             with contextlib.suppress(ProcessLookupError):
                 await _end(self.record.pid)
         await self.client.close()
-        self._remove_traces()
+        self.remove_traces()
 
-    def _remove_traces(self) -> None:
+    def remove_traces(self) -> None:
         with contextlib.suppress(OSError):
             remove(self.record.home)
         self._path.unlink(missing_ok=True)
@@ -224,14 +190,6 @@ async def _end(pid: int) -> None:
         os.close(descriptor)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)  # noqa: ASYNC222 (it has ended)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that its owner alone may read, in one step."""
-    partial = path.with_suffix(".partial")
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as target:
-        target.write(text)
-    partial.replace(path)
 
 
 def _tail(log: Path) -> str:

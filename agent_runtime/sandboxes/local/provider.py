@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime.sandboxes.base import SandboxFailure, WorkspaceSpec
-from agent_runtime.sandboxes.hosting import HostedProvider, Hosting, Placement
+from agent_runtime.sandboxes.hosting import Placement
 from agent_runtime.sandboxes.images.files import ImageError
 from agent_runtime.sandboxes.images.store import ImageStore, UnpackedImage
 from agent_runtime.sandboxes.local.environment import (
@@ -29,7 +29,8 @@ from agent_runtime.sandboxes.local.environment import (
     readable_by,
     running_environment,
 )
-from agent_runtime.sandboxes.local.executor import LocalExecutor, LocalExecutors, Settings
+from agent_runtime.sandboxes.local.executor import LocalExecutors, Settings
+from agent_runtime.sandboxes.recorded import RecordedProvider
 from rollout_api.sandbox import SandboxTemplate
 
 SHARED = "shared"
@@ -37,13 +38,14 @@ SHARED = "shared"
 PLAIN_USER = "nobody"
 # What the starter and the examples name: made for a cluster, and on a laptop this machine's own Python and pytest will do.
 MACHINE_IMAGE = "agent-rollouts-quickstart"
+MACHINE: dict[str, Any] = {"root": "host:/", "imageUsed": False}
+"""Of a workspace's description, where this machine's root takes the place of an image."""
 
 
-class LocalProvider(HostedProvider):
+class LocalProvider(RecordedProvider):
     """Implements SandboxProvider on this machine.
 
-    `run_dir` keeps the records by which the next process finds what runs here; `places` workspaces live at once;
-    `private` are further folders that no workspace may see, such as the job's output; paths of images start at `base_dir`.
+    `private` are further folders, beside `run_dir`, that no workspace may see, such as the job's output.
     """
 
     name = "local"
@@ -58,23 +60,19 @@ class LocalProvider(HostedProvider):
         base_dir: Path = Path(),
         images: ImageStore | None = None,
     ) -> None:
-        super().__init__()
-        self._records = run_dir / "sandboxes"
-        self._template, self._places = template, places
+        super().__init__(run_dir, template, places=places, folder="sandboxes", base_dir=base_dir, images=images)
         self._private = (run_dir, *private)
-        self._images = images or ImageStore(base_dir)
         self._unpacked: dict[str, asyncio.Task[UnpackedImage]] = {}
 
     async def open(self) -> None:
         """Find the run's executor, or start one; that settles the mode. Raises SandboxFailure."""
-        self._images.stopping.clear()
-        self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._prepare()
         for folder in self._private:
             # What is not there yet cannot be masked, and would be seen once it is.
             folder.mkdir(parents=True, exist_ok=True)
         masks = masked_paths(self._private, people_homes())
         python = running_environment()
-        machine = LocalExecutors(
+        machine = self._executors = LocalExecutors(
             self._records, machine_settings(self._template, self._places, masks), self._template.start_seconds
         )
         executor = await machine.find(SHARED) or await machine.start(SHARED, WorkspaceSpec("trial", "/"))
@@ -84,7 +82,7 @@ class LocalProvider(HostedProvider):
                 await executor.client.close()
                 image = await self._image(self._template.image, self._template.start_seconds)
                 path, path_reason = await choose_search_path(python, masks, os.environ)
-                hosting = self._hosting("Overlay", None, {"PATH": path}, path=path_reason)
+                hosting = self._hosting("Overlay", None, {"PATH": path}, **MACHINE, path=path_reason)
                 self.warnings = [
                     *image_warnings(self._template.image, used=image),
                     *(path_warnings(python, path, path_reason) if image is None else []),
@@ -96,34 +94,18 @@ class LocalProvider(HostedProvider):
             # It has shown that executors work here; in Plain each workspace has its own.
             is_reachable = readable_by(python, plain_uid(self._template.user))
             path, path_reason = await choose_search_path(python if is_reachable else None, [], os.environ)
-            hosting = self._hosting("Plain", executor.record.mode_reason, {"PATH": path}, path=path_reason)
+            reason = executor.record.mode_reason
+            hosting = self._hosting("Plain", reason, {"PATH": path}, **MACHINE, path=path_reason)
             self.warnings = [
                 *image_warnings(self._template.image, used=None),
                 *path_warnings(python, path, path_reason),
                 *common_warnings(self._template),
-                *plain_warnings(executor.record.mode_reason, is_reachable),
+                *plain_warnings(reason, is_reachable),
             ]
             self._open_pool(hosting, LocalExecutors(self._records, plain_settings(self._template), None))
         finally:
             if self._pool is None or self._found[0].mode == "Plain":
                 await executor.stop()
-
-    def _hosting(self, mode: str, reason: str | None, environment: Mapping[str, str], **described: Any) -> Hosting:
-        return Hosting(
-            mode=mode,
-            places=self._places,
-            idle_seconds=self._template.idle_seconds,
-            environment=environment,
-            description={
-                "provider": self.name,
-                "mode": mode,
-                "modeReason": reason,
-                "root": "host:/",
-                "imageUsed": False,
-                **described,
-            },
-            provider=self.name,
-        )
 
     async def _image(self, reference: str | None, seconds: float) -> UnpackedImage | None:
         """The image of that name, unpacked once; None where this machine's root takes its place. Raises SandboxFailure."""
@@ -163,16 +145,6 @@ class LocalProvider(HostedProvider):
         executors = LocalExecutors(self._records, settings, self._template.start_seconds)
         return Placement(spec, f"image-{image.key}", hosting, executors)
 
-    async def close(self, *, keep: bool = False) -> None:
-        self._images.stopping.set()
-        await self._let_go()
-        if keep:
-            return
-        for record in self._records.glob("*.json"):
-            executor = await LocalExecutor.find(record)
-            if executor is not None:
-                await executor.stop()
-
 
 def machine_settings(template: SandboxTemplate, places: int, masks: Sequence[str]) -> Settings:
     """Of the executor whose workspaces see this machine; one that was asked to try `Overlay` may come up in `Plain`."""
@@ -190,8 +162,6 @@ def machine_settings(template: SandboxTemplate, places: int, masks: Sequence[str
 
 
 def image_settings(template: SandboxTemplate, places: int, image: UnpackedImage) -> Settings:
-    """Of an executor whose workspaces see an image."""
-
     def settings(home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
         # Without root a workspace has one user.
         user = {"user": image.config.user} if image.config.user and os.geteuid() == 0 else {}
@@ -256,7 +226,6 @@ def path_warnings(environment: PythonEnvironment, path: str, reason: str) -> lis
 
 
 def common_warnings(template: SandboxTemplate) -> list[str]:
-    """What the local provider keeps in no mode."""
     warnings = []
     if template.resources.cpu is not None:
         warnings.append(f"sandbox.resources.cpu {template.resources.cpu} is not kept: commands share all cores")

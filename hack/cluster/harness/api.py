@@ -1,5 +1,6 @@
 """The little of the Kubernetes API that the harness needs: one request, apply, and watch, over HTTPS with a certificate."""
 
+import contextlib
 import http.client
 import json
 import ssl
@@ -40,19 +41,10 @@ class Api:
         self, method: str, path: str, body: Any = None, content_type: str = "application/json", seconds: float = 10
     ) -> Any:
         """One request, JSON in and out. Raises ApiError, and OSError when there is no answer."""
-        connection = http.client.HTTPSConnection(self._address, context=self._tls, timeout=seconds)
-        try:
-            text = None if body is None else json.dumps(body)
-            connection.request(method, path, text, {"Content-Type": content_type})
-            response = connection.getresponse()
+        text = None if body is None else json.dumps(body)
+        with self._response(method, path, text, content_type, seconds) as response:
             content = response.read()
-            if response.status >= 400:
-                raise ApiError(response.status, content.decode(errors="replace")[:500])
-            return json.loads(content) if content.startswith(b"{") else content.decode()
-        except http.client.HTTPException as error:
-            raise OSError(f"{method} {path}: {error!r}") from error
-        finally:
-            connection.close()
+        return json.loads(content) if content.startswith(b"{") else content.decode()
 
     def apply(self, manifest: dict[str, Any], subresource: str = "") -> None:
         """Server-side apply. Raises ApiError, and KeyError for a kind that the harness never applies."""
@@ -62,26 +54,32 @@ class Api:
 
     def watch(self, path: str, query: dict[str, str], seconds: int) -> Iterator[dict[str, Any]]:
         """Events of a collection, for so long. Raises ApiError (410: list again) and OSError."""
-        connection = http.client.HTTPSConnection(self._address, context=self._tls, timeout=seconds + 10)
-        try:
-            parameters = urllib.parse.urlencode(query | {"watch": "1", "timeoutSeconds": str(seconds)})
-            connection.request("GET", f"{path}?{parameters}")
-            response = connection.getresponse()
-            if response.status >= 400:
-                raise ApiError(response.status, response.read().decode(errors="replace")[:500])
+        parameters = urllib.parse.urlencode(query | {"watch": "1", "timeoutSeconds": str(seconds)})
+        with self._response("GET", f"{path}?{parameters}", None, "application/json", seconds + 10) as response:
             while line := response.readline():
                 event: dict[str, Any] = json.loads(line)
                 if event["type"] == "ERROR":
                     raise ApiError(int(event["object"].get("code", 500)), str(event["object"].get("message")))
                 yield event
+
+    @contextlib.contextmanager
+    def _response(
+        self, method: str, path: str, body: str | None, content_type: str, seconds: float
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection = http.client.HTTPSConnection(self._address, context=self._tls, timeout=seconds)
+        try:
+            connection.request(method, path, body, {"Content-Type": content_type})
+            response = connection.getresponse()
+            if response.status >= 400:
+                raise ApiError(response.status, response.read().decode(errors="replace")[:500])
+            yield response
         except (http.client.HTTPException, ValueError) as error:
-            raise OSError(f"watch of {path}: {error!r}") from error
+            raise OSError(f"{method} {path}: {error!r}") from error
         finally:
             connection.close()
 
 
 def object_path(manifest: dict[str, Any]) -> str:
-    """Path of an object in the API."""
     plural, namespaced = _KINDS[manifest["kind"]]
     version = manifest["apiVersion"]
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"

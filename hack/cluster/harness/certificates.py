@@ -21,13 +21,11 @@ class Identity:
 
     @property
     def subject(self) -> str:
-        """As openssl's -subj wants it."""
         organization = f"/O={self.organization}" if self.organization else ""
         return f"{organization}/CN={self.common_name}"
 
 
 def control_plane_identities(layout: Layout) -> tuple[Identity, ...]:
-    """Everyone but the nodes."""
     service = "kubernetes"
     names = [f"DNS:{name}" for name in (service, f"{service}.default", f"{service}.default.svc", "localhost")]
     addresses = [f"IP:{address}" for address in (layout.api_service, layout.node(0).address, "127.0.0.1")]
@@ -44,7 +42,6 @@ def control_plane_identities(layout: Layout) -> tuple[Identity, ...]:
 
 
 def node_identity(node: Node) -> Identity:
-    """The kubelet's, as the Node authorizer knows it."""
     return Identity(f"node-{node.index}", f"system:node:{node.name}", "system:nodes")
 
 

@@ -117,7 +117,6 @@ def read_state(name: str) -> State | None:
 
 
 def all_states() -> list[State]:
-    """Of all clusters of this machine."""
     found = (read_state(folder.name) for folder in sorted(STATE.iterdir()) if folder.is_dir()) if STATE.exists() else ()
     return [state for state in found if state is not None]
 
@@ -137,7 +136,6 @@ def is_healthy(state: State) -> bool:
 
 
 def admin(layout: Layout) -> Api:
-    """The API as its administrator."""
     return Api(layout.server, layout.state / "pki", "admin")
 
 

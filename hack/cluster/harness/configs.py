@@ -13,6 +13,7 @@ CNI_PLUGINS = "/usr/lib/cni"  # where Debian has them
 FEATURES = {"UserNamespacesSupport": True, "ImageVolume": True}
 # 110 is the kubelet's default; a rollout job's sandboxes are many and small.
 MAX_PODS = 250
+RBAC = "rbac.authorization.k8s.io"
 
 
 def kubeconfig(layout: Layout, user: str) -> str:
@@ -61,7 +62,6 @@ def audit_policy() -> str:
 
 
 def containerd(node: Node, programs: Path) -> str:
-    """containerd's config.toml."""
     return f"""\
 version = 3
 root = "/var/lib/containerd"
@@ -148,12 +148,10 @@ def kubelet(node: Node) -> str:
 
 
 def resolv_conf(node: Node) -> str:
-    """What pods with dnsPolicy Default get."""
     return f"nameserver {node.cluster.dns_service}\n"
 
 
 def kube_proxy(node: Node) -> str:
-    """KubeProxyConfiguration."""
     layout = node.cluster
     return _json(
         {
@@ -172,35 +170,29 @@ def kube_proxy(node: Node) -> str:
 
 def cluster_objects(layout: Layout) -> list[dict[str, Any]]:
     """What is applied to a new cluster: the rights of the network-policy daemon and of kwok, and CoreDNS."""
+    policies = {"": ["namespaces", "pods"], "networking.k8s.io": ["networkpolicies"]}
+    names = {"": ["endpoints", "namespaces", "pods", "services"], "discovery.k8s.io": ["endpointslices"]}
+    user = {"kind": "User", "apiGroup": RBAC, "name": "network-policy"}
     return [
-        *_rights("network-policy", {"": ["namespaces", "pods"], "networking.k8s.io": ["networkpolicies"]}),
-        *_rights(
-            "coredns", {"": ["endpoints", "namespaces", "pods", "services"], "discovery.k8s.io": ["endpointslices"]}
-        ),
-        _object("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "network-policy")
-        | _binding("network-policy", {"kind": "User", "name": "network-policy"}),
-        _object("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "coredns")
-        | _binding("coredns", {"kind": "ServiceAccount", "name": "coredns", "namespace": "kube-system"}),
-        _object("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "kwok")
-        | _binding("cluster-admin", {"kind": "User", "name": "kwok"}),
+        _role("network-policy", policies),
+        _role("coredns", names),
+        _binding("network-policy", "network-policy", user),
+        _binding("coredns", "coredns", {"kind": "ServiceAccount", "name": "coredns", "namespace": "kube-system"}),
+        _binding("kwok", "cluster-admin", user | {"name": "kwok"}),
         *_coredns(layout),
     ]
 
 
-def _rights(name: str, resources: dict[str, list[str]]) -> list[dict[str, Any]]:
+def _role(name: str, resources: dict[str, list[str]]) -> dict[str, Any]:
     rules = [
         {"apiGroups": [group], "resources": kinds, "verbs": ["list", "watch"]} for group, kinds in resources.items()
     ]
-    return [_object("rbac.authorization.k8s.io/v1", "ClusterRole", name) | {"rules": rules}]
+    return _object(f"{RBAC}/v1", "ClusterRole", name) | {"rules": rules}
 
 
-def _binding(role: str, subject: dict[str, str]) -> dict[str, Any]:
-    if subject["kind"] == "User":
-        subject = subject | {"apiGroup": "rbac.authorization.k8s.io"}
-    return {
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
-        "subjects": [subject],
-    }
+def _binding(name: str, role: str, subject: dict[str, str]) -> dict[str, Any]:
+    reference = {"apiGroup": RBAC, "kind": "ClusterRole", "name": role}
+    return _object(f"{RBAC}/v1", "ClusterRoleBinding", name) | {"roleRef": reference, "subjects": [subject]}
 
 
 def _coredns(layout: Layout) -> list[dict[str, Any]]:

@@ -24,7 +24,6 @@ def load(node: Node, programs: Path, archive: Path) -> None:
 
 
 def names(node: Node, programs: Path) -> list[str]:
-    """Images that the node has."""
     listed = nodes.run_in(node, [*_ctr(programs), "list", "--quiet"]).split()
     return [name for name in listed if not name.startswith("sha256:")]
 

@@ -41,12 +41,10 @@ class Layout:
 
     @property
     def state(self) -> Path:
-        """The folder that holds all there is of this cluster."""
         return STATE / self.name
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's."""
         return self.state / "kubeconfig"
 
     @property
@@ -61,7 +59,6 @@ class Layout:
 
     @property
     def service_range(self) -> str:
-        """Addresses of Services."""
         return f"10.{200 + self.slot}.0.0/16"
 
     @property
@@ -76,7 +73,6 @@ class Layout:
 
     @property
     def host(self) -> str:
-        """This machine, as nodes and pods see it."""
         return f"10.{100 + self.slot}.255.1"
 
     @property
@@ -86,12 +82,10 @@ class Layout:
 
     @property
     def server(self) -> str:
-        """Address of the API server."""
         return f"https://{self.node(0).address}:{API_PORT}"
 
     @property
     def s3_endpoint(self) -> str:
-        """Where S3 is, for pods and for this machine."""
         return f"http://{self.node(0).address}:{S3_PORT}"
 
     def node(self, index: int) -> "Node":
@@ -110,12 +104,10 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Its name in Kubernetes."""
         return f"{self.cluster.name}-{self.index}"
 
     @property
     def state(self) -> Path:
-        """Its folder."""
         return self.cluster.state / "nodes" / str(self.index)
 
     @property
@@ -125,12 +117,10 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Its own address, which is also its pods' gateway."""
         return f"10.{100 + self.cluster.slot}.{4 * self.index}.1"
 
     @property
     def link(self) -> str:
-        """The first node's end of the cable to this one."""
         return f"node{self.index}"
 
     @property
@@ -165,7 +155,6 @@ class State:
     nodes: tuple[int, ...]
 
     def to_json(self) -> str:
-        """The file's text."""
         return (
             json.dumps({"name": self.layout.name, "slot": self.layout.slot, "nodes": list(self.nodes)}, indent=2) + "\n"
         )

@@ -12,7 +12,7 @@ from typing import IO
 
 from . import enter, processes
 from .components import Component
-from .layout import INTERNET, Layout, Node
+from .layout import INTERNET, Node
 
 CGROUPS = Path("/sys/fs/cgroup")
 # Folders that Kubernetes, containerd and CNI will not have elsewhere, and what each is in the node's own.
@@ -83,8 +83,7 @@ def start(node: Node, component: Component) -> None:
 
 def stop(node: Node, component: str, number: signal.Signals = signal.SIGTERM) -> None:
     """Ends a component and waits until it is gone; nothing when it does not run."""
-    process = processes.load(_process_file(node, component))
-    if process is not None:
+    if (process := processes.running(_process_file(node, component))) is not None:
         processes.stop(process, number, grace_seconds=20)
 
 
@@ -96,29 +95,22 @@ def forget(node: Node, component: str) -> None:
 
 def is_running(node: Node, component: str) -> bool:
     """Whether the component that was started last by this name is alive."""
-    process = processes.load(_process_file(node, component))
-    return process is not None and process.alive
+    return processes.running(_process_file(node, component)) is not None
 
 
 def running(node: Node) -> dict[str, int | None]:
     """Process ids of all components ever started on the node, None for one that is not alive."""
-    found: dict[str, int | None] = {}
-    for file in sorted((node.state / "processes").glob("*.json")):
-        process = processes.load(file)
-        found[file.stem] = process.pid if process is not None and process.alive else None
-    return found
+    files = sorted((node.state / "processes").glob("*.json"))
+    return {file.stem: (process := processes.running(file)) and process.pid for file in files}
 
 
 def is_up(node: Node) -> bool:
-    """Whether the node's namespaces are there."""
-    process = processes.load(_init_file(node))
-    return process is not None and process.alive
+    return processes.running(_init_file(node)) is not None
 
 
 def kill(node: Node) -> None:
     """Kills everything on the node at once, as a power failure would; its folder stays."""
-    process = processes.load(_init_file(node))
-    if process is not None:
+    if (process := processes.running(_init_file(node))) is not None:
         processes.stop(process, signal.SIGKILL, grace_seconds=20)
 
 
@@ -148,18 +140,11 @@ def run_in(node: Node, argv: list[str], stdin: IO[bytes] | None = None) -> str:
 
 
 def log_file(node: Node, component: str) -> Path:
-    """Where a component's output goes."""
     return node.cluster.state / "logs" / f"{component}-{node.index}.log"
 
 
 def routes() -> list[str]:
-    """Destinations of this machine's routes."""
     return [str(route["dst"]) for route in json.loads(_run(["ip", "-json", "route"]) or "[]")]
-
-
-def links_of(layout: Layout) -> bool:
-    """Whether this machine still has the cluster's cable."""
-    return Path("/sys/class/net", layout.link).exists()
 
 
 def _set_uplink(node: Node, link: str, gateway: str) -> None:
@@ -205,8 +190,8 @@ def _process_file(node: Node, component: str) -> Path:
 
 
 def _init(node: Node) -> processes.Process:
-    process = processes.load(_init_file(node))
-    if process is None or not process.alive:
+    process = processes.running(_init_file(node))
+    if process is None:
         raise NodeError(f"node {node.name} does not run; start it with `hack/cluster/up --name {node.cluster.name}`")
     return process
 

@@ -37,7 +37,6 @@ def current(pid: int) -> Process:
 
 
 def save(process: Process, file: Path) -> None:
-    """Keeps it in a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"pid": process.pid, "started": process.started}) + "\n")
 
@@ -49,6 +48,12 @@ def load(file: Path) -> Process | None:
         return Process(value["pid"], value["started"])
     except (FileNotFoundError, ValueError, KeyError):
         return None
+
+
+def running(file: Path) -> Process | None:
+    """The process kept in a file, where it is alive."""
+    process = load(file)
+    return process if process is not None and process.alive else None
 
 
 def stop(process: Process, number: signal.Signals, grace_seconds: float) -> None:

@@ -169,7 +169,6 @@ def cache_digest() -> str:
 
 
 def module_file(recipe: Recipe, staging_modules: list[str]) -> str:
-    """The go.mod in which the recipe is built."""
     lines = ["module build", "", "go 1.24", "", f"require {recipe.module} v{recipe.version}"]
     lines += [f"replace {module} => {module} v{recipe.staging}" for module in staging_modules]
     return "\n".join(lines) + "\n"

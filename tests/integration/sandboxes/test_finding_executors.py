@@ -90,7 +90,7 @@ def _container_record(record: ExecutorRecord, home: Path) -> dict[str, Any]:
 
 
 async def test_local_executor_is_found_when_it_misses_a_health_check(executor: LocalExecutor, tmp_path: Path) -> None:
-    found = await LocalExecutor.find(tmp_path / "one.json")
+    found = await LocalExecutors(tmp_path, lambda home, spec: {}, 60).find("one")
     assert found is not None, "its workspaces and its folder are lost"
     assert Path(executor.record.home).is_dir()
     await found.client.close()

@@ -1,0 +1,108 @@
+"""Executors that outlive the process that started them: each has a record, by which the next process finds it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from agent_runtime.sandboxes.base import SandboxFailure
+from agent_runtime.sandboxes.hosting import Executors, HostedProvider, Hosting
+from agent_runtime.sandboxes.images.store import ImageStore
+from rollout_api.sandbox import SandboxTemplate
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    RecordT = TypeVar("RecordT", bound=DataclassInstance)
+else:
+    RecordT = TypeVar("RecordT")
+
+
+class ExecutorRecords(Generic[RecordT]):
+    """One JSON file an executor in a folder, readable by its owner alone, because records hold tokens."""
+
+    def __init__(self, folder: Path, kind: type[RecordT]) -> None:
+        self.folder, self._kind = folder, kind
+
+    def names(self) -> list[str]:
+        """Names of all executors that have a record."""
+        return [path.stem for path in self.folder.glob("*.json")]
+
+    def path(self, name: str) -> Path:
+        """The file of a record."""
+        return self.folder / f"{name}.json"
+
+    def read(self, name: str) -> RecordT | None:
+        """The record; None when there is no file. Raises SandboxFailure for a file that is not a record."""
+        path = self.path(name)
+        try:
+            return self._kind(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise SandboxFailure(
+                "SandboxLost", f"{path} is not a record of an executor ({error}); remove it and start again"
+            ) from error
+
+    def write(self, name: str, record: RecordT) -> Path:
+        """Write the record in one step; the path of its file."""
+        path = self.path(name)
+        partial = path.with_suffix(".partial")
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as target:
+            target.write(json.dumps(asdict(record)))
+        partial.replace(path)
+        return path
+
+
+class RecordedProvider(HostedProvider):
+    """What providers share whose executors have records.
+
+    `run_dir` keeps the records; `places` workspaces live at once; paths of images start at `base_dir`.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        template: SandboxTemplate,
+        *,
+        places: int,
+        folder: str,
+        base_dir: Path,
+        images: ImageStore | None,
+    ) -> None:
+        super().__init__()
+        self._records = run_dir / folder
+        self._template, self._places = template, places
+        self._images = images or ImageStore(base_dir)
+        self._executors: Executors | None = None
+        """Finds every executor of this run; None until `open` knows how."""
+
+    def _prepare(self) -> None:
+        """The first step of `open`."""
+        self._images.stopping.clear()
+        self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _hosting(
+        self, mode: str, reason: str | None, environment: dict[str, str] | None = None, **described: Any
+    ) -> Hosting:
+        return Hosting(
+            mode=mode,
+            places=self._places,
+            idle_seconds=self._template.idle_seconds,
+            environment=environment or {},
+            description={"provider": self.name, "mode": mode, "modeReason": reason, **described},
+            provider=self.name,
+        )
+
+    async def close(self, *, keep: bool = False) -> None:
+        """See SandboxProvider."""
+        self._images.stopping.set()
+        await self._let_go()
+        if self._executors is None or keep:
+            return
+        for name in self._executors.names():
+            if (executor := await self._executors.find(name)) is not None:
+                await executor.stop()
