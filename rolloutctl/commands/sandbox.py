@@ -197,7 +197,7 @@ async def _workspace(executor: ExecutorClient, sandbox: Sandbox, name: str) -> E
         resources=sandbox.spec.resources,
         network={"agent": sandbox.spec.network.agent},
     )
-    place = ExecutorWorkspace(executor, Hold(name, HOLDER), name, spec, handle={}, description={})
+    place = ExecutorWorkspace(executor, Hold(name, HOLDER), spec, handle={}, description={})
     await place.fence()
     try:
         await place.require_live()

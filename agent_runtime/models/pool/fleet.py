@@ -26,27 +26,17 @@ EMPTY_SECONDS = 2700.0
 
 
 class Fleet:
-    """Follows a directory: who is a member, whether the gate is open, and which member can be asked.
-
-    `on_gate` hears of the gate's opening and shutting, `on_look` of the time, ten times a second.
-    """
+    """Follows a directory: who is a member, whether the gate is open, and which member can be asked."""
 
     def __init__(
-        self,
-        directory: Directory,
-        connect: Callable[[str], Engine],
-        *,
-        me: str,
-        sample_seconds: float,
-        on_gate: Callable[[bool], None],
-        on_look: Callable[[float], None],
-        on_acknowledged: Callable[[], None],
+        self, directory: Directory, connect: Callable[[str], Engine], *, me: str, sample_seconds: float
     ) -> None:
-        self.places, self.gate = Places(), PolicyGate(me)
-        self.token_capture: str | None = None
+        self.on_acknowledged: Callable[[], None] = lambda: None
+        """Called when an update of the policy is settled here."""
+        self._places, self._gate = Places(), PolicyGate(me)
+        self._capture: str | None = None
         """How all servers record token ids; None before one was asked."""
         self._directory, self._connect, self._sample_seconds = directory, connect, sample_seconds
-        self._on_gate, self._on_look, self._on_acknowledged = on_gate, on_look, on_acknowledged
         self._reader = LoadReader()
         self._work: set[asyncio.Task[None]] = set()
         self._minders: dict[str, asyncio.Task[None]] = {}
@@ -69,7 +59,7 @@ class Fleet:
         for task in self._work:
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
-        for server in self.places.servers.values():
+        for server in self._places.servers.values():
             await server.engine.close()
         await self._reader.close()
 
@@ -83,29 +73,37 @@ class Fleet:
         if self._failure is not None:
             raise self._failure
 
+    def _gate_moved(self, is_open: bool) -> None:
+        """The gate has opened or shut."""
+        raise NotImplementedError
+
+    def _end_silent_calls(self, now: float) -> None:
+        """Called ten times a second."""
+        raise NotImplementedError
+
     async def _follow(self) -> None:
         async for view in self._directory.changes():
             self._see(view)
 
     def _see(self, view: View) -> None:
-        was_open = self.gate.is_open
-        self.gate.see(view.status.policy, view.as_of)
-        self.places.is_open = is_open = self.gate.is_open
+        was_open = self._gate.is_open
+        self._gate.see(view.status.policy, view.as_of)
+        self._places.is_open = is_open = self._gate.is_open
         self._renew(view.status.servers)
         if was_open != is_open:
-            self._on_gate(is_open)
+            self._gate_moved(is_open)
         if not is_open and self._shut_at is None:
             self._shut_at = time.monotonic()
         elif is_open and self._shut_at is not None:
             self._shut_before, self._shut_at = self.gate_seconds, None
-        self.places.admit()
+        self._places.admit()
         self._news.set()
         self._news = asyncio.Event()
 
     def _renew(self, statuses: Sequence[ServerStatus]) -> None:
         """Take over who is a member. One that is not ready gets no calls, and keeps those that it has."""
         listed = {status.name: status for status in statuses if status.state is not ServerState.EVICTED}
-        for name, server in list(self.places.servers.items()):
+        for name, server in list(self._places.servers.items()):
             status = listed.get(name)
             if status is None:
                 self._remove(server, "it has left the ModelServer")
@@ -115,18 +113,18 @@ class Fleet:
             else:
                 server.is_ready = status.ready
         for name, status in listed.items():
-            if status.ready and name not in self.places.servers:
+            if status.ready and name not in self._places.servers:
                 self._add(status)
 
     def _add(self, status: ServerStatus) -> None:
         engine = self._connect(status.url)
-        if self.token_capture is not None:
-            engine.token_capture = self.token_capture
-        server = self.places.servers[status.name] = Server(status, engine)
+        if self._capture is not None:
+            engine.token_capture = self._capture
+        server = self._places.servers[status.name] = Server(status, engine)
         self._minders[status.name] = self._spawn(self._mind(server))
 
     def _remove(self, server: Server, why: str) -> None:
-        del self.places.servers[server.name]
+        del self._places.servers[server.name]
         self._minders.pop(server.name).cancel()
         server.leave(why)
         self._spawn(self._retire(server))
@@ -142,26 +140,27 @@ class Fleet:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = loop.time()
-            if self.gate.acknowledges(now):
-                self._on_acknowledged()
-            can_be_judged = self.gate.is_open and now <= self.gate.good_until
-            for server in self.places.servers.values():
+            if self._gate.acknowledges(now):
+                self.on_acknowledged()
+            can_be_judged = self._gate.is_open and now <= self._gate.good_until
+            for server in self._places.servers.values():
                 if server.pulse.is_stalled(now, in_flight=server.in_flight, can_be_judged=can_be_judged):
                     server.leave(f"{server.name} has made no token for {STALL_SECONDS:g} s")
-            self.places.admit()
+            self._places.admit()
             self._refuse_where_empty(now)
-            self._on_look(now)
+            self._end_silent_calls(now)
 
     def _refuse_where_empty(self, now: float) -> None:
-        if not self.places.is_open or self.places.can_be_asked:
+        if not self._places.is_open or self._places.can_be_asked:
             self._empty_since = None
         elif self._empty_since is None:
             self._empty_since = now
         elif now - self._empty_since > EMPTY_SECONDS:
             why = (
-                ", ".join(f"{server.name}: {server.away}" for server in self.places.servers.values()) or "none is ready"
+                ", ".join(f"{server.name}: {server.away}" for server in self._places.servers.values())
+                or "none is ready"
             )
-            self.places.refuse(
+            self._places.refuse(
                 ModelError("NoServer", f"the ModelServer had no server to ask for {EMPTY_SECONDS:g} s ({why})")
             )
 
@@ -171,7 +170,7 @@ class Fleet:
                 pause = self._sample_seconds if server.away is None else PROBE_SECONDS
                 await asyncio.wait_for(server.look.wait(), pause)
             server.look.clear()
-            if not self.places.is_open:
+            if not self._places.is_open:
                 continue
             if server.away is not None:
                 await self._probe(server)
@@ -179,7 +178,7 @@ class Fleet:
                 server.read(load)
                 if server.restarted:
                     server.leave(f"the engine of {server.name} was started again")
-            self.places.admit()
+            self._places.admit()
 
     async def _probe(self, server: Server) -> None:
         """Whether it answers again. One whose engine was started anew waits for its policy, and for a new status."""
@@ -190,7 +189,7 @@ class Fleet:
         with contextlib.suppress(TimeoutError, ModelError, ContextExceeded, ContentFiltered):
             async with asyncio.timeout(ANSWER_SECONDS):
                 await server.engine.check()
-            if self.token_capture in (None, server.engine.token_capture):
+            if self._capture in (None, server.engine.token_capture):
                 server.away = None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -203,4 +202,4 @@ class Fleet:
         self._work.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = ModelError("Internal", f"following the ModelServer failed: {type(error).__name__}: {error}")
-            self.places.refuse(self._failure)
+            self._places.refuse(self._failure)

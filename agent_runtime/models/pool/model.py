@@ -25,7 +25,7 @@ TRANSIENT = frozenset(
 """Reasons of failures that another server, or a later moment, may mend."""
 
 
-class ServedModel:
+class ServedModel(Fleet):
     """A `Model` whose calls go to the servers that `directory` names. `connect` opens the engine at a server's URL.
 
     `me` is this runner's key in `policy.mixed`; `sample_seconds` lie between two readings of a server's metrics.
@@ -34,23 +34,12 @@ class ServedModel:
     def __init__(
         self, name: str, directory: Directory, connect: Callable[[str], Engine], *, me: str, sample_seconds: float = 1.0
     ) -> None:
+        super().__init__(directory, connect, me=me, sample_seconds=sample_seconds)
         self.name = name
         self.token_capture = "TextOnly"
-        self.on_acknowledged: Callable[[], None] = lambda: None
-        """Called when an update of the policy is settled here."""
         self.resent = 0
         """Calls that were sent again, each time."""
         self._running: set[Call] = set()
-        self._fleet = Fleet(
-            directory,
-            connect,
-            me=me,
-            sample_seconds=sample_seconds,
-            on_gate=self._gate_moved,
-            on_look=self._end_silent_calls,
-            on_acknowledged=lambda: self.on_acknowledged(),
-        )
-        self._gate, self._places = self._fleet.gate, self._fleet.places
 
     @property
     def acknowledged(self) -> int | None:
@@ -71,10 +60,6 @@ class ServedModel:
         """Calls that did not go to the first server of their group."""
         return self._places.spills
 
-    @property
-    def gate_seconds(self) -> float:
-        return self._fleet.gate_seconds
-
     def waits_for(self) -> str:
         """What calls wait for, other than their turn; empty when nothing holds them up."""
         if not self.waiting:
@@ -85,10 +70,10 @@ class ServedModel:
 
     async def check(self) -> None:
         """Wait for a server, and find out how it records token ids. Raises ModelError."""
-        self._fleet.start()
+        self.start()
         deadline = _now() + EMPTY_SECONDS
         while True:
-            self._fleet.raise_failure()
+            self.raise_failure()
             if self._places.is_open and (able := self._places.can_be_asked):
                 try:
                     await able[0].engine.check()
@@ -100,13 +85,10 @@ class ServedModel:
             elif _now() > deadline:
                 raise ModelError("NoServer", f"no server of {self.name} could be asked for {EMPTY_SECONDS:g} s")
             else:
-                await self._fleet.news(within_seconds=1.0)
-        self.token_capture = self._fleet.token_capture = able[0].engine.token_capture
+                await self.news(within_seconds=1.0)
+        self.token_capture = self._capture = able[0].engine.token_capture
         for server in self._places.servers.values():
             server.engine.token_capture = self.token_capture
-
-    async def close(self) -> None:
-        await self._fleet.close()
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """One answer; see `Model.complete`. It may come from several servers, and from more than one policy."""
@@ -117,7 +99,7 @@ class ServedModel:
         return await self._complete(request, prompt)
 
     async def _complete(self, request: ModelRequest, prompt: str | Sequence[int] | None) -> ModelReply:
-        self._fleet.raise_failure()
+        self.raise_failure()
         call = Call(request, _now(), self._gate.begin(streamed=True), prompt)
         try:
             reply = await self._answer(call)
@@ -221,7 +203,7 @@ class ServedModel:
         """Wait until the version of each token is known. Behind a shut gate nobody loses time by that."""
         while call.spans.pending and (not self._gate.is_open or _now() < self._gate.good_until + UNKNOWN_SECONDS):
             call.hold(_now())
-            await self._fleet.news(within_seconds=1.0)
+            await self.news(within_seconds=1.0)
         call.spans.settle(None)
 
     def _gate_moved(self, is_open: bool) -> None:

@@ -212,7 +212,6 @@ class ExecutorSandbox:
         return ExecutorWorkspace(
             self.client,
             hold,
-            hold.attempt,
             lease.spec,
             handle={
                 **self._handle,

@@ -83,7 +83,6 @@ class ExecutorWorkspace:
         self,
         client: ExecutorClient,
         hold: Hold,
-        workspace: str,
         spec: WorkspaceSpec,
         *,
         handle: Mapping[str, Any],
@@ -95,9 +94,9 @@ class ExecutorWorkspace:
         self.handle, self.description = handle, description
         self.working_dir = spec.working_dir
         self.alone = spec.alone or description.get("mode") == "Plain"
-        self.name = workspace
+        self.name = hold.attempt  # each workspace is an attempt of its own at the executor
         self._client, self._hold, self._spec = client, hold, spec
-        self._path = f"/workspaces/{workspace}"
+        self._path = f"/workspaces/{self.name}"
         self._end, self._discard, self._forked = end, discard, forked
 
     async def create(self, parent: str | None, environment: Mapping[str, str]) -> None:

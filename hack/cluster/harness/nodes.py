@@ -101,7 +101,8 @@ def is_running(node: Node, component: str) -> bool:
 def running(node: Node) -> dict[str, int | None]:
     """Process ids of all components ever started on the node, None for one that is not alive."""
     files = sorted((node.state / "processes").glob("*.json"))
-    return {file.stem: (process := processes.running(file)) and process.pid for file in files}
+    alive = {file.stem: processes.running(file) for file in files}
+    return {component: None if process is None else process.pid for component, process in alive.items()}
 
 
 def is_up(node: Node) -> bool:

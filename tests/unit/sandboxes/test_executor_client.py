@@ -174,7 +174,7 @@ async def client(server: ScriptedExecutor, monkeypatch: pytest.MonkeyPatch) -> A
 @pytest.fixture
 def workspace(client: ExecutorClient) -> ExecutorWorkspace:
     spec = WorkspaceSpec(group="g", working_dir="/workspace")
-    return ExecutorWorkspace(client, HOLD, "7.agent", spec, handle={}, description={})
+    return ExecutorWorkspace(client, HOLD, spec, handle={}, description={})
 
 
 async def test_a_call_whose_connection_broke_is_sent_again_with_its_own_key_and_body(

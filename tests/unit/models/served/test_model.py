@@ -100,7 +100,7 @@ async def test_nothing_is_kept_of_what_an_engine_makes_after_a_restart_with_weig
         return Load(Pressure(0.1, 0), steps)
 
     monkeypatch.setattr(LoadReader, "read", read)
-    monkeypatch.setattr(fleet.model._fleet, "_sample_seconds", 0.01)
+    monkeypatch.setattr(fleet.model, "_sample_seconds", 0.01)
     model = await fleet.open(*SERVERS)
     fleet.engine(ORDER[0]).behaviour = stall_after_two
     call = asyncio.create_task(model.complete(request()))
@@ -399,7 +399,7 @@ async def test_a_bug_in_following_the_servers_is_said_and_not_waited_for(fleet: 
     def broken(url: str) -> FakeEngine:
         raise LookupError("a bug")
 
-    model._fleet._connect = broken
+    model._connect = broken
     await fleet.tell("server-0", "server-1")
     with pytest.raises(ModelError, match="a bug"):
         await call
