@@ -1,8 +1,5 @@
-"""What a cancelled job leaves running at its model server: how long tokens are still made, and how many nobody will read.
-
-The server is the stand-in for vLLM, a process of its own, which aborts a request one step after its connection is closed,
-and tells afterwards what it really made, and when. A job that is deleted ends the same way: its runners stop what is under
-way.
+"""What a cancelled job leaves running at its model server: how long tokens are still made, and how many nobody will
+read.
 """
 
 import asyncio

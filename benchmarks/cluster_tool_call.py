@@ -1,12 +1,9 @@
-"""A tool call in a pod: `true` through the executor beside `pods/exec` of the same pod, both from a runner's pod.
-
-Several at once: each in a workspace of its own, through one client of the runner; pods/exec with a client for each.
-"""
+"""A tool call in a pod: `true` through the executor beside `pods/exec` of the same pod, both from a runner's pod."""
 
 from benchmarks.conversation import Process
 from benchmarks.measuring import quantile
 from benchmarks.on_cluster import any_cluster, runner_process
-from benchmarks.report import Row, Target
+from benchmarks.report import Row, Target, beside
 
 ROUNDS = 5  # alternating, so that a busy moment of the machine falls on both
 CALLS = 400  # a round, through the executor
@@ -25,11 +22,9 @@ def measure() -> list[Row]:
                 rows.append(
                     Row(f"{who}, {at_once} at once, p{fraction * 100:g}", quantile(found, fraction) * 1e3, "ms")
                 )
-        ours, peer = (quantile(seconds[at_once][who], 0.5) for who in (OURS, EXEC))
-        against = f"{EXEC} {peer * 1e3:.3g} ms"
-        rows.append(
-            Row(f"times faster, {at_once} at once", ours * 1e3, "ms", against, peer / ours, Target("at least", factor))
-        )
+        ours, peer = (quantile(seconds[at_once][who], 0.5) * 1e3 for who in (OURS, EXEC))
+        what, target = f"times faster, {at_once} at once", Target("at least", factor)
+        rows.append(beside(what, ours, "ms", EXEC, peer, target, inverse=True))
     return rows
 
 

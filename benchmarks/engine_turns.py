@@ -1,8 +1,4 @@
-"""What a turn costs the engine: rollouts side by side against a model that answers at once, and verifiers beside it.
-
-Both drive the same server over HTTP from one core, with a tool that does nothing. Ours journals every turn to a local
-folder; verifiers records nothing. "Per core" is per second of processor time, which neighbours on the machine change little.
-"""
+"""What a turn costs the engine: rollouts side by side against a model that answers at once, and verifiers beside it."""
 
 from typing import Any
 
@@ -11,7 +7,7 @@ from benchmarks.instant_model import NAME, instant_model
 from benchmarks.jobs import endpoint, inline_tasks, rollout_job
 from benchmarks.measuring import memory_folder
 from benchmarks.peers import VERIFIERS, installed
-from benchmarks.report import Row, Target
+from benchmarks.report import Row, Target, beside
 
 ROLLOUTS = 512  # at once
 GROUP_SIZE = 8
@@ -29,24 +25,19 @@ def measure() -> list[Row]:
             peer.ask(base_url=warming, model=NAME, rollouts=GROUP_SIZE, turns=TURNS)
             theirs = peer.ask(base_url=base_url, model=NAME, rollouts=ROLLOUTS, turns=TURNS)
     named = f"verifiers {VERIFIERS.version}"
-    rate, their_rate = _per_core(ours), _per_core(theirs)
+    memory = _kilobytes(ours)
     return [
-        Row("turns a second, of one process", _rate(ours), "turns/s", *_beside(named, _rate(ours), _rate(theirs))),
-        Row("turns a second and core", rate, "turns/s", *_beside(named, rate, their_rate), Target("at least", 10)),
+        beside("turns a second, of one process", _rate(ours), "turns/s", named, _rate(theirs)),
+        beside("turns a second and core", _per_core(ours), "turns/s", named, _per_core(theirs), Target("at least", 10)),
         Row("processor time of a turn", _cpu_ms(ours), "ms", f"{named} {_cpu_ms(theirs):.3g}", target=MOST_CPU),
         Row(
-            f"memory of a rollout, {ours['concurrent']} at once",
-            _kilobytes(ours),
+            f"memory of a rollout, {ROLLOUTS} at once",
+            memory,
             "KB",
             f"{named} {_kilobytes(theirs):.3g}",
             target=MOST_MEMORY,
         ),
-        Row(
-            "memory of the process, at most",
-            ours["peak_bytes"] / 1e6,
-            "MB",
-            f"{named} {theirs['peak_bytes'] / 1e6:.3g}",
-        ),
+        beside("memory of the process, at most", ours["peak_bytes"] / 1e6, "MB", named, theirs["peak_bytes"] / 1e6),
     ]
 
 
@@ -68,10 +59,6 @@ def _ours(warming: str, base_url: str) -> dict[str, Any]:
     if cost["concurrent"] != ROLLOUTS:
         raise RuntimeError(f"{cost['concurrent']} rollouts were at work at once, and {ROLLOUTS} were to be")
     return cost
-
-
-def _beside(named: str, rate: float, their_rate: float) -> tuple[str, float]:
-    return f"{named} {their_rate:.3g}", rate / their_rate
 
 
 def _rate(cost: dict[str, Any]) -> float:

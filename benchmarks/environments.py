@@ -1,7 +1,5 @@
-"""Rollouts in environments a second: FrozenLake against a model that answers at once, verifiers beside it, and a bare loop.
-
-All play the same maps with the same answers over HTTP. Ours, environments included, has one core, and journals every step to
-a local folder. verifiers has both: it starts a program for each rollout, so few rollouts already show its rate.
+"""Rollouts in environments a second: FrozenLake against a model that answers at once, verifiers beside it, and a bare
+loop.
 """
 
 import time
@@ -15,7 +13,7 @@ from benchmarks.instant_model import NAME, instant_model
 from benchmarks.jobs import endpoint, rollout_job
 from benchmarks.measuring import memory_folder
 from benchmarks.peers import VERIFIERS_PROGRAMS, installed
-from benchmarks.report import Row, Target
+from benchmarks.report import Row, Target, beside
 
 MAPS = 40
 ROLLOUTS = 32  # of each map
@@ -39,9 +37,7 @@ def measure() -> list[Row]:
     bare = _bare_loop()
     named = f"verifiers {VERIFIERS_PROGRAMS.version}"
     return [
-        Row(
-            "rollouts a second, 40 maps × 32", rate, "rollouts/s", f"{named} {their_rate:.3g}", rate / their_rate, LEAST
-        ),
+        beside("rollouts a second, 40 maps × 32", rate, "rollouts/s", named, their_rate, LEAST),
         Row("the same in a Gymnasium loop, no model", bare, "rollouts/s"),
         Row("processor time of a turn", ours["cpu_seconds"] / ours["turns"] * 1e3, "ms"),
     ]

@@ -1,6 +1,5 @@
-"""How long an executor takes from its start to its first answer: it is injected into every sandbox, and adds that to each.
-
-`Plain`, as in a sandbox of one workspace. Beside it stands Python itself, which is most of it.
+"""How long an executor takes from its start to its first answer: it is injected into every sandbox, and adds that to
+each. `Plain`, as in a sandbox of one workspace.
 """
 
 import hashlib

@@ -1,7 +1,4 @@
-"""What recording costs, alone. A turn makes two appends: its answer, then what its tools
-returned together with the next call's intent. Once on a folder in memory, once on a real S3 server, once on that server
-30 ms away.
-"""
+"""What recording costs, alone."""
 
 import asyncio
 import time

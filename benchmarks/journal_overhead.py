@@ -1,9 +1,4 @@
-"""What recording costs a rollout whose model thinks for a second a turn: the same job with and without its journal.
-
-A turn makes two writes: one while the model call runs, which costs it no time, and one of the answer, which it waits for.
-The store is a local folder, and an S3 server on this machine behind a proxy that makes every request take as long as real
-object storage does.
-"""
+"""What recording costs a rollout whose model thinks for a second a turn: the same job with and without its journal."""
 
 import asyncio
 import tempfile
@@ -14,7 +9,7 @@ from typing import Any
 from benchmarks.conversation import Subject
 from benchmarks.instant_model import instant_model
 from benchmarks.jobs import endpoint, inline_tasks, rollout_job
-from benchmarks.report import Row, Target
+from benchmarks.report import Row, Target, beside
 from tests.support.fault_proxy import FaultProxy
 from tests.support.s3 import serve_s3
 
@@ -49,14 +44,8 @@ def measure() -> list[Row]:
 
 
 def _overhead(store: str, bare: _Turns, journaled: _Turns) -> Row:
-    return Row(
-        f"a turn of {TURN_SECONDS:g} s, journaled on {store}",
-        journaled.seconds,
-        "s",
-        f"not journaled {bare.seconds:.4g} s",
-        journaled.seconds / bare.seconds,
-        Target("at most", MOST),
-    )
+    what = f"a turn of {TURN_SECONDS:g} s, journaled on {store}"
+    return beside(what, journaled.seconds, "s", "not journaled", bare.seconds, Target("at most", MOST))
 
 
 async def _on_folder(base_url: str) -> tuple[_Turns, _Turns]:

@@ -1,6 +1,5 @@
-"""Jobs with large inline tasks on a real API server, without nodes: what reports add to etcd, and the operator's memory.
-
-The reports of 16 runners come at the pace of one job, ten a second, while the operator sums them up.
+"""Jobs with large inline tasks on a real API server, without nodes: what reports add to etcd, and the operator's
+memory.
 """
 
 import asyncio

@@ -41,6 +41,14 @@ class Row:
         return self.target.met(self.figure if self.ratio is None else self.ratio)
 
 
+def beside(
+    what: str, figure: float, unit: str, who: str, theirs: float, target: Target | None = None, *, inverse: bool = False
+) -> Row:
+    """A figure and that of another, in the same unit; the ratio is ours to theirs, or with `inverse` theirs to ours."""
+    ratio = theirs / figure if inverse else figure / theirs
+    return Row(what, figure, unit, f"{who} {theirs:.3g} {unit}", ratio, target)
+
+
 def print_table(found: Mapping[str, Sequence[Row]], console: Console) -> None:
     """One table of everything, and what the machine had to do beside it."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))

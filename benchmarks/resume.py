@@ -1,8 +1,4 @@
-"""Going on with a large job: how long a restarted runner takes until its first rollout runs, by what is sealed already.
-
-One job is stopped and taken up again as it grows. The time is that of `run_job` from its call on: reading the seals, sorting
-out what is left, and starting the first of it.
-"""
+"""Going on with a large job: how long a restarted runner takes until its first rollout runs, by what is sealed already."""
 
 import json
 import tempfile
@@ -11,7 +7,7 @@ from typing import Any
 
 from benchmarks.conversation import Subject
 from benchmarks.jobs import PROMPT, SAYS_DONE, rollout_job
-from benchmarks.report import Row, Target
+from benchmarks.report import Row, Target, beside
 
 SEALED = (2_500, 5_000, 10_000)
 CONCURRENCY = 64
@@ -39,14 +35,7 @@ def measure() -> list[Row]:
     early, late = (at_half - at_none) / (half - none), (at_full - at_half) / (full - half)
     return [
         *(Row(f"{sealed:,} sealed, to the first rollout", seconds, "s") for sealed, seconds in (nothing, *resumed)),
-        Row(
-            "a seal of the second half",
-            late * 1e3,
-            "ms",
-            f"of the first {early * 1e3:.3g} ms",
-            late / early,
-            Target("at most", LINEAR),
-        ),
+        beside("a seal of the second half", late * 1e3, "ms", "of the first", early * 1e3, Target("at most", LINEAR)),
     ]
 
 

@@ -1,8 +1,5 @@
-"""Resuming a job of 100,000 rollouts from S3 that is 30 ms away: seconds until the first rollout runs, and the most memory;
-then the same for the end of that job, when its results and statistics are written.
-
-What earlier runners left is written into the server's folder, as they leave it after a crash: seals, the index but for its
-last entries, and one object of each attempt.
+"""Resuming a job of 100,000 rollouts from S3 that is 30 ms away: seconds until the first rollout runs, and the most
+memory; then the same for the end of that job, when its results and statistics are written.
 """
 
 import asyncio

@@ -1,9 +1,4 @@
-"""What the session proxy adds to a model call, and how much of it one process bears; LiteLLM's proxy beside it.
-
-Both stand before the same model, which answers at once, each as a process of its own on the first core; model and load are
-on the second. Ours records every call: its sessions are in a folder on the disk, in one in memory, which tells the disk's
-part, and on an S3 server that is as far away as real object storage.
-"""
+"""What the session proxy adds to a model call, and how much of it one process bears; LiteLLM's proxy beside it."""
 
 import asyncio
 import contextlib
@@ -27,7 +22,7 @@ from benchmarks.http_load import Request, at_rate, in_turns, streams
 from benchmarks.instant_model import MODEL_CORE, NAME, TOOL, WORDS, instant_model
 from benchmarks.measuring import cpu_seconds, disk_folder, file_system, memory, memory_folder, pin_to_core, quantile
 from benchmarks.peers import LITELLM, installed
-from benchmarks.report import Row, Target
+from benchmarks.report import Row, Target, beside
 from benchmarks.slow_link import slow_link
 from tests.support.ports import free_port
 from tests.support.s3 import serve_s3
@@ -112,23 +107,11 @@ async def _measure(model_url: str, shm: Path, disk: Path) -> list[Row]:
     def beside_peer(found: _Found, where: str, *, judged: bool) -> list[Row]:
         target = Target("at least", LEAST_RATIO) if judged else None
         alone = found.alone - model_alone
+        one = f"added latency one at a time, sessions {where}, p50: LiteLLM's to ours"
+        many = f"calls a second of one process, {SIDE_BY_SIDE} at once, sessions {where}: ours to LiteLLM's"
         return [
-            Row(
-                f"added latency one at a time, sessions {where}, p50: LiteLLM's to ours",
-                alone * 1e3,
-                "ms",
-                f"LiteLLM {peer_alone * 1e3:.3g} ms",
-                peer_alone / alone,
-                target,
-            ),
-            Row(
-                f"calls a second of one process, {SIDE_BY_SIDE} at once, sessions {where}: ours to LiteLLM's",
-                found.rate,
-                "/s",
-                f"LiteLLM {peer_rate:.3g}/s",
-                found.rate / peer_rate,
-                target,
-            ),
+            beside(one, alone * 1e3, "ms", "LiteLLM", peer_alone * 1e3, target, inverse=True),
+            beside(many, found.rate, "/s", "LiteLLM", peer_rate, target),
             Row("processor time of a call, then", found.cpu * 1e3, "ms", f"LiteLLM {peer_cpu * 1e3:.3g} ms"),
         ]
 

@@ -1,10 +1,4 @@
-"""Loading 10,000 instances in SWE-bench's form from Parquet, each validated, beside reading the same file with pyarrow.
-
-Each in a process of its own, warmed up with a file of ten, in turns; the quickest try of each counts. The target is beside
-what pyarrow alone takes to give a program the instances: Python's values of the columns that ours reads. Printed beside it
-is `pyarrow.parquet.read_table` alone, of all columns, whose texts are still Arrow's. Sizes are about those of SWE-bench
-Verified: 2 KB of issue, 3 KB of patch and of tests, some hundred test names.
-"""
+"""Loading 10,000 instances in SWE-bench's form from Parquet, each validated, beside reading the same file with pyarrow."""
 
 import json
 import random
@@ -14,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.conversation import Subject
-from benchmarks.report import Row, Target
+from benchmarks.report import Row, Target, beside
 
 SUBJECT = "benchmarks.subjects.task_loading"
 INSTANCES = 10_000
@@ -51,17 +45,10 @@ def _compared(
     time: Target | None = None,
     memory: Target | None = None,
 ) -> list[Row]:
-    seconds, held = (ours[figure] / theirs[figure] for figure in ("seconds", "bytes"))
+    peak = f"{what}: peak of memory over the start"
     return [
-        Row(what, ours["seconds"], "s", f"pyarrow {theirs['seconds']:.3g} s", seconds, time),
-        Row(
-            f"{what}: peak of memory over the start",
-            ours["bytes"] / MB,
-            "MB",
-            f"pyarrow {theirs['bytes'] / MB:.0f} MB",
-            held,
-            memory,
-        ),
+        beside(what, ours["seconds"], "s", "pyarrow", theirs["seconds"], time),
+        beside(peak, ours["bytes"] / MB, "MB", "pyarrow", theirs["bytes"] / MB, memory),
     ]
 
 

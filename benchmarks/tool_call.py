@@ -1,9 +1,4 @@
-"""A tool call's cost: `true`, run with its output read, bare, through our executor, and through SWE-ReX.
-
-Ours runs in an `Overlay` workspace of the local provider, so it includes a request to the executor, a spawn inside the
-workspace's own namespaces, and the reply that is kept under its idempotency key. SWE-ReX has no isolation here: its server
-runs the command in its own surroundings.
-"""
+"""A tool call's cost: `true`, run with its output read, bare, through our executor, and through SWE-ReX."""
 
 import asyncio
 import tempfile
@@ -17,7 +12,7 @@ from benchmarks.conversation import Subject
 from benchmarks.jobs import SAYS_DONE, inline_tasks, rollout_job
 from benchmarks.measuring import quantile
 from benchmarks.peers import SWE_REX, installed
-from benchmarks.report import Row, Target
+from benchmarks.report import Row, Target, beside
 
 ROUNDS = 10  # alternating, so that a busy moment of the machine falls on all of them
 CALLS = 50  # a round
@@ -28,22 +23,18 @@ BARE, OURS, EXECUTE, SESSION = "bare asyncio spawn", "our executor", "SWE-ReX ex
 def measure() -> list[Row]:
     seconds = asyncio.run(_all_rounds())
     rows = [_row(who, fraction, seconds) for who in seconds for fraction in (0.5, 0.99)]
-    ours = quantile(seconds[OURS], 0.5)
-    bare, execute, session = (quantile(seconds[who], 0.5) for who in (BARE, EXECUTE, SESSION))
+    middle = {who: quantile(found, 0.5) * 1e3 for who, found in seconds.items()}
+    ours = middle[OURS]
     return [
         *rows,
-        Row("ours, times the bare spawn", ours * 1e3, "ms", _named(BARE, bare), ours / bare, Target("at most", 2)),
-        Row("times faster", ours * 1e3, "ms", _named(EXECUTE, execute), execute / ours, Target("at least", 3)),
-        Row("times faster", ours * 1e3, "ms", _named(SESSION, session), session / ours, Target("at least", 40)),
+        beside("ours, times the bare spawn", ours, "ms", BARE, middle[BARE], Target("at most", 2)),
+        beside("times faster", ours, "ms", EXECUTE, middle[EXECUTE], Target("at least", 3), inverse=True),
+        beside("times faster", ours, "ms", SESSION, middle[SESSION], Target("at least", 40), inverse=True),
     ]
 
 
 def _row(who: str, fraction: float, seconds: dict[str, list[float]]) -> Row:
     return Row(f"{who}, p{fraction * 100:g}", quantile(seconds[who], fraction) * 1e3, "ms")
-
-
-def _named(who: str, seconds: float) -> str:
-    return f"{who} {seconds * 1e3:.3g} ms"
 
 
 async def _all_rounds() -> dict[str, list[float]]:
