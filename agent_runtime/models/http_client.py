@@ -41,16 +41,12 @@ class Answer:
 
     status: int
     payload: Any
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Those of a refusal."""
 
     @property
     def error(self) -> str:
         return error_text(self.payload)[1][:ERROR_CHARACTERS]
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    answer: Answer
-    headers: Mapping[str, str]
 
 
 class StreamBroken(ModelError):
@@ -114,7 +110,7 @@ class JsonClient:
                         return
                     event = json.loads(content)
                     if isinstance(event, dict) and event.get("error"):
-                        self._raise_for(Answer(_error_status(event), event), {})
+                        self._raise_for(Answer(_error_status(event), event))
                         raise StreamBroken(f"{self.base_url} ended its stream with {error_text(event)[1]}")
                     yield event
         except ValueError as error:
@@ -148,15 +144,14 @@ class JsonClient:
                     except (aiohttp.ClientError, ConnectionError) as error:
                         reason, failure = "Unreachable", f"{type(error).__name__}: {error}"
                     else:
-                        if not isinstance(received, _Refused):
+                        if not isinstance(received, Answer) or received.status < 300:
                             health.note(None)
                             return received
-                        answer = received.answer
-                        self._raise_for(answer, received.headers)
-                        if not is_transient(answer.status):
-                            return answer
-                        reason = _reason(answer)
-                        failure = f"status {answer.status}: {answer.error}"
+                        self._raise_for(received)
+                        if not is_transient(received.status):
+                            return received
+                        reason = _reason(received)
+                        failure = f"status {received.status}: {received.error}"
                         retry_after = received.headers.get("Retry-After")
                     failures += 1
                     health.note(f"{reason}: {failure}")
@@ -183,7 +178,7 @@ class JsonClient:
         salt: str | None,
         headers: Mapping[str, str],
         receive: Callable[[aiohttp.ClientResponse], Awaitable[T]],
-    ) -> T | _Refused:
+    ) -> T | Answer:
         url = self._urls.get(path)
         if url is None:
             url = self._urls[path] = URL(self.base_url + path)
@@ -195,7 +190,7 @@ class JsonClient:
             words = await response.read()
             for key in self._keys:  # some servers repeat the key that they refuse, and messages are recorded
                 words = words.replace(key, b"[API key]")
-            return _Refused(_decoded(response.status, words), response.headers)
+            return _decoded(response.status, words, response.headers)
         except BaseException:
             # A cancellation included: a connection that is closed makes the server stop its work.
             response.close()
@@ -224,11 +219,11 @@ class JsonClient:
             )
         return self._session
 
-    def _raise_for(self, answer: Answer, headers: Mapping[str, str]) -> None:
+    def _raise_for(self, answer: Answer) -> None:
         if answer.status < 400:
             raise ModelConfigError(
                 "Redirected",
-                f"{self.base_url} redirects to {headers.get('Location', 'nowhere')}; make that the baseURL",
+                f"{self.base_url} redirects to {answer.headers.get('Location', 'nowhere')}; make that the baseURL",
             )
         if answer.status in (401, 403):
             raise ModelConfigError(
@@ -247,7 +242,7 @@ def _reason(answer: Answer) -> str:
 
 
 async def _read(response: aiohttp.ClientResponse) -> Answer:
-    return _decoded(response.status, await response.read())
+    return _decoded(response.status, await response.read(), {})
 
 
 async def _unread(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
@@ -261,12 +256,12 @@ def _error_status(event: Mapping[str, Any]) -> int:
     return code if isinstance(code, int) and 400 <= code < 600 else 400
 
 
-def _decoded(status: int, raw: bytes) -> Answer:
+def _decoded(status: int, raw: bytes, headers: Mapping[str, str]) -> Answer:
     try:
         payload = json.loads(raw)
         # Half of an emoji, cut off by a token limit: no record and no later request could hold it.
         if b"\\ud" in raw or b"\\uD" in raw:
             payload = whole(payload)
-        return Answer(status, payload)
+        return Answer(status, payload, headers)
     except (ValueError, RecursionError):
-        return Answer(status, raw[:4096].decode(errors="replace"))
+        return Answer(status, raw[:4096].decode(errors="replace"), headers)

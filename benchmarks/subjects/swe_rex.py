@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import socket
 import sys
 import time
 from asyncio.subprocess import DEVNULL
@@ -12,11 +11,12 @@ from swerex.runtime.abstract import BashAction, Command, CreateBashSessionReques
 from swerex.runtime.remote import RemoteRuntime  # type: ignore[import-not-found]
 
 from benchmarks.conversation import answer_questions
+from tests.support.ports import free_port
 
 
 async def main() -> None:
     """Answers {call: execute | session, times} with {seconds: one of each}."""
-    port, token = _free_port(), secrets.token_hex(16)
+    port, token = free_port(), secrets.token_hex(16)
     command = [sys.executable, "-m", "swerex.server", "--host", "127.0.0.1", "--port", str(port), "--auth-token", token]
     server = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=DEVNULL)
     try:
@@ -41,13 +41,6 @@ async def main() -> None:
     finally:
         server.terminate()
         await server.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

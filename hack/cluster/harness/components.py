@@ -28,12 +28,71 @@ class Component:
 
 def control_plane(layout: Layout, programs: Path) -> tuple[Component, ...]:
     """What runs on the first node alone, in the order in which it is started."""
+    pki, config = layout.state / "pki", layout.state / "config"
+
+    def manager(name: str, *flags: str) -> Component:
+        kubeconfig = config / f"{name}.kubeconfig"
+        kinds = ("authentication-kubeconfig", "authorization-kubeconfig", "kubeconfig")
+        own = (*(f"--{kind}={kubeconfig}" for kind in kinds), "--leader-elect=false")
+        return Component(name, (str(programs / f"kube-{name}"), *own, *flags))
+
     return (
-        _etcd(layout, programs),
-        _apiserver(layout, programs),
-        _controller_manager(layout, programs),
-        _scheduler(layout, programs),
-        _s3(layout, programs),
+        Component(
+            "etcd",
+            (
+                # Without TLS: it listens on the loopback of the node's own network namespace.
+                str(programs / "etcd"),
+                f"--data-dir={layout.state / 'etcd'}",
+                "--unsafe-no-fsync",
+                "--quota-backend-bytes=8589934592",
+                "--log-level=warn",
+            ),
+        ),
+        Component(
+            "apiserver",
+            (
+                str(programs / "kube-apiserver"),
+                f"--advertise-address={layout.node(0).address}",
+                "--allow-privileged",
+                f"--audit-log-path={layout.audit_log}",
+                "--audit-log-maxsize=10240",
+                f"--audit-policy-file={config / 'audit.json'}",
+                "--authorization-mode=Node,RBAC",
+                f"--client-ca-file={pki / 'ca.crt'}",
+                "--enable-admission-plugins=NodeRestriction",
+                "--etcd-servers=http://127.0.0.1:2379",
+                f"--feature-gates={FEATURES}",
+                f"--kubelet-client-certificate={pki / 'apiserver-kubelet-client.crt'}",
+                f"--kubelet-client-key={pki / 'apiserver-kubelet-client.key'}",
+                "--kubelet-preferred-address-types=InternalIP",
+                f"--secure-port={API_PORT}",
+                "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+                f"--service-account-key-file={pki / 'service-account.pub'}",
+                f"--service-account-signing-key-file={pki / 'service-account.key'}",
+                f"--service-cluster-ip-range={layout.service_range}",
+                f"--tls-cert-file={pki / 'apiserver.crt'}",
+                f"--tls-private-key-file={pki / 'apiserver.key'}",
+            ),
+        ),
+        manager(
+            "controller-manager",
+            f"--client-ca-file={pki / 'ca.crt'}",
+            "--controllers=*,-node-ipam-controller,-node-route-controller,-cloud-node-lifecycle-controller",
+            f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
+            f"--root-ca-file={pki / 'ca.crt'}",
+            f"--service-account-private-key-file={pki / 'service-account.key'}",
+            "--use-service-account-credentials",
+        ),
+        manager("scheduler"),
+        Component(
+            "s3",
+            (
+                str(programs / "versitygw"),
+                *("--access", S3_ACCESS_KEY, "--secret", S3_SECRET_KEY),
+                *("--port", f"{layout.node(0).address}:{S3_PORT}"),
+                *("posix", str(layout.state / "s3")),
+            ),
+        ),
     )
 
 
@@ -61,113 +120,11 @@ def node_components(node: Node, programs: Path) -> tuple[Component, ...]:
         Component(
             "network-policy",
             (
-                sys.executable,
-                "-m",
-                "harness.policy_daemon",
-                "--server",
-                layout.server,
-                "--pki",
-                str(layout.state / "pki"),
-                "--nodes",
-                *(layout.node(index).name for index in range(MAX_NODES)),
+                *(sys.executable, "-m", "harness.policy_daemon"),
+                *("--server", layout.server, "--pki", str(layout.state / "pki")),
+                *("--nodes", *(layout.node(index).name for index in range(MAX_NODES))),
             ),
             (("PATH", PATH), ("PYTHONPATH", str(MODULES)), ("PYTHONDONTWRITEBYTECODE", "1")),
-        ),
-    )
-
-
-def _etcd(layout: Layout, programs: Path) -> Component:
-    # Without TLS: it listens on the loopback of the node's own network namespace.
-    return Component(
-        "etcd",
-        (
-            str(programs / "etcd"),
-            f"--data-dir={layout.state / 'etcd'}",
-            "--unsafe-no-fsync",
-            "--quota-backend-bytes=8589934592",
-            "--log-level=warn",
-        ),
-    )
-
-
-def _apiserver(layout: Layout, programs: Path) -> Component:
-    pki = layout.state / "pki"
-    return Component(
-        "apiserver",
-        (
-            str(programs / "kube-apiserver"),
-            f"--advertise-address={layout.node(0).address}",
-            "--allow-privileged",
-            f"--audit-log-path={layout.audit_log}",
-            "--audit-log-maxsize=10240",
-            f"--audit-policy-file={layout.state / 'config' / 'audit.json'}",
-            "--authorization-mode=Node,RBAC",
-            f"--client-ca-file={pki / 'ca.crt'}",
-            "--enable-admission-plugins=NodeRestriction",
-            "--etcd-servers=http://127.0.0.1:2379",
-            f"--feature-gates={FEATURES}",
-            f"--kubelet-client-certificate={pki / 'apiserver-kubelet-client.crt'}",
-            f"--kubelet-client-key={pki / 'apiserver-kubelet-client.key'}",
-            "--kubelet-preferred-address-types=InternalIP",
-            f"--secure-port={API_PORT}",
-            "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-            f"--service-account-key-file={pki / 'service-account.pub'}",
-            f"--service-account-signing-key-file={pki / 'service-account.key'}",
-            f"--service-cluster-ip-range={layout.service_range}",
-            f"--tls-cert-file={pki / 'apiserver.crt'}",
-            f"--tls-private-key-file={pki / 'apiserver.key'}",
-        ),
-    )
-
-
-def _controller_manager(layout: Layout, programs: Path) -> Component:
-    pki = layout.state / "pki"
-    config = layout.state / "config" / "controller-manager.kubeconfig"
-    return Component(
-        "controller-manager",
-        (
-            str(programs / "kube-controller-manager"),
-            f"--authentication-kubeconfig={config}",
-            f"--authorization-kubeconfig={config}",
-            f"--client-ca-file={pki / 'ca.crt'}",
-            "--controllers=*,-node-ipam-controller,-node-route-controller,-cloud-node-lifecycle-controller",
-            f"--kubeconfig={config}",
-            "--leader-elect=false",
-            f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
-            f"--root-ca-file={pki / 'ca.crt'}",
-            f"--service-account-private-key-file={pki / 'service-account.key'}",
-            "--use-service-account-credentials",
-        ),
-    )
-
-
-def _scheduler(layout: Layout, programs: Path) -> Component:
-    config = layout.state / "config" / "scheduler.kubeconfig"
-    return Component(
-        "scheduler",
-        (
-            str(programs / "kube-scheduler"),
-            f"--authentication-kubeconfig={config}",
-            f"--authorization-kubeconfig={config}",
-            f"--kubeconfig={config}",
-            "--leader-elect=false",
-        ),
-    )
-
-
-def _s3(layout: Layout, programs: Path) -> Component:
-    return Component(
-        "s3",
-        (
-            str(programs / "versitygw"),
-            "--access",
-            S3_ACCESS_KEY,
-            "--secret",
-            S3_SECRET_KEY,
-            "--port",
-            f"{layout.node(0).address}:{S3_PORT}",
-            "posix",
-            str(layout.state / "s3"),
         ),
     )
 
