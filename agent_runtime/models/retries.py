@@ -14,10 +14,7 @@ def is_transient(status: int) -> bool:
 
 
 def retry_after_seconds(header: str | None, now: float) -> float | None:
-    """Seconds that a Retry-After header asks for: a number or an HTTP date; None when it says nothing usable.
-
-    `now` is Unix seconds.
-    """
+    """Seconds that a Retry-After header asks for, by a number or an HTTP date; None otherwise. `now` is Unix seconds."""
     if not header:
         return None
     try:
@@ -31,10 +28,7 @@ def retry_after_seconds(header: str | None, now: float) -> float | None:
 
 
 def retry_delay(failures: int, retry_after: str | None, *, now: float, jitter: float) -> float:
-    """Seconds before the next try, after `failures` ≥ 1 failed ones; never less than the server asked for.
-
-    `jitter` in [0, 1) spreads the callers that failed together.
-    """
+    """Seconds before the next try after `failures` ≥ 1, at least what the server asked for; `jitter` in [0, 1) spreads."""
     backoff = min(FIRST_DELAY_SECONDS * 2.0 ** min(failures - 1, 10), LONGEST_DELAY_SECONDS) * (0.5 + jitter / 2)
     asked = retry_after_seconds(retry_after, now)
     return backoff if asked is None else max(asked + jitter * FIRST_DELAY_SECONDS, backoff)

@@ -83,10 +83,7 @@ async def _leave_with(engine: Coroutine[Any, Any, Exit]) -> None:
 
 
 def _leave(code: Exit) -> NoReturn:
-    """End this process here and now: what still runs is of no use to anybody.
-
-    A plain exit would wait for it, and the threads of the storage library abort some of those.
-    """
+    """End at once: a plain exit waits for what still runs, and the threads of the storage library abort some of those."""
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)

@@ -1,7 +1,4 @@
-"""Prometheus metrics of one runner, from the engine's events. No label has more values than the job's spec allows.
-
-`/metrics` and `/healthz` of a runner pod.
-"""
+"""`/metrics` and `/healthz` of a runner pod. No label has more values than the job's spec allows."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping

@@ -2,10 +2,6 @@
 
 A Job's own back-off, 10 s doubling to 10 min, would outlast the sandboxes; here the next engine starts at once and goes on
 in the same ones. Standard library only, so that it is small and nothing in it can fail with the engine.
-
-When an engine that died is started again: at once, unless it keeps dying.
-
-How a runner ends, as its exit code: what `kubectl get pod` and the Job controller see.
 """
 
 import contextlib

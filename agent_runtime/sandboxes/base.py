@@ -1,7 +1,4 @@
-"""What the engine asks of a sandbox provider: isolated workspaces, made from a prepared state, reached by key.
-
-A provider may be a process on this machine, a container engine or a cluster; the engine sees only this file.
-"""
+"""What the engine asks of a sandbox provider, whether that is a process, a container engine or a cluster."""
 
 from __future__ import annotations
 
@@ -80,9 +77,7 @@ class Fenced(Exception):
 
 
 class WorkspaceLimit(Exception):
-    """The workspace was ended because what ran in it used up memory, disk or processes, or killed what serves it: the
-    policy's own doing.
-    """
+    """What ran in the workspace used up memory, disk or processes, or killed what serves it: the policy's own doing."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -120,10 +115,8 @@ class StartState(Protocol):
     """Equal for equal states."""
 
     async def bring(self, workspace: Workspace, spec: WorkspaceSpec) -> None:
-        """Bring a bare workspace into it; its keys carry the turn of a workspace's own life, or turns before any other.
-
-        Done again after a crash it gives the same. Raises SandboxFailure.
-        """
+        """Bring a bare workspace into it, as often as it is called. Its keys carry the turn of a workspace's own life, or
+        turns before any other. Raises SandboxFailure."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Workspaces in sandboxes whose executors this process starts itself: on this machine, in containers, by another tool.
-
-`Overlay`: one executor an image hosts all workspaces. `Plain`: one executor a workspace, started and stopped with it.
-"""
+"""Sandboxes whose executors this process starts: in `Overlay` one for each image, in `Plain` one for each workspace."""
 
 from __future__ import annotations
 
@@ -97,9 +94,9 @@ class _Sandbox:
 
 
 class HostedProvider:
-    """Implements what all providers have in common that start executors themselves. `_open_pool` comes first.
+    """What providers share that start executors themselves. `_open_pool` comes first.
 
-    A sandbox is started with its first lease, and ended with its last one when no group needs it any more.
+    A sandbox starts with its first lease, and ends with its last one when no group needs it any more.
     """
 
     name: str

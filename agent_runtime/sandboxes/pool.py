@@ -1,7 +1,6 @@
-"""One pool of leases: who holds a place in a sandbox, from the request to the end of the workspace.
+"""Leases: who holds a place in a sandbox, from the request to the end of the workspace.
 
-Each lease is held by one job of the pool, which enters the place and the workspace as nested contexts and leaves them in
-reverse. A caller that fails or is cancelled ends that job at most once. So no place is lost and nothing keeps running.
+One asyncio job holds each lease and leaves workspace and place as nested contexts, so that no place is lost.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ NO_PLACE_PAUSE_SECONDS = 0.01
 log = logging.getLogger(__name__)
 
 Place = Callable[[Lease], AbstractAsyncContextManager[ExecutorSandbox]]
-"""The backend: gives a sandbox with a place for the lease's workspace, which is taken until the context is left.
-
-It starts sandboxes, stops those that are no longer needed, and leaves everything as it is where the lease is `kept`.
-"""
+"""A sandbox with a place for the lease's workspace, taken until the context is left; a `kept` lease keeps both."""
 
 
 class LeasePool:

@@ -1,7 +1,6 @@
 """The prepared state of a group: its task's files put in and its setup run, once for all members that can fork from it.
 
-Every step has a key of its own that depends on the spec alone. So a preparation whose runner died is taken up where it
-was by the next one, and two that prepare the same state join each other in the executor.
+The keys of its steps depend on the spec alone, so the next runner continues a preparation, and two runners share one.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ def prepared_id(spec: WorkspaceSpec) -> str:
 
 
 async def prepare(workspace: Workspace, spec: WorkspaceSpec) -> None:
-    """Make the working folder, put the files in and run the setup, with the network of its phase. Raises SetupFailed.
-
-    Where the spec has a state to start with, bring that instead.
-    """
+    """Make the working folder, put the files in and run the setup, or bring `spec.start`. Raises SetupFailed."""
     if spec.start is not None:
         await spec.start.bring(workspace, spec)
         return
@@ -99,10 +95,9 @@ def _refused(error: FileError, spec: WorkspaceSpec) -> str:
 
 
 class PreparedGroups:
-    """Prepared states of one sandbox, each made once however many members ask for it at the same time.
+    """Prepared states of one sandbox, each made once by `make`, as a frozen workspace, and removed by `drop`.
 
-    `make` makes the frozen workspace of that name in the state of a spec, `drop` removes it. A failure is told to all who
-    wait for it and then forgotten, so the next one who asks tries again.
+    A failure reaches all who wait for it; the next one who asks tries again.
     """
 
     def __init__(

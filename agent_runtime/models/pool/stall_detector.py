@@ -1,7 +1,4 @@
-"""Whether a server still makes tokens: `/health` says 200 for one that hangs as well (vllm#36960, gonka#1421). Pure.
-
-How long nothing was heard. Pure.
-"""
+"""Whether a server still makes tokens: `/health` says 200 for one that hangs as well (vllm#36960, gonka#1421). Pure."""
 
 LONGEST_STEP_SECONDS = 0.2
 """Between two looks more than that does not count: this process itself stood still, and has not read yet what came."""

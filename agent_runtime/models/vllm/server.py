@@ -1,7 +1,4 @@
-"""A model behind one server that speaks OpenAI's protocol; token-exact where that is a vLLM that offers it.
-
-How token ids are recorded is chosen once, by `check` (docs/token-exact.md).
-"""
+"""A model behind one server that speaks OpenAI's protocol; token-exact where a vLLM offers it (docs/token-exact.md)."""
 
 import asyncio
 import logging

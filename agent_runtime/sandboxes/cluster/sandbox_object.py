@@ -1,7 +1,4 @@
-"""The Sandbox that a runner asks for. Two that are equal in all but their names are of one kind and serve the same tasks.
-
-A Sandbox as its runner sees it: what its status says, and whether it is one of a runner's own.
-"""
+"""The Sandbox that a runner asks for, and its status. Two that differ in their names alone are of one kind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One shared list and watch of a runner's Sandboxes, resumed for as long as the runner lives.
-
-An executor whose Sandbox is watched: its calls end when the Sandbox does, not when a connection times out.
-"""
+"""One list and watch of a runner's Sandboxes, and a client whose calls end when its Sandbox does."""
 
 from __future__ import annotations
 

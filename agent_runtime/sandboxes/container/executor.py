@@ -1,7 +1,6 @@
-"""Executors as the first process of containers, and the records by which the next process finds them.
+"""Executors as the first process of containers.
 
-A record is written before its container is asked for. So whatever a killed process has started is known to the next one,
-which goes on with it or removes it; and an executor to which nobody comes any more ends by itself, its container with it.
+A record is written before its container is asked for, so that the next process finds whatever a killed one has started.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ class Containers(Protocol):
     """Starts containers whose first process is the executor."""
 
     async def start(self, container: str, spec: WorkspaceSpec, config: Mapping[str, Any], home: Path) -> str:
-        """Start the container of that name; the address of its executor, which may not listen yet. Raises SandboxFailure.
+        """Start a container; the address of its executor, which may not listen yet. Raises SandboxFailure.
 
-        `config` is the executor's, less where it listens and keeps its state; `home` is a private folder on this machine.
+        `config` lacks where the executor listens and keeps its state; `home` is a private folder on this machine.
         """
 
     async def remove(self, container: str) -> None:
@@ -175,10 +174,7 @@ class ContainerExecutors:
 
 
 def executor_bundle(store: ImageStore, environ: Mapping[str, str]) -> Path:
-    """The folder with the launcher `executor` in it. Raises ImageError.
-
-    It is the image that ROLLOUT_EXECUTOR_IMAGE names, a path or the name of one in a registry.
-    """
+    """The executor's portable bundle: a folder with the launcher `executor`. Raises ImageError."""
     reference = environ.get(VARIABLE)
     if not reference:
         raise ImageError(

@@ -1,7 +1,6 @@
 """Sandboxes in containers of Docker or podman, on this machine.
 
-`Plain`: a container a workspace, without rights and without a network of its own unless the task wants one. `Overlay`: a
-container an image, many workspaces in it; only where the engine gives its containers a user namespace (rootless podman).
+`Overlay`, many workspaces in one container, needs an engine that gives containers a user namespace (rootless podman).
 """
 
 from __future__ import annotations

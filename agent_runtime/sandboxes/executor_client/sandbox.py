@@ -1,7 +1,4 @@
-"""One sandbox, known by its executor: prepares groups in it, makes, finds and destroys workspaces.
-
-`Overlay`: a group is prepared once, frozen, and forked for each attempt. `Plain`: the one workspace is prepared in place.
-"""
+"""One sandbox, reached by its executor: prepares groups in it, makes, finds and destroys workspaces."""
 
 from __future__ import annotations
 
@@ -117,7 +114,7 @@ class ExecutorSandbox:
     async def hosted(self, lease: Lease) -> AsyncIterator[None]:
         """Host the workspace of a lease. On leaving, it and its forks are destroyed, unless the lease is kept.
 
-        Raises SandboxFailure with reason NoPlace where the executor has no place for it, and as `SandboxProvider.acquire`.
+        Raises SandboxFailure("NoPlace") among others.
         """
         async with contextlib.AsyncExitStack() as stack:
             if lease.handle is not None:

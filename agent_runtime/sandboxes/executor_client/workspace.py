@@ -100,9 +100,9 @@ class ExecutorWorkspace:
         self._end, self._discard, self._forked = end, discard, forked
 
     async def create(self, parent: str | None, environment: Mapping[str, str]) -> None:
-        """Make it, on top of the frozen workspace `parent`; a repeated call finds it made.
+        """Make it, on top of the frozen workspace `parent`, as often as it is called; `environment` is the provider's.
 
-        `environment` is what the provider adds under the spec's own. Raises SandboxFailure("NoPlace") among others.
+        Raises SandboxFailure("NoPlace") among others.
         """
         await self.fence()
         body = {

@@ -1,8 +1,7 @@
 """What a workspace on this machine sees of it: which paths are masked, what is bound, and what PATH says.
 
-The rule for PATH: the machine's own PATH, with the Python environment that runs this program last. It comes first instead
-when the machine's `python3` has no pytest and the environment's has, so that `python3 -m pytest` works in a task on a
-machine that was never set up for it. The environment is bound read-only at its own path, even below a masked home.
+PATH is the machine's own, then the Python environment that runs this program. That comes first when it has pytest and the
+machine's `python3` has none, so that `python3 -m pytest` works. It is bound read-only, even below a masked home.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""An executor as a process of this machine: started detached, found again by the next process, stopped.
-
-It is not a child that dies with its runner: a runner that is killed and started again on the same run folder finds it by
-the record (address, boot id, token; readable by its owner alone) and goes on with what still runs in it.
-"""
+"""An executor as a process of this machine, detached: the next runner on the same run folder finds it by its record."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Sandboxes on this machine, without containers or a cluster.
 
-`Overlay`: one executor hosts all workspaces of an image, each a copy-on-write view of the image's unpacked layers, or of
-this machine's root. `Plain`: one executor a workspace, on a temporary folder of its own; nothing but that folder keeps two
-attempts apart, no image is used, and `warnings` says so.
+In `Overlay` a workspace is a copy-on-write view of an image's unpacked layers, or of this machine's root. In `Plain` it is a
+temporary folder: no image is used, nothing else keeps attempts apart, and `warnings` says so.
 """
 
 from __future__ import annotations

@@ -50,10 +50,7 @@ def image_names(archive: Path) -> list[str]:
 def write_archive(
     archive: Path, reference: str, programs: Mapping[str, Path], modes: Mapping[str, int] | None = None
 ) -> None:
-    """A docker archive of one layer that holds the programs at these absolute paths; the first one is the entry point.
-
-    `modes`, by path: who may run one that is not for everybody.
-    """
+    """A docker archive of one layer that holds the programs at these absolute paths; the first one is the entry point."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for target, source in programs.items():

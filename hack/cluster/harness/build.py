@@ -23,10 +23,7 @@ class BuildError(Exception):
 
 
 def build_all(say: Callable[[str], None]) -> Path:
-    """The folder that has all programs, built first where they are not there yet; `say` gets a line for each one built.
-
-    Raises BuildError. A second caller at the same time waits for the first one.
-    """
+    """The folder that has all programs, built where they are missing. Raises BuildError."""
     folder = CACHE / recipes.cache_digest()
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)

@@ -36,10 +36,7 @@ class ClusterError(Exception):
 
 
 def up(name: str, node_count: int, say: Say) -> Layout:
-    """Brings a cluster up, or finds it healthy; what a failed start or a kill has left is cleared away first.
-
-    Raises ClusterError, BuildError, LayoutError and NodeError.
-    """
+    """Brings a cluster up, or finds it healthy. Raises ClusterError, BuildError, LayoutError and NodeError."""
     if os.geteuid() != 0:
         raise ClusterError("the cluster needs root (namespaces, mounts, nftables); run this with sudo")
     programs = build.build_all(say)
