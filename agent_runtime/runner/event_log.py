@@ -76,5 +76,3 @@ def lines_of(event: Event) -> Iterator[Line]:
                 yield logging.INFO, "the shard is completed", fields
             else:
                 yield logging.INFO, "stopped; the rest can be gone on with", fields
-        case _:
-            pass

@@ -113,8 +113,6 @@ class RunnerMetrics:
                 self._forks.inc(event.result.token_forks)
                 if event.result.reward is not None:
                     self._reward.observe(event.result.reward)
-            case _:
-                pass
 
     def watch_model(self, model: ServedModel) -> None:
         self._registry.register(_ModelCollector(model))

@@ -81,8 +81,6 @@ class ShardTally:
                 self.running.clear()
                 if event.summary.completed:
                     self.total = event.summary.total
-            case _:
-                pass
 
     def report(self, state: RunnerState, message: str = "") -> RunnerReport:
         """The entry of this runner in the status of its RolloutJob."""

@@ -19,10 +19,8 @@ class Executor(Protocol):
     """A running executor and the client that reaches it."""
 
     client: ExecutorClient
-
-    @property
-    def mode(self) -> str:
-        """Overlay or Plain."""
+    mode: str
+    """Overlay or Plain."""
 
     async def stop(self) -> None:
         """End it with everything that it hosts, and remove its traces. Done twice is fine."""

@@ -154,7 +154,7 @@ class ServedModel(Fleet):
         try:
             async with asyncio.timeout(None) as stream:
                 call.stream = stream
-                server.begin(stream)
+                server.streams.add(stream)
                 self._running.add(call)
                 try:
                     ask = engine.complete if call.prompt is None else partial(engine.complete_prompt, call.prompt)
@@ -169,7 +169,7 @@ class ServedModel(Fleet):
                     )
                 finally:
                     self._running.discard(call)
-                    server.end(stream)
+                    server.streams.discard(stream)
         except TimeoutError:
             if server.away is not None:
                 raise ModelError("Interrupted", server.away) from None

@@ -40,7 +40,8 @@ class Server:
         self.look = asyncio.Event()
         """Set to have it looked at now."""
         self._steps = 0.0
-        self._streams: set[asyncio.Timeout] = set()
+        self.streams: set[asyncio.Timeout] = set()
+        """Of the calls under way there, which `leave` ends."""
 
     @property
     def can_be_asked(self) -> bool:
@@ -62,15 +63,8 @@ class Server:
     def leave(self, why: str) -> None:
         """End the calls under way there as well: they are sent elsewhere."""
         self.suspect(why)
-        for stream in self._streams:
+        for stream in self.streams:
             stream.reschedule(0)
-
-    def begin(self, stream: asyncio.Timeout) -> None:
-        """A call begins there, which `leave` will end."""
-        self._streams.add(stream)
-
-    def end(self, stream: asyncio.Timeout) -> None:
-        self._streams.discard(stream)
 
 
 def identity(status: ServerStatus) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,7 +86,8 @@ class Fleet:
         self._on_started = on_started
         self._watch = SandboxWatch(api, selector(job.metadata.uid, runner), self._changed)
         self._kinds: dict[str, Kind] = {}
-        self._held: dict[str, HeldSandbox] = {}
+        self.held: dict[str, HeldSandbox] = {}
+        """All that are starting or ready."""
         self._gone: dict[str, Reason] = {}
         self._asked: dict[str, set[str]] = {}
         """Attempts that asked for a place, by prepared state."""
@@ -101,13 +102,9 @@ class Fleet:
         """Sandboxes that are being closed and deleted."""
 
     @property
-    def held(self) -> Mapping[str, HeldSandbox]:
-        return self._held
-
-    @property
     def waits_for(self) -> str:
         """Why sandboxes that were asked for do not start; empty where nothing is known to stand in their way."""
-        views = [held.view for held in self._held.values() if held.sandbox is None and held.view is not None]
+        views = [held.view for held in self.held.values() if held.sandbox is None and held.view is not None]
         problems = [view.problem for view in views if view.problem is not None]
         if not problems:
             return ""
@@ -123,7 +120,7 @@ class Fleet:
                 self._adopt(view)
             else:
                 self._gone[view.name] = view.ending
-        found = [held.connected() for held in self._held.values() if held.connection is not None]
+        found = [held.connected() for held in self.held.values() if held.connection is not None]
         await asyncio.gather(*found, return_exceptions=True)
         self._spawn(self._tick())
 
@@ -135,9 +132,9 @@ class Fleet:
             for waiter in kind.waiting:
                 waiter.placed.set_exception(SandboxFailure("ProviderUnavailable", "the cluster provider was closed"))
             kind.waiting.clear()
-        for held in self._held.values():
+        for held in self.held.values():
             self._let_go(held, delete=not keep)
-        self._held.clear()
+        self.held.clear()
         if self._going:
             await asyncio.wait(self._going, timeout=CLOSE_SECONDS)
         ending = self._work | self._going
@@ -148,7 +145,7 @@ class Fleet:
     async def place(self, spec: WorkspaceSpec, *, attempt: str, identity: str) -> HeldSandbox:
         """A sandbox with a place for that workspace, which is taken from now on. Raises SandboxFailure."""
         prepared = prepared_id(spec)
-        for held in self._held.values():
+        for held in self.held.values():
             if held.has(identity):
                 held.take(identity, prepared)
                 await held.connected()
@@ -181,7 +178,7 @@ class Fleet:
 
     async def find(self, name: str, uid: str) -> HeldSandbox:
         """The sandbox of an earlier process. Raises SandboxFailure with the reason of its end when it is gone."""
-        held = self._held.get(name)
+        held = self.held.get(name)
         if held is None or held.uid != uid:
             gone = self._gone.get(name) or deleted(name)
             raise SandboxFailure(gone.word, gone.message)
@@ -191,9 +188,9 @@ class Fleet:
     async def forget_group(self, group: str) -> None:
         for prepared in self._prepared.pop(group, set()):
             self._asked.pop(prepared, None)
-            for held in self._held.values():
+            for held in self.held.values():
                 held.groups.discard(prepared)
-        ready = [held.sandbox for held in self._held.values() if held.sandbox is not None]
+        ready = [held.sandbox for held in self.held.values() if held.sandbox is not None]
         await asyncio.gather(*(sandbox.forget_group(group) for sandbox in ready), return_exceptions=True)
 
     async def recount(self, held: HeldSandbox) -> None:
@@ -215,22 +212,22 @@ class Fleet:
     def _plan(self, kind: Kind) -> None:
         if not self._is_open:
             return
-        held = [one for one in self._held.values() if one.kind == kind.key]
+        held = [one for one in self.held.values() if one.kind == kind.key]
         rooms = [one.room(kind.places, self._to_come) for one in held]
         requests = [Request(w.number, w.group, self._to_come(w.group)) for w in kind.waiting]
         plan = plan_packing(requests, rooms, self._bounds(kind))
         for waiter in [one for one in kind.waiting if one.number in plan.placed]:
             kind.waiting.remove(waiter)
-            chosen = self._held[plan.placed[waiter.number]]
+            chosen = self.held[plan.placed[waiter.number]]
             chosen.take(waiter.identity, waiter.group)
             waiter.placed.set_result(chosen)
         for _ in range(plan.opened):
             self._open(kind)
         for name in plan.given_back:
-            self._spawn(self._give_back_if_empty(self._held[name]))
+            self._spawn(self._give_back_if_empty(self.held[name]))
 
     def _bounds(self, kind: Kind) -> Bounds:
-        busy = sum(len(one.taken) for one in self._held.values()) + sum(len(k.waiting) for k in self._kinds.values())
+        busy = sum(len(one.taken) for one in self.held.values()) + sum(len(k.waiting) for k in self._kinds.values())
         # The next step of an open job comes when its trainer is ready for it.
         stays_open = self._job.spec.tasks.stream is not None
         return Bounds(
@@ -274,13 +271,13 @@ class Fleet:
         self._changed(view.name, view)
 
     def _hold(self, name: str, kind: str) -> HeldSandbox:
-        held = self._held[name] = HeldSandbox(
+        held = self.held[name] = HeldSandbox(
             name, kind, self._api, self._key, self._job.spec.sandbox.idle_seconds, self._find_out
         )
         return held
 
     def _changed(self, name: str, view: SandboxView | None) -> None:
-        held = self._held.get(name)
+        held = self.held.get(name)
         if held is None:
             return
         if view is None:
@@ -322,9 +319,9 @@ class Fleet:
 
     def _lose(self, held: HeldSandbox, reason: Reason) -> None:
         """A sandbox has ended: everything in it, and those who counted on its start."""
-        if self._held.get(held.name) is not held:
+        if self.held.get(held.name) is not held:
             return
-        del self._held[held.name]
+        del self.held[held.name]
         self._gone[held.name] = reason
         log.info("sandbox %s is lost: %s: %s", held.name, reason.word, reason.message)
         kind = self._kinds[held.kind]
@@ -347,8 +344,8 @@ class Fleet:
             self._give_back(held)
 
     def _give_back(self, held: HeldSandbox) -> None:
-        if self._held.get(held.name) is held:
-            del self._held[held.name]
+        if self.held.get(held.name) is held:
+            del self.held[held.name]
             held.end(Reason("SandboxLost", f"Sandbox {held.name} was given back: nothing was left in it"))
             self._let_go(held, delete=True)
 
@@ -384,7 +381,7 @@ class Fleet:
 
     def _too_late(self, kind: Kind, identity: str, seconds: float) -> SandboxFailure:
         """The failure of someone who waited in vain; starts that took as long are given up."""
-        starting = [one for one in self._held.values() if one.kind == kind.key and one.sandbox is None]
+        starting = [one for one in self.held.values() if one.kind == kind.key and one.sandbox is None]
         if not starting:
             return no_place(identity, seconds)
         failure = starting[0].why_not_ready(seconds)
@@ -396,7 +393,7 @@ class Fleet:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            for held in list(self._held.values()):
+            for held in list(self.held.values()):
                 if held.foreign and self._kinds[held.kind].waiting:
                     await self.recount(held)
             for kind in self._kinds.values():

@@ -60,13 +60,10 @@ class SandboxWatch:
     def __init__(self, api: KubeApi, selector: str, changed: Changed) -> None:
         self._api, self._selector = api, selector
         self._known = SandboxViews(changed)
+        self.views: Mapping[str, SandboxView] = self._known.views
         self._task: asyncio.Task[None] | None = None
         self.is_current = False
         """Whether a change would be heard of now."""
-
-    @property
-    def views(self) -> Mapping[str, SandboxView]:
-        return self._known.views
 
     async def start(self) -> None:
         """List, and watch from there on. Raises ApiError when the list cannot be had."""

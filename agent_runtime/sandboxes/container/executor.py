@@ -73,11 +73,8 @@ class ContainerExecutor:
 
     def __init__(self, record: ContainerRecord, path: Path, containers: Containers) -> None:
         self.record, self._path, self._containers = record, path, containers
+        self.mode = record.mode
         self.client = ExecutorClient(record.address or "unix:", record.token, record.boot_id)
-
-    @property
-    def mode(self) -> str:
-        return self.record.mode
 
     async def stop(self) -> None:
         await self.client.close()

@@ -347,7 +347,8 @@ class ExecutorClient:
             await connection.send(self._head("POST", path, headers, b""), None)
             status, received = await connection.read_head(REPLY_SECONDS)
             if status != 101:
-                raise refusal(status, await connection.read_body(received, REPLY_SECONDS), f"POST {path}")
+                body = b"".join([piece async for piece in connection.body(received, REPLY_SECONDS)])
+                raise refusal(status, body, f"POST {path}")
         except BaseException:
             connection.abort()
             raise

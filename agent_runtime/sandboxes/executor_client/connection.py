@@ -138,17 +138,6 @@ class Connection(asyncio.Protocol):
             headers[name.lower()] = value.strip()
         return int(rest[:3]), headers
 
-    async def read_body(self, headers: Headers, silence_seconds: float) -> bytes:
-        """The whole body. Raises as `body`."""
-        if "transfer-encoding" in headers:
-            return b"".join([piece async for piece in self.body(headers, silence_seconds)])
-        length = _length(headers)
-        while len(self._input) < length:
-            await self._more(silence_seconds)
-        body = bytes(self._input[:length])
-        del self._input[:length]
-        return body
-
     async def body(self, headers: Headers, silence_seconds: float) -> AsyncIterator[bytes]:
         """The body in pieces as they come. Raises OSError, TimeoutError, also where it ends too early."""
         if headers.get("transfer-encoding", "").lower() == "chunked":
@@ -232,16 +221,8 @@ class Connections:
 
     async def ask(self, head: bytes, body: Body, silence_seconds: float) -> tuple[int, Headers, bytes]:
         """One exchange: status, headers and whole body. `head` is the request's, its empty line included."""
-        connection = self._kept() or await self._connect()
-        headers: Headers | None = None
-        try:
-            await connection.send(head, body)
-            status, received = await connection.read_head(silence_seconds)
-            reply = await connection.read_body(received, silence_seconds)
-            headers = received
-        finally:
-            self._give_back(connection, headers)
-        return status, headers, reply
+        async with self.exchange(head, body, silence_seconds) as (status, headers, chunks):
+            return status, headers, b"".join([chunk async for chunk in chunks])
 
     @asynccontextmanager
     async def exchange(

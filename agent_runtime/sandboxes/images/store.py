@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import zstandard
 
@@ -183,11 +183,15 @@ def _unpack_blob(
     blob: IO[bytes], layer: Layer, folder: Path, below: Sequence[Path], *, owners: bool, stopping: threading.Event
 ) -> None:
     packed = _Hashed(blob)
-    tar = _Hashed(_uncompressed(packed))
+    source = io.BufferedReader(packed, _READ_BYTES)
+    tar = _Hashed(_uncompressed(source))
+    content = io.BufferedReader(tar, _READ_BYTES)
     try:
-        unpack_layer(cast(IO[bytes], tar), folder, below, owners=owners, stopped=stopping.is_set)
-        for stream in (tar, packed):
-            stream.drain()
+        unpack_layer(content, folder, below, owners=owners, stopped=stopping.is_set)
+        for stream in (content, source):
+            # Padding, which a reader of tars does not ask for, belongs to the digest.
+            while stream.read(_READ_BYTES):
+                pass
     except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
         raise ImageError(f"cannot be read to its end: {error}; fetch the image again") from error
     for found, expected in ((packed.digest, layer.blob_digest), (tar.digest, layer.diff_id)):
@@ -195,12 +199,12 @@ def _unpack_blob(
             raise ImageError(f"has the digest {found}, expected {expected}; fetch the image again")
 
 
-def _uncompressed(stream: _Hashed) -> Any:
+def _uncompressed(stream: io.BufferedReader) -> Any:
     head = stream.peek(4)
     if head.startswith(_GZIP):
-        return gzip.GzipFile(fileobj=cast(IO[bytes], stream))
-    if head == _ZSTD:
-        return zstandard.ZstdDecompressor().stream_reader(cast(IO[bytes], stream), read_across_frames=True)
+        return gzip.GzipFile(fileobj=stream)
+    if head.startswith(_ZSTD):
+        return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
     return stream
 
 
@@ -208,32 +212,20 @@ class _Hashed(io.RawIOBase):
     """A stream that is read from its start to its end, and then has a digest."""
 
     def __init__(self, source: Any) -> None:
-        self._source, self._hash, self._head = source, hashlib.sha256(), b""
+        self._source, self._hash = source, hashlib.sha256()
 
     @property
     def digest(self) -> str:
         return f"sha256:{self._hash.hexdigest()}"
 
-    def peek(self, size: int) -> bytes:
-        self._head = self._source.read(size)
-        return self._head
-
     def readable(self) -> bool:
         return True
 
-    def read(self, size: int = -1) -> bytes:
-        if self._head:
-            end = len(self._head) if size < 0 else size
-            data, self._head = self._head[:end], self._head[end:]
-        else:
-            data = self._source.read(size)
+    def readinto(self, buffer: Any) -> int:
+        data = self._source.read(len(buffer))
         self._hash.update(data)
-        return data
-
-    def drain(self) -> None:
-        """Read what is left: padding, which a reader of tars does not ask for, belongs to the digest."""
-        while self.read(_READ_BYTES):
-            pass
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def _is_root(path: Path) -> bool:

@@ -108,11 +108,8 @@ class LocalExecutor:
 
     def __init__(self, record: ExecutorRecord, path: Path) -> None:
         self.record, self._path = record, path
+        self.mode = record.mode
         self.client = ExecutorClient(record.address, record.token, record.boot_id)
-
-    @property
-    def mode(self) -> str:
-        return self.record.mode
 
     async def stop(self) -> None:
         """End it with everything that it hosts, and remove its traces."""

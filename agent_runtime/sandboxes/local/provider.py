@@ -11,6 +11,7 @@ import dataclasses
 import os
 import pwd
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from agent_runtime.sandboxes.local.environment import (
     readable_by,
     running_environment,
 )
-from agent_runtime.sandboxes.local.executor import LocalExecutors, Settings
+from agent_runtime.sandboxes.local.executor import LocalExecutors
 from agent_runtime.sandboxes.recorded import RecordedProvider
 from rollout_api.sandbox import SandboxTemplate
 
@@ -72,7 +73,7 @@ class LocalProvider(RecordedProvider):
         masks = masked_paths(self._private, people_homes())
         python = running_environment()
         machine = self._executors = LocalExecutors(
-            self._records, machine_settings(self._template, self._places, masks), self._template.start_seconds
+            self._records, partial(self._of_machine, masks), self._template.start_seconds
         )
         executor = await machine.find(SHARED) or await machine.start(SHARED, WorkspaceSpec("trial", "/"))
         try:
@@ -101,7 +102,7 @@ class LocalProvider(RecordedProvider):
                 *common_warnings(self._template),
                 *plain_warnings(reason, is_reachable),
             ]
-            self._open_pool(hosting, LocalExecutors(self._records, plain_settings(self._template), None))
+            self._open_pool(hosting, LocalExecutors(self._records, self._of_plain, None))
         finally:
             if self._pool is None or self._found[0].mode == "Plain":
                 await executor.stop()
@@ -131,7 +132,6 @@ class LocalProvider(RecordedProvider):
             return Placement(spec, SHARED, *self._found)
         if spec.working_dir_of_image and image.config.working_dir:
             spec = dataclasses.replace(spec, working_dir=image.config.working_dir)
-        settings = image_settings(self._template, self._places, image)
         hosting = self._hosting(
             "Overlay",
             None,
@@ -141,53 +141,41 @@ class LocalProvider(RecordedProvider):
             imageDigest=image.digest,
             path="the image's own",
         )
-        executors = LocalExecutors(self._records, settings, self._template.start_seconds)
+        executors = LocalExecutors(self._records, partial(self._of_image, image), self._template.start_seconds)
         return Placement(spec, f"image-{image.key}", hosting, executors)
 
+    # Keys of executors' configurations, by what each is for.
 
-def machine_settings(template: SandboxTemplate, places: int, masks: Sequence[str]) -> Settings:
-    """Of the executor whose workspaces see this machine; one that was asked to try `Overlay` may come up in `Plain`."""
-
-    def settings(home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
+    def _of_machine(self, masks: Sequence[str], home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
+        """Workspaces see this machine; one that was asked to try `Overlay` may come up in `Plain`."""
         return {
-            "mode": template.workspaces.mode.value,
-            "places": places,
+            "mode": self._template.workspaces.mode.value,
+            "places": self._places,
             "masks": [*masks, str(home)],
             "binds": binds(running_environment()),
-            "idleSeconds": template.idle_seconds,
+            "idleSeconds": self._template.idle_seconds,
         }
 
-    return settings
-
-
-def image_settings(template: SandboxTemplate, places: int, image: UnpackedImage) -> Settings:
-    def settings(home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
+    def _of_image(self, image: UnpackedImage, home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
         # Without root a workspace has one user.
         user = {"user": image.config.user} if image.config.user and os.geteuid() == 0 else {}
         return {
             "mode": "Overlay",
-            "places": places,
+            "places": self._places,
             "rootLayers": [str(layer) for layer in image.layers],
-            "idleSeconds": template.idle_seconds,
+            "idleSeconds": self._template.idle_seconds,
             **user,
         }
 
-    return settings
-
-
-def plain_settings(template: SandboxTemplate) -> Settings:
-    """Of an executor with one workspace, whose root is a folder in its home."""
-
-    def settings(home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
+    def _of_plain(self, home: Path, spec: WorkspaceSpec) -> Mapping[str, Any]:
+        """One workspace, whose root is a folder in the executor's home."""
         uid = plain_uid(spec.user)
         root = home / "root"
         root.mkdir(mode=0o755)
         user = spec.user or (PLAIN_USER if os.geteuid() == 0 else None)
         if os.geteuid() == 0:
             os.chown(root, uid, -1)
-        return {"mode": "Plain", "root": str(root), "user": user, "idleSeconds": template.idle_seconds}
-
-    return settings
+        return {"mode": "Plain", "root": str(root), "user": user, "idleSeconds": self._template.idle_seconds}
 
 
 def plain_uid(user: str | None) -> int:

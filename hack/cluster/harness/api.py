@@ -46,6 +46,14 @@ class Api:
             content = response.read()
         return json.loads(content) if content.startswith(b"{") else content.decode()
 
+    def request_unless(self, status: int, method: str, path: str, body: Any = None) -> None:
+        """One request that may also fail with this status: the object is there already, or is gone."""
+        try:
+            self.request(method, path, body)
+        except ApiError as error:
+            if error.status != status:
+                raise
+
     def apply(self, manifest: dict[str, Any], subresource: str = "") -> None:
         """Server-side apply. Raises ApiError, and KeyError for a kind that the harness never applies."""
         path = object_path(manifest) + (f"/{subresource}" if subresource else "")

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from . import build, cluster, components, configs, nodes
-from .api import ApiError
 from .cluster import Say
 from .layout import Layout
 
@@ -45,11 +44,7 @@ def up(name: str, count: int, say: Say) -> None:
     nodes.start(layout.node(0), components.kwok(layout, build.programs_folder()))
     api = cluster.admin(layout)
     for index in range(count):
-        try:
-            api.request("POST", "/api/v1/nodes", fake_node(index))
-        except ApiError as error:
-            if error.status != 409:  # it is there already
-                raise
+        api.request_unless(409, "POST", "/api/v1/nodes", fake_node(index))
     cluster.wait("the simulated nodes", lambda: _ready(layout) >= count, nodes.log_file(layout.node(0), "kwok"))
     say(
         f"{count} simulated nodes; pods land on them with a toleration of {TAINT}:NoSchedule and nodeSelector {SELECTOR}"
@@ -66,11 +61,7 @@ def down(name: str, say: Say) -> None:
         for pod in api.request("GET", f"/api/v1/pods?fieldSelector=spec.nodeName={node}")["items"]:
             metadata = pod["metadata"]
             path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-            try:
-                api.request("DELETE", path, {"gracePeriodSeconds": 0})
-            except ApiError as error:
-                if error.status != 404:
-                    raise
+            api.request_unless(404, "DELETE", path, {"gracePeriodSeconds": 0})
     if names:
         api.request("DELETE", f"/api/v1/nodes?{query}", seconds=60)
     nodes.forget(layout.node(0), "kwok")
