@@ -14,6 +14,7 @@ start_zygote()
 
 import argparse  # noqa: E402 (the zygote is forked before anything else is imported, as in the executor)
 import asyncio  # noqa: E402
+import contextlib  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
 import signal  # noqa: E402
@@ -24,17 +25,12 @@ from collections.abc import Awaitable, Callable  # noqa: E402
 from agent_runtime.executor.host import Workspace, WorkspaceHost, WorkspaceSpec  # noqa: E402
 from agent_runtime.executor.init.spawned import spawn  # noqa: E402
 from agent_runtime.executor.overlay.config import HostConfig  # noqa: E402
+from benchmarks.measuring import quantile  # noqa: E402
 
 _PREPARED_FILES = 2_000
 _PREPARED_BYTES = 50_000
 _WRITTEN_BYTES = 400_000_000
 _PAUSE_SECONDS = 0.005
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value that `share` (0 … 1) of `values` do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 async def timed(count: int, work: Callable[[int], Awaitable[object]]) -> list[float]:
@@ -48,9 +44,9 @@ async def timed(count: int, work: Callable[[int], Awaitable[object]]) -> list[fl
 
 
 def report(name: str, times: list[float], beside: tuple[str, list[float]] | None = None) -> None:
-    text = f"{name:<58} p50 {percentile(times, 0.5):7.2f} ms   p99 {percentile(times, 0.99):7.2f} ms"
+    text = f"{name:<58} p50 {quantile(times, 0.5):7.2f} ms   p99 {quantile(times, 0.99):7.2f} ms"
     if beside is not None:
-        text += f"   {percentile(times, 0.5) / percentile(beside[1], 0.5):.2f} x {beside[0]}"
+        text += f"   {quantile(times, 0.5) / quantile(beside[1], 0.5):.2f} x {beside[0]}"
     print(text, flush=True)
 
 
@@ -88,20 +84,12 @@ def private_bytes(pid: int) -> int:
 
 
 def descendants(of: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-        except OSError:
-            continue
-    found = {of}
-    for _ in parents:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        if not more:
-            break
-        found |= more
-    return sorted(found - {of})
+    found = []
+    with contextlib.suppress(OSError):  # it has ended
+        for task in os.listdir(f"/proc/{of}/task"):
+            with open(f"/proc/{of}/task/{task}/children", encoding="ascii") as file:
+                found += [int(pid) for pid in file.read().split()]
+    return [*found, *(below for child in found for below in descendants(child))]
 
 
 async def lives(host: WorkspaceHost, count: int) -> None:

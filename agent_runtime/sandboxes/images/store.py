@@ -199,7 +199,7 @@ def _unpack_blob(
             raise ImageError(f"has the digest {found}, expected {expected}; fetch the image again")
 
 
-def _uncompressed(stream: io.BufferedReader) -> Any:
+def _uncompressed(stream: io.BufferedReader[Any]) -> Any:
     head = stream.peek(4)
     if head.startswith(_GZIP):
         return gzip.GzipFile(fileobj=stream)
