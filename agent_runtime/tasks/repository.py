@@ -157,7 +157,7 @@ _APPLY_PATCH = resources.files("agent_runtime.tasks.in_sandbox").joinpath("apply
 _TEST_NAMES = [re.escape(pattern).replace(r"\*", "[^/]*") for pattern in TEST_FILES]
 _LOADED_BY_ITSELF = (
     rf"(^|/)({'|'.join([*map(re.escape, sorted(LOADED_BY_THEMSELVES)), *_TEST_NAMES])}|[.]gitattributes)$|\.(pth|pyc|pyo)$"
-    rf"|({'|'.join(re.escape(suffix) for suffix in METADATA_SUFFIXES)})(/|$)"
+    rf"|({'|'.join(map(re.escape, METADATA_SUFFIXES))})(/|$)|^(_winapi|msvcrt|nt|org/python)/|_sysconfigdata_"
 )
 _PROGRAM = (
     TaskFile(path=f"{TESTS_FOLDER}/apply_patch.py", content=_APPLY_PATCH),

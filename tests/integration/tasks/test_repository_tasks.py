@@ -191,6 +191,7 @@ def test_the_patch_has_the_fix(obstacle: str, folder: Path) -> None:
 PLANTED = {
     "conftest.py": "diff --git a/.gitignore b/.gitignore\n--- a/.gitignore\n+++ b/.gitignore\n@@ -1,3 +1 @@\n"
     "-*.pyc\n-/.venv\n-/data\n+*.py\n",
+    "org/python/core.py": "",
     "json.py": "diff --git a/__init__.py b/__init__.py\nnew file mode 100644\n",
     ".venv/bin/bash": "",
     "data/sh": "",
