@@ -48,7 +48,7 @@ MAX_FRAME_BYTES = MAX_INPUT_BYTES + MAX_JSON_BYTES
 _NUMBER_BYTES = HEAD.size - 4
 
 
-def attach(call: Call) -> Switched:
+async def attach(call: Call) -> Switched:
     """POST /commands"""
     call.upgrade(UPGRADE)
     return Switched(UPGRADE, CommandStream(call.sandbox))

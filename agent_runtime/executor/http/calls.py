@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_runtime.executor.attempts.fencing import Hold
-from agent_runtime.executor.attempts.idempotency import Key, StoredReply
+from agent_runtime.executor.attempts.idempotency import Key
 from agent_runtime.executor.errors import bad_request
 from agent_runtime.executor.http.fields import Fields, Query
-from agent_runtime.executor.http.messages import Reply, StreamedReply, Switched
+from agent_runtime.executor.http.messages import Reply, StreamedReply, Switched, json_reply
 from agent_runtime.executor.http.server import Request
 from agent_runtime.executor.sandbox import Hosted, Sandbox
 
@@ -45,23 +45,12 @@ class Call:
             raise bad_request(f"body: JSON expected ({error})") from None
         return Fields(value, "body", bad_request)
 
-    def no_fields(self) -> None:
-        """Raises BadRequest for a body that says something."""
-        self.fields().done()
-
     def query(self) -> Query:
-        """The query's values."""
-        return Query(self.request.head.query(), bad_request)
-
-    def no_query(self) -> None:
-        """Raises BadRequest for a query that says something."""
-        if self.request.head.query_string:
-            self.query().done()
+        """The query's values. Raises BadRequest."""
+        return Query(self.request.head.query())
 
     def upgrade(self, protocol: str) -> None:
-        """Raises BadRequest unless it asks for its connection to become `protocol`'s, and for nothing else."""
-        self.no_query()
-        self.no_fields()
+        """Raises BadRequest unless it asks for its connection to become `protocol`'s."""
         asked = self.request.head.headers.get("upgrade", "")
         if asked.lower() != protocol:
             raise bad_request(f"Upgrade: {protocol!r} expected, got {asked[:40]!r}")
@@ -74,47 +63,51 @@ class Call:
         """The workspace of the path, to be changed. Raises NotFound, Conflict."""
         return self.sandbox.owned_workspace(self.segments[1], self.attempt)
 
+    def live(self) -> Hosted:
+        """The workspace of the path, to be worked in. Raises NotFound, Conflict, WorkspaceFailed."""
+        hosted = self.owned()
+        hosted.require_live()
+        return hosted
 
-class Kind(enum.Enum):
-    """How a change's body is taken, and whether a newer hold may break it off."""
 
+class Body(enum.Enum):
+    """What a route takes as its body. Only of INPUT may a newer hold break off the work."""
+
+    NOTHING = enum.auto()
     JSON = enum.auto()
     INPUT = enum.auto()
     UPLOAD = enum.auto()
 
 
-@dataclass(frozen=True)
-class Read:
-    """A route that changes nothing."""
+class Rule(enum.Enum):
+    """What a call of a route has to name, beside the token."""
 
-    handle: Callable[[Call], Awaitable[Reply | StreamedReply]]
-
-
-@dataclass(frozen=True)
-class Change:
-    """A route that changes something, once a key."""
-
-    handle: Callable[[Call], Awaitable[StoredReply]]
-    kind: Kind = Kind.JSON
-    max_body_bytes: int = MAX_JSON_BYTES
-
-
-@dataclass(frozen=True)
-class Repeatable:
-    """A route whose effect is the same however often it is called: it needs the hold, and no key."""
-
-    handle: Callable[[Call], Awaitable[Reply | Switched]]
+    READ = enum.auto()
+    """Nothing: it changes nothing. With a key its reply is remembered."""
+    CHANGE = enum.auto()
+    """An attempt, its hold and a key: it is made once."""
+    REPEATABLE = enum.auto()
+    """An attempt and its hold: made again, it does what it did before."""
+    ATTEMPT = enum.auto()
+    """The attempt that it is about, in its path. It sees to the hold itself."""
+    SWITCH = enum.auto()
+    """Nothing: each request of the protocol that its connection becomes names its own hold."""
 
 
 @dataclass(frozen=True)
-class Control:
-    """A route about an attempt itself, which may be repeated without a key."""
+class Route:
+    """How a call is made. The JSON value that `handle` gives, or the reply, is the answer."""
 
-    handle: Callable[[Call], Awaitable[Any]]
+    rule: Rule
+    handle: Callable[[Call], Awaitable[dict[str, Any] | Reply | StreamedReply | Switched]]
+    body: Body = Body.NOTHING
+    has_query: bool = False
 
-
-@dataclass(frozen=True)
-class Switch:
-    """A route that makes its connection another protocol's, whose requests each name their own hold."""
-
-    handle: Callable[[Call], Switched]
+    async def reply(self, call: Call) -> Reply | StreamedReply | Switched:
+        """Handle a call. Raises BadRequest for a query or a body that the route does not have, and what `handle` raises."""
+        if not self.has_query and call.request.head.query_string:
+            call.query().done()
+        if self.body is Body.NOTHING:
+            call.fields().done()
+        answer = await self.handle(call)
+        return json_reply(answer) if isinstance(answer, dict) else answer

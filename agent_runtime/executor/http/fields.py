@@ -7,9 +7,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agent_runtime.executor.errors import bad_request
+
 Complaint = Callable[[str], Exception]
 
 _ABSENT = object()
+_PLAIN = "a value without NUL characters"
 # A number that may have a fraction, where nothing smaller bounds it: as seconds, 30 years.
 MAX_NUMBER = 1e9
 
@@ -36,91 +39,61 @@ class Fields:
 
     def raw(self, field: str, default: Any = _ABSENT) -> Any:
         """The value as it is; `default` where it is absent or null."""
-        self._known.add(field)
-        value = self._values.get(field)
-        if value is None:
-            if default is _ABSENT:
-                raise self.wrong(field, "a value")
-            return default
-        return value
+        return self._given(field, default, "a value", lambda value: value is not None)
 
     def all(self) -> dict[str, Any]:
         """Every field as it is."""
         return self._values
 
     def text(self, field: str, default: Any = _ABSENT, *, pattern: str = r"[^\0]*", expected: str = "a string") -> Any:
-        self._known.add(field)
-        value = self._values.get(field)
-        if value is None and default is not _ABSENT:
-            return default
-        if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL) or not _is_encodable(value):
-            raise self.wrong(field, expected)
-        return value
+        def is_right(value: Any) -> bool:
+            return isinstance(value, str) and bool(re.fullmatch(pattern, value, re.DOTALL)) and _is_encodable(value)
+
+        return self._given(field, default, expected, is_right)
 
     def whole(self, field: str, default: Any = _ABSENT, *, least: int = 0, most: int = 2**53) -> Any:
         """A whole number between the two, both included."""
-        self._known.add(field)
-        value = self._values.get(field)
-        if value is None and default is not _ABSENT:
-            return default
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.wrong(field, f"a whole number from {least} to {most}")
-        return value
+
+        def is_right(value: Any) -> bool:
+            return _is_number(value) and least <= value <= most and value == int(value)
+
+        value = self._given(field, default, f"a whole number from {least} to {most}", is_right)
+        return int(value) if isinstance(value, float) else value
 
     def number(self, field: str, default: Any = _ABSENT, *, least: float = 0, most: float = MAX_NUMBER) -> Any:
-        self._known.add(field)
-        value = self._values.get(field)
-        if value is None and default is not _ABSENT:
-            return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            raise self.wrong(field, f"a number from {least:g} to {most:g}")
-        return value
+        expected = f"a number from {least:g} to {most:g}"
+        return self._given(field, default, expected, lambda value: _is_number(value) and least <= value <= most)
 
     def flag(self, field: str, default: Any = _ABSENT) -> Any:
-        self._known.add(field)
-        value = self._values.get(field)
-        if value is None and default is not _ABSENT:
-            return default
-        if not isinstance(value, bool):
-            raise self.wrong(field, "true or false")
-        return value
+        return self._given(field, default, "true or false", lambda value: isinstance(value, bool))
 
     def choice(self, field: str, choices: Sequence[str], default: Any = _ABSENT) -> Any:
-        self._known.add(field)
-        value = self._values.get(field)
-        if value is None and default is not _ABSENT:
-            return default
-        if not isinstance(value, str) or value not in choices:
-            raise self.wrong(field, "one of " + ", ".join(choices))
-        return value
+        expected = "one of " + ", ".join(choices)
+        return self._given(field, default, expected, lambda value: isinstance(value, str) and value in choices)
 
-    def texts(self, field: str, default: Any = _ABSENT, *, least: int = 0) -> Any:
+    def texts(self, field: str, default: Any = _ABSENT) -> Any:
         """A list of strings without NUL characters."""
-        self._known.add(field)
-        value = self._values.get(field)
-        if value is None and default is not _ABSENT:
-            return default
-        if not isinstance(value, list) or len(value) < least or not all(map(_is_plain, value)):
-            raise self.wrong(field, f"a list of {least or 'any number of'} or more strings without NUL characters")
-        return value
+        expected = "a list of strings without NUL characters"
+        return self._given(
+            field, default, expected, lambda value: isinstance(value, list) and all(map(_is_plain, value))
+        )
 
     def items(self, field: str) -> list[Any]:
         """A list of anything; empty by default."""
-        value = self.raw(field, [])
-        if not isinstance(value, list):
-            raise self.wrong(field, "a list")
-        return value
+        items: list[Any] = self._given(field, [], "a list", lambda value: isinstance(value, list))
+        return items
 
     def environment(self, field: str) -> dict[str, str]:
         """A map of variables; empty by default."""
-        value = self.raw(field, {})
-        if not isinstance(value, dict) or not all(
-            name and "=" not in name and _is_plain(name) and _is_plain(text) for name, text in value.items()
-        ):
-            raise self.wrong(field, "an object of names (no '=') and strings without NUL characters")
-        return value
+
+        def is_right(value: Any) -> bool:
+            return isinstance(value, dict) and all(
+                name and "=" not in name and _is_plain(name) and _is_plain(text) for name, text in value.items()
+            )
+
+        expected = "an object of names (no '=') and strings without NUL characters"
+        variables: dict[str, str] = self._given(field, {}, expected, is_right)
+        return variables
 
     def object(self, field: str) -> Fields:
         """The fields of a nested object; no fields when it is absent."""
@@ -133,12 +106,21 @@ class Fields:
             known = ", ".join(sorted(self._known))
             raise self._complaint(f"{self.name_of(unknown[0])} is not a field of this object, which has: {known}")
 
+    def _given(self, field: str, default: Any, expected: str, is_right: Callable[[Any], bool]) -> Any:
+        self._known.add(field)
+        value = self._values.get(field)
+        if value is None and default is not _ABSENT:
+            return default
+        if not is_right(value):
+            raise self.wrong(field, expected)
+        return value
+
 
 class Query:
-    """The values of a query string, read like Fields. Raises what `complaint` makes."""
+    """The values of a query string, read like Fields. Raises BadRequest."""
 
-    def __init__(self, values: Mapping[str, list[str]], complaint: Complaint) -> None:
-        self._values, self._complaint = values, complaint
+    def __init__(self, values: Mapping[str, list[str]]) -> None:
+        self._values = values
         self._known: set[str] = set()
 
     def many(self, name: str) -> list[str]:
@@ -148,68 +130,63 @@ class Query:
 
     def text(self, name: str) -> str:
         """A required value, not empty and without NUL characters."""
-        value = self._one(name)
-        if not value or "\0" in value:
-            raise self._complaint(f"query {name}: a value without NUL characters expected, got {_shown(value)}")
+        value: str = self._given(name, _ABSENT, _PLAIN, lambda value: value if value and "\0" not in value else None)
         return value
 
     def whole(self, name: str, default: Any = _ABSENT, *, most: int = 2**53) -> Any:
         """A whole number from 0 to `most`."""
-        value = self._one(name)
-        if value is None and default is not _ABSENT:
-            return default
-        if value is None or not re.fullmatch(r"[0-9]{1,17}", value) or int(value) > most:
-            raise self._complaint(f"query {name}: a whole number from 0 to {most} expected, got {_shown(value)}")
-        return int(value)
+
+        def read(value: str) -> int | None:
+            return int(value) if re.fullmatch(r"[0-9]{1,17}", value) and int(value) <= most else None
+
+        return self._given(name, default, f"a whole number from 0 to {most}", read)
 
     def seconds(self, name: str, most: float) -> float:
         """A decimal number from 0 to `most`; 0 by default."""
-        value = self._one(name)
-        if value is None:
-            return 0.0
-        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", value) or float(value) > most:
-            raise self._complaint(f"query {name}: a number of seconds from 0 to {most:g} expected, got {_shown(value)}")
-        return float(value)
+
+        def read(value: str) -> float | None:
+            is_decimal = re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", value)
+            return float(value) if is_decimal and float(value) <= most else None
+
+        return float(self._given(name, 0.0, f"a number of seconds from 0 to {most:g}", read))
 
     def choice(self, name: str, choices: Sequence[str], default: str) -> str:
-        value = self._one(name)
-        if value is None:
-            return default
-        if value not in choices:
-            raise self._complaint(f"query {name}: one of {', '.join(choices)} expected, got {_shown(value)}")
-        return value
+        expected = f"one of {', '.join(choices)}"
+        return str(self._given(name, default, expected, lambda value: value if value in choices else None))
 
     def user(self, name: str) -> str | None:
         """A user, empty for the workspace's default one; None where the field is not given."""
-        value = self._one(name)
-        if value is not None and "\0" in value:
-            raise self._complaint(f"query {name}: a value without NUL characters expected, got {_shown(value)}")
-        return value
+        user: str | None = self._given(name, None, _PLAIN, lambda value: value if "\0" not in value else None)
+        return user
 
     def mode(self, name: str) -> int | None:
         """File permissions in octal, 0 to 7777."""
-        value = self._one(name)
-        if value is None:
-            return None
-        if not re.fullmatch(r"[0-7]{1,4}", value):
-            raise self._complaint(f"query {name}: permissions in octal like 644 expected, got {_shown(value)}")
-        return int(value, 8)
+
+        def read(value: str) -> int | None:
+            return int(value, 8) if re.fullmatch(r"[0-7]{1,4}", value) else None
+
+        mode: int | None = self._given(name, None, "permissions in octal like 644", read)
+        return mode
 
     def done(self) -> None:
         """Refuse fields that were never asked for."""
         unknown = sorted(self._values.keys() - self._known)
         if unknown:
             known = ", ".join(sorted(self._known)) or "none"
-            raise self._complaint(f"query {_shown(unknown[0])}: no such field here; known: {known}")
+            raise bad_request(f"query {_shown(unknown[0])}: no such field here; known: {known}")
 
-    def _one(self, name: str) -> str | None:
-        self._known.add(name)
-        values = self._values.get(name)
-        if values is None:
-            return None
+    def _given(self, name: str, default: Any, expected: str, read: Callable[[str], Any]) -> Any:
+        """What `read` makes of a value; it gives None for a wrong one."""
+        values = self.many(name)
         if len(values) > 1:
-            raise self._complaint(f"query {name}: given {len(values)} times, once expected")
-        return values[0]
+            raise bad_request(f"query {name}: given {len(values)} times, once expected")
+        if not values and default is not _ABSENT:
+            return default
+        value = values[0] if values else None
+        found = None if value is None else read(value)
+        if found is None:
+            raise bad_request(f"query {name}: {expected} expected, got {_shown(value)}")
+        return found
 
 
 def encoded(data: bytes | bytearray) -> dict[str, str]:
@@ -218,6 +195,10 @@ def encoded(data: bytes | bytearray) -> dict[str, str]:
         return {"encoding": "utf-8", "data": data.decode()}
     except UnicodeDecodeError:
         return {"encoding": "base64", "data": base64.b64encode(data).decode()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_plain(value: Any) -> bool:

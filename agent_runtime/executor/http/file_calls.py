@@ -9,12 +9,12 @@ import select
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from agent_runtime.executor.attempts.idempotency import StoredReply
 from agent_runtime.executor.commands.streams import PIPE_BYTES
 from agent_runtime.executor.errors import translated
 from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure
 from agent_runtime.executor.http.calls import Call
-from agent_runtime.executor.http.messages import Reply, StreamedReply, json_reply
+from agent_runtime.executor.http.fields import Query
+from agent_runtime.executor.http.messages import Reply, StreamedReply
 from agent_runtime.executor.http.server import Request
 
 # A body of up to this many bytes is sent as one reply, with its length; a longer one in chunks.
@@ -30,11 +30,10 @@ async def read(call: Call) -> Reply | StreamedReply:
     """GET /workspaces/{w}/files"""
     query = call.query()
     arguments = {"path": query.text("path"), "offset": query.whole("offset", 0), "limit": query.whole("limit", None)}
-    query.done()
-    return await _download(call, "read", arguments, _RAW)
+    return await _download(call, query, "read", arguments, _RAW)
 
 
-async def write(call: Call) -> StoredReply:
+async def write(call: Call) -> dict[str, Any]:
     """PUT /workspaces/{w}/files"""
     query = call.query()
     arguments = {
@@ -43,29 +42,26 @@ async def write(call: Call) -> StoredReply:
         "replace": query.choice("replace", ("true", "false"), "false") == "true",
         "owner": query.user("owner"),
     }
-    query.done()
-    await _upload(call, "write", arguments)
-    return call.sandbox.stored(json_reply({}))
+    await _upload(call, query, "write", arguments)
+    return {}
 
 
-async def remove(call: Call) -> StoredReply:
+async def remove(call: Call) -> dict[str, Any]:
     """DELETE /workspaces/{w}/files"""
     query = call.query()
     arguments = {"path": query.text("path"), "owner": query.user("owner")}
     query.done()
-    call.no_fields()
-    hosted = call.owned()
-    hosted.require_live()
+    hosted = call.live()
     await _operation(hosted.workspace, "remove", arguments)
-    return call.sandbox.stored(json_reply({}))
+    return {}
 
 
-async def show_stat(call: Call) -> Reply:
+async def show_stat(call: Call) -> dict[str, Any]:
     """GET /workspaces/{w}/stat"""
     return await _look(call, "stat")
 
 
-async def show_list(call: Call) -> Reply:
+async def show_list(call: Call) -> dict[str, Any]:
     """GET /workspaces/{w}/list"""
     return await _look(call, "list")
 
@@ -73,12 +69,10 @@ async def show_list(call: Call) -> Reply:
 async def pack(call: Call) -> Reply | StreamedReply:
     """GET /workspaces/{w}/tar"""
     query = call.query()
-    arguments = {"path": query.text("path"), "parts": query.many("part")}
-    query.done()
-    return await _download(call, "tar", arguments, _TAR)
+    return await _download(call, query, "tar", {"path": query.text("path"), "parts": query.many("part")}, _TAR)
 
 
-async def unpack(call: Call) -> StoredReply:
+async def unpack(call: Call) -> dict[str, Any]:
     """PUT /workspaces/{w}/tar"""
     query = call.query()
     arguments = {
@@ -86,42 +80,36 @@ async def unpack(call: Call) -> StoredReply:
         "ancestors": query.choice("ancestors", ("refuse", "replace", "follow"), "refuse"),
         "owner": query.user("owner"),
     }
-    query.done()
-    await _upload(call, "untar", arguments)
-    return call.sandbox.stored(json_reply({}))
+    await _upload(call, query, "untar", arguments)
+    return {}
 
 
-async def carry(call: Call) -> StoredReply:
+async def carry(call: Call) -> dict[str, Any]:
     """PUT /workspaces/{w}/carry"""
     query = call.query()
-    arguments = {"path": query.text("path")}
-    query.done()
-    carried = await _upload(call, "carry", arguments)
-    return call.sandbox.stored(json_reply({name: carried[name] for name in ("dropped", "more")}))
+    carried = await _upload(call, query, "carry", {"path": query.text("path")})
+    return {name: carried[name] for name in ("dropped", "more")}
 
 
 async def snapshot(call: Call) -> Reply | StreamedReply:
     """GET /workspaces/{w}/snapshot"""
     query = call.query()
-    arguments = {"paths": query.many("path")}
-    query.done()
-    return await _download(call, "snapshot", arguments, _TAR)
+    return await _download(call, query, "snapshot", {"paths": query.many("path")}, _TAR)
 
 
-async def restore(call: Call) -> StoredReply:
+async def restore(call: Call) -> dict[str, Any]:
     """PUT /workspaces/{w}/restore"""
-    call.no_query()
-    await _upload(call, "restore", {})
-    return call.sandbox.stored(json_reply({}))
+    await _upload(call, call.query(), "restore", {})
+    return {}
 
 
-async def _look(call: Call, operation: str) -> Reply:
+async def _look(call: Call, operation: str) -> dict[str, Any]:
     query = call.query()
     arguments = {"path": query.text("path")}
     query.done()
     hosted = call.seen()
     hosted.require_working()
-    return json_reply(await _operation(hosted.workspace, operation, arguments))
+    return await _operation(hosted.workspace, operation, arguments)
 
 
 async def _operation(
@@ -134,8 +122,9 @@ async def _operation(
 
 
 async def _download(
-    call: Call, operation: str, arguments: Mapping[str, Any], content_type: str
+    call: Call, query: Query, operation: str, arguments: Mapping[str, Any], content_type: str
 ) -> Reply | StreamedReply:
+    query.done()
     hosted = call.seen()
     hosted.require_working()
     source = _Download(hosted.workspace, operation, arguments)
@@ -197,9 +186,9 @@ class _Download:
         await _ended(self._task)
 
 
-async def _upload(call: Call, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    hosted = call.owned()
-    hosted.require_live()
+async def _upload(call: Call, query: Query, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    query.done()
+    hosted = call.live()
     loop = asyncio.get_running_loop()
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(write_end, False)

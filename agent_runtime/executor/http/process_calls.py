@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
-from agent_runtime.executor.attempts.idempotency import StoredReply
 from agent_runtime.executor.commands.notifier import Bell
 from agent_runtime.executor.commands.processes import Process, signal_number
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.http.calls import MAX_WAIT_SECONDS, Call
 from agent_runtime.executor.http.fields import Fields
-from agent_runtime.executor.http.messages import Reply, json_reply
+from agent_runtime.executor.http.messages import Reply
 from agent_runtime.executor.sandbox import Hosted
 
 # One reply of output; the cursor goes on from there.
@@ -18,10 +18,9 @@ MAX_OUTPUT_BYTES = 1024 * 1024
 MAX_TERMINAL_SIZE = 65535
 
 
-async def show(call: Call) -> Reply:
+async def show(call: Call) -> dict[str, Any]:
     """GET /workspaces/{w}/processes/{p}"""
-    call.no_query()
-    return json_reply(_process(call, call.seen()).status())
+    return _process(call, call.seen()).status()
 
 
 async def show_output(call: Call) -> Reply:
@@ -51,7 +50,7 @@ async def show_output(call: Call) -> Reply:
     return Reply(piece.data, content_type="application/octet-stream", headers=headers)
 
 
-async def write_input(call: Call) -> StoredReply:
+async def write_input(call: Call) -> dict[str, Any]:
     """POST /workspaces/{w}/processes/{p}/stdin"""
     query = call.query()
     offset = query.whole("offset")
@@ -59,12 +58,11 @@ async def write_input(call: Call) -> StoredReply:
     query.done()
     process = _process(call, call.owned())
     await process.write_input(offset, call.body, end)
-    return call.sandbox.stored(json_reply({"offset": offset + len(call.body)}))
+    return {"offset": offset + len(call.body)}
 
 
-async def send_signal(call: Call) -> StoredReply:
+async def send_signal(call: Call) -> dict[str, Any]:
     """POST /workspaces/{w}/processes/{p}/signal"""
-    call.no_query()
     fields = call.fields()
     name = fields.text("signal")
     number = signal_number(name)
@@ -72,18 +70,16 @@ async def send_signal(call: Call) -> StoredReply:
         raise fields.wrong("signal", "a signal's name without SIG, like TERM,")
     tree = fields.flag("tree", True)
     fields.done()
-    hosted = call.owned()
-    hosted.require_live()
+    hosted = call.live()
     await _process(call, hosted).signal(number, tree)
-    return call.sandbox.stored(json_reply({}))
+    return {}
 
 
-async def resize(call: Call) -> StoredReply:
+async def resize(call: Call) -> dict[str, Any]:
     """POST /workspaces/{w}/processes/{p}/resize"""
-    call.no_query()
     rows, columns = _size(call.fields())
     _process(call, call.owned()).resize(rows, columns)
-    return call.sandbox.stored(json_reply({}))
+    return {}
 
 
 def _process(call: Call, hosted: Hosted) -> Process:

@@ -6,7 +6,7 @@ import hmac
 import re
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import Any
 
 from agent_runtime.executor.attempts.attempts import Attempt
 from agent_runtime.executor.attempts.fencing import MAX_EPOCH, NAME, Hold, read_hold
@@ -14,29 +14,16 @@ from agent_runtime.executor.attempts.idempotency import Key, StoredReply, read_k
 from agent_runtime.executor.commands import command_stream
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.http import file_calls, process_calls, workspace_calls
-from agent_runtime.executor.http.calls import (
-    MAX_INPUT_BYTES,
-    MAX_JSON_BYTES,
-    Call,
-    Change,
-    Control,
-    Kind,
-    Read,
-    Repeatable,
-    Switch,
-)
+from agent_runtime.executor.http.calls import MAX_INPUT_BYTES, MAX_JSON_BYTES, Body, Call, Route, Rule
 from agent_runtime.executor.http.messages import Reply, StreamedReply, Switched, json_reply
 from agent_runtime.executor.http.server import Request
 from agent_runtime.executor.sandbox import Sandbox
 
 _ATTEMPT = re.compile(NAME)
 
-Route: TypeAlias = Read | Change | Repeatable | Control | Switch
 
-
-async def _raise_fence(call: Call) -> Reply:
+async def _raise_fence(call: Call) -> dict[str, Any]:
     """PUT /attempts/{attempt}/fence"""
-    call.no_query()
     fields = call.fields()
     hold = Hold(
         fields.whole("epoch", most=MAX_EPOCH),
@@ -46,61 +33,60 @@ async def _raise_fence(call: Call) -> Reply:
     attempt = call.sandbox.attempt(call.attempt)
     await attempt.raise_fence(hold)
     call.sandbox.detach_runners(attempt.id, hold)
-    return json_reply({"epoch": hold.epoch, "holder": hold.holder, "watermark": attempt.keys.watermark})
+    return {"epoch": hold.epoch, "holder": hold.holder, "watermark": attempt.keys.watermark}
 
 
-async def _acknowledge(call: Call) -> Reply:
+async def _acknowledge(call: Call) -> dict[str, Any]:
     """PUT /attempts/{attempt}/watermark"""
-    call.no_query()
     hold = _hold(call.request)
     fields = call.fields()
     turn = fields.whole("turn", most=10**15)
     fields.done()
     attempt = call.sandbox.fenced_attempt(call.attempt, hold)
     call.sandbox.acknowledge(attempt, turn)
-    return json_reply({"watermark": attempt.keys.watermark})
+    return {"watermark": attempt.keys.watermark}
 
 
-async def _delete_attempt(call: Call) -> Reply:
+async def _delete_attempt(call: Call) -> dict[str, Any]:
     """DELETE /attempts/{attempt}"""
-    call.no_query()
-    call.no_fields()
     hold = _hold(call.request)
     attempt = call.sandbox.fenced_attempt(call.attempt, hold)
     await attempt.delete(hold, lambda: call.sandbox.delete_attempt(attempt.id))
-    return json_reply({})
+    return {}
 
 
 # By method and path, with `*` for every second segment, which is a name.
 ROUTES: dict[tuple[str, str], Route] = {
-    ("PUT", "attempts/*/fence"): Control(_raise_fence),
-    ("PUT", "attempts/*/watermark"): Control(_acknowledge),
-    ("DELETE", "attempts/*"): Control(_delete_attempt),
-    ("POST", "commands"): Switch(command_stream.attach),
-    ("POST", "workspaces"): Change(workspace_calls.create),
-    ("GET", "workspaces"): Read(workspace_calls.show_all),
-    ("GET", "workspaces/*"): Read(workspace_calls.show),
-    ("DELETE", "workspaces/*"): Change(workspace_calls.destroy),
-    ("POST", "workspaces/*/freeze"): Change(workspace_calls.freeze),
-    ("PUT", "workspaces/*/network"): Change(workspace_calls.switch_network),
-    ("PUT", "workspaces/*/model"): Repeatable(workspace_calls.open_port),
-    ("POST", "workspaces/*/model"): Repeatable(workspace_calls.attach),
-    ("GET", "workspaces/*/snapshot"): Read(file_calls.snapshot),
-    ("PUT", "workspaces/*/restore"): Change(file_calls.restore, Kind.UPLOAD),
-    ("DELETE", "workspaces/*/processes"): Change(workspace_calls.end_processes),
-    ("GET", "workspaces/*/processes/*"): Read(process_calls.show),
-    ("GET", "workspaces/*/processes/*/output"): Read(process_calls.show_output),
-    ("POST", "workspaces/*/processes/*/stdin"): Change(process_calls.write_input, Kind.INPUT, MAX_INPUT_BYTES),
-    ("POST", "workspaces/*/processes/*/signal"): Change(process_calls.send_signal),
-    ("POST", "workspaces/*/processes/*/resize"): Change(process_calls.resize),
-    ("GET", "workspaces/*/files"): Read(file_calls.read),
-    ("PUT", "workspaces/*/files"): Change(file_calls.write, Kind.UPLOAD),
-    ("DELETE", "workspaces/*/files"): Change(file_calls.remove),
-    ("GET", "workspaces/*/stat"): Read(file_calls.show_stat),
-    ("GET", "workspaces/*/list"): Read(file_calls.show_list),
-    ("GET", "workspaces/*/tar"): Read(file_calls.pack),
-    ("PUT", "workspaces/*/tar"): Change(file_calls.unpack, Kind.UPLOAD),
-    ("PUT", "workspaces/*/carry"): Change(file_calls.carry, Kind.UPLOAD),
+    ("PUT", "attempts/*/fence"): Route(Rule.ATTEMPT, _raise_fence, Body.JSON),
+    ("PUT", "attempts/*/watermark"): Route(Rule.ATTEMPT, _acknowledge, Body.JSON),
+    ("DELETE", "attempts/*"): Route(Rule.ATTEMPT, _delete_attempt),
+    ("POST", "commands"): Route(Rule.SWITCH, command_stream.attach),
+    ("POST", "workspaces"): Route(Rule.CHANGE, workspace_calls.create, Body.JSON),
+    ("GET", "workspaces"): Route(Rule.READ, workspace_calls.show_all),
+    ("GET", "workspaces/*"): Route(Rule.READ, workspace_calls.show),
+    ("DELETE", "workspaces/*"): Route(Rule.CHANGE, workspace_calls.destroy),
+    ("POST", "workspaces/*/freeze"): Route(Rule.CHANGE, workspace_calls.freeze),
+    ("PUT", "workspaces/*/network"): Route(Rule.CHANGE, workspace_calls.switch_network, Body.JSON),
+    ("PUT", "workspaces/*/model"): Route(Rule.REPEATABLE, workspace_calls.open_port),
+    ("POST", "workspaces/*/model"): Route(Rule.REPEATABLE, workspace_calls.attach),
+    ("GET", "workspaces/*/snapshot"): Route(Rule.READ, file_calls.snapshot, has_query=True),
+    ("PUT", "workspaces/*/restore"): Route(Rule.CHANGE, file_calls.restore, Body.UPLOAD),
+    ("DELETE", "workspaces/*/processes"): Route(Rule.CHANGE, workspace_calls.end_processes),
+    ("GET", "workspaces/*/processes/*"): Route(Rule.READ, process_calls.show),
+    ("GET", "workspaces/*/processes/*/output"): Route(Rule.READ, process_calls.show_output, has_query=True),
+    ("POST", "workspaces/*/processes/*/stdin"): Route(
+        Rule.CHANGE, process_calls.write_input, Body.INPUT, has_query=True
+    ),
+    ("POST", "workspaces/*/processes/*/signal"): Route(Rule.CHANGE, process_calls.send_signal, Body.JSON),
+    ("POST", "workspaces/*/processes/*/resize"): Route(Rule.CHANGE, process_calls.resize, Body.JSON),
+    ("GET", "workspaces/*/files"): Route(Rule.READ, file_calls.read, has_query=True),
+    ("PUT", "workspaces/*/files"): Route(Rule.CHANGE, file_calls.write, Body.UPLOAD, has_query=True),
+    ("DELETE", "workspaces/*/files"): Route(Rule.CHANGE, file_calls.remove, has_query=True),
+    ("GET", "workspaces/*/stat"): Route(Rule.READ, file_calls.show_stat, has_query=True),
+    ("GET", "workspaces/*/list"): Route(Rule.READ, file_calls.show_list, has_query=True),
+    ("GET", "workspaces/*/tar"): Route(Rule.READ, file_calls.pack, has_query=True),
+    ("PUT", "workspaces/*/tar"): Route(Rule.CHANGE, file_calls.unpack, Body.UPLOAD, has_query=True),
+    ("PUT", "workspaces/*/carry"): Route(Rule.CHANGE, file_calls.carry, Body.UPLOAD, has_query=True),
 }
 
 # By method, number of segments, and those that are no names.
@@ -145,57 +131,56 @@ class Application:
         if route is None:
             raise ApiError("NotFound", f"{method} {request.head.path}: no such route; docs/executor.md lists them")
         call = Call(self._sandbox, request, segments)
-        match route:
-            case Control():
+        match route.rule:
+            case Rule.CHANGE:
+                return await self._change(call, route)
+            case Rule.READ:
+                is_keyed = "idempotency-key" in request.head.headers
+                return await (self._keyed_read(call, route) if is_keyed else route.reply(call))
+            case Rule.REPEATABLE:
+                call.hold, attempt = self._held(call)
+                call.body = await request.read(MAX_JSON_BYTES)
+                # The body took its time, in which another runner may have come.
+                attempt.require(call.hold)
+                return await route.reply(call)
+            case Rule.ATTEMPT:
                 call.attempt = _valid_attempt(segments[1])
                 if request.head.headers.get("rollout-attempt", call.attempt) != call.attempt:
                     raise bad_request(
                         f"Rollout-Attempt: the attempt of the path, {call.attempt!r}, or no header expected"
                     )
-                call.body = await request.read(MAX_JSON_BYTES)
-                reply: Reply = await route.handle(call)
-                return reply
-            case Change():
-                return await self._change(call, route)
-            case Repeatable():
-                call.hold, attempt = self._held(call)
-                call.body = await request.read(MAX_JSON_BYTES)
-                # The body took its time, in which another runner may have come.
-                attempt.require(call.hold)
-                return await route.handle(call)
-            case Switch():
-                call.body = await request.read(MAX_JSON_BYTES)
-                return route.handle(call)
-            case Read() if "idempotency-key" in request.head.headers:
-                return await self._keyed_read(call, route)
-            case Read():
-                return await route.handle(call)
+        call.body = await request.read(MAX_JSON_BYTES)
+        return await route.reply(call)
 
-    async def _change(self, call: Call, route: Change) -> Reply:
+    async def _change(self, call: Call, route: Route) -> Reply:
         request = call.request
         hold, attempt, key = self._named(call)
         digest: bytes | None = None
-        if route.kind is not Kind.UPLOAD:
-            call.body = await request.read(route.max_body_bytes)
+        if route.body is not Body.UPLOAD:
+            call.body = await request.read(MAX_INPUT_BYTES if route.body is Body.INPUT else MAX_JSON_BYTES)
             digest = request.body_digest
         stored = await attempt.once(
             hold,
             key,
             request,
             digest,
-            lambda: route.handle(call),
-            lambda: route.kind is Kind.INPUT or not request.body_complete,
+            lambda: self._stored(call, route),
+            lambda: route.body is Body.INPUT or not request.body_complete,
         )
         return stored.reply()
 
-    async def _keyed_read(self, call: Call, route: Read) -> Reply:
+    async def _keyed_read(self, call: Call, route: Route) -> Reply:
         hold, attempt, key = self._named(call)
-
-        async def work() -> StoredReply:
-            return self._sandbox.stored(await whole(await route.handle(call)))
-
         body = await call.request.digest()
-        return (await attempt.once(hold, key, call.request, body, work, _yes)).reply()
+        stored = await attempt.once(hold, key, call.request, body, lambda: self._stored(call, route), lambda: True)
+        return stored.reply()
+
+    async def _stored(self, call: Call, route: Route) -> StoredReply:
+        reply = await route.reply(call)
+        if route.rule is Rule.READ and not isinstance(reply, Switched):
+            reply = await whole(reply)
+        assert isinstance(reply, Reply)
+        return self._sandbox.stored(reply)
 
     def _named(self, call: Call) -> tuple[Hold, Attempt, Key]:
         """The hold, attempt and key in whose name the call is made. Raises BadRequest, Fenced."""
@@ -231,7 +216,3 @@ def _valid_attempt(name: str) -> str:
     if not _ATTEMPT.fullmatch(name):
         raise bad_request(f"attempt: 1 to 200 visible ASCII characters expected, got {name[:80]!r}")
     return name
-
-
-def _yes() -> bool:
-    return True

@@ -5,12 +5,13 @@ The calls about a workspace's model port.
 
 from __future__ import annotations
 
-from agent_runtime.executor.attempts.idempotency import StoredReply
+from typing import Any
+
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.host import Limits, WorkspaceSpec
 from agent_runtime.executor.http.calls import Call
 from agent_runtime.executor.http.fields import Fields
-from agent_runtime.executor.http.messages import Reply, Switched, json_reply
+from agent_runtime.executor.http.messages import Switched
 from agent_runtime.executor.network.model_port import UPGRADE
 from agent_runtime.executor.network.rules import NO_NETWORK, NetworkRule, read_rule
 
@@ -19,9 +20,8 @@ ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 ID_EXPECTED = "1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit,"
 
 
-async def create(call: Call) -> StoredReply:
+async def create(call: Call) -> dict[str, Any]:
     """POST /workspaces"""
-    call.no_query()
     fields = call.fields()
     limits = fields.object("limits")
     spec = WorkspaceSpec(
@@ -41,60 +41,49 @@ async def create(call: Call) -> StoredReply:
     limits.done()
     fields.done()
     hosted = await call.sandbox.create(call.attempt, fields.all(), spec, rule)
-    return call.sandbox.stored(json_reply(hosted.describe()))
+    return hosted.describe()
 
 
-async def show_all(call: Call) -> Reply:
+async def show_all(call: Call) -> dict[str, Any]:
     """GET /workspaces"""
-    call.no_query()
-    return json_reply({"workspaces": [hosted.describe() for hosted in call.sandbox.workspaces.values()]})
+    return {"workspaces": [hosted.describe() for hosted in call.sandbox.workspaces.values()]}
 
 
-async def show(call: Call) -> Reply:
+async def show(call: Call) -> dict[str, Any]:
     """GET /workspaces/{w}"""
-    call.no_query()
-    return json_reply(call.seen().describe())
+    return call.seen().describe()
 
 
-async def freeze(call: Call) -> StoredReply:
+async def freeze(call: Call) -> dict[str, Any]:
     """POST /workspaces/{w}/freeze"""
-    call.no_query()
-    call.no_fields()
     hosted = call.owned()
     hosted.require_working()
     if not hosted.is_frozen:
         await hosted.freeze()
-    return call.sandbox.stored(json_reply(hosted.describe()))
+    return hosted.describe()
 
 
-async def end_processes(call: Call) -> StoredReply:
+async def end_processes(call: Call) -> dict[str, Any]:
     """DELETE /workspaces/{w}/processes"""
-    call.no_query()
-    call.no_fields()
-    hosted = call.owned()
-    hosted.require_live()
+    hosted = call.live()
     await hosted.end_processes()
-    return call.sandbox.stored(json_reply({}))
+    return {}
 
 
-async def switch_network(call: Call) -> StoredReply:
+async def switch_network(call: Call) -> dict[str, Any]:
     """PUT /workspaces/{w}/network"""
-    call.no_query()
     fields = call.fields()
     rule = _network(fields)
     fields.done()
-    hosted = call.owned()
-    hosted.require_live()
+    hosted = call.live()
     await hosted.switch_network(rule)
-    return call.sandbox.stored(json_reply({"network": rule.as_json()}))
+    return {"network": rule.as_json()}
 
 
-async def destroy(call: Call) -> StoredReply:
+async def destroy(call: Call) -> dict[str, Any]:
     """DELETE /workspaces/{w}"""
-    call.no_query()
-    call.no_fields()
     await call.sandbox.destroy(call.owned())
-    return call.sandbox.stored(json_reply({}))
+    return {}
 
 
 def _network(fields: Fields) -> NetworkRule:
@@ -107,21 +96,17 @@ def _network(fields: Fields) -> NetworkRule:
     return rule
 
 
-async def open_port(call: Call) -> Reply:
+async def open_port(call: Call) -> dict[str, Any]:
     """PUT /workspaces/{w}/model"""
-    call.no_query()
-    call.no_fields()
-    hosted = call.owned()
-    hosted.require_live()
+    hosted = call.live()
     port = await call.sandbox.open_model_port(hosted)
-    return json_reply({"url": port.url})
+    return {"url": port.url}
 
 
 async def attach(call: Call) -> Switched:
     """POST /workspaces/{w}/model"""
     call.upgrade(UPGRADE)
-    hosted = call.owned()
-    hosted.require_live()
+    hosted = call.live()
     if hosted.model_port is None:
         raise ApiError(
             "Conflict", f"the model port of workspace {hosted.id!r} is not open in this phase; PUT .../model opens it"
