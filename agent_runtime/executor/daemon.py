@@ -42,7 +42,7 @@ class Daemon:
     def health(self) -> dict[str, Any]:
         """The object of `GET /v1/health`."""
         host, limits = self.sandbox.host, self._config.host
-        usages = [hosted.workspace.usage() for hosted in self.sandbox.workspaces.values()]
+        usages = [entry.workspace.usage() for entry in self.sandbox.workspaces.values()]
         return {
             "bootId": self.boot_id,
             "version": CONTRACT_VERSION,

@@ -14,7 +14,7 @@ from agent_runtime.executor.activity import Activity
 from agent_runtime.executor.attempts.attempts import Attempt
 from agent_runtime.executor.attempts.fencing import Hold
 from agent_runtime.executor.attempts.idempotency import Key, StoredReply
-from agent_runtime.executor.commands.processes import Order, Process
+from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.commands.streams import Streams
 from agent_runtime.executor.errors import ApiError, translated
 from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure, WorkspaceHost, WorkspaceSpec
@@ -24,7 +24,7 @@ from agent_runtime.executor.network.proxy import PROXY_PORT, NetworkProxy, proxy
 from agent_runtime.executor.network.rules import NO_NETWORK, NetworkRule
 
 
-class Hosted:
+class WorkspaceEntry:
     """One workspace. `made_by` is the request body that made it."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Hosted:
             ],
         }
 
-    def start(self, process: Process, order: Order, settled: Callable[[], None]) -> None:
+    def start(self, process: Process, spec: CommandSpec, settled: Callable[[], None]) -> None:
         """Ask for a command to be started; `settled` is called when it is decided whether it was."""
 
         def note() -> None:
@@ -88,7 +88,7 @@ class Hosted:
             settled()
 
         proxied = proxy_variables() if self._proxy is not None and self._rule.kind != "None" else {}
-        process.start(self.workspace, {**proxied, **self.workspace.spec.env, **order.env}, note)
+        process.start(self.workspace, {**proxied, **self.workspace.spec.env, **spec.env}, note)
 
     async def switch_network(self, rule: NetworkRule) -> None:
         """Go on to the next phase, in which the model port is closed. Raises FileError, WorkspaceFailed."""
@@ -188,7 +188,7 @@ class Sandbox:
         self.host = host
         self.activity = Activity()
         self.attempts: dict[str, Attempt] = {}
-        self.workspaces: dict[str, Hosted] = {}
+        self.workspaces: dict[str, WorkspaceEntry] = {}
         self._folder = folder
         self._numbers = itertools.count()
         self._being_made: set[str] = set()
@@ -196,24 +196,24 @@ class Sandbox:
 
     def free_places(self) -> int:
         """How many more workspaces may live now."""
-        taken = sum(not hosted.is_frozen and hosted.failure is None for hosted in self.workspaces.values())
+        taken = sum(not entry.is_frozen and entry.failure is None for entry in self.workspaces.values())
         return max(0, self.host.places - taken - len(self._being_made))
 
-    def workspace(self, workspace_id: str) -> Hosted:
+    def workspace(self, workspace_id: str) -> WorkspaceEntry:
         """Raises NotFound."""
-        hosted = self.workspaces.get(workspace_id)
-        if hosted is None:
+        entry = self.workspaces.get(workspace_id)
+        if entry is None:
             raise ApiError("NotFound", f"workspace {workspace_id!r} does not exist here")
-        return hosted
+        return entry
 
-    def owned_workspace(self, workspace_id: str, attempt: str) -> Hosted:
+    def owned_workspace(self, workspace_id: str, attempt: str) -> WorkspaceEntry:
         """A workspace to change. Raises NotFound, and Conflict when it is another attempt's."""
-        hosted = self.workspace(workspace_id)
-        if hosted.attempt != attempt:
+        entry = self.workspace(workspace_id)
+        if entry.attempt != attempt:
             raise ApiError(
-                "Conflict", f"workspace {workspace_id!r} belongs to attempt {hosted.attempt!r}, not {attempt!r}"
+                "Conflict", f"workspace {workspace_id!r} belongs to attempt {entry.attempt!r}, not {attempt!r}"
             )
-        return hosted
+        return entry
 
     def fenced_attempt(self, attempt_id: str, hold: Hold) -> Attempt:
         """An attempt that `hold` holds. Raises Fenced."""
@@ -225,7 +225,9 @@ class Sandbox:
         """An attempt, new or known. Attempts are remembered for good, so that an old runner stays fenced; 1 KiB each."""
         return self.attempts.setdefault(attempt_id, Attempt(attempt_id))
 
-    async def create(self, attempt: str, made_by: dict[str, Any], spec: WorkspaceSpec, rule: NetworkRule) -> Hosted:
+    async def create(
+        self, attempt: str, made_by: dict[str, Any], spec: WorkspaceSpec, rule: NetworkRule
+    ) -> WorkspaceEntry:
         """Make a workspace. Raises NoPlace, NotFound, Conflict, FileError, WorkspaceFailed."""
         known = self.workspaces.get(spec.id)
         if known is not None and known.ending is None and (known.attempt, known.made_by) == (attempt, made_by):
@@ -253,58 +255,60 @@ class Sandbox:
             raise translated(failure, missing_is_not_found=False) from failure
         finally:
             self._being_made.discard(spec.id)
-        hosted = self.workspaces[spec.id] = Hosted(attempt, made_by, workspace, NO_NETWORK, self.host.mode)
+        entry = self.workspaces[spec.id] = WorkspaceEntry(attempt, made_by, workspace, NO_NETWORK, self.host.mode)
         try:
-            await hosted.switch_network(rule)
+            await entry.switch_network(rule)
         except ApiError:
-            await self.destroy(hosted)
+            await self.destroy(entry)
             raise
-        return hosted
+        return entry
 
-    async def destroy(self, hosted: Hosted) -> None:
+    async def destroy(self, entry: WorkspaceEntry) -> None:
         """Destroy a workspace; a second call joins the first. Raises Conflict while another one lies on top of it."""
-        above = [other.id for other in self.workspaces.values() if hosted.id in other.workspace.layers()]
+        above = [other.id for other in self.workspaces.values() if entry.id in other.workspace.layers()]
         if above:
             raise ApiError(
-                "Conflict", f"workspace {hosted.id!r} is a layer below {', '.join(sorted(above))}; delete these first"
+                "Conflict", f"workspace {entry.id!r} is a layer below {', '.join(sorted(above))}; delete these first"
             )
-        if hosted.ending is None:
-            hosted.ending = asyncio.get_running_loop().create_task(hosted.destroy())
-        await asyncio.shield(hosted.ending)
-        self.workspaces.pop(hosted.id, None)
+        if entry.ending is None:
+            entry.ending = asyncio.get_running_loop().create_task(entry.destroy())
+        await asyncio.shield(entry.ending)
+        self.workspaces.pop(entry.id, None)
 
-    async def open_model_port(self, hosted: Hosted) -> ModelPort:
+    async def open_model_port(self, entry: WorkspaceEntry) -> ModelPort:
         """Raises FileError, WorkspaceFailed, NotFound, Conflict."""
-        return await hosted.open_model_port(self._folder)
+        return await entry.open_model_port(self._folder)
 
     def detach_runners(self, attempt: str, hold: Hold) -> None:
         """Cut the connections by which runners before `hold` serve the attempt's model ports."""
-        for hosted in self.workspaces.values():
-            if hosted.attempt == attempt and hosted.model_port is not None:
-                hosted.model_port.detach_all_but(hold)
+        for entry in self.workspaces.values():
+            if entry.attempt == attempt and entry.model_port is not None:
+                entry.model_port.detach_all_but(hold)
 
     async def delete_attempt(self, attempt_id: str) -> None:
         """Destroy an attempt's workspaces, the uppermost first. Raises Conflict as `destroy` does."""
-        owned = [hosted for hosted in self.workspaces.values() if hosted.attempt == attempt_id]
-        for hosted in sorted(owned, key=lambda hosted: -len(hosted.workspace.layers())):
-            await self.destroy(hosted)
+        owned = [entry for entry in self.workspaces.values() if entry.attempt == attempt_id]
+        for entry in sorted(owned, key=lambda entry: -len(entry.workspace.layers())):
+            await self.destroy(entry)
 
     def acknowledge(self, attempt: Attempt, turn: int) -> None:
         """Forget the keys and ended processes of an attempt's turns below `turn`."""
         attempt.keys.forget_below(turn)
-        for hosted in self.workspaces.values():
-            if hosted.attempt == attempt.id:
-                hosted.forget_processes(attempt.keys.watermark)
+        for entry in self.workspaces.values():
+            if entry.attempt == attempt.id:
+                entry.forget_processes(attempt.keys.watermark)
 
-    def start(self, workspace_id: str, attempt: str, key: Key, order: Order, settled: Callable[[], None]) -> Process:
+    def start(
+        self, workspace_id: str, attempt: str, key: Key, spec: CommandSpec, settled: Callable[[], None]
+    ) -> Process:
         """Ask for a command to be started; `settled` is called when it is decided whether it was.
 
         Raises NotFound, Conflict, WorkspaceFailed.
         """
-        hosted = self.owned_workspace(workspace_id, attempt)
-        hosted.require_live()
-        process = Process(key.process_id(), key.turn, order, self._streams, self._path("output"))
-        hosted.start(process, order, settled)
+        entry = self.owned_workspace(workspace_id, attempt)
+        entry.require_live()
+        process = Process(key.process_id(), key.turn, spec, self._streams, self._path("output"))
+        entry.start(process, spec, settled)
         return process
 
     def stored(self, reply: Reply) -> StoredReply:
@@ -313,8 +317,8 @@ class Sandbox:
 
     async def close(self) -> None:
         """Destroy everything but the host."""
-        for hosted in self.workspaces.values():
-            hosted.ending = hosted.ending or asyncio.get_running_loop().create_task(hosted.destroy())
+        for entry in self.workspaces.values():
+            entry.ending = entry.ending or asyncio.get_running_loop().create_task(entry.destroy())
         await asyncio.gather(*(h.ending for h in self.workspaces.values() if h.ending), return_exceptions=True)
         self._streams.close()
         empty(self._folder)

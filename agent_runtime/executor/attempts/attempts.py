@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agent_runtime.executor.attempts.fencing import Fence, Hold
 from agent_runtime.executor.attempts.idempotency import Entry, Key, KeyMemory, StoredReply, reused
-from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.processes import Process
 from agent_runtime.executor.errors import NOT_REMEMBERED, ApiError, bad_request
 from agent_runtime.executor.http.server import Disconnected, Request, log_defect
@@ -39,9 +39,9 @@ class Attempt:
         self.id = attempt_id
         self.fence = Fence(attempt_id)
         self.keys: KeyMemory[Result] = KeyMemory(_dropped)
-        # Rung when a newer hold was raised.
-        self.superseded = Bell()
-        self._call_ended = Bell()
+        # Notified when a newer hold was raised.
+        self.superseded = Notifier()
+        self._call_ended = Notifier()
         self._calls: set[Call] = set()
         self._is_deleted = False
         self._deletion: asyncio.Task[None] | None = None
@@ -49,12 +49,12 @@ class Attempt:
     async def raise_fence(self, hold: Hold) -> None:
         """Make `hold` the current one; returns when no call of an older one is at work. Raises Fenced."""
         if self.fence.raise_to(hold):
-            self.superseded.ring()
+            self.superseded.notify()
             for call in self._calls:
                 if call.hold != hold:
                     call.break_off()
         while not self.fence.is_settled(hold):
-            await Bell.wait(self._call_ended)
+            await Notifier.wait(self._call_ended)
         self.fence.require(hold)
         self._is_deleted = False
 
@@ -83,7 +83,7 @@ class Attempt:
             elif body_digest is not None and body_digest != entry.body_digest:
                 raise reused(key, "it was made with another body")
             while not entry.is_finished:
-                await Bell.wait(entry.finished)
+                await Notifier.wait(entry.finished)
             # The first call's body was streamed, so this one's is compared only now, and thrown away.
             is_to_compare = (
                 entry.is_remembered and not is_ours and body_digest is None and entry.body_digest is not None
@@ -146,14 +146,14 @@ class Attempt:
         for call in self._calls:
             call.break_off()
         while self._calls:
-            await Bell.wait(self._call_ended)
+            await Notifier.wait(self._call_ended)
         await work()
         self.keys.forget_all()
 
     def _end_deletion(self, hold: Hold) -> None:
         self._deletion = None
         self.fence.finish(hold)
-        self._call_ended.ring()
+        self._call_ended.notify()
 
     def require(self, hold: Hold) -> None:
         """Raises Fenced unless `hold` is the current one, and Forgotten after the attempt was deleted."""
@@ -210,7 +210,7 @@ class Attempt:
         if call in self._calls:
             self._calls.discard(call)
             self.fence.finish(call.hold)
-            self._call_ended.ring()
+            self._call_ended.notify()
 
 
 def _no() -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Generic, NamedTuple, TypeVar
 
-from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.http.messages import Reply, StreamedReply
 
@@ -70,7 +70,7 @@ class Entry(Generic[Result]):
     error: ApiError | None = None
     is_finished: bool = False
     is_remembered: bool = True
-    finished: Bell = field(default_factory=Bell)
+    finished: Notifier = field(default_factory=Notifier)
 
 
 class KeyMemory(Generic[Result]):
@@ -123,7 +123,7 @@ class KeyMemory(Generic[Result]):
                 self._dropped(result)
         elif not is_remembered:
             del self._entries[key]
-        entry.finished.ring()
+        entry.finished.notify()
 
     def forget_below(self, turn: int) -> None:
         """Raise the watermark; a lower one than before changes nothing."""

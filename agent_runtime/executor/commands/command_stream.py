@@ -27,9 +27,9 @@ from agent_runtime.executor.commands.frames import (
     UPGRADE,
     framed,
 )
-from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.output import Caps
-from agent_runtime.executor.commands.processes import Order, Process
+from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.http.calls import MAX_INPUT_BYTES, MAX_JSON_BYTES, Call
 from agent_runtime.executor.http.fields import MAX_NUMBER
@@ -64,7 +64,7 @@ class Command(NamedTuple):
     hold: Hold
     key: Key
     workspace: str
-    order: Order
+    spec: CommandSpec
     digest: bytes
     lives_on: bool
 
@@ -98,7 +98,7 @@ def read_command(content: bytes | bytearray) -> Command:
         read_hold(fence.decode("latin-1")),
         read_key(key),
         workspace,
-        Order(
+        CommandSpec(
             command=_command(how, arguments),
             cwd=cwd or None,
             env=_environment(variables),
@@ -183,8 +183,8 @@ class _Waiting:
         self.number, self.process = number, process
         self.until = stream.loop.time() + ANSWER_SECONDS
         self._stream, self._attempt, self._asked = stream, attempt, asked
-        bells = (process.over, attempt.superseded)
-        self._bells: tuple[Bell, ...] = (*bells, process.changed) if asked.lives_on else bells
+        notifiers = (process.over, attempt.superseded)
+        self._notifiers: tuple[Notifier, ...] = (*notifiers, process.changed) if asked.lives_on else notifiers
         self._listen()
 
     def look(self) -> None:
@@ -193,20 +193,20 @@ class _Waiting:
             frame = final(self.number, self.process, self._asked)
             if frame is None:
                 self._attempt.fence.require(self._asked.hold)
-                self._listen()  # a bell forgets whom it has called
+                self._listen()  # a notifier forgets whom it has called
                 return
         except ApiError as error:
             frame = refusal(self.number, error)
         self._stream.answer(self, frame)
 
     def _listen(self) -> None:
-        for bell in self._bells:
-            bell.add(self.look)
+        for notifier in self._notifiers:
+            notifier.add(self.look)
 
     def forget(self) -> None:
         """Nobody waits for its answer any more."""
-        for bell in self._bells:
-            bell.discard(self.look)
+        for notifier in self._notifiers:
+            notifier.discard(self.look)
 
 
 class CommandStream(asyncio.Protocol):
@@ -291,7 +291,7 @@ class CommandStream(asyncio.Protocol):
                 asked.key,
                 UPGRADE,
                 asked.digest,
-                lambda settled: self._sandbox.start(asked.workspace, attempt.id, asked.key, asked.order, settled),
+                lambda settled: self._sandbox.start(asked.workspace, attempt.id, asked.key, asked.spec, settled),
             )
             answered = final(number, process, asked)
             if answered is None:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from functools import partial
 
 
-class Bell:
-    """Rung whenever something has changed; whoever woke up looks for himself what."""
+class Notifier:
+    """Wakes waiters when something has changed; they look for themselves at what."""
 
     def __init__(self) -> None:
         self._wakers: set[Callable[[], None]] = set()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake everybody who waits now."""
         if self._wakers:
             wakers, self._wakers = self._wakers, set()
@@ -21,7 +21,7 @@ class Bell:
                 wake()
 
     def add(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called when it is rung next, at once: not a turn of the loop later."""
+        """Have `wake` called at the next `notify`, at once: not a turn of the loop later."""
         self._wakers.add(wake)
 
     def discard(self, wake: Callable[[], None]) -> None:
@@ -29,21 +29,21 @@ class Bell:
         self._wakers.discard(wake)
 
     @staticmethod
-    async def wait(*bells: Bell, seconds: float | None = None) -> None:
-        """Return when one of the bells is rung, or the time is over."""
+    async def wait(*notifiers: Notifier, seconds: float | None = None) -> None:
+        """Return when one of the notifiers is notified, or the time is over."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         wake = partial(_wake, waiter)
         timer = None if seconds is None else loop.call_later(seconds, wake)
-        for bell in bells:
-            bell.add(wake)
+        for notifier in notifiers:
+            notifier.add(wake)
         try:
             await waiter
         finally:
             if timer is not None:
                 timer.cancel()
-            for bell in bells:
-                bell.discard(wake)
+            for notifier in notifiers:
+                notifier.discard(wake)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.output import Caps, Output
 from agent_runtime.executor.commands.streams import InputEnd, OutputEnd, Streams
 from agent_runtime.executor.errors import ApiError, translated
@@ -26,7 +26,7 @@ GRACE_SECONDS = 0.05
 _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
-class Order(NamedTuple):
+class CommandSpec(NamedTuple):
     """What to start. A `str` command is for the shell; `stdin` is None (nothing), `Open`, or the bytes."""
 
     command: Sequence[str] | str
@@ -45,14 +45,14 @@ class Process:
     Watches its command (`Watcher`). `settled` is called when it is decided whether it was started: `refusal` says why not.
     """
 
-    def __init__(self, process_id: str, turn: int, order: Order, streams: Streams, spill_path: str) -> None:
+    def __init__(self, process_id: str, turn: int, spec: CommandSpec, streams: Streams, spill_path: str) -> None:
         self.id, self.turn = process_id, turn
-        self.over = Bell()
-        self.changed = Bell()
+        self.over = Notifier()
+        self.changed = Notifier()
         self.refusal: ApiError | None = None
-        self.stdout = Output(order.caps, f"{spill_path}-stdout")
-        self.stderr = Output(order.caps, f"{spill_path}-stderr")
-        self._order, self._streams = order, streams
+        self.stdout = Output(spec.caps, f"{spill_path}-stdout")
+        self.stderr = Output(spec.caps, f"{spill_path}-stderr")
+        self._spec, self._streams = spec, streams
         self._exit: Exit | None = None
         self._exited_at: float | None = None
         self._ended_at: float | None = None
@@ -93,8 +93,8 @@ class Process:
         """Ask for it to be started, with `env` as its whole environment."""
         self._settled = settled
         self._started_at = time.monotonic()
-        if self._order.tty:
-            self._help(self._start_in_terminal(workspace, env, self._order.tty))
+        if self._spec.tty:
+            self._help(self._start_in_terminal(workspace, env, self._spec.tty))
         else:
             self._ask(workspace, env, self._open_pipes())
 
@@ -109,24 +109,24 @@ class Process:
             self._ask(workspace, env, slaves)
 
     def _ask(self, workspace: Workspace, env: Mapping[str, str], streams: tuple[int, int, int]) -> None:
-        order = self._order
-        rest = order.stdin if isinstance(order.stdin, bytes) else b""
-        if self._input is not None and rest and not order.tty:
+        spec = self._spec
+        rest = spec.stdin if isinstance(spec.stdin, bytes) else b""
+        if self._input is not None and rest and not spec.tty:
             rest = self._input.write_now(rest)
             if not rest:
                 self._input.close()
         stdin, stdout, stderr = streams
         try:
             self._child = workspace.start(
-                order.command,
+                spec.command,
                 self,
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 env=env,
-                cwd=order.cwd,
-                user=order.user,
-                tty=order.tty,
+                cwd=spec.cwd,
+                user=spec.user,
+                tty=spec.tty,
             )
         except (FileFailure, WorkspaceFailure) as failure:
             self.refused(failure)
@@ -138,7 +138,7 @@ class Process:
     def started(self) -> None:
         """See Watcher."""
         self._read_on()
-        deadline = self._order.deadline_seconds
+        deadline = self._spec.deadline_seconds
         if deadline is not None:
             left = deadline - (time.monotonic() - self._started_at)
             self._timer = asyncio.get_running_loop().call_later(left, self._expire)
@@ -176,7 +176,7 @@ class Process:
         settled, self._settled = self._settled, None
         if settled is not None:
             settled()
-            self.changed.ring()
+            self.changed.notify()
 
     def status(self) -> dict[str, Any]:
         """The status object of docs/executor.md."""
@@ -241,12 +241,12 @@ class Process:
         self.stderr.discard()
 
     def _open_pipes(self) -> tuple[int, int, int]:
-        if self._order.stdin is None:
+        if self._spec.stdin is None:
             stdin = self._streams.nothing()
         else:
             stdin, write_end = os.pipe2(os.O_CLOEXEC)
             self._input = InputEnd(write_end, is_terminal=False)
-            if self._order.stdin == b"":
+            if self._spec.stdin == b"":
                 self._input.close()
         read_out, stdout = self._streams.pipe()
         read_err, stderr = self._streams.pipe()
@@ -290,8 +290,8 @@ class Process:
         if self._input is not None:
             self._input.close()
         self._settle()
-        self.over.ring()
-        self.changed.ring()
+        self.over.notify()
+        self.changed.notify()
 
     def _close(self) -> None:
         for task in self._helpers:

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 
-from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.output import Output
 from agent_runtime.executor.errors import ApiError
 
@@ -64,7 +64,7 @@ def _pipe() -> tuple[int, int]:
 class OutputEnd:
     """Reads one stream into its Output until it is closed."""
 
-    def __init__(self, descriptor: int, output: Output, changed: Bell) -> None:
+    def __init__(self, descriptor: int, output: Output, changed: Notifier) -> None:
         """`descriptor` does not block."""
         self.is_closed = False
         self._descriptor, self._output, self._changed = descriptor, output, changed
@@ -90,7 +90,7 @@ class OutputEnd:
                 self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
             self._output.finish()
-            self._changed.ring()
+            self._changed.notify()
 
     def _read(self) -> bool:
         try:
@@ -106,7 +106,7 @@ class OutputEnd:
             self.close()
             return False
         self._output.feed(data)
-        self._changed.ring()
+        self._changed.notify()
         return True
 
 

@@ -14,7 +14,7 @@ from agent_runtime.executor.errors import bad_request
 from agent_runtime.executor.http.fields import Fields, Query
 from agent_runtime.executor.http.messages import Reply, StreamedReply, Switched, json_reply
 from agent_runtime.executor.http.server import Request
-from agent_runtime.executor.sandbox import Hosted, Sandbox
+from agent_runtime.executor.sandbox import Sandbox, WorkspaceEntry
 
 # docs/executor.md: JSON bodies of up to 1 MiB, standard input of up to 8 MiB.
 MAX_JSON_BYTES = 1024 * 1024
@@ -55,19 +55,19 @@ class Call:
         if asked.lower() != protocol:
             raise bad_request(f"Upgrade: {protocol!r} expected, got {asked[:40]!r}")
 
-    def seen(self) -> Hosted:
+    def seen(self) -> WorkspaceEntry:
         """The workspace of the path, to be read. Raises NotFound."""
         return self.sandbox.workspace(self.segments[1])
 
-    def owned(self) -> Hosted:
+    def owned(self) -> WorkspaceEntry:
         """The workspace of the path, to be changed. Raises NotFound, Conflict."""
         return self.sandbox.owned_workspace(self.segments[1], self.attempt)
 
-    def live(self) -> Hosted:
+    def live(self) -> WorkspaceEntry:
         """The workspace of the path, to be worked in. Raises NotFound, Conflict, WorkspaceFailed."""
-        hosted = self.owned()
-        hosted.require_live()
-        return hosted
+        entry = self.owned()
+        entry.require_live()
+        return entry
 
 
 class Body(enum.Enum):

@@ -51,8 +51,8 @@ async def remove(call: Call) -> dict[str, Any]:
     query = call.query()
     arguments = {"path": query.text("path"), "owner": query.user("owner")}
     query.done()
-    hosted = call.live()
-    await _operation(hosted.workspace, "remove", arguments)
+    entry = call.live()
+    await _operation(entry.workspace, "remove", arguments)
     return {}
 
 
@@ -107,9 +107,9 @@ async def _look(call: Call, operation: str) -> dict[str, Any]:
     query = call.query()
     arguments = {"path": query.text("path")}
     query.done()
-    hosted = call.seen()
-    hosted.require_working()
-    return await _operation(hosted.workspace, operation, arguments)
+    entry = call.seen()
+    entry.require_working()
+    return await _operation(entry.workspace, operation, arguments)
 
 
 async def _operation(
@@ -125,9 +125,9 @@ async def _download(
     call: Call, query: Query, operation: str, arguments: Mapping[str, Any], content_type: str
 ) -> Reply | StreamedReply:
     query.done()
-    hosted = call.seen()
-    hosted.require_working()
-    source = _Download(hosted.workspace, operation, arguments)
+    entry = call.seen()
+    entry.require_working()
+    source = _Download(entry.workspace, operation, arguments)
     is_handed_over = False
     try:
         parts, size = [], 0
@@ -188,11 +188,11 @@ class _Download:
 
 async def _upload(call: Call, query: Query, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     query.done()
-    hosted = call.live()
+    entry = call.live()
     loop = asyncio.get_running_loop()
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(write_end, False)
-    work = loop.create_task(_operation(hosted.workspace, operation, arguments, read_end))
+    work = loop.create_task(_operation(entry.workspace, operation, arguments, read_end))
     try:
         # Let the operation begin, for only then its end of the pipe is its own to close.
         await asyncio.sleep(0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.processes import Process, signal_number
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.http.calls import MAX_WAIT_SECONDS, Call
 from agent_runtime.executor.http.fields import Fields
 from agent_runtime.executor.http.messages import Reply
-from agent_runtime.executor.sandbox import Hosted
+from agent_runtime.executor.sandbox import WorkspaceEntry
 
 # One reply of output; the cursor goes on from there.
 MAX_OUTPUT_BYTES = 1024 * 1024
@@ -37,7 +37,7 @@ async def show_output(call: Call) -> Reply:
         left = ends - time.monotonic()
         if left <= 0:
             break
-        await Bell.wait(process.changed, seconds=left)
+        await Notifier.wait(process.changed, seconds=left)
     if cursor > output.total:
         raise bad_request(f"query cursor: {cursor} lies beyond the {output.total} bytes that {stream} has said so far")
     piece = output.read(cursor, limit)
@@ -70,8 +70,8 @@ async def send_signal(call: Call) -> dict[str, Any]:
         raise fields.wrong("signal", "a signal's name without SIG, like TERM,")
     tree = fields.flag("tree", True)
     fields.done()
-    hosted = call.live()
-    await _process(call, hosted).signal(number, tree)
+    entry = call.live()
+    await _process(call, entry).signal(number, tree)
     return {}
 
 
@@ -82,12 +82,12 @@ async def resize(call: Call) -> dict[str, Any]:
     return {}
 
 
-def _process(call: Call, hosted: Hosted) -> Process:
-    process = hosted.processes.get(call.segments[3])
+def _process(call: Call, entry: WorkspaceEntry) -> Process:
+    process = entry.processes.get(call.segments[3])
     if process is None:
         raise ApiError(
             "NotFound",
-            f"process {call.segments[3]!r} does not exist in workspace {hosted.id!r}; those that have ended are forgotten "
+            f"process {call.segments[3]!r} does not exist in workspace {entry.id!r}; those that have ended are forgotten "
             "with their turn",
         )
     return process

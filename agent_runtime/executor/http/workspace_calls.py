@@ -40,13 +40,13 @@ async def create(call: Call) -> dict[str, Any]:
     rule = _network(fields) if fields.raw("network", None) is not None else NO_NETWORK
     limits.done()
     fields.done()
-    hosted = await call.sandbox.create(call.attempt, fields.all(), spec, rule)
-    return hosted.describe()
+    entry = await call.sandbox.create(call.attempt, fields.all(), spec, rule)
+    return entry.describe()
 
 
 async def show_all(call: Call) -> dict[str, Any]:
     """GET /workspaces"""
-    return {"workspaces": [hosted.describe() for hosted in call.sandbox.workspaces.values()]}
+    return {"workspaces": [entry.describe() for entry in call.sandbox.workspaces.values()]}
 
 
 async def show(call: Call) -> dict[str, Any]:
@@ -56,17 +56,17 @@ async def show(call: Call) -> dict[str, Any]:
 
 async def freeze(call: Call) -> dict[str, Any]:
     """POST /workspaces/{w}/freeze"""
-    hosted = call.owned()
-    hosted.require_working()
-    if not hosted.is_frozen:
-        await hosted.freeze()
-    return hosted.describe()
+    entry = call.owned()
+    entry.require_working()
+    if not entry.is_frozen:
+        await entry.freeze()
+    return entry.describe()
 
 
 async def end_processes(call: Call) -> dict[str, Any]:
     """DELETE /workspaces/{w}/processes"""
-    hosted = call.live()
-    await hosted.end_processes()
+    entry = call.live()
+    await entry.end_processes()
     return {}
 
 
@@ -75,8 +75,8 @@ async def switch_network(call: Call) -> dict[str, Any]:
     fields = call.fields()
     rule = _network(fields)
     fields.done()
-    hosted = call.live()
-    await hosted.switch_network(rule)
+    entry = call.live()
+    await entry.switch_network(rule)
     return {"network": rule.as_json()}
 
 
@@ -98,18 +98,18 @@ def _network(fields: Fields) -> NetworkRule:
 
 async def open_port(call: Call) -> dict[str, Any]:
     """PUT /workspaces/{w}/model"""
-    hosted = call.live()
-    port = await call.sandbox.open_model_port(hosted)
+    entry = call.live()
+    port = await call.sandbox.open_model_port(entry)
     return {"url": port.url}
 
 
 async def attach(call: Call) -> Switched:
     """POST /workspaces/{w}/model"""
     call.upgrade(UPGRADE)
-    hosted = call.live()
-    if hosted.model_port is None:
+    entry = call.live()
+    if entry.model_port is None:
         raise ApiError(
-            "Conflict", f"the model port of workspace {hosted.id!r} is not open in this phase; PUT .../model opens it"
+            "Conflict", f"the model port of workspace {entry.id!r} is not open in this phase; PUT .../model opens it"
         )
     assert call.hold is not None
-    return Switched(UPGRADE, hosted.model_port.attach(call.hold))
+    return Switched(UPGRADE, entry.model_port.attach(call.hold))

@@ -84,11 +84,11 @@ class Surroundings(NamedTuple):
             resource.setrlimit(which, (value, value))
 
 
-class Desk:
+class SubreaperState:
     """What init and the subreapers of its workspace share.
 
     They report to `channel`. Requests come from `starts`, which one process reads at a time: who holds the lock on `turn`,
-    which the kernel gives back when its holder dies. Who works for which request stands on a slate in shared memory. Init is
+    which the kernel gives back when its holder dies. The `pid_table`, in shared memory, says who works for which request. Init is
     woken, by the pipe `notes`, when one is busy for longer than a moment, and when that one waits again.
     """
 
@@ -97,7 +97,7 @@ class Desk:
         self.news, self.notes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.turn = os.memfd_create("turn", os.MFD_CLOEXEC)
         # Most of it is never touched, and takes no memory.
-        self.slate = memoryview(mmap.mmap(-1, _PROCESS_IDS * 4)).cast("I")
+        self.pid_table = memoryview(mmap.mmap(-1, _PROCESS_IDS * 4)).cast("I")
 
     def tell(self, is_busy: bool) -> None:
         """Tell init that this process is busy, or waits again."""
@@ -111,10 +111,16 @@ class Desk:
                 yield pid, bool(is_busy)
 
 
-def fork_native(desk: Desk, where: Surroundings) -> int | NativeSubreaper | None:
+def fork_native(state: SubreaperState, where: Surroundings) -> int | NativeSubreaper | None:
     """Fork a subreaper that does in C what is nothing special: `fork_subreaper` says what comes of it."""
     return fork_subreaper(
-        (desk.channel.end.fileno(), desk.starts.end.fileno(), desk.notes, desk.turn, kernel.address(desk.slate)),
+        (
+            state.channel.end.fileno(),
+            state.starts.end.fileno(),
+            state.notes,
+            state.turn,
+            kernel.address(state.pid_table),
+        ),
         own_root=not where.root,
         nice=where.nice,
         user=where.user,
@@ -125,7 +131,9 @@ def fork_native(desk: Desk, where: Surroundings) -> int | NativeSubreaper | None
     )
 
 
-def run(desk: Desk, where: Surroundings, own: tuple[int, int], native: NativeSubreaper | None = None) -> NoReturn:
+def run(
+    state: SubreaperState, where: Surroundings, own: tuple[int, int], native: NativeSubreaper | None = None
+) -> NoReturn:
     """Start commands one after the other, and report on each; those that `native` leaves, where there is one.
 
     `own` are uid and gid of this process when it was forked.
@@ -136,24 +144,24 @@ def run(desk: Desk, where: Surroundings, own: tuple[int, int], native: NativeSub
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         where.bound()
         _rehearse(accounts, where)
-        fcntl.lockf(desk.turn, fcntl.LOCK_EX)
+        fcntl.lockf(state.turn, fcntl.LOCK_EX)
     while True:
         refused = native.not_started() if native else None
-        number, pid, news = _refused(*refused) if refused else _next(desk, where, accounts)
-        if not _follow(desk, number, pid, news):
+        number, pid, news = _refused(*refused) if refused else _next(state, where, accounts)
+        if not _follow(state, number, pid, news):
             os._exit(0)
         if native and not native.serve():
             os._exit(0)
 
 
-def _next(desk: Desk, where: Surroundings, accounts: Accounts) -> tuple[int, int, Message]:
+def _next(state: SubreaperState, where: Surroundings, accounts: Accounts) -> tuple[int, int, Message]:
     """Wait for a request and start its command: its number, the command (0: it cannot be started), what to tell of it."""
-    received = desk.starts.receive_content() if _suits(desk.starts, accounts, where) else None
+    received = state.starts.receive_content() if _suits(state.starts, accounts, where) else None
     if received is None:
         os._exit(0)
     number, content, descriptors = received
-    desk.slate[os.getpid()] = number
-    fcntl.lockf(desk.turn, fcntl.LOCK_UN)
+    state.pid_table[os.getpid()] = number
+    fcntl.lockf(state.turn, fcntl.LOCK_UN)
     try:
         pid = _start(unpack(content), descriptors, where, accounts)
         return number, pid, {"pid": pid}
@@ -171,7 +179,7 @@ def _told(refusal: Refused) -> Message:
     return {"errno": refusal.errno, "path": refusal.path, "error": refusal.message}
 
 
-def _follow(desk: Desk, number: int, command: int, news: Message) -> bool:
+def _follow(state: SubreaperState, number: int, command: int, news: Message) -> bool:
     """Report the command's start (`news`) and end; return when all that it left behind has gone too: whether it is this
     process that waits for the next request now.
 
@@ -185,12 +193,12 @@ def _follow(desk: Desk, number: int, command: int, news: Message) -> bool:
         try:
             ended, status = os.waitpid(-1, os.WNOHANG if news else 0)
         except ChildProcessError:
-            is_next = _take_turn(desk)
-            desk.slate[os.getpid()] = 0
+            is_next = _take_turn(state)
+            state.pid_table[os.getpid()] = 0
             if is_next and is_busy:
-                desk.tell(False)
+                state.tell(False)
             if news:
-                desk.channel.send(number, news)
+                state.channel.send(number, news)
             return is_next
         if ended == command:
             code = os.waitstatus_to_exitcode(status)
@@ -198,15 +206,15 @@ def _follow(desk: Desk, number: int, command: int, news: Message) -> bool:
         elif not ended:
             if not is_busy:
                 is_busy = True
-                desk.tell(True)
-            desk.channel.send(number, news)
+                state.tell(True)
+            state.channel.send(number, news)
             news = {}
 
 
-def _take_turn(desk: Desk) -> bool:
+def _take_turn(state: SubreaperState) -> bool:
     """False when another one waits already."""
     try:
-        fcntl.lockf(desk.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(state.turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

@@ -23,7 +23,7 @@ from typing import NoReturn
 from agent_runtime.executor import kernel
 from agent_runtime.executor.init import commands, files, processes
 from agent_runtime.executor.init.channel import Channel, Message, close_all
-from agent_runtime.executor.init.commands import Desk, Surroundings
+from agent_runtime.executor.init.commands import SubreaperState, Surroundings
 
 _BACKLOG = 128
 # What an init says on its own behalf when it fails; requests are numbered from 1, and below 2**32 - 1.
@@ -38,7 +38,7 @@ class Init:
         self._starts = starts
         self._where = where
         self._proc = proc
-        self._desk = Desk(channel, starts)
+        self._state = SubreaperState(channel, starts)
         # Which child does which file operation; and the subreapers, those that wait (or have just begun) apart.
         self._helpers: dict[int, int] = {}
         self._waiting: set[int] = set()
@@ -54,7 +54,7 @@ class Init:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for source in (self._channel.end.fileno(), self._starts.end.fileno(), self._desk.news, wake_read):
+        for source in (self._channel.end.fileno(), self._starts.end.fileno(), self._state.news, wake_read):
             self._poll.register(source, select.POLLIN)
         try:
             self._serve(wake_read)
@@ -133,17 +133,17 @@ class Init:
     def _fork_subreaper(self) -> None:
         """Have a subreaper ready for the next command; it takes the request itself."""
         own = os.geteuid(), os.getegid()
-        forked = commands.fork_native(self._desk, self._where)
+        forked = commands.fork_native(self._state, self._where)
         if forked is None:
-            forked = self._fork(lambda: commands.run(self._desk, self._where, own))
+            forked = self._fork(lambda: commands.run(self._state, self._where, own))
         elif not isinstance(forked, int):
-            self._in_child(lambda: commands.run(self._desk, self._where, own, forked))
+            self._in_child(lambda: commands.run(self._state, self._where, own, forked))
         self._set_waiting(self._waiting | {forked})
 
     def _read_notes(self) -> None:
         """See which subreapers are busy, and which wait again."""
         waiting = set(self._waiting)
-        for pid, is_busy in self._desk.told():
+        for pid, is_busy in self._state.told():
             (self._busy if is_busy else waiting).add(pid)
             (waiting if is_busy else self._busy).discard(pid)
         self._set_waiting(waiting)
@@ -171,8 +171,8 @@ class Init:
                 if pid in self._helpers or pid in self._subreapers():
                     self._kill_all()
                 continue
-            number = self._helpers.pop(pid, 0) or self._desk.slate[pid]
-            self._desk.slate[pid] = 0
+            number = self._helpers.pop(pid, 0) or self._state.pid_table[pid]
+            self._state.pid_table[pid] = 0
             self._busy.discard(pid)
             self._set_waiting(self._waiting - {pid})
             if number and status != 0:
@@ -194,14 +194,14 @@ class Init:
 
     def _signal(self, command: int, pid: int, number: int, tree: bool) -> bool:
         """Signal the command that request `command` started; False when it has gone already."""
-        subreaper = next((pid for pid in self._subreapers() if self._desk.slate[pid] == command), None)
+        subreaper = next((pid for pid in self._subreapers() if self._state.pid_table[pid] == command), None)
         if subreaper is None:
             return False
         # Held, it cannot start the next command meanwhile, which would be hit as well. Whatever a tool has made of it, it
         # runs on afterwards.
         processes.hold(self._proc, subreaper)
         try:
-            if self._desk.slate[subreaper] != command:
+            if self._state.pid_table[subreaper] != command:
                 return False
             if tree and number == signal.SIGKILL:
                 return processes.kill_below(self._proc, subreaper)

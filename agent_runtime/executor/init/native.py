@@ -62,7 +62,7 @@ class NativeSubreaper:
 
 
 def fork_subreaper(
-    desk: Sequence[int],
+    state: Sequence[int],
     *,
     own_root: bool,
     nice: int,
@@ -74,7 +74,7 @@ def fork_subreaper(
 ) -> int | NativeSubreaper | None:
     """Fork one: its process id; or, in the child, what it is when C has left something to Python. None without a library.
 
-    `desk` are the numbers of commands.Desk; `own_root` says that a command's folder is the same one for this process;
+    `state` are the numbers of commands.SubreaperState; `own_root`: a command's folder is the same for this process;
     `nice` is the nice value of commands; `environment` is without what a user brings. Raises OSError.
     """
     library = _library
@@ -83,7 +83,7 @@ def fork_subreaper(
     variables = [f"{name}={value}" for name, value in environment.items()]
     numbers = [str(number) for limit in limits.items() for number in limit]
     told: Iterable[object] = (
-        *desk,
+        *state,
         int(own_root),
         nice,
         user,

@@ -44,7 +44,7 @@
 /* What `fork_subreaper` is told of the workspace. */
 static struct {
     int channel, starts, notes, turn;
-    uint32_t *slate;
+    uint32_t *pid_table;
     /* Whether an absolute folder of a request is the same one for this process. */
     int own_root;
     /* Of each command; this process stays as it is. */
@@ -380,7 +380,7 @@ static int take(int streams[STREAMS]) {
     return 1;
 }
 
-/* commands.Desk.tell */
+/* commands.SubreaperState.tell */
 static void tell(uint32_t is_busy) {
     uint32_t note[] = {getpid(), is_busy};
     (void)!write(here.notes, note, sizeof note);
@@ -453,7 +453,7 @@ static int follow(pid_t command) {
             continue;
         if (ended < 0) {
             int is_next = lock_turn(F_SETLK, F_WRLCK);
-            here.slate[getpid()] = 0;
+            here.pid_table[getpid()] = 0;
             if (is_next && is_busy)
                 tell(0);
             if (news[0])
@@ -486,7 +486,7 @@ static enum result work(void) {
         int streams[STREAMS];
         if (!take(streams))
             return GONE;
-        here.slate[getpid()] = request.number;
+        here.pid_table[getpid()] = request.number;
         lock_turn(F_SETLK, F_UNLCK);
         pid_t command = start(program, streams);
         failed_number = request.number, failed_errno = errno, packet_bytes = bytes;
@@ -530,7 +530,7 @@ static int listen_to(char *told, char *end) {
     here.uid = geteuid(), here.gid = getegid();
     here.channel = next_number(&told, end), here.starts = next_number(&told, end);
     here.notes = next_number(&told, end), here.turn = next_number(&told, end);
-    here.slate = (uint32_t *)next_number(&told, end);
+    here.pid_table = (uint32_t *)next_number(&told, end);
     here.own_root = next_number(&told, end), here.nice = next_number(&told, end);
     here.user = next_string(&told, end), here.folder = next_string(&told, end);
     here.limit_count = next_number(&told, end);

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import Any, BinaryIO
 
 from agent_runtime.executor.attempts.fencing import Hold
-from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.http.messages import Head, PassedReply
 from agent_runtime.executor.http.server import Request, Server, notice_silence
@@ -109,7 +109,7 @@ class Carrier(asyncio.Protocol):
         self._input = bytearray()
         self._is_reading_paused = False
         self._is_writing_paused = False
-        self._changed = Bell()
+        self._changed = Notifier()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -120,7 +120,7 @@ class Carrier(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
         self._port.lose(self)
-        self._changed.ring()
+        self._changed.notify()
 
     def data_received(self, data: bytes) -> None:
         if self._is_free:
@@ -131,14 +131,14 @@ class Carrier(asyncio.Protocol):
         if len(self._input) > BUFFER_BYTES and not self._is_reading_paused:
             self._is_reading_paused = True
             self._transport.pause_reading()
-        self._changed.ring()
+        self._changed.notify()
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
-        self._changed.ring()
+        self._changed.notify()
 
     def abort(self) -> None:
         """Cut the connection at once."""
@@ -149,7 +149,7 @@ class Carrier(asyncio.Protocol):
         self._is_free = False
         for piece in pieces:
             while self._is_writing_paused and not self.is_lost and not self._input:
-                await Bell.wait(self._changed)
+                await Notifier.wait(self._changed)
             if self.is_lost or self._input:
                 return
             self._transport.write(piece)
@@ -157,7 +157,7 @@ class Carrier(asyncio.Protocol):
     async def receive(self) -> bytes:
         """The next bytes of the reply; none when the connection has ended."""
         while not self._input and not self.is_lost:
-            await Bell.wait(self._changed)
+            await Notifier.wait(self._changed)
         data = bytes(self._input)
         self._input.clear()
         if self._is_reading_paused:

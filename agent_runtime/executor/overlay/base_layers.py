@@ -55,7 +55,7 @@ _ETC = {
 _KEPT_MOUNTS = ("/", "/proc", "/sys")
 
 
-class Ground(NamedTuple):
+class BaseLayers(NamedTuple):
     """Where the layers are, and how ids are mapped.
 
     `parts[i]` is the workspace path of part i, `lower[i]` are its lowest layers, the topmost first.
@@ -138,7 +138,7 @@ def enter_own_user_namespace() -> None:
 
 def prepare(
     layers: str, root: str, root_layers: Sequence[str], masks: Sequence[str], binds: Sequence[Sequence[object]]
-) -> Ground:
+) -> BaseLayers:
     """Mount and write what the module says, in a mount namespace of its own. Raises Impossible, or OSError with the step.
 
     `root_layers`, the topmost first, are the root together, in place of `root`.
@@ -183,7 +183,7 @@ def prepare(
         _detach_others(layers)
     several_ids = sum(int(line.split()[2]) for line in gid_map.splitlines()) >= _IDS
     own_creators = bare and kernel.effective_capabilities() & _OWNERS_CAPABILITIES == _OWNERS_CAPABILITIES
-    return Ground(layers, parts, lower, uid_map, gid_map, first_id, tuple(targets), several_ids, own_creators)
+    return BaseLayers(layers, parts, lower, uid_map, gid_map, first_id, tuple(targets), several_ids, own_creators)
 
 
 def _empty(layers: str) -> None:

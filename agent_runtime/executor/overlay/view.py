@@ -19,7 +19,7 @@ from agent_runtime.executor.init.channel import Channel, Message
 from agent_runtime.executor.init.commands import Surroundings
 from agent_runtime.executor.init.init import Init
 from agent_runtime.executor.init.trees import remove
-from agent_runtime.executor.overlay.base_layers import HOSTNAME, Ground
+from agent_runtime.executor.overlay.base_layers import HOSTNAME, BaseLayers
 from agent_runtime.executor.overlay.usage import MAX_PROCESSES
 
 # Without a limit of its own a workspace may fill this much of /dev/shm; Docker gives 64 MiB, too little for PyTorch.
@@ -41,17 +41,17 @@ IDS = 0
 Received = tuple[int, Message, list[int]]
 
 
-def make_layer(ground: Ground, name: str) -> None:
+def make_layer(base: BaseLayers, name: str) -> None:
     """The empty folders of a new layer."""
     os.mkdir(name, 0o755)
-    for part in range(len(ground.parts)):
+    for part in range(len(base.parts)):
         os.mkdir(f"{name}/u{part}")
         os.mkdir(f"{name}/w{part}", 0o700)
 
 
-def _lay_over(ground: Ground, name: str, parent: str) -> None:
+def _lay_over(base: BaseLayers, name: str, parent: str) -> None:
     """Give the root folder of an empty layer the owner and the mode that layer `parent` has there."""
-    for part in range(len(ground.parts)):
+    for part in range(len(base.parts)):
         below = os.stat(f"{parent}/u{part}", follow_symlinks=False)
         if (below.st_uid, below.st_gid) != (os.geteuid(), os.getegid()):
             os.chown(f"{name}/u{part}", below.st_uid, below.st_gid)
@@ -84,7 +84,7 @@ def process_limits(request: Message, *, own_users: bool = True) -> dict[int, int
     return limits
 
 
-def build(ground: Ground, requests: Channel, own: str) -> NoReturn:
+def build(base: BaseLayers, requests: Channel, own: str) -> NoReturn:
     """Become the init of a workspace, in the mount and PID namespaces of its own that this process was forked into.
 
     Layer `own` is made for it at once. `requests` says first what the workspace stands on: then its files are mounted, and
@@ -93,7 +93,7 @@ def build(ground: Ground, requests: Channel, own: str) -> NoReturn:
     commands to start; it may come before any of this was done. What fails is told over the first of these, as HELLO.
     """
     try:
-        make_layer(ground, own)
+        make_layer(base, own)
     except OSError:  # which comes again when the layer is mounted, and is told then
         with contextlib.suppress(OSError):
             remove(own)
@@ -103,12 +103,12 @@ def build(ground: Ground, requests: Channel, own: str) -> NoReturn:
     early = failure = None
     uppers: list[int] = []
     try:
-        uppers = _mount_view(ground, own, footing[1])
+        uppers = _mount_view(base, own, footing[1])
         # Before the user namespace: there a process that hides, which root of a machine started, cannot write it.
         _write("/proc/self/oom_score_adj", str(_OOM_SCORE))
-        if ground.own_creators:
+        if base.own_creators:
             # The kernel counts what a user namespace holds (inotify) for the user who made it too: not for all workspaces.
-            kernel.become_keeping_capabilities(ground.first_id + 1 + int(own, 16) % _CREATORS)
+            kernel.become_keeping_capabilities(base.first_id + 1 + int(own, 16) % _CREATORS)
         early = _enter_user_namespace(requests)
         _shut_off()
     except OSError as error:
@@ -123,7 +123,7 @@ def build(ground: Ground, requests: Channel, own: str) -> NoReturn:
     try:
         if failure is not None:
             raise failure
-        _serve(ground, request, channel, starts, uppers)
+        _serve(base, request, channel, starts, uppers)
     except OSError as error:
         channel.send(HELLO, {"error": f"{error.filename or 'a step'}: {error.strerror}"})
     finally:
@@ -161,7 +161,7 @@ def _shut_off() -> None:
     _write("/proc/sys/user/max_user_namespaces", "0")
 
 
-def _serve(ground: Ground, request: Message, channel: Channel, starts: Channel, uppers: list[int]) -> NoReturn:
+def _serve(base: BaseLayers, request: Message, channel: Channel, starts: Channel, uppers: list[int]) -> NoReturn:
     """Give the workspace what its limits allow, and itself no more rights than it needs; then serve it."""
     shm_bytes = min(request["memoryBytes"] or _SHM_BYTES, _SHM_BYTES)
     kernel.mount("tmpfs", "/dev/shm", "tmpfs", _NO_PRIVILEGES, f"mode=1777,size={shm_bytes},uid=0,gid=0")
@@ -179,7 +179,7 @@ def _serve(ground: Ground, request: Message, channel: Channel, starts: Channel, 
     channel.send(HELLO, {}, [proc, shm])
     os.close(shm)
     layer = tuple(
-        (part.strip("/") + "/" if part != "/" else "", upper) for part, upper in zip(ground.parts, uppers, strict=True)
+        (part.strip("/") + "/" if part != "/" else "", upper) for part, upper in zip(base.parts, uppers, strict=True)
     )
     where = Surroundings(
         isolated=True,
@@ -205,7 +205,7 @@ def _write(path: str, content: str) -> None:
         os.close(descriptor)
 
 
-def _mount_view(ground: Ground, own: str, footing: Message) -> list[int]:
+def _mount_view(base: BaseLayers, own: str, footing: Message) -> list[int]:
     """Mount a workspace's root and move it onto `/`; descriptors of the layer that a snapshot is made of.
 
     `own` is its empty layer. It stands on `footing`: a `chain` of frozen layers, the nearest first; where it is a view of
@@ -216,17 +216,17 @@ def _mount_view(ground: Ground, own: str, footing: Message) -> list[int]:
         remove(own)
     else:
         if not os.path.isdir(own):
-            make_layer(ground, own)
-        _lay_over(ground, own, chain[0] if chain else "base")
+            make_layer(base, own)
+        _lay_over(base, own, chain[0] if chain else "base")
     folder = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    uppers = [os.open(f"{frozen or own}/u{part}", folder) for part in range(len(ground.parts))]
+    uppers = [os.open(f"{frozen or own}/u{part}", folder) for part in range(len(base.parts))]
     layers = os.open(".", os.O_PATH | os.O_CLOEXEC)
     dev = os.open("dev", os.O_PATH | os.O_CLOEXEC)
-    binds = [os.open(f"bind{index}", os.O_PATH | os.O_CLOEXEC) for index in range(len(ground.binds))]
-    for part, path in enumerate(ground.parts):
+    binds = [os.open(f"bind{index}", os.O_PATH | os.O_CLOEXEC) for index in range(len(base.binds))]
+    for part, path in enumerate(base.parts):
         os.fchdir(layers)
         lower = [f"{layer}/u{part}" for layer in [*chain, "base"]]
-        lower += ground.lower[part]
+        lower += base.lower[part]
         options = f"lowerdir={':'.join(lower)},userxattr"
         if not frozen:
             options += f",upperdir={own}/u{part},workdir={own}/w{part},volatile"
@@ -238,7 +238,7 @@ def _mount_view(ground: Ground, own: str, footing: Message) -> list[int]:
     os.chdir("/")
     kernel.mount("proc", "/proc", "proc", _PROC_FLAGS)
     kernel.mount(f"/proc/self/fd/{dev}", "/dev", flags=kernel.MS_BIND | kernel.MS_REC)
-    group = f",gid={ground.first_id + _TERMINAL_GROUP}" if ground.several_ids else ""
+    group = f",gid={base.first_id + _TERMINAL_GROUP}" if base.several_ids else ""
     kernel.mount(
         "devpts",
         "/dev/pts",
@@ -246,7 +246,7 @@ def _mount_view(ground: Ground, own: str, footing: Message) -> list[int]:
         kernel.MS_NOSUID | kernel.MS_NOEXEC,
         f"newinstance,ptmxmode=0666,mode=620,max={_MAX_TERMINALS}{group}",
     )
-    for bind, target in zip(binds, ground.binds, strict=True):
+    for bind, target in zip(binds, base.binds, strict=True):
         kernel.mount(f"/proc/self/fd/{bind}", target, flags=kernel.MS_BIND)
         if os.fstatvfs(bind).f_flag & os.ST_RDONLY:
             kernel.mount("none", target, flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _NO_PRIVILEGES)

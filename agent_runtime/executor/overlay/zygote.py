@@ -27,7 +27,7 @@ from agent_runtime.executor.init.commands import Surroundings
 from agent_runtime.executor.init.init import Init
 from agent_runtime.executor.init.trees import disk_bytes, remove
 from agent_runtime.executor.overlay import remover
-from agent_runtime.executor.overlay.base_layers import Ground, prepare, write_maps
+from agent_runtime.executor.overlay.base_layers import BaseLayers, prepare, write_maps
 from agent_runtime.executor.overlay.lower import Impossible
 from agent_runtime.executor.overlay.view import HELLO, IDS, build, process_limits, raise_own_limits
 from agent_runtime.executor.syscall_filter import filter_program
@@ -105,7 +105,7 @@ class _Spare:
 class _Zygote:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._ground: Ground | None = None
+        self._base: BaseLayers | None = None
         self._spares: list[_Spare] = []
         self._layers = itertools.count(1)
         # What the last two workspaces stand on; and a spare that makes itself ready for one that stands on the same.
@@ -125,8 +125,8 @@ class _Zygote:
             for descriptor, _ in self._poll.poll():
                 if descriptor == self._channel.end.fileno():
                     self._take_request()
-                elif self._ground is not None and descriptor in self._unmapped:
-                    self._map_ids(self._ground, descriptor)
+                elif self._base is not None and descriptor in self._unmapped:
+                    self._map_ids(self._base, descriptor)
                 elif descriptor in self._dropped:
                     self._clear(descriptor)
 
@@ -148,13 +148,13 @@ class _Zygote:
                 self._prepare(number, request)
             case "give up":
                 os._exit(_GIVEN_UP)
-            case "create" if self._ground is not None:
-                self._take_spare(self._ground, number, request, descriptors)
+            case "create" if self._base is not None:
+                self._take_spare(self._base, number, request, descriptors)
             case "create":
                 self._fork(number, request, lambda: self._create(number, request, descriptors))
             case "spare":
-                if self._ground is not None and len(self._spares) < request["wanted"]:
-                    self._spares.append(self._fork_spare(self._ground))
+                if self._base is not None and len(self._spares) < request["wanted"]:
+                    self._spares.append(self._fork_spare(self._base))
                 self._channel.send(number, {"waiting": len(self._spares)})
             case "measure":
                 self._fork(number, request, lambda: self._measure(number, request))
@@ -172,49 +172,49 @@ class _Zygote:
             finally:
                 os._exit(1)
 
-    def _take_spare(self, ground: Ground, number: int, request: Message, descriptors: list[int]) -> None:
+    def _take_spare(self, base: BaseLayers, number: int, request: Message, descriptors: list[int]) -> None:
         """Hand the request to a spare; to a new one where none waits. One that was killed meanwhile takes none."""
         footing = {"chain": request["chain"], "view_of": request["view_of"]}
         self._footings.append(footing)
-        spare = self._on(ground, footing)
+        spare = self._on(base, footing)
         while not spare.channel.send(number, request, descriptors):
             self._drop(spare)
-            spare = self._on(ground, footing)
+            spare = self._on(base, footing)
         self._channel.send(number, {"pid": spare.pid, "layer": spare.layer}, [spare.process])
         spare.is_taken = True
         if spare.is_mapped:
-            self._let_go(ground, spare)
+            self._let_go(base, spare)
 
-    def _on(self, ground: Ground, footing: Message) -> _Spare:
+    def _on(self, base: BaseLayers, footing: Message) -> _Spare:
         """A spare that was told, now or before, what its workspace will stand on."""
         if self._ahead is not None and self._ahead[0] == footing:
             spare, self._ahead = self._ahead[1], None
             return spare
-        return self._tell(ground, footing)
+        return self._tell(base, footing)
 
-    def _tell(self, ground: Ground, footing: Message) -> _Spare:
+    def _tell(self, base: BaseLayers, footing: Message) -> _Spare:
         """A spare that begins to make itself ready to stand on `footing`."""
         while True:
-            spare = self._spares.pop(0) if self._spares else self._fork_spare(ground)
+            spare = self._spares.pop(0) if self._spares else self._fork_spare(base)
             if spare.channel.send(IDS, footing):
                 self._unmapped[spare.channel.end.fileno()] = spare
                 self._poll.register(spare.channel.end, select.POLLIN)
                 return spare
             self._drop(spare)
 
-    def _map_ids(self, ground: Ground, descriptor: int) -> None:
+    def _map_ids(self, base: BaseLayers, descriptor: int) -> None:
         """Let a spare go on that has entered its user namespace."""
         spare = self._unmapped.pop(descriptor)
         self._poll.unregister(descriptor)
         if spare.channel.receive() is not None:
             with contextlib.suppress(OSError):  # it has died since: whoever waits for its greeting hears of that
-                write_maps(spare.pid, ground.uid_map, ground.gid_map)
+                write_maps(spare.pid, base.uid_map, base.gid_map)
                 spare.channel.send(IDS, {})
         spare.is_mapped = True
         if spare.is_taken:
-            self._let_go(ground, spare)
+            self._let_go(base, spare)
 
-    def _let_go(self, ground: Ground, spare: _Spare) -> None:
+    def _let_go(self, base: BaseLayers, spare: _Spare) -> None:
         """It needs nothing any more. Where the last two workspaces stand on the same, have another one begin for a third."""
         spare.channel.end.close()
         os.close(spare.process)
@@ -225,7 +225,7 @@ class _Zygote:
             self._drop(self._ahead[1])
         self._ahead = None
         with contextlib.suppress(OSError):
-            self._ahead = footing, self._tell(ground, footing)
+            self._ahead = footing, self._tell(base, footing)
 
     def _drop(self, spare: _Spare) -> None:
         """Make no use of it, and leave nothing of it."""
@@ -244,12 +244,12 @@ class _Zygote:
         with contextlib.suppress(OSError):
             remove(self._dropped.pop(process))
 
-    def _fork_spare(self, ground: Ground) -> _Spare:
+    def _fork_spare(self, base: BaseLayers) -> _Spare:
         """A process that becomes the init of one workspace when it is told which, and ends with its channel."""
         layer = f"{next(self._layers):x}"
         pid, end = _fork_with_channel(
             lambda: kernel.fork_into(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID, "mount and pid"),
-            lambda channel: build(ground, channel, layer),
+            lambda channel: build(base, channel, layer),
         )
         return _Spare(pid, os.pidfd_open(pid), Channel(end), layer)
 
@@ -279,7 +279,7 @@ class _Zygote:
             return
         try:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-            self._ground = prepare(
+            self._base = prepare(
                 request["layers"], request["root"], request["rootLayers"], request["masks"], request["binds"]
             )
             kernel.set_syscall_filter(filter_program())

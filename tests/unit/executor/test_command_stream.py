@@ -19,9 +19,9 @@ from agent_runtime.executor.attempts.fencing import Hold
 from agent_runtime.executor.commands import command_stream
 from agent_runtime.executor.commands.command_stream import MAX_FRAME_BYTES, CommandStream, answer, read_command, refusal
 from agent_runtime.executor.commands.frames import HEAD, framed
-from agent_runtime.executor.commands.notifier import Bell
+from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.output import Caps, Output
-from agent_runtime.executor.commands.processes import Order, Process
+from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.host import Exit
 from agent_runtime.executor.sandbox import Sandbox
@@ -65,7 +65,7 @@ def test_whatever_a_model_asks_for_is_what_the_executor_starts(
     )
     read = read_command(sent)
     assert (read.attempt, read.hold, read.key, read.workspace) == ("7.agent", Hold(3, "me"), (4, "call_1"), "w")
-    assert read.order == Order(
+    assert read.spec == CommandSpec(
         command, cwd or None, _read_back(env), user or None, stdin or None, None, deadline, Caps(kept, kept, 0)
     )
 
@@ -76,7 +76,7 @@ def test_a_command_that_lives_on_keeps_its_input_open(
 ) -> None:
     sent = content(deadline_seconds=deadline, terminal=terminal, spill_bytes=spill, lives_on=True)
     read = read_command(sent)
-    assert read.order == Order("true", None, {}, None, "Open", terminal, deadline, Caps(10, 20, spill))
+    assert read.spec == CommandSpec("true", None, {}, None, "Open", terminal, deadline, Caps(10, 20, spill))
     assert read.lives_on
 
 
@@ -145,7 +145,7 @@ class FakeProcess:
 
     def __init__(self, kept: int = 0) -> None:
         self.id = "4-call_1"
-        self.over, self.changed = Bell(), Bell()
+        self.over, self.changed = Notifier(), Notifier()
         self.exit: Exit | None = None
         self.refusal: ApiError | None = None
         self.is_settled = True
@@ -159,7 +159,7 @@ class FakeProcess:
 
     def end(self, exit: Exit) -> None:
         self.exit = exit
-        self.over.ring()
+        self.over.notify()
 
 
 def told(frame: bytes, number: int = 9) -> CommandResult | Running | Refused:
@@ -223,7 +223,9 @@ class Wire:
         self.attempt.fence.require(hold)
         return self.attempt
 
-    def start(self, workspace: str, attempt: str, key: Any, order: Order, settled: Callable[[], None]) -> FakeProcess:
+    def start(
+        self, workspace: str, attempt: str, key: Any, spec: CommandSpec, settled: Callable[[], None]
+    ) -> FakeProcess:
         settled()
         return self._processes[key.name]
 
@@ -309,10 +311,10 @@ async def test_a_command_that_lives_on_is_answered_once_it_is_started() -> None:
     process.is_settled = False
     wire = Wire({"a": process})
     wire.ask(1, "a", lives_on=True)
-    process.changed.ring()
+    process.changed.notify()
     assert wire.written == [], "it is not decided yet"
     process.is_settled = True
-    process.changed.ring()
+    process.changed.notify()
     process.end(Exit(0, None))
     wire.ask(2, "a", lives_on=True)
     assert wire.answers == {1: Running("4-call_1"), 2: Running("4-call_1")}
