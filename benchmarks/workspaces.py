@@ -22,9 +22,10 @@ import tempfile  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Awaitable, Callable  # noqa: E402
 
-from agent_runtime.executor.host import Workspace, WorkspaceHost, WorkspaceSpec  # noqa: E402
-from agent_runtime.executor.init.spawned import spawn  # noqa: E402
+from agent_runtime.executor.host import WorkspaceSpec  # noqa: E402
 from agent_runtime.executor.overlay.config import HostConfig  # noqa: E402
+from agent_runtime.executor.overlay.hosts import Host  # noqa: E402
+from agent_runtime.executor.overlay.workspace import Workspace, spawn  # noqa: E402
 from benchmarks.measuring import quantile  # noqa: E402
 
 _PREPARED_FILES = 2_000
@@ -92,7 +93,7 @@ def descendants(of: int) -> list[int]:
     return [*found, *(below for child in found for below in descendants(child))]
 
 
-async def lives(host: WorkspaceHost, count: int) -> None:
+async def lives(host: Host, count: int) -> None:
     before = set(descendants(os.getpid()))
     began = time.perf_counter()
     workspaces = [await host.create(WorkspaceSpec(f"live {index}")) for index in range(count)]

@@ -15,11 +15,11 @@ from typing import Any
 
 from agent_runtime.executor import CONTRACT_VERSION
 from agent_runtime.executor.config import ExecutorConfig
-from agent_runtime.executor.host import WorkspaceHost
 from agent_runtime.executor.http.routes import Application
 from agent_runtime.executor.http.server import Server, log
 from agent_runtime.executor.init.trees import remove
 from agent_runtime.executor.overlay import open_host
+from agent_runtime.executor.overlay.hosts import Host
 from agent_runtime.executor.sandbox import Sandbox, empty
 
 # Ten times Python's own: some megabytes at most, and a collection every few hundred commands instead of every few dozen.
@@ -31,7 +31,7 @@ _SI_USER = 0
 class Daemon:
     """A running executor."""
 
-    def __init__(self, config: ExecutorConfig, host: WorkspaceHost, mode_reason: str | None, folder: str) -> None:
+    def __init__(self, config: ExecutorConfig, host: Host, mode_reason: str | None, folder: str) -> None:
         self.sandbox = Sandbox(host, folder)
         self.boot_id = os.urandom(16).hex()
         self._config, self._mode_reason = config, mode_reason

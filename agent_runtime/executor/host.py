@@ -1,15 +1,10 @@
-"""What the HTTP side of the executor needs from a host of workspaces.
-
-`OverlayHost` and `PlainHost` implement this. Everything that touches a workspace happens *inside* it, with the tools' own
-rights: the HTTP side opens no path of a workspace itself, it only moves bytes through file descriptors.
-"""
+"""What callers and hosts of workspaces (overlay/) tell each other: what to make, how it ended, why it failed."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True)
@@ -55,15 +50,6 @@ class Watcher(Protocol):
         """It has ended. Nothing follows."""
 
 
-class Child(Protocol):
-    """A command and all its descendants."""
-
-    pid: int
-
-    async def signal(self, number: int, *, tree: bool, cause: str | None = None) -> None:
-        """Send a signal to the command, or to its whole tree, orphans that left its session included."""
-
-
 class FileFailure(Exception):
     """A file operation failed inside the workspace."""
 
@@ -79,77 +65,3 @@ class WorkspaceFailure(Exception):
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
         self.cause, self.message = cause, message
-
-
-class Workspace(Protocol):
-    """One live or frozen workspace."""
-
-    spec: WorkspaceSpec
-    failed: asyncio.Future[WorkspaceFailure]
-
-    def start(
-        self,
-        argv: Sequence[str] | str,
-        watcher: Watcher,
-        *,
-        stdin: int,
-        stdout: int,
-        stderr: int,
-        env: Mapping[str, str],
-        cwd: str | None,
-        user: str | None,
-        tty: tuple[int, int] | None,
-    ) -> Child:
-        """Ask for a command to be started; a `str` argv is for the shell. `watcher` is told whether it was. The three
-        descriptors are the child's ends and are closed by this call. With `tty` (rows, columns), all three are the slave
-        end of a terminal opened by `open_terminal`, and it becomes the controlling one. Raises FileFailure and
-        WorkspaceFailure for what need not even be asked.
-        """
-
-    async def open_terminal(self, rows: int, columns: int) -> tuple[int, int]:
-        """A new pseudo terminal of the workspace's own devpts: (master, slave) descriptors."""
-
-    async def file(self, operation: str, arguments: Mapping[str, Any], stream: int | None = None) -> dict[str, Any]:
-        """Run a file operation inside the workspace with the default user's rights: `read`, `write`, `remove`, `stat`,
-        `list`, `tar`, `untar`, `carry`, `snapshot`, `restore`. `stream` is the pipe end the operation reads its body from or
-        writes it to; it is closed by this call when the operation is over. Raises FileFailure.
-        """
-
-    async def freeze(self) -> None:
-        """End its processes and make its layer read-only, ready to fork from."""
-
-    async def listen(self, port: int) -> int | None:
-        """A listening TCP socket on the workspace's own loopback (`port` 0: any free one), as a descriptor the executor
-        accepts on (the network proxy and the model port use it), or None where the workspace has no network of its own
-        (`Plain`).
-        """
-
-    async def end_processes(self, cause: str) -> None:
-        """Kill everything in it, daemons that left their command included; the workspace lives on, unless this raises
-        WorkspaceFailure.
-        """
-
-    def usage(self) -> dict[str, int]:
-        """`memoryBytes`, `processes`, `diskBytes` as last seen."""
-
-    def layers(self) -> list[str]:
-        """Ids of the frozen workspaces below it, nearest first."""
-
-    async def destroy(self) -> None:
-        """End every process in it and remove its layer."""
-
-
-class WorkspaceHost(Protocol):
-    """Makes workspaces; one an executor."""
-
-    mode: str
-    places: int
-
-    async def create(self, spec: WorkspaceSpec) -> Workspace:
-        """A new workspace. Raises WorkspaceFailure when it cannot be made."""
-
-    def guarantees(self) -> dict[str, str]:
-        """How each limit and each wall is kept here, or `None: <why>`."""
-
-    async def close(self) -> None:
-        """Destroy everything."""

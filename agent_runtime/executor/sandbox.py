@@ -17,11 +17,13 @@ from agent_runtime.executor.attempts.idempotency import Key, StoredReply
 from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.commands.streams import Streams
 from agent_runtime.executor.errors import ApiError, translated
-from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure, WorkspaceHost, WorkspaceSpec
+from agent_runtime.executor.host import FileFailure, WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.http.messages import Reply
 from agent_runtime.executor.network.model_port import ModelPort
 from agent_runtime.executor.network.proxy import PROXY_PORT, NetworkProxy, proxy_variables
 from agent_runtime.executor.network.rules import NO_NETWORK, NetworkRule
+from agent_runtime.executor.overlay.hosts import Host
+from agent_runtime.executor.overlay.workspace import Workspace
 
 
 class WorkspaceEntry:
@@ -184,7 +186,7 @@ class WorkspaceEntry:
 class Sandbox:
     """The executor's whole state. `folder` is its own part of the state folder."""
 
-    def __init__(self, host: WorkspaceHost, folder: str) -> None:
+    def __init__(self, host: Host, folder: str) -> None:
         self.host = host
         self.activity = Activity()
         self.attempts: dict[str, Attempt] = {}

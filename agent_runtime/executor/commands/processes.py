@@ -17,7 +17,8 @@ from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.output import Caps, Output
 from agent_runtime.executor.commands.streams import InputEnd, OutputEnd, Streams
 from agent_runtime.executor.errors import ApiError, translated
-from agent_runtime.executor.host import Child, Exit, FileFailure, Workspace, WorkspaceFailure
+from agent_runtime.executor.host import Exit, FileFailure, WorkspaceFailure
+from agent_runtime.executor.overlay.workspace import Command, Workspace
 
 # What a command said itself is in its pipes when it has ended. This is for what its last children say right after it, and
 # is lost time only for commands that leave something behind.
@@ -57,7 +58,7 @@ class Process:
         self._exited_at: float | None = None
         self._ended_at: float | None = None
         self._cause: str | None = None
-        self._child: Child | None = None
+        self._child: Command | None = None
         self._ends: dict[str, OutputEnd] = {}
         self._input: InputEnd | None = None
         self._terminal: int | None = None

@@ -11,11 +11,12 @@ from typing import Any
 
 from agent_runtime.executor.commands.streams import PIPE_BYTES
 from agent_runtime.executor.errors import translated
-from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure
+from agent_runtime.executor.host import FileFailure, WorkspaceFailure
 from agent_runtime.executor.http.calls import Call
 from agent_runtime.executor.http.fields import Query
 from agent_runtime.executor.http.messages import Reply, StreamedReply
 from agent_runtime.executor.http.server import Request
+from agent_runtime.executor.overlay.workspace import Workspace
 
 # A body of up to this many bytes is sent as one reply, with its length; a longer one in chunks.
 _WHOLE_BYTES = 64 * 1024

@@ -88,8 +88,8 @@ class SubreaperState:
     """What init and the subreapers of its workspace share.
 
     They report to `channel`. Requests come from `starts`, which one process reads at a time: who holds the lock on `turn`,
-    which the kernel gives back when its holder dies. The `pid_table`, in shared memory, says who works for which request. Init is
-    woken, by the pipe `notes`, when one is busy for longer than a moment, and when that one waits again.
+    which the kernel gives back when its holder dies. `pid_table`, in shared memory, has the request that each one works for.
+    Init is woken, by the pipe `notes`, when one is busy for longer than a moment, and when that one waits again.
     """
 
     def __init__(self, channel: Channel, starts: Channel) -> None:

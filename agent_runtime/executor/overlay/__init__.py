@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from agent_runtime.executor.overlay.zygote import start_zygote
 
 if TYPE_CHECKING:
-    from agent_runtime.executor.host import WorkspaceHost
     from agent_runtime.executor.overlay.config import HostConfig
+    from agent_runtime.executor.overlay.hosts import Host
 
 __all__ = ["HostFailure", "open_host", "start_zygote"]
 
@@ -24,7 +24,7 @@ class HostFailure(Exception):
     """No host can be had as configured; the message says why, and what to do."""
 
 
-async def open_host(config: HostConfig) -> tuple[WorkspaceHost, str | None]:
+async def open_host(config: HostConfig) -> tuple[Host, str | None]:
     """Open the host that `config.mode` asks for; with it, in `Auto`, why it is `Plain` and not `Overlay`.
 
     Raises HostFailure where `Overlay` was asked for and its trial failed, or another executor uses the state folder.

@@ -20,7 +20,7 @@ from agent_runtime.executor.overlay.config import HostConfig
 from agent_runtime.executor.overlay.peer import Peer, PeerGone
 from agent_runtime.executor.overlay.spares import Spares
 from agent_runtime.executor.overlay.watch import Watch
-from agent_runtime.executor.overlay.workspace import LiveWorkspace
+from agent_runtime.executor.overlay.workspace import Workspace
 
 # Making a workspace takes milliseconds; on a machine that is starved, seconds.
 _CREATE_SECONDS = 60.0
@@ -92,18 +92,26 @@ class Host:
         self._zygote = zygote
         self._zygote_pid = zygote_pid
         self._lock = lock
-        self._live: set[LiveWorkspace] = set()
+        self._live: set[Workspace] = set()
         self._removals: set[asyncio.Task[None]] = set()
         self._blaming = asyncio.Lock()
         written = config.state_dir if self.own_layers else config.root
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.tool_nice = os.getpriority(os.PRIO_PROCESS, 0) + (_TOOL_NICE if _in_container() else 0)
-        self._watch = Watch(
+        self.watch = Watch(
             self._proc, self.tool_nice, written, config.memory_bytes, config.disk_bytes, self.measure_disk
         )
         self._written = written
         # If others left the workspaces half of the room, and it is used up, one of them has at least this much.
         self._share = max(_LEAST_SHARE_BYTES, self._room() // (2 * self.places))
+
+    async def create(self, spec: WorkspaceSpec) -> Workspace:
+        """A new workspace. Raises WorkspaceFailure when it cannot be made."""
+        raise NotImplementedError
+
+    def guarantees(self) -> dict[str, str]:
+        """How each limit and each wall is kept here, or `None: <why>`."""
+        raise NotImplementedError
 
     async def ask(self, message: Message) -> Message:
         """Ask the zygote. Raises WorkspaceFailure when it cannot."""
@@ -116,7 +124,7 @@ class Host:
             raise WorkspaceFailure("CreateFailed", str(reply["error"]))
         return reply
 
-    async def _make(self, spec: WorkspaceSpec, extra: Message) -> LiveWorkspace:
+    async def _make(self, spec: WorkspaceSpec, extra: Message) -> Workspace:
         """Have the zygote fork an init; what was made of it is gone again when this raises."""
         request = {
             "do": "create",
@@ -168,7 +176,7 @@ class Host:
             raise
         peer.forget(_HELLO)
         proc, shm = handles if len(handles) == 2 else (self._proc, None)
-        workspace = LiveWorkspace(self, spec, peer, received[0], int(reply["pid"]), reply.get("layer", ""), proc, shm)
+        workspace = Workspace(self, spec, peer, received[0], int(reply["pid"]), reply.get("layer", ""), proc, shm)
         self._live.add(workspace)
         return workspace
 
@@ -176,14 +184,7 @@ class Host:
         """Have the files of a layer taken away that nobody uses any more."""
         raise NotImplementedError
 
-    def woke(self, workspace: LiveWorkspace) -> None:
-        """Something starts in that workspace: watch it until nothing is left."""
-        self._watch.add(workspace)
-
-    def slept(self, workspace: LiveWorkspace) -> None:
-        self._watch.remove(workspace)
-
-    async def measure_disk(self, workspace: LiveWorkspace, least: int = 0) -> int:
+    async def measure_disk(self, workspace: Workspace, least: int = 0) -> int:
         """Bytes of disk that the workspace's files take; each counts as `least` or more."""
         raise NotImplementedError
 
@@ -201,7 +202,7 @@ class Host:
         room = info.f_bavail * info.f_frsize
         return min(room, info.f_favail * _bytes_a_file(info)) if info.f_files else room
 
-    async def cause_of_full_disk(self, workspace: LiveWorkspace) -> str:
+    async def cause_of_full_disk(self, workspace: Workspace) -> str:
         """`Disk` where that workspace has filled it, `WorkspaceEnded` where it may have, else `DiskFull`.
 
         Its processes are killed first: they might move files away from the count, or hold deleted files that are in no list,
@@ -233,17 +234,17 @@ class Host:
                     return "WorkspaceEnded"
         return "Disk" if workspace.has_filled_disk else "DiskFull"
 
-    async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
+    async def end_init(self, workspace: Workspace, process: int) -> None:
         """Kill a workspace's init and everything in the workspace."""
         raise NotImplementedError
 
-    async def forget(self, workspace: LiveWorkspace) -> None:
+    async def forget(self, workspace: Workspace) -> None:
         """The workspace has been destroyed."""
         self._live.discard(workspace)
-        self._watch.remove(workspace)
+        self.watch.remove(workspace)
 
     async def look_into(
-        self, workspace: LiveWorkspace, operation: str, arguments: Mapping[str, Any], stream: int | None
+        self, workspace: Workspace, operation: str, arguments: Mapping[str, Any], stream: int | None
     ) -> dict[str, Any]:
         """A reading file operation on a frozen workspace."""
         raise NotImplementedError
@@ -251,7 +252,7 @@ class Host:
     def refuse_freeze(self) -> None:
         """Raise WorkspaceFailure where there is no freezing."""
 
-    def ancestors(self, workspace: LiveWorkspace) -> list[str]:
+    def ancestors(self, workspace: Workspace) -> list[str]:
         """Ids of the frozen workspaces below it, nearest first."""
         return []
 
@@ -266,7 +267,7 @@ class Host:
         for workspace in list(self._live):
             with contextlib.suppress(WorkspaceFailure):
                 await workspace.destroy()
-        self._watch.close()
+        self.watch.close()
         os.close(self._proc)
 
     async def _wait_for_zygote(self) -> None:
@@ -291,15 +292,14 @@ class OverlayHost(Host):
         self._remover = remover
         # Workspaces that are being made.
         self._begun = 0
-        self._by_id: dict[str, LiveWorkspace] = {}
+        self._by_id: dict[str, Workspace] = {}
         # Of each layer: the one below it, the workspace's id, and how many stand on it (its own workspace included).
         self._below: dict[str, str | None] = {}
         self._ids: dict[str, str] = {}
         self._users: dict[str, int] = {}
         self._spares = Spares(self.ask, lambda: self.places - len(self._by_id))
 
-    async def create(self, spec: WorkspaceSpec) -> LiveWorkspace:
-        """As in the interface."""
+    async def create(self, spec: WorkspaceSpec) -> Workspace:
         await self._wait_for_room()
         parent: str | None = None
         if spec.parent is not None:
@@ -332,7 +332,7 @@ class OverlayHost(Host):
         while self._removals and len(self._by_id) + self._begun + len(self._removals) >= self.places:
             await asyncio.wait(self._removals, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _make(self, spec: WorkspaceSpec, extra: Message) -> LiveWorkspace:
+    async def _make(self, spec: WorkspaceSpec, extra: Message) -> Workspace:
         async with self._spares.turn():
             return await super()._make(spec, extra)
 
@@ -374,14 +374,14 @@ class OverlayHost(Host):
         with contextlib.suppress(PeerGone):
             await self._remover.ask({"layer": layer})
 
-    async def measure_disk(self, workspace: LiveWorkspace, least: int = 0) -> int:
+    async def measure_disk(self, workspace: Workspace, least: int = 0) -> int:
         reply = await self.ask({"do": "measure", "folder": workspace.layer, "least": least, "since": None})
         return int(reply["bytes"])
 
-    async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
+    async def end_init(self, workspace: Workspace, process: int) -> None:
         await kill(process)
 
-    async def forget(self, workspace: LiveWorkspace) -> None:
+    async def forget(self, workspace: Workspace) -> None:
         if workspace in self._live:
             await super().forget(workspace)
             self._by_id.pop(workspace.spec.id, None)
@@ -389,7 +389,7 @@ class OverlayHost(Host):
             self._release(workspace.layer)
 
     async def look_into(
-        self, workspace: LiveWorkspace, operation: str, arguments: Mapping[str, Any], stream: int | None
+        self, workspace: Workspace, operation: str, arguments: Mapping[str, Any], stream: int | None
     ) -> dict[str, Any]:
         spec = WorkspaceSpec(
             f"{workspace.spec.id} (read)", user=workspace.spec.user, working_dir=workspace.spec.working_dir
@@ -411,11 +411,10 @@ class OverlayHost(Host):
             finally:
                 self._release(layer)
 
-    def ancestors(self, workspace: LiveWorkspace) -> list[str]:
+    def ancestors(self, workspace: Workspace) -> list[str]:
         return [self._ids[layer] for layer in self._chain(self._below.get(workspace.layer))]
 
     def guarantees(self) -> dict[str, str]:
-        """As in the interface."""
         return {
             "isolation": "user, mount, pid, ipc, uts and network namespaces of its own, with container capabilities",
             "files": "a copy-on-write layer of its own, gone with the workspace; /dev/shm too",
@@ -441,8 +440,7 @@ class PlainHost(Host):
         self._failing: asyncio.Task[None] | None = None
         zygote.gone.add_done_callback(lambda _: self._zygote_gone())
 
-    async def create(self, spec: WorkspaceSpec) -> LiveWorkspace:
-        """As in the interface. There is nothing to fork from."""
+    async def create(self, spec: WorkspaceSpec) -> Workspace:
         if spec.parent is not None:
             raise WorkspaceFailure(
                 "CreateFailed", "parent: Plain mode cannot fork; a new sandbox has the image's state"
@@ -466,12 +464,12 @@ class PlainHost(Host):
             "CreateFailed", "Plain mode cannot freeze: its files are the container's own; use a snapshot"
         )
 
-    async def measure_disk(self, workspace: LiveWorkspace, least: int = 0) -> int:
+    async def measure_disk(self, workspace: Workspace, least: int = 0) -> int:
         # Not the growth of the file system: a node's disk is shared with other pods, whose files are nobody's fault here.
         request = {"do": "measure", "folder": self.config.root, "least": least, "since": self._created_at}
         return int((await self.ask(request))["bytes"])
 
-    async def end_init(self, workspace: LiveWorkspace, process: int) -> None:
+    async def end_init(self, workspace: Workspace, process: int) -> None:
         # Its orphans fall to the zygote, or to us where a tool has killed that too. One that it has stopped goes on.
         await kill(process)
         processes.send(self._zygote_pid, signal.SIGCONT)
@@ -483,7 +481,6 @@ class PlainHost(Host):
             await loop.run_in_executor(None, processes.kill_below, self._proc, os.getpid())
 
     def guarantees(self) -> dict[str, str]:
-        """As in the interface."""
         return {
             "isolation": "None: the sandbox is the wall; tools see the executor's processes, untraceable and "
             "unreadable; who kills one ends the workspace",

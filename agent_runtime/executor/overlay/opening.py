@@ -12,11 +12,11 @@ import socket
 from agent_runtime.executor import kernel
 from agent_runtime.executor.host import FileFailure, WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.init.channel import close_all
-from agent_runtime.executor.init.spawned import spawn
 from agent_runtime.executor.overlay import HostFailure
 from agent_runtime.executor.overlay.config import HostConfig
 from agent_runtime.executor.overlay.hosts import OverlayHost, PlainHost
 from agent_runtime.executor.overlay.peer import Peer, PeerGone
+from agent_runtime.executor.overlay.workspace import spawn
 from agent_runtime.executor.overlay.zygote import take_zygote
 
 

@@ -29,7 +29,7 @@ from agent_runtime.executor.overlay.usage import (
     sandbox_excess,
     shm_bytes,
 )
-from agent_runtime.executor.overlay.workspace import LiveWorkspace
+from agent_runtime.executor.overlay.workspace import Workspace
 
 # A process can touch about 1 GiB of new memory in a second here: some 20 MiB between two looks.
 _LOOK_SECONDS = 0.02
@@ -70,21 +70,21 @@ class Watch:
         written: str,
         memory_limit: int | None,
         disk_limit: int | None,
-        count_disk: Callable[[LiveWorkspace], Awaitable[int]],
+        count_disk: Callable[[Workspace], Awaitable[int]],
     ) -> None:
         self._proc, self._written = proc, written
         self._processors, self._tool_nice = len(os.sched_getaffinity(0)), tool_nice
         self._memory_limit, self._disk_limit = memory_limit, disk_limit
         self._count_disk = count_disk
-        self._active: set[LiveWorkspace] = set()
-        self._known: dict[LiveWorkspace, _Known] = {}
-        self._stopping: dict[LiveWorkspace, asyncio.Task[None]] = {}
+        self._active: set[Workspace] = set()
+        self._known: dict[Workspace, _Known] = {}
+        self._stopping: dict[Workspace, asyncio.Task[None]] = {}
         self._awake = asyncio.Event()
         with open(os.memfd_create("device", os.MFD_CLOEXEC), "rb") as probe:
             self._memory_device = os.fstat(probe.fileno()).st_dev
         self._task = asyncio.create_task(self._run())
 
-    def add(self, workspace: LiveWorkspace) -> None:
+    def add(self, workspace: Workspace) -> None:
         """Look at it until it has no processes."""
         self._active.add(workspace)
         if workspace not in self._known:
@@ -92,7 +92,7 @@ class Watch:
             self._known[workspace].file_system_used = self._file_system_used()
         self._awake.set()
 
-    def remove(self, workspace: LiveWorkspace) -> None:
+    def remove(self, workspace: Workspace) -> None:
         """It has ended."""
         self._active.discard(workspace)
         known = self._known.pop(workspace, None)
@@ -134,7 +134,7 @@ class Watch:
         if over is not None:
             self._stop(active[over[0]], self._end(active[over[0]], over[1]))
 
-    def _look(self, workspace: LiveWorkspace, used: int) -> None:
+    def _look(self, workspace: Workspace, used: int) -> None:
         everything = all_processes(workspace.proc)
         if any(process.pid == workspace.inner_init and process.state == "T" for process in everything):
             if workspace not in self._stopping:
@@ -168,7 +168,7 @@ class Watch:
             workspace.last = Usage(shared, 0, disk)
             self._active.discard(workspace)
 
-    def _share_processors(self, workspace: LiveWorkspace, known: _Known, tools: list[Process], count: int) -> None:
+    def _share_processors(self, workspace: Workspace, known: _Known, tools: list[Process], count: int) -> None:
         """Make threads nice that are too many for two looks: the kernel divides processors among threads, not workspaces.
 
         It makes none less nice again, which in a pod nobody may. So threads that only wait are let be, a shell's too.
@@ -188,7 +188,7 @@ class Watch:
                     if nice == MAX_NICE:
                         os.sched_setscheduler(thread.pid, os.SCHED_IDLE, os.sched_param(0))
 
-    async def _count(self, workspace: LiveWorkspace, known: _Known) -> None:
+    async def _count(self, workspace: Workspace, known: _Known) -> None:
         began = time.monotonic()
         try:
             counted = await self._count_disk(workspace)
@@ -199,14 +199,14 @@ class Watch:
         finally:
             known.counting = None
 
-    def _stop(self, workspace: LiveWorkspace, ending: Coroutine[Any, Any, None]) -> None:
+    def _stop(self, workspace: Workspace, ending: Coroutine[Any, Any, None]) -> None:
         # What it has left on disk stays; a later command that only removes some of it is let be.
         self._known[workspace].stopped_at = workspace.last.disk_bytes
         task = asyncio.create_task(ending)
         self._stopping[workspace] = task
         task.add_done_callback(lambda _: self._stopping.pop(workspace, None))
 
-    async def _end(self, workspace: LiveWorkspace, cause: str) -> None:
+    async def _end(self, workspace: Workspace, cause: str) -> None:
         before = workspace.last.memory_bytes
         await workspace.stop_excess(cause)
         if cause == "Memory" and workspace.shm is not None:
@@ -227,7 +227,7 @@ def _tools(running: list[Process], init: int) -> list[Process]:
     return [process for process in running if process.parent != init]
 
 
-def _limited(workspace: LiveWorkspace) -> bool:
+def _limited(workspace: Workspace) -> bool:
     limits = workspace.spec.limits
     return any(limit is not None for limit in (limits.memory_bytes, limits.processes, limits.disk_bytes))
 

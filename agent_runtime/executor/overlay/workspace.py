@@ -48,7 +48,7 @@ def _failure(message: Message) -> FileFailure:
 class Command:
     """A command and its tree. `pid` is its number inside the workspace."""
 
-    def __init__(self, workspace: LiveWorkspace, number: int, watcher: Watcher) -> None:
+    def __init__(self, workspace: Workspace, number: int, watcher: Watcher) -> None:
         self.pid = 0
         self._workspace, self._number = workspace, number
         # None when there is nothing more to tell.
@@ -122,7 +122,7 @@ class Command:
         await self._workspace.request({"do": "signal", "arguments": arguments}, seconds=_ANSWER_SECONDS)
 
 
-class LiveWorkspace:
+class Workspace:
     """One workspace. `layer` is the name of its own layer's folder (empty in `Plain`)."""
 
     def __init__(
@@ -172,7 +172,12 @@ class LiveWorkspace:
         user: str | None,
         tty: tuple[int, int] | None,
     ) -> Command:
-        """As in the interface. `tty`'s size was given to the terminal when it was opened."""
+        """Ask for a command to be started; a `str` argv is for the shell. `watcher` hears whether it was.
+
+        The three descriptors are the command's ends, and are closed by this call. With `tty` (rows, columns) all three are
+        the slave end of a terminal that `open_terminal` made, which becomes the controlling one. Raises FileFailure and
+        WorkspaceFailure for what need not even be asked.
+        """
         request = StartRequest(argv, {**self.spec.env, **env}, cwd, user, tty is not None)
         descriptors = [stdin, stdout, stderr]
         try:
@@ -184,7 +189,7 @@ class LiveWorkspace:
         number = self._peer.number()
         command = self._commands[number] = Command(self, number, watcher)
         self._peer.listen(number, command.hear)
-        self.host.woke(self)
+        self.host.watch.add(self)
         try:
             is_asked = self._peer.start_now(number, request, descriptors)
         except PeerGone as gone:
@@ -234,7 +239,7 @@ class LiveWorkspace:
         self._peer.forget(number)
 
     async def open_terminal(self, rows: int, columns: int) -> tuple[int, int]:
-        """As in the interface."""
+        """A new pseudo terminal of the workspace's own devpts: (master, slave) descriptors."""
         self._refuse_if_frozen("a terminal")
         master, slave = await self._descriptors({"do": "terminal", "rows": rows, "columns": columns}, 2)
         if not (os.isatty(master) and os.isatty(slave)):
@@ -243,7 +248,10 @@ class LiveWorkspace:
         return master, slave
 
     async def listen(self, port: int) -> int | None:
-        """As in the interface."""
+        """A descriptor that listens for TCP on the workspace's own loopback; `port` 0 is any free one.
+
+        None where the workspace has no network of its own (`Plain`).
+        """
         self._refuse_if_frozen("a port")
         if not self.host.own_network:
             return None
@@ -261,7 +269,11 @@ class LiveWorkspace:
         return received
 
     async def file(self, operation: str, arguments: Mapping[str, Any], stream: int | None = None) -> dict[str, Any]:
-        """As in the interface; docs/workspaces.md has the arguments and replies of each operation."""
+        """Run a file operation inside; docs/workspaces.md has the operations, their arguments and replies.
+
+        `stream` is the pipe end from which it reads its body, or to which it writes; this call closes it. Raises FileFailure
+        and WorkspaceFailure.
+        """
         if self.frozen:
             if operation not in _READS:
                 close_all([] if stream is None else [stream])
@@ -273,7 +285,7 @@ class LiveWorkspace:
         self._file_operations += 1
         try:
             try:
-                self.host.woke(self)
+                self.host.watch.add(self)
                 await self._peer.send(number, message, [] if stream is None else [stream])
             finally:
                 if stream is not None:
@@ -330,7 +342,7 @@ class LiveWorkspace:
         )
 
     async def freeze(self) -> None:
-        """As in the interface. Raises WorkspaceFailure in `Plain`."""
+        """End its processes and make its layer read-only, ready to fork from. Raises WorkspaceFailure in `Plain`."""
         self.host.refuse_freeze()
         if not self.frozen:
             await self.stop()
@@ -342,16 +354,19 @@ class LiveWorkspace:
         return bool(self._commands) or self._file_operations > 0
 
     def usage(self) -> dict[str, int]:
-        """As in the interface."""
+        """`memoryBytes`, `processes`, `diskBytes` as last seen."""
         last = self.last
         return {"memoryBytes": last.memory_bytes, "processes": last.processes, "diskBytes": last.disk_bytes}
 
     def layers(self) -> list[str]:
-        """As in the interface."""
+        """Ids of the frozen workspaces below it, nearest first."""
         return self.host.ancestors(self)
 
     async def end_processes(self, cause: str) -> None:
-        """As in the interface. When its init does not obey, which on a busy node takes a while, the workspace has failed."""
+        """Kill everything in it, daemons that left their command included.
+
+        When its init does not obey, which on a busy node takes a while, the workspace fails: raises WorkspaceFailure.
+        """
         for command in self._commands.values():
             command.blame(cause)
         try:
@@ -417,14 +432,14 @@ class LiveWorkspace:
         failure = WorkspaceFailure(self._cause, f"workspace {self.spec.id!r} has ended: {reason}")
         for command in list(self._commands.values()):
             command.lose(failure)
-        self.host.slept(self)
+        self.host.watch.remove(self)
         if self._ending is None:
             self._ending = asyncio.create_task(self._stop())
             if not self.failed.done():
                 self.failed.set_result(failure)
 
     async def destroy(self) -> None:
-        """As in the interface."""
+        """End every process in it and remove its layer."""
         await self.stop()
         await self.host.forget(self)
 
@@ -446,3 +461,49 @@ def _refuse_nul(request: StartRequest) -> None:
             raise FileFailure(22, text[:80], "a NUL byte in argv or env: no program can be given one; put it in a file")
     if not argv:
         raise FileFailure(22, "argv", "argv is empty: a program and its arguments expected")
+
+
+class Spawned:
+    """A command that has started. Implements `Watcher`; `exited` resolves when it has ended."""
+
+    child: Command
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[Exit] = loop.create_future()
+        self._settled: asyncio.Future[None] = loop.create_future()
+
+    async def wait_until_started(self) -> None:
+        """Raises FileFailure and WorkspaceFailure."""
+        await self._settled
+
+    @property
+    def pid(self) -> int:
+        """Its number inside the workspace."""
+        return self.child.pid
+
+    async def signal(self, number: int, *, tree: bool, cause: str | None = None) -> None:
+        """As in `Command`."""
+        await self.child.signal(number, tree=tree, cause=cause)
+
+    def started(self) -> None:
+        """See Watcher."""
+        self._settled.set_result(None)
+
+    def refused(self, failure: FileFailure | WorkspaceFailure) -> None:
+        """See Watcher."""
+        self._settled.set_exception(failure)
+
+    def ended(self, exit: Exit) -> None:
+        """See Watcher."""
+        if not self._settled.done():
+            self._settled.set_result(None)
+        self.exited.set_result(exit)
+
+
+async def spawn(workspace: Workspace, argv: Sequence[str] | str, **how: Any) -> Spawned:
+    """Start a command: `how` as for `Workspace.start`. Raises FileFailure and WorkspaceFailure."""
+    spawned = Spawned()
+    spawned.child = workspace.start(argv, spawned, **{"env": {}, "cwd": None, "user": None, "tty": None, **how})
+    await spawned.wait_until_started()
+    return spawned

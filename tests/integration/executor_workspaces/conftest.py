@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.executor.host import WorkspaceHost
 from agent_runtime.executor.overlay import open_host
 from agent_runtime.executor.overlay.config import HostConfig
+from agent_runtime.executor.overlay.hosts import Host
 from tests.integration.executor_workspaces.helpers import Inside
 
 
 @contextlib.asynccontextmanager
-async def opened(config: HostConfig) -> AsyncIterator[WorkspaceHost]:
+async def opened(config: HostConfig) -> AsyncIterator[Host]:
     host, _ = await open_host(config)
     try:
         yield host

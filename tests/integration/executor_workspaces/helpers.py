@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.executor.host import Exit, Limits, Workspace, WorkspaceHost, WorkspaceSpec
+from agent_runtime.executor.host import Exit, Limits, WorkspaceSpec
 from agent_runtime.executor.init import processes
-from agent_runtime.executor.init.spawned import Spawned, spawn
+from agent_runtime.executor.overlay.hosts import Host
+from agent_runtime.executor.overlay.workspace import Spawned, Workspace, spawn
 
 # A test that waits so long for something that takes milliseconds has found it broken.
 PATIENCE = 60.0
@@ -139,7 +140,7 @@ async def assert_no_layer_is_left_over(host: Any, *, but: int = 0) -> None:
 class Inside:
     """A host, with short ways to make workspaces in it."""
 
-    def __init__(self, host: WorkspaceHost) -> None:
+    def __init__(self, host: Host) -> None:
         self.host = host
         self._made = 0
 

@@ -20,8 +20,8 @@ import json  # noqa: E402
 import os  # noqa: E402
 from typing import Any  # noqa: E402
 
-from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure, WorkspaceSpec  # noqa: E402
-from agent_runtime.executor.init.spawned import spawn  # noqa: E402
+from agent_runtime.executor.host import FileFailure, WorkspaceFailure, WorkspaceSpec  # noqa: E402
+from agent_runtime.executor.overlay.workspace import Workspace, spawn  # noqa: E402
 
 
 async def run(workspace: Workspace, script: str, user: str | None = None) -> str:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.executor.host import FileFailure, Limits, Workspace, WorkspaceFailure
+from agent_runtime.executor.host import FileFailure, Limits, WorkspaceFailure
 from agent_runtime.executor.overlay.config import HostConfig
 from agent_runtime.executor.overlay.usage import MAX_DESCRIPTORS
+from agent_runtime.executor.overlay.workspace import Workspace
 from agent_runtime.executor.syscall_filter import AARCH64, ABIS, X86_64
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import PATIENCE, Inside, get, put, read_all, run, start, write

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.executor.host import FileFailure, Workspace, WorkspaceFailure
+from agent_runtime.executor.host import FileFailure, WorkspaceFailure
 from agent_runtime.executor.overlay.config import Bind, HostConfig
+from agent_runtime.executor.overlay.workspace import Workspace
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, assert_no_layer_is_left_over, get, put, run, write
 

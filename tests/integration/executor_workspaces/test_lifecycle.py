@@ -147,7 +147,7 @@ async def test_a_create_that_fails_halfway_leaves_nothing(overlay: Inside, tmp_p
         await overlay.make(parent=frozen.spec.id)
     (tmp_path / "layers" / layer / "moved").rename(tmp_path / "layers" / layer / "u0")
     assert (await run(await overlay.make(parent=frozen.spec.id), "echo fine")).output == "fine\n"
-    for workspace in list(overlay.host._live):  # type: ignore[attr-defined]
+    for workspace in list(overlay.host._live):
         await workspace.destroy()
     await assert_no_layer_is_left_over(overlay.host)
     assert (others(), len(os.listdir("/proc/self/fd"))) == before
@@ -216,7 +216,7 @@ async def test_idle_workspaces_are_not_looked_at(overlay: Inside) -> None:
     workspaces = [await overlay.make() for _ in range(20)]
     for workspace in workspaces:
         await run(workspace, "true")
-    watch: Any = overlay.host._watch  # type: ignore[attr-defined]
+    watch: Any = overlay.host.watch
     for _ in range(100):
         if not watch._active:
             break
@@ -366,7 +366,7 @@ async def test_what_went_wrong_while_a_workspace_was_made_ahead_is_not_held_agai
     await frozen.freeze()
     for _ in range(2):
         await overlay.make(parent=frozen.spec.id)
-    upper = tmp_path / "layers" / frozen.layer / "u0"  # type: ignore[attr-defined]
+    upper = tmp_path / "layers" / frozen.layer / "u0"
     await asyncio.sleep(0.3)  # the next one is ready
     upper.rename(upper.with_name("moved"))
     await overlay.make(parent=frozen.spec.id)

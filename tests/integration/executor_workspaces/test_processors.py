@@ -16,7 +16,7 @@ from agent_runtime.executor.host import Limits
 from agent_runtime.executor.init import native, processes
 from agent_runtime.executor.overlay.config import HostConfig
 from agent_runtime.executor.overlay.hosts import OverlayHost
-from agent_runtime.executor.overlay.workspace import LiveWorkspace
+from agent_runtime.executor.overlay.workspace import Workspace
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, run, start
 
@@ -44,7 +44,7 @@ def one_processor() -> Iterator[None]:
     os.sched_setaffinity(0, processors)
 
 
-def _processor_seconds(workspace: LiveWorkspace) -> float:
+def _processor_seconds(workspace: Workspace) -> float:
     used = 0
     for process in processes.descendants(processes.all_processes(workspace.proc), workspace.inner_init):
         with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ async def test_busy_workspace_leaves_its_neighbour_a_share_of_the_processor(
     async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay", places=4)) as host:
         inside = Inside(host)
         busy, neighbour = await inside.make(limits=Limits(processes=2 * _BUSY)), await inside.make()
-        assert isinstance(busy, LiveWorkspace)
+        assert isinstance(busy, Workspace)
         assert isinstance(host, OverlayHost)
         code = f"{_KEEPS_BUSY[what]}print('busy', flush=True)\ntime.sleep(600)"
         waiting, output = await start(busy, ["/bin/sh", "-c", '"$@"; :', "sh", _PYTHON, "-c", code], user=user)
@@ -90,7 +90,7 @@ async def test_tools_start_nicer_than_what_serves_them_in_a_container(
     monkeypatch.setattr("agent_runtime.executor.overlay.hosts._in_container", lambda: True)
     async with opened(HostConfig(state_dir=str(tmp_path), mode="Overlay")) as host:
         workspace = await Inside(host).make()
-        assert isinstance(workspace, LiveWorkspace)
+        assert isinstance(workspace, Workspace)
         assert (await run(workspace, "sleep 0.1; nice")).output == f"{min(19, own + 10)}\n"
         serving = [found for found in processes.all_processes(workspace.proc) if found.parent <= workspace.inner_init]
         assert len(serving) >= 2

@@ -22,7 +22,7 @@ LIMIT = 20_000_000
 
 
 async def test_what_others_write_to_the_disk_is_not_a_workspaces_fault(plain: Inside) -> None:
-    root = Path(plain.host.config.root)  # type: ignore[attr-defined]
+    root = Path(plain.host.config.root)
     (root / "of the image").write_bytes(b"x" * 3 * LIMIT)
     workspace = await plain.make(limits=Limits(disk_bytes=LIMIT))
     with tempfile.TemporaryDirectory() as elsewhere:

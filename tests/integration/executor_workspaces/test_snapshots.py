@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.executor.host import Workspace
 from agent_runtime.executor.overlay.config import HostConfig
+from agent_runtime.executor.overlay.workspace import Workspace
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, get, put, run, write
 
@@ -169,7 +169,7 @@ async def test_a_plain_restore_follows_no_link_that_tools_planted(plain: Inside,
     outside = tmp_path / "outside"
     outside.mkdir(mode=0o777)
     await workspace.file("remove", {"path": "/work"})
-    await run(workspace, ["/bin/ln", "-s", str(outside), f"{plain.host.config.root}/work"], cwd="/")  # type: ignore[attr-defined]
+    await run(workspace, ["/bin/ln", "-s", str(outside), f"{plain.host.config.root}/work"], cwd="/")
     await put(workspace, "restore", packed)
     assert list(outside.iterdir()) == []
     assert await get(workspace, "read", path="/work/sub/file") == b"x"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.executor.host import FileFailure, Workspace
+from agent_runtime.executor.host import FileFailure
 from agent_runtime.executor.init import native
 from agent_runtime.executor.overlay.config import HostConfig
+from agent_runtime.executor.overlay.workspace import Workspace
 from tests.integration.executor_workspaces.conftest import opened
 from tests.integration.executor_workspaces.helpers import Inside, read_all, run, start, write
 

@@ -9,9 +9,9 @@ import signal
 import pytest
 
 from agent_runtime.executor.host import FileFailure, Limits, WorkspaceFailure
-from agent_runtime.executor.init.spawned import spawn
 from agent_runtime.executor.overlay import peer
 from agent_runtime.executor.overlay import workspace as live_workspace
+from agent_runtime.executor.overlay.workspace import spawn
 from tests.integration.executor_workspaces.helpers import Inside, get, read_all, run, start, write
 
 
