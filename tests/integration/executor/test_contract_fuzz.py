@@ -25,7 +25,7 @@ from agent_runtime.executor.http import routes
 from agent_runtime.sandboxes.base import Fence
 from agent_runtime.sandboxes.executor_client.client import ExecutorClient, Hold
 
-DOCUMENT = Path(routes.__file__).with_name("openapi.json")
+DOCUMENT = Path(routes.__file__).parents[1] / "openapi.json"
 ALLOWED_SERVER_ERRORS = {"NoPlace", "WorkspaceFailed"}
 # Enough for every field to be absent, null, wrong and at its bounds once; the whole takes about 20 s.
 EXAMPLES = 25
