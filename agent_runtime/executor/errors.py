@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 from typing import Any
 
 from agent_runtime.executor.host import FileFailure, WorkspaceFailure
@@ -56,3 +58,12 @@ def translated(failure: FileFailure | WorkspaceFailure, *, missing_is_not_found:
         errno=errno.errorcode.get(failure.errno, str(failure.errno)),
         path=failure.path,
     )
+
+
+@contextlib.contextmanager
+def translating(*, missing_is_not_found: bool = True) -> Iterator[None]:
+    """Raise a host's failure as `translated` has it."""
+    try:
+        yield
+    except (FileFailure, WorkspaceFailure) as failure:
+        raise translated(failure, missing_is_not_found=missing_is_not_found) from failure

@@ -7,17 +7,17 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent_runtime.executor.activity import Activity
 from agent_runtime.executor.attempts.attempts import Attempt
 from agent_runtime.executor.attempts.fencing import Hold
 from agent_runtime.executor.attempts.idempotency import Key, StoredReply
 from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.commands.streams import Streams
-from agent_runtime.executor.errors import ApiError, translated
-from agent_runtime.executor.host import FileFailure, WorkspaceFailure, WorkspaceSpec
+from agent_runtime.executor.errors import ApiError, translating
+from agent_runtime.executor.host import WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.http.messages import Reply
 from agent_runtime.executor.network.model_port import ModelPort
 from agent_runtime.executor.network.proxy import PROXY_PORT, NetworkProxy, proxy_variables
@@ -27,18 +27,16 @@ from agent_runtime.executor.overlay.workspace import Workspace
 
 
 class WorkspaceEntry:
-    """One workspace. `made_by` is the request body that made it."""
+    """One workspace. `made_by` is the request body that made it; `folder` takes the model requests that wait."""
 
-    def __init__(
-        self, attempt: str, made_by: dict[str, Any], workspace: Workspace, rule: NetworkRule, mode: str
-    ) -> None:
+    def __init__(self, attempt: str, made_by: dict[str, Any], workspace: Workspace, mode: str, folder: str) -> None:
         self.id, self.attempt, self.made_by = workspace.spec.id, attempt, made_by
         self.workspace = workspace
         self.is_frozen = False
         self.failure: WorkspaceFailure | None = None
         self.processes: dict[str, Process] = {}
-        self._mode = mode
-        self._rule = rule
+        self._mode, self._folder = mode, folder
+        self._rule = NO_NETWORK
         self._proxy: NetworkProxy | None = None
         self.model_port: ModelPort | None = None
         self._opening_model_port = asyncio.Lock()
@@ -79,8 +77,8 @@ class WorkspaceEntry:
             ],
         }
 
-    def start(self, process: Process, spec: CommandSpec, settled: Callable[[], None]) -> None:
-        """Ask for a command to be started; `settled` is called when it is decided whether it was."""
+    def start(self, process: Process, env: Mapping[str, str], settled: Callable[[], None]) -> None:
+        """Ask for a command to be started; `settled` is called when its start has succeeded or failed."""
 
         def note() -> None:
             if process.refusal is None:
@@ -90,16 +88,14 @@ class WorkspaceEntry:
             settled()
 
         proxied = proxy_variables() if self._proxy is not None and self._rule.kind != "None" else {}
-        process.start(self.workspace, {**proxied, **self.workspace.spec.env, **spec.env}, note)
+        process.start(self.workspace, {**proxied, **self.workspace.spec.env, **env}, note)
 
     async def switch_network(self, rule: NetworkRule) -> None:
         """Go on to the next phase, in which the model port is closed. Raises FileError, WorkspaceFailed."""
         self._close_model_port()
         if self._proxy is None and rule.kind != "None":
-            try:
+            with translating(missing_is_not_found=False):
                 listener = await self.workspace.listen(PROXY_PORT)
-            except (FileFailure, WorkspaceFailure) as failure:
-                raise translated(failure, missing_is_not_found=False) from failure
             if listener is not None:
                 self._proxy = NetworkProxy(rule)
                 await self._proxy.start(listener)
@@ -107,19 +103,17 @@ class WorkspaceEntry:
             self._proxy.switch(rule)
         self._rule = rule
 
-    async def open_model_port(self, folder: str) -> ModelPort:
+    async def open_model_port(self) -> ModelPort:
         """The model port, which stays open until the next phase. Raises FileError, WorkspaceFailed, NotFound, Conflict."""
         async with self._opening_model_port:
             if self.model_port is None:
-                try:
+                with translating(missing_is_not_found=False):
                     # Any free one: in `Plain` the machine's other programs have theirs, in `Overlay` the workspace's own.
                     descriptor = await self.workspace.listen(0)
-                except (FileFailure, WorkspaceFailure) as failure:
-                    raise translated(failure, missing_is_not_found=False) from failure
                 # What has no network of its own shares the executor's.
                 shared = descriptor is None
                 listener = socket.create_server(("127.0.0.1", 0)) if shared else socket.socket(fileno=descriptor)
-                port = await ModelPort.open(listener, folder)
+                port = await ModelPort.open(listener, self._folder)
                 try:
                     self.require_live()
                 except ApiError:
@@ -135,17 +129,16 @@ class WorkspaceEntry:
         self.is_frozen = True
         self._stop("WorkspaceEnded")
         try:
-            await self.workspace.freeze()
-        except (FileFailure, WorkspaceFailure) as failure:
+            with translating():
+                await self.workspace.freeze()
+        except ApiError:
             self.is_frozen = False
-            raise translated(failure) from failure
+            raise
 
     async def end_processes(self) -> None:
         """Kill everything in it, what no command is known for included. Raises WorkspaceFailed."""
-        try:
+        with translating():
             await self.workspace.end_processes("Signal")
-        except WorkspaceFailure as failure:
-            raise translated(failure) from failure
 
     async def destroy(self) -> None:
         """End it with all that is in it."""
@@ -162,12 +155,8 @@ class WorkspaceEntry:
 
     def _on_failure(self, failed: asyncio.Future[WorkspaceFailure]) -> None:
         if not failed.cancelled() and self.ending is None:
-            self._fail(failed.result())
-
-    def _fail(self, failure: WorkspaceFailure) -> None:
-        if self.failure is None:
-            self.failure = failure
-            self._stop(failure.cause)
+            self.failure = failed.result()
+            self._stop(self.failure.cause)
 
     def _stop(self, cause: str) -> None:
         if self._proxy is not None:
@@ -252,12 +241,11 @@ class Sandbox:
             )
         self._being_made.add(spec.id)
         try:
-            workspace = await self.host.create(spec)
-        except (FileFailure, WorkspaceFailure) as failure:
-            raise translated(failure, missing_is_not_found=False) from failure
+            with translating(missing_is_not_found=False):
+                workspace = await self.host.create(spec)
         finally:
             self._being_made.discard(spec.id)
-        entry = self.workspaces[spec.id] = WorkspaceEntry(attempt, made_by, workspace, NO_NETWORK, self.host.mode)
+        entry = self.workspaces[spec.id] = WorkspaceEntry(attempt, made_by, workspace, self.host.mode, self._folder)
         try:
             await entry.switch_network(rule)
         except ApiError:
@@ -276,10 +264,6 @@ class Sandbox:
             entry.ending = asyncio.get_running_loop().create_task(entry.destroy())
         await asyncio.shield(entry.ending)
         self.workspaces.pop(entry.id, None)
-
-    async def open_model_port(self, entry: WorkspaceEntry) -> ModelPort:
-        """Raises FileError, WorkspaceFailed, NotFound, Conflict."""
-        return await entry.open_model_port(self._folder)
 
     def detach_runners(self, attempt: str, hold: Hold) -> None:
         """Cut the connections by which runners before `hold` serve the attempt's model ports."""
@@ -310,7 +294,7 @@ class Sandbox:
         entry = self.owned_workspace(workspace_id, attempt)
         entry.require_live()
         process = Process(key.process_id(), key.turn, spec, self._streams, self._path("output"))
-        entry.start(process, spec, settled)
+        entry.start(process, spec.env, settled)
         return process
 
     def stored(self, reply: Reply) -> StoredReply:
@@ -327,6 +311,23 @@ class Sandbox:
 
     def _path(self, kind: str) -> str:
         return f"{self._folder}/{next(self._numbers)}-{kind}"
+
+
+class Activity:
+    """Counts what is being done for callers who have shown the token: an executor that is idle for long ends itself."""
+
+    def __init__(self) -> None:
+        self.at_work = 0
+        self.last = time.monotonic()
+
+    def begin(self) -> None:
+        """A request, or a command that somebody waits for, begins."""
+        self.at_work += 1
+
+    def end(self) -> None:
+        """It has been answered, or its caller has gone."""
+        self.at_work -= 1
+        self.last = time.monotonic()
 
 
 def empty(folder: str) -> None:

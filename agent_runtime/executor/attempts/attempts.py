@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from agent_runtime.executor.attempts.fencing import Fence, Hold
 from agent_runtime.executor.attempts.idempotency import Entry, Key, KeyMemory, StoredReply, reused
@@ -15,7 +16,7 @@ from agent_runtime.executor.http.server import Disconnected, Request, log_defect
 
 # What a call leaves behind: a reply, or a process, whose status is asked anew each time.
 Result = StoredReply | Process
-Work = Callable[[], Awaitable[StoredReply]]
+Work = Callable[[], Coroutine[Any, Any, StoredReply]]
 
 
 @dataclass(eq=False)
@@ -53,7 +54,7 @@ class Attempt:
             for call in self._calls:
                 if call.hold != hold:
                     call.break_off()
-        while not self.fence.is_settled(hold):
+        while any(call.hold != hold for call in self._calls):
             await Notifier.wait(self._call_ended)
         self.fence.require(hold)
         self._is_deleted = False
@@ -113,7 +114,7 @@ class Attempt:
         entry = self.keys.find(key, request_line)
         if entry is None:
             entry = self.keys.begin(key, request_line, body_digest)
-            call = self._begin(Call(hold, _no))
+            call = self._begin(Call(hold, lambda: False))
             try:
                 process = make(lambda: self._end(call))
             except Exception as failure:  # noqa: BLE001 - see _refuse
@@ -137,23 +138,21 @@ class Attempt:
         self._is_deleted = True
         if self._deletion is None:
             # It counts as at work, so whoever takes over meanwhile waits for its end.
-            self.fence.admit(hold)
-            self._deletion = asyncio.get_running_loop().create_task(self._delete(work))
-            self._deletion.add_done_callback(lambda _: self._end_deletion(hold))
+            deletion = self._begin(Call(hold, lambda: False))
+            self._deletion = asyncio.get_running_loop().create_task(self._delete(deletion, work))
+            self._deletion.add_done_callback(lambda _: self._end(deletion))
         await asyncio.shield(self._deletion)
 
-    async def _delete(self, work: Callable[[], Awaitable[None]]) -> None:
-        for call in self._calls:
-            call.break_off()
-        while self._calls:
-            await Notifier.wait(self._call_ended)
-        await work()
-        self.keys.forget_all()
-
-    def _end_deletion(self, hold: Hold) -> None:
-        self._deletion = None
-        self.fence.finish(hold)
-        self._call_ended.notify()
+    async def _delete(self, deletion: Call, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            for call in self._calls:
+                call.break_off()
+            while self._calls != {deletion}:
+                await Notifier.wait(self._call_ended)
+            await work()
+            self.keys.forget_all()
+        finally:
+            self._deletion = None
 
     def require(self, hold: Hold) -> None:
         """Raises Fenced unless `hold` is the current one, and Forgotten after the attempt was deleted."""
@@ -170,9 +169,6 @@ class Attempt:
         work: Work,
         may_be_broken_off: Callable[[], bool],
     ) -> None:
-        async def run() -> StoredReply:
-            return await work()
-
         def note(task: asyncio.Task[StoredReply]) -> None:
             self._end(call)
             try:
@@ -183,7 +179,7 @@ class Attempt:
                 entry.body_digest = entry.body_digest or request.body_digest
                 self.keys.finish(key, entry, result, None, is_remembered=True)
 
-        task = asyncio.get_running_loop().create_task(run())
+        task = asyncio.get_running_loop().create_task(work())
         call = self._begin(Call(hold, may_be_broken_off, task))
         task.add_done_callback(note)
 
@@ -202,19 +198,13 @@ class Attempt:
         self.keys.finish(key, entry, None, error, is_remembered=error.code not in NOT_REMEMBERED)
 
     def _begin(self, call: Call) -> Call:
-        self.fence.admit(call.hold)
         self._calls.add(call)
         return call
 
     def _end(self, call: Call) -> None:
         if call in self._calls:
             self._calls.discard(call)
-            self.fence.finish(call.hold)
             self._call_ended.notify()
-
-
-def _no() -> bool:
-    return False
 
 
 def _dropped(result: Result) -> None:

@@ -37,15 +37,11 @@ def read_hold(value: str) -> Hold:
 
 
 class Fence:
-    """The fence of one attempt. Pure: it decides, `Attempt` waits.
-
-    `current` never goes back. A call is admitted under `current` alone, and counts as at work until `finish`.
-    """
+    """The fence of one attempt. Pure: it decides, `Attempt` waits. `current` never goes back."""
 
     def __init__(self, attempt: str) -> None:
         self._attempt = attempt
         self.current: Hold | None = None
-        self._at_work: dict[Hold, int] = {}
 
     def raise_to(self, hold: Hold) -> bool:
         """Make `hold` the current one; False when it already was. Raises Fenced when a newer or an equal one stands."""
@@ -61,21 +57,6 @@ class Fence:
         """Raises Fenced unless `hold` is the current one."""
         if hold != self.current:
             raise self._fenced(hold)
-
-    def admit(self, hold: Hold) -> None:
-        """A call of `hold` begins to work. Raises Fenced."""
-        self.require(hold)
-        self._at_work[hold] = self._at_work.get(hold, 0) + 1
-
-    def finish(self, hold: Hold) -> None:
-        """A call that was admitted has ended."""
-        others = self._at_work.pop(hold) - 1
-        if others:
-            self._at_work[hold] = others
-
-    def is_settled(self, hold: Hold) -> bool:
-        """Whether nothing of another hold is still at work."""
-        return all(other == hold for other in self._at_work)
 
     def _fenced(self, hold: Hold) -> ApiError:
         if self.current is None:

@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from agent_runtime.executor.commands.streams import PIPE_BYTES
-from agent_runtime.executor.errors import translated
-from agent_runtime.executor.host import FileFailure, WorkspaceFailure
+from agent_runtime.executor.errors import translating
 from agent_runtime.executor.http.calls import Call
 from agent_runtime.executor.http.fields import Query
 from agent_runtime.executor.http.messages import Reply, StreamedReply
@@ -116,10 +115,8 @@ async def _look(call: Call, operation: str) -> dict[str, Any]:
 async def _operation(
     workspace: Workspace, operation: str, arguments: Mapping[str, Any], stream: int | None = None
 ) -> dict[str, Any]:
-    try:
+    with translating():
         return await workspace.file(operation, arguments, stream)
-    except (FileFailure, WorkspaceFailure) as failure:
-        raise translated(failure) from failure
 
 
 async def _download(

@@ -99,8 +99,7 @@ def _network(fields: Fields) -> NetworkRule:
 async def open_port(call: Call) -> dict[str, Any]:
     """PUT /workspaces/{w}/model"""
     entry = call.live()
-    port = await call.sandbox.open_model_port(entry)
-    return {"url": port.url}
+    return {"url": (await entry.open_model_port()).url}
 
 
 async def attach(call: Call) -> Switched:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.executor.activity import Activity
 from agent_runtime.executor.attempts.attempts import Attempt
 from agent_runtime.executor.attempts.fencing import Hold
 from agent_runtime.executor.commands import command_stream
@@ -24,7 +23,7 @@ from agent_runtime.executor.commands.output import Caps, Output
 from agent_runtime.executor.commands.processes import CommandSpec, Process
 from agent_runtime.executor.errors import ApiError
 from agent_runtime.executor.host import Exit
-from agent_runtime.executor.sandbox import Sandbox
+from agent_runtime.executor.sandbox import Activity, Sandbox
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure
 from agent_runtime.sandboxes.executor_client import command_frames
 from agent_runtime.sandboxes.executor_client.command_frames import Refused, Running, command_content

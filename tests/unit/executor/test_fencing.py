@@ -29,7 +29,6 @@ class FenceMachine(RuleBasedStateMachine):
         super().__init__()
         self.fence = Fence("a")
         self.raised: list[Hold] = []
-        self.at_work: list[Hold] = []
 
     @rule(hold=HOLDS)
     def raise_to(self, hold: Hold) -> None:
@@ -46,21 +45,9 @@ class FenceMachine(RuleBasedStateMachine):
     def begin(self, hold: Hold) -> None:
         if not self.raised or self.raised[-1] != hold:
             with pytest.raises(ApiError, match=r"never fenced|is held by"):
-                self.fence.admit(hold)
+                self.fence.require(hold)
             return
-        self.fence.admit(hold)
-        self.at_work.append(hold)
-
-    @rule(number=st.integers(0, 20))
-    def finish(self, number: int) -> None:
-        if self.at_work:
-            self.fence.finish(self.at_work.pop(number % len(self.at_work)))
-
-    @invariant()
-    def a_takeover_answers_only_when_nobody_else_is_at_work(self) -> None:
-        if self.raised:
-            current = self.raised[-1]
-            assert self.fence.is_settled(current) == all(hold == current for hold in self.at_work)
+        self.fence.require(hold)
 
     @invariant()
     def epochs_never_go_back(self) -> None:
