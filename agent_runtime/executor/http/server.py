@@ -149,7 +149,6 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._arrival: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
-        self._is_reading_paused = False
         self._is_closed = False
         self._is_lingering = False
         self._is_handed_over = False
@@ -177,8 +176,7 @@ class Connection(asyncio.Protocol):
         if self._arrival is not None:
             if not self._arrival.done():
                 self._arrival.set_result(None)
-        elif len(self._buffer) > _INPUT_BYTES and not self._is_reading_paused:
-            self._is_reading_paused = True
+        elif len(self._buffer) > _INPUT_BYTES:
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
@@ -232,9 +230,7 @@ class Connection(asyncio.Protocol):
             raise Disconnected
         self.patience_ends = patience_ends
         self._arrival = self._loop.create_future()
-        if self._is_reading_paused:
-            self._is_reading_paused = False
-            self._transport.resume_reading()
+        self._transport.resume_reading()
         try:
             await self._arrival
         finally:
@@ -343,8 +339,7 @@ class Connection(asyncio.Protocol):
         self._server.connections.pop(self, None)
         self.send(reply.head())
         self._transport.set_protocol(reply.protocol)
-        if self._is_reading_paused:
-            self._transport.resume_reading()
+        self._transport.resume_reading()
         reply.protocol.connection_made(self._transport)
         if self._buffer:
             reply.protocol.data_received(bytes(self._buffer))

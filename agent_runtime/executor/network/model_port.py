@@ -107,7 +107,6 @@ class Carrier(asyncio.Protocol):
         self._is_free = True
         self._transport: asyncio.Transport
         self._input = bytearray()
-        self._is_reading_paused = False
         self._is_writing_paused = False
         self._changed = Notifier()
 
@@ -128,8 +127,7 @@ class Carrier(asyncio.Protocol):
             self.abort()
             return
         self._input += data
-        if len(self._input) > BUFFER_BYTES and not self._is_reading_paused:
-            self._is_reading_paused = True
+        if len(self._input) > BUFFER_BYTES:
             self._transport.pause_reading()
         self._changed.notify()
 
@@ -160,9 +158,7 @@ class Carrier(asyncio.Protocol):
             await Notifier.wait(self._changed)
         data = bytes(self._input)
         self._input.clear()
-        if self._is_reading_paused:
-            self._is_reading_paused = False
-            self._transport.resume_reading()
+        self._transport.resume_reading()
         return data
 
 

@@ -18,7 +18,6 @@ from agent_runtime.executor.init import processes
 from agent_runtime.executor.init.channel import Message, close_all
 from agent_runtime.executor.overlay.config import HostConfig
 from agent_runtime.executor.overlay.peer import Peer, PeerGone
-from agent_runtime.executor.overlay.spares import Spares
 from agent_runtime.executor.overlay.watch import Watch
 from agent_runtime.executor.overlay.workspace import Workspace
 
@@ -38,6 +37,8 @@ _FILE_CLOCK = 5
 # In a container, where all the rest are tools, this process and those that serve workspaces weigh 9 times what a tool's
 # thread does: else hundreds of busy threads hold up every answer. On a machine other programs would go before tools, too.
 _TOOL_NICE = 10
+# Processes that wait to become a workspace, and hold memory: as many as a group's members are, who come at once.
+_MOST_SPARES = 8
 
 
 def _in_container() -> bool:
@@ -297,7 +298,8 @@ class OverlayHost(Host):
         self._below: dict[str, str | None] = {}
         self._ids: dict[str, str] = {}
         self._users: dict[str, int] = {}
-        self._spares = Spares(self.ask, lambda: self.places - len(self._by_id))
+        # It takes a processor to make one: more at once would all be ready as late as the last, where these come one by one.
+        self._making = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
     async def create(self, spec: WorkspaceSpec) -> Workspace:
         await self._wait_for_room()
@@ -333,12 +335,15 @@ class OverlayHost(Host):
             await asyncio.wait(self._removals, return_when=asyncio.FIRST_COMPLETED)
 
     async def _make(self, spec: WorkspaceSpec, extra: Message) -> Workspace:
-        async with self._spares.turn():
-            return await super()._make(spec, extra)
+        async with self._making:
+            return await super()._make(spec, {**extra, "spares": self._spares_wanted()})
+
+    def _spares_wanted(self) -> int:
+        """For the places that are free, once those that are being made have theirs."""
+        return max(1, min(self.places - len(self._by_id) - self._begun, _MOST_SPARES))
 
     async def _end_all(self) -> None:
         await super()._end_all()
-        self._spares.disturb()
         await asyncio.gather(*self._removals)
         self._remover.close("the host was closed")
 
@@ -385,8 +390,9 @@ class OverlayHost(Host):
         if workspace in self._live:
             await super().forget(workspace)
             self._by_id.pop(workspace.spec.id, None)
-            self._spares.restock()
             self._release(workspace.layer)
+            with contextlib.suppress(PeerGone):
+                await self._zygote.send(self._zygote.number(), {"do": "spares", "spares": self._spares_wanted()})
 
     async def look_into(
         self, workspace: Workspace, operation: str, arguments: Mapping[str, Any], stream: int | None

@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from agent_runtime.executor.syscall_filter import filter_program
 _GIVEN_UP = 10
 # Ignored by the interpreter, which gets an error in their place; commands.py restores them.
 _PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
+# While workspaces are being asked for, making spares would only keep the processors from those.
+_CALM_SECONDS = 0.1
 _unused: list[tuple[int, socket.socket]] = []
 
 
@@ -107,6 +110,8 @@ class _Zygote:
         self._channel = channel
         self._base: BaseLayers | None = None
         self._spares: list[_Spare] = []
+        # So many are to wait; they are made, one after the other, when it has been calm until then.
+        self._wanted, self._calm_at = 0, 0.0
         self._layers = itertools.count(1)
         # What the last two workspaces stand on; and a spare that makes itself ready for one that stands on the same.
         self._footings: deque[Message] = deque(maxlen=2)
@@ -122,7 +127,11 @@ class _Zygote:
         """Answer the executor until it has gone; then end whatever still lives."""
         signal.signal(signal.SIGCHLD, self._reap)
         while True:
-            for descriptor, _ in self._poll.poll():
+            left = max(0.0, self._calm_at - time.monotonic())
+            ready = self._poll.poll(1000 * left if len(self._spares) < self._wanted else None)
+            if not ready and self._base is not None:
+                self._restock(self._base)
+            for descriptor, _ in ready:
                 if descriptor == self._channel.end.fileno():
                     self._take_request()
                 elif self._base is not None and descriptor in self._unmapped:
@@ -152,10 +161,8 @@ class _Zygote:
                 self._take_spare(self._base, number, request, descriptors)
             case "create":
                 self._fork(number, request, lambda: self._create(number, request, descriptors))
-            case "spare":
-                if self._base is not None and len(self._spares) < request["wanted"]:
-                    self._spares.append(self._fork_spare(self._base))
-                self._channel.send(number, {"waiting": len(self._spares)})
+            case "spares":
+                self._want(request["spares"])
             case "measure":
                 self._fork(number, request, lambda: self._measure(number, request))
             case "sweep":
@@ -174,6 +181,7 @@ class _Zygote:
 
     def _take_spare(self, base: BaseLayers, number: int, request: Message, descriptors: list[int]) -> None:
         """Hand the request to a spare; to a new one where none waits. One that was killed meanwhile takes none."""
+        self._want(request["spares"])
         footing = {"chain": request["chain"], "view_of": request["view_of"]}
         self._footings.append(footing)
         spare = self._on(base, footing)
@@ -184,6 +192,16 @@ class _Zygote:
         spare.is_taken = True
         if spare.is_mapped:
             self._let_go(base, spare)
+
+    def _want(self, spares: int) -> None:
+        self._wanted, self._calm_at = spares, time.monotonic() + _CALM_SECONDS
+
+    def _restock(self, base: BaseLayers) -> None:
+        """Make one more spare; where that fails, no others until somebody wants some."""
+        try:
+            self._spares.append(self._fork_spare(base))
+        except OSError:
+            self._wanted = 0
 
     def _on(self, base: BaseLayers, footing: Message) -> _Spare:
         """A spare that was told, now or before, what its workspace will stand on."""
