@@ -9,7 +9,6 @@ from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.processes import Process, signal_number
 from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.http.calls import MAX_WAIT_SECONDS, Call
-from agent_runtime.executor.http.fields import Fields
 from agent_runtime.executor.http.messages import Reply
 from agent_runtime.executor.sandbox import WorkspaceEntry
 
@@ -77,7 +76,9 @@ async def send_signal(call: Call) -> dict[str, Any]:
 
 async def resize(call: Call) -> dict[str, Any]:
     """POST /workspaces/{w}/processes/{p}/resize"""
-    rows, columns = _size(call.fields())
+    fields = call.fields()
+    rows, columns = (fields.whole(name, least=1, most=MAX_TERMINAL_SIZE) for name in ("rows", "columns"))
+    fields.done()
     _process(call, call.owned()).resize(rows, columns)
     return {}
 
@@ -91,12 +92,3 @@ def _process(call: Call, entry: WorkspaceEntry) -> Process:
             "with their turn",
         )
     return process
-
-
-def _size(fields: Fields) -> tuple[int, int]:
-    size = (
-        fields.whole("rows", least=1, most=MAX_TERMINAL_SIZE),
-        fields.whole("columns", least=1, most=MAX_TERMINAL_SIZE),
-    )
-    fields.done()
-    return size

@@ -208,9 +208,7 @@ def pack(location: str, stream: int) -> Message:
         parent = os.open(os.path.dirname(location), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         writer.add(parent, os.path.basename(location), os.path.basename(location), os.lstat(location))
         return writer.close()
-    for parent, name, stored, entry in walk(os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), ""):
-        with contextlib.suppress(FileNotFoundError):
-            writer.add(parent, name, stored, entry)
+    _add_below(writer, os.open(location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), "", of_layer=False)
     return writer.close()
 
 

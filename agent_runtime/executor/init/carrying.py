@@ -404,8 +404,8 @@ def _opened(location: str) -> int:
 
 def make_readable(parent: int, name: str, info: os.stat_result) -> None:
     """Let this process, where it owns a folder, walk it and change what is in it."""
-    if info.st_mode & stat.S_IRWXU != stat.S_IRWXU and info.st_uid == os.geteuid():
-        make_writable(parent, name)
+    if info.st_uid == os.geteuid():
+        make_writable(parent, name, info.st_mode)
 
 
 class _Dropped:
@@ -726,10 +726,7 @@ def _is_same(standing: str, member: tarfile.TarInfo, content: IO[bytes] | None) 
             # What a hard link has in it was told of its first name.
             return stat.S_ISDIR(info.st_mode) if member.isdir() else member.islnk() and stat.S_ISREG(info.st_mode)
         with open(standing, "rb") as file:
-            while block := content.read(COPY_BYTES):
-                if file.read(len(block)) != block:
-                    return False
-            return not file.read(1)
+            return info.st_size == member.size and _Compared(file, content).is_same
     except OSError:
         return False
 

@@ -101,14 +101,14 @@ def _lift(source: int, name: str, destination: int, new_name: str) -> Generator[
 
 def _open_for_removal(parent: int, name: str) -> int:
     """The folder, made writable for its owner first where it is not."""
-    info = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    if info.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        make_writable(parent, name)
+    make_writable(parent, name, os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
     return open_folder(parent, name)
 
 
-def make_writable(parent: int, name: str) -> None:
-    """Give the owner of a file or folder all rights to it, where this process may; not for a link."""
+def make_writable(parent: int, name: str, mode: int = 0) -> None:
+    """Give the owner of a file or folder all rights, where its `mode` lacks some and this process may; not for a link."""
+    if mode & stat.S_IRWXU == stat.S_IRWXU:
+        return
     place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         with contextlib.suppress(PermissionError):

@@ -105,8 +105,8 @@ class Target:
                 return os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
             if self._ancestors == "replace":
                 standing = os.stat(part, dir_fd=here, follow_symlinks=False).st_mode
-                if stat.S_ISDIR(standing) and standing & stat.S_IRWXU != stat.S_IRWXU:
-                    make_writable(here, part)
+                if stat.S_ISDIR(standing):
+                    make_writable(here, part, standing)
             return open_folder(here, part)
         except FileNotFoundError:
             pass
@@ -142,8 +142,8 @@ class Target:
             if not stat.S_ISDIR(standing):
                 remove_entry(parent, name, missing_ok=True)
                 os.mkdir(name, dir_fd=parent)
-            elif standing & stat.S_IRWXU != stat.S_IRWXU:
-                make_writable(parent, name)
+            else:
+                make_writable(parent, name, standing)
             # Modes and times of folders last: both would stand in the way of what comes into them.
             self._folders.append((parts, mode, time_of(member)))
             self._own(parent, name, member)
@@ -244,33 +244,24 @@ class Target:
 
 def unpack(location: str, stream: int, ancestors: Ancestors) -> Message:
     """Unpack a tar below `location`, owned by this process's user. What stands at a name is replaced."""
-    target = Target(location, ancestors=ancestors)
-    entries = 0
-    with open(stream, "rb", closefd=False) as file:
-        for member, parts, content in members(file):
-            target.put(member, parts, content)
-            entries += 1
-    target.finish()
-    return {"entries": entries}
+    return _unpack(Target(location, ancestors=ancestors), stream, of_layer=False)
 
 
 def restore(location: str, stream: int) -> Message:
     """Apply a layer's tar below `location`, deletions and owners included."""
-    target = Target(location, owners=True)
+    return _unpack(Target(location, owners=True), stream, of_layer=True)
+
+
+def _unpack(target: Target, stream: int, *, of_layer: bool) -> Message:
     entries = 0
     with open(stream, "rb", closefd=False) as file:
         for member, parts, content in members(file):
             entries += 1
-            is_mark = bool(parts) and parts[-1].startswith(DELETED) and OWN_NAME not in member.pax_headers
-            if is_mark and parts[-1] == OPAQUE:
-                # Our own snapshots put this mark before anything of the folder, so all that is there is the parent's.
+            if of_layer and parts and parts[-1].startswith(DELETED) and OWN_NAME not in member.pax_headers:
                 folder = target.parent(parts)
-                for name in os.listdir(folder):
+                # Our own snapshots put OPAQUE before anything of the folder, so all that is there is the parent's.
+                for name in os.listdir(folder) if parts[-1] == OPAQUE else [parts[-1].removeprefix(DELETED)]:
                     remove_entry(folder, name, missing_ok=True)
-                os.close(folder)
-            elif is_mark:
-                folder = target.parent(parts)
-                remove_entry(folder, parts[-1].removeprefix(DELETED), missing_ok=True)
                 os.close(folder)
             else:
                 target.put(member, parts, content)

@@ -102,8 +102,7 @@ class NetworkProxy:
 
     def __init__(self, rule: NetworkRule) -> None:
         self._rule = rule
-        self._open: dict[asyncio.StreamWriter, Target | None] = {}
-        self._tasks: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._open: dict[asyncio.StreamWriter, tuple[asyncio.Task[None], Target | None]] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: int) -> None:
@@ -115,7 +114,7 @@ class NetworkProxy:
     def switch(self, rule: NetworkRule) -> None:
         """The next phase: what is open and would now be refused is cut."""
         self._rule = rule
-        for writer, target in list(self._open.items()):
+        for writer, (_, target) in list(self._open.items()):
             # A client whose name is still being looked up is checked again before it is connected.
             if target is not None and self._refusal(target):
                 self._cut(writer)
@@ -133,7 +132,7 @@ class NetworkProxy:
 
     def _cut(self, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
-        self._tasks[writer].cancel()
+        self._open[writer][0].cancel()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) >= MAX_CONNECTIONS:
@@ -141,7 +140,7 @@ class NetworkProxy:
             return
         task = asyncio.current_task()
         assert task is not None
-        self._open[writer], self._tasks[writer] = None, task
+        self._open[writer] = task, None
         try:
             await self._answer(reader, writer)
         except Refusal as refusal:
@@ -161,7 +160,7 @@ class NetworkProxy:
             # Cut by a change of phase. Nobody awaits this task, so the cancellation ends with it.
             writer.transport.abort()
         finally:
-            del self._open[writer], self._tasks[writer]
+            del self._open[writer]
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -180,7 +179,7 @@ class NetworkProxy:
         try:
             if refusal := self._refusal(target):
                 raise Refusal("403 Forbidden", refusal)
-            self._open[writer] = target
+            self._open[writer] = self._open[writer][0], target
             if request.head is None:
                 writer.write(b"HTTP/1.1 200 Connection Established\r\n\r\n")
                 upwards = _relay(reader, to_remote, None)

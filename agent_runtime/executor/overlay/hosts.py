@@ -82,8 +82,8 @@ class Host:
     """What both modes do alike."""
 
     mode = ""
-    own_network = False
-    own_layers = False
+    isolates = False
+    """Workspaces have namespaces and layers of their own."""
     unasked_end = "WorkspaceEnded"
     """Cause of the end of a workspace whose init was killed or stopped, and not by this host."""
 
@@ -96,7 +96,7 @@ class Host:
         self._live: set[Workspace] = set()
         self._removals: set[asyncio.Task[None]] = set()
         self._blaming = asyncio.Lock()
-        written = config.state_dir if self.own_layers else config.root
+        written = config.state_dir if self.isolates else config.root
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.tool_nice = os.getpriority(os.PRIO_PROCESS, 0) + (_TOOL_NICE if _in_container() else 0)
         self.watch = Watch(
@@ -250,9 +250,6 @@ class Host:
         """A reading file operation on a frozen workspace."""
         raise NotImplementedError
 
-    def refuse_freeze(self) -> None:
-        """Raise WorkspaceFailure where there is no freezing."""
-
     def ancestors(self, workspace: Workspace) -> list[str]:
         """Ids of the frozen workspaces below it, nearest first."""
         return []
@@ -285,8 +282,7 @@ class OverlayHost(Host):
     """Many workspaces, each with layers and namespaces of its own."""
 
     mode = "Overlay"
-    own_network = True
-    own_layers = True
+    isolates = True
 
     def __init__(self, config: HostConfig, zygote: Peer, zygote_pid: int, lock: int, remover: Peer) -> None:
         super().__init__(config, zygote, zygote_pid, lock)
@@ -464,11 +460,6 @@ class PlainHost(Host):
         for workspace in self._live:
             message = f"workspace {workspace.spec.id!r} has ended: the process that made it was killed"
             self._failing = asyncio.create_task(workspace.fail(self.unasked_end, message))
-
-    def refuse_freeze(self) -> None:
-        raise WorkspaceFailure(
-            "CreateFailed", "Plain mode cannot freeze: its files are the container's own; use a snapshot"
-        )
 
     async def measure_disk(self, workspace: Workspace, least: int = 0) -> int:
         # Not the growth of the file system: a node's disk is shared with other pods, whose files are nobody's fault here.

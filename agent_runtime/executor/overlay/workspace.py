@@ -140,7 +140,7 @@ class Workspace:
         self.failed: asyncio.Future[WorkspaceFailure] = asyncio.get_running_loop().create_future()
         self.layer, self.proc, self.shm = layer, proc, shm
         # Its number here, and in the process list that `proc` shows.
-        self.init_pid, self.inner_init = init_pid, 1 if host.own_network else init_pid
+        self.init_pid, self.inner_init = init_pid, 1 if host.isolates else init_pid
         self.unasked_end = host.unasked_end
         self.init_bytes = resident_bytes(proc, self.inner_init)
         self.frozen = False
@@ -253,7 +253,7 @@ class Workspace:
         None where the workspace has no network of its own (`Plain`).
         """
         self._refuse_if_frozen("a port")
-        if not self.host.own_network:
+        if not self.host.isolates:
             return None
         descriptor = (await self._descriptors({"do": "listen", "port": port}, 1))[0]
         if not _is_listening(descriptor):
@@ -343,7 +343,9 @@ class Workspace:
 
     async def freeze(self) -> None:
         """End its processes and make its layer read-only, ready to fork from. Raises WorkspaceFailure in `Plain`."""
-        self.host.refuse_freeze()
+        if not self.host.isolates:
+            problem = "Plain mode cannot freeze: its files are the container's own; use a snapshot"
+            raise WorkspaceFailure("CreateFailed", problem)
         if not self.frozen:
             await self.stop()
             self.frozen = True
@@ -367,13 +369,7 @@ class Workspace:
 
         When its init does not obey, which on a busy node takes a while, the workspace fails: raises WorkspaceFailure.
         """
-        for command in self._commands.values():
-            command.blame(cause)
-        try:
-            await self.kill_processes()
-        except WorkspaceFailure as failure:
-            await self.fail(failure.cause, failure.message)
-            raise
+        await self._end_processes(cause, _ANSWER_SECONDS)
 
     async def kill_processes(self) -> None:
         """Have its init kill all that runs in it. Raises WorkspaceFailure."""
@@ -381,12 +377,17 @@ class Workspace:
 
     async def stop_excess(self, cause: str) -> None:
         """Kill everything in it, which is over the limit `cause`; where its init is too slow for that, the workspace too."""
+        with contextlib.suppress(WorkspaceFailure):
+            await self._end_processes(cause, _KILL_SECONDS, failed_as=cause)
+
+    async def _end_processes(self, cause: str, seconds: float, *, failed_as: str | None = None) -> None:
         for command in self._commands.values():
             command.blame(cause)
         try:
-            await self.request({"do": "kill"}, seconds=_KILL_SECONDS)
+            await self.request({"do": "kill"}, seconds=seconds)
         except WorkspaceFailure as failure:
-            await self.fail(cause, failure.message)
+            await self.fail(failed_as or failure.cause, failure.message)
+            raise
 
     async def fail(self, cause: str, message: str) -> None:
         """End it with all that is in it; whoever asks for it from now on is told why."""
@@ -408,9 +409,8 @@ class Workspace:
             await self.host.end_init(self, process)
             os.close(process)
         self._peer.close("it was stopped")
-        close_all(
-            [descriptor for descriptor in (self.proc, self.shm) if descriptor is not None and self.host.own_network]
-        )
+        if self.shm is not None:  # else `proc` is the host's
+            close_all([self.proc, self.shm])
         self.last = Usage(disk_bytes=self.last.disk_bytes)
 
     def _init_ended(self) -> None:
