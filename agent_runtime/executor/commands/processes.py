@@ -18,6 +18,7 @@ from agent_runtime.executor.commands.output import Caps, Output
 from agent_runtime.executor.commands.streams import InputEnd, OutputEnd, Streams
 from agent_runtime.executor.errors import ApiError, translated
 from agent_runtime.executor.host import Exit, FileFailure, WorkspaceFailure
+from agent_runtime.executor.init.start_request import StartRequest
 from agent_runtime.executor.overlay.workspace import Command, Workspace
 
 # What a command said itself is in its pipes when it has ended. This is for what its last children say right after it, and
@@ -101,13 +102,17 @@ class Process:
 
     async def _start_in_terminal(self, workspace: Workspace, env: Mapping[str, str], size: tuple[int, int]) -> None:
         try:
-            slaves = await self._open_terminal(workspace, size)
+            self._terminal, slave = await workspace.open_terminal(*size)
+            os.set_blocking(self._terminal, False)
+            self._ends["stdout"] = OutputEnd(self._terminal, self.stdout, self.changed)
+            self._input = InputEnd(self._terminal, is_terminal=True)
+            streams = slave, os.dup(slave), os.dup(slave)
         except (FileFailure, WorkspaceFailure) as failure:
             self.refused(failure)
         except OSError as error:
-            self._refuse(ApiError("InternalError", f"no terminal can be had: {error.strerror}"))
+            self._refuse(ApiError("InternalError", f"cannot allocate a terminal: {error.strerror}"))
         else:
-            self._ask(workspace, env, slaves)
+            self._ask(workspace, env, streams)
 
     def _ask(self, workspace: Workspace, env: Mapping[str, str], streams: tuple[int, int, int]) -> None:
         spec = self._spec
@@ -116,19 +121,9 @@ class Process:
             rest = self._input.write_now(rest)
             if not rest:
                 self._input.close()
-        stdin, stdout, stderr = streams
+        request = StartRequest(spec.command, env, spec.cwd, spec.user, spec.tty is not None)
         try:
-            self._child = workspace.start(
-                spec.command,
-                self,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                env=env,
-                cwd=spec.cwd,
-                user=spec.user,
-                tty=spec.tty,
-            )
+            self._child = workspace.start(request, self, streams)
         except (FileFailure, WorkspaceFailure) as failure:
             self.refused(failure)
         if self.is_ended:
@@ -254,13 +249,6 @@ class Process:
         self._ends["stdout"] = OutputEnd(read_out, self.stdout, self.changed)
         self._ends["stderr"] = OutputEnd(read_err, self.stderr, self.changed)
         return stdin, stdout, stderr
-
-    async def _open_terminal(self, workspace: Workspace, size: tuple[int, int]) -> tuple[int, int, int]:
-        self._terminal, slave = await workspace.open_terminal(*size)
-        os.set_blocking(self._terminal, False)
-        self._ends["stdout"] = OutputEnd(self._terminal, self.stdout, self.changed)
-        self._input = InputEnd(self._terminal, is_terminal=True)
-        return slave, os.dup(slave), os.dup(slave)
 
     def _read_on(self) -> None:
         for end in self._ends.values():

@@ -30,6 +30,6 @@ async def open_host(config: HostConfig) -> tuple[Host, str | None]:
     Raises HostFailure where `Overlay` was asked for and its trial failed, or another executor uses the state folder.
     """
     # Here and not above, so that the zygote is forked before asyncio is imported.
-    from agent_runtime.executor.overlay.opening import open_overlay_or_plain
+    from agent_runtime.executor.overlay.hosts import open_overlay_or_plain
 
     return await open_overlay_or_plain(config)

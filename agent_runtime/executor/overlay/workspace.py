@@ -159,27 +159,13 @@ class Workspace:
         # Its children may live on and keep the channel open, where they are not in a namespace that ends with it.
         asyncio.get_running_loop().add_reader(process, self._init_ended)
 
-    def start(
-        self,
-        argv: Sequence[str] | str,
-        watcher: Watcher,
-        *,
-        stdin: int,
-        stdout: int,
-        stderr: int,
-        env: Mapping[str, str],
-        cwd: str | None,
-        user: str | None,
-        tty: tuple[int, int] | None,
-    ) -> Command:
-        """Ask for a command to be started; a `str` argv is for the shell. `watcher` hears whether it was.
+    def start(self, request: StartRequest, watcher: Watcher, descriptors: Sequence[int]) -> Command:
+        """Ask for a command to be started. `watcher` hears whether it was.
 
-        The three descriptors are the command's ends, and are closed by this call. With `tty` (rows, columns) all three are
-        the slave end of a terminal that `open_terminal` made, which becomes the controlling one. Raises FileFailure and
-        WorkspaceFailure for what need not even be asked.
+        `descriptors` are its standard streams, and are closed by this call. For one with a terminal all three are the slave
+        end of one that `open_terminal` made. Raises FileFailure and WorkspaceFailure for what need not even be asked.
         """
-        request = StartRequest(argv, {**self.spec.env, **env}, cwd, user, tty is not None)
-        descriptors = [stdin, stdout, stderr]
+        request = request._replace(env={**self.spec.env, **request.env})
         try:
             self._refuse_if_frozen("a command")
             _refuse_nul(request)
@@ -501,9 +487,21 @@ class Spawned:
         self.exited.set_result(exit)
 
 
-async def spawn(workspace: Workspace, argv: Sequence[str] | str, **how: Any) -> Spawned:
-    """Start a command: `how` as for `Workspace.start`. Raises FileFailure and WorkspaceFailure."""
+async def spawn(
+    workspace: Workspace,
+    argv: Sequence[str] | str,
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    user: str | None = None,
+    tty: bool = False,
+) -> Spawned:
+    """Start a command, as `Workspace.start` does. Raises FileFailure and WorkspaceFailure."""
     spawned = Spawned()
-    spawned.child = workspace.start(argv, spawned, **{"env": {}, "cwd": None, "user": None, "tty": None, **how})
+    request = StartRequest(argv, env or {}, cwd, user, tty)
+    spawned.child = workspace.start(request, spawned, [stdin, stdout, stderr])
     await spawned.wait_until_started()
     return spawned

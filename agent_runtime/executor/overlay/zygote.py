@@ -28,8 +28,7 @@ from agent_runtime.executor.init.commands import Surroundings
 from agent_runtime.executor.init.init import Init
 from agent_runtime.executor.init.trees import disk_bytes, remove
 from agent_runtime.executor.overlay import remover
-from agent_runtime.executor.overlay.base_layers import BaseLayers, prepare, write_maps
-from agent_runtime.executor.overlay.lower import Impossible
+from agent_runtime.executor.overlay.base_layers import BaseLayers, Impossible, prepare, write_maps
 from agent_runtime.executor.overlay.view import HELLO, IDS, build, process_limits, raise_own_limits
 from agent_runtime.executor.syscall_filter import filter_program
 

@@ -161,9 +161,7 @@ async def test_destroying_ends_running_commands_and_says_so(either: Inside) -> N
 async def test_a_terminal_controls_its_command(either: Inside) -> None:
     workspace = await either.make()
     master, slave = await workspace.open_terminal(33, 77)
-    command = await spawn(
-        workspace, "stty size; tty; cat </dev/tty", stdin=slave, stdout=slave, stderr=slave, tty=(33, 77)
-    )
+    command = await spawn(workspace, "stty size; tty; cat </dev/tty", stdin=slave, stdout=slave, stderr=slave, tty=True)
     await asyncio.sleep(0.3)
     os.write(master, b"\x03")  # Ctrl-C reaches only those whom the terminal controls
     ended = await asyncio.wait_for(command.exited, 20)
