@@ -132,7 +132,6 @@ class Process:
             self._help(self._input.write(self._input.position, rest, end=True))
 
     def started(self) -> None:
-        """See Watcher."""
         self._read_on()
         deadline = self._spec.deadline_seconds
         if deadline is not None:
@@ -141,7 +140,6 @@ class Process:
         self._settle()
 
     def refused(self, failure: FileFailure | WorkspaceFailure) -> None:
-        """See Watcher."""
         self._refuse(translated(failure, missing_is_not_found=False))
 
     def _refuse(self, refusal: ApiError) -> None:
@@ -150,7 +148,6 @@ class Process:
         self.discard()
 
     def ended(self, exit: Exit) -> None:
-        """See Watcher."""
         if self._exit is not None:
             return
         self._exited_at = time.monotonic()
@@ -199,7 +196,6 @@ class Process:
         return self.is_ended or end is None or end.is_closed
 
     async def write_input(self, offset: int, data: bytes, end: bool) -> None:
-        """See InputEnd.write."""
         if self._input is None:
             raise ApiError("Conflict", f"process {self.id!r} has no input to write to: it was not started to live on")
         await self._input.write(offset, data, end)

@@ -7,11 +7,12 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote
 
-from agent_runtime.executor.errors import ApiError, bad_request
+from agent_runtime.executor.errors import STATUS_OF_CODE, ApiError, bad_request
 
 # The bound of nginx and of most clients' own heads; the largest legitimate one here, a path of 4 KiB percent-encoded,
 # needs less than half of it.
@@ -23,18 +24,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _REQUEST_LINE = re.compile(rf"({_NAME}) ([^ \r\n\0]*) (HTTP/1\.[01])")
 _HEADER_LINE = re.compile(rf"({_NAME}):[ \t]*([^\r\n\0]*)")
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    404: "Not Found",
-    409: "Conflict",
-    410: "Gone",
-    413: "Content Too Large",
-    422: "Unprocessable Content",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
+_REASONS = {status: HTTPStatus(status).phrase for status in (200, *STATUS_OF_CODE.values())}
 # Only one line each may be given: two of them are how requests are smuggled past whoever reads the other one.
 _SINGLE = frozenset(
     {"content-length", "transfer-encoding", "authorization", "idempotency-key", "rollout-attempt", "rollout-fence"}

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-# /proc/PID/stat is one line of some 300 bytes.
-_STAT_BYTES = 4096
+# /proc/PID/stat and statm are a line of some 300 bytes, smaps_rollup has less than 1,000.
+_READ_BYTES = 4096
 # A signal takes effect at once, or when the start of a program that is under way is over.
 _HOLD_SECONDS = 5.0
 _PAUSE_SECONDS = 0.0005
@@ -39,10 +39,11 @@ def parse_stat(text: bytes) -> Process:
     )
 
 
-def _read(folder: int, name: str) -> bytes:
+def read_entry(folder: int, name: str) -> bytes:
+    """What a file of /proc says. Raises OSError."""
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
-        return os.read(descriptor, _STAT_BYTES)
+        return os.read(descriptor, _READ_BYTES)
     finally:
         os.close(descriptor)
 
@@ -54,7 +55,7 @@ def all_processes(proc: int) -> list[Process]:
         if not name.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
-            process = parse_stat(_read(proc, f"{name}/stat"))
+            process = parse_stat(read_entry(proc, f"{name}/stat"))
             if process.state not in "ZX" or process.threads > 1:
                 found.append(process)
     return found
@@ -108,7 +109,7 @@ def hold(proc: int, pid: int) -> None:
     """Stop a process, and return when it has stopped, or has gone. It goes on with SIGCONT."""
     deadline = time.monotonic() + _HOLD_SECONDS
     with contextlib.suppress(OSError, ValueError, IndexError):
-        while parse_stat(_read(proc, f"{pid}/stat")).state not in "TZX" and time.monotonic() < deadline:
+        while parse_stat(read_entry(proc, f"{pid}/stat")).state not in "TZX" and time.monotonic() < deadline:
             os.kill(pid, signal.SIGSTOP)
             time.sleep(_PAUSE_SECONDS)
 

@@ -1,16 +1,14 @@
 """What the executor asks of a subreaper: a command to start, packed so that C can read it (subreaper.c) as well as Python.
 
-Strings, each ended by NUL, in the order of execve(2): user and folder (empty: the workspace's own); `program`, `shell` or
-`terminal`; the number of arguments; the arguments; NAME=VALUE for what the environment has beside the workspace's own. None
-of them can hold a NUL, for no program can be given one.
+Strings, each ended by NUL, in the order of execve(2): user and folder (empty: the workspace's own); `program` or `shell`,
+with ` terminal` behind it where it gets one; the number of arguments; the arguments; NAME=VALUE for what the environment has
+beside the workspace's own. None of them can hold a NUL, for no program can be given one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-_PROGRAM, _SHELL, _TERMINAL, _SHELL_TERMINAL = "program", "shell", "terminal", "shell terminal"
 
 
 class StartRequest(NamedTuple):
@@ -25,10 +23,7 @@ class StartRequest(NamedTuple):
     def pack(self) -> bytes:
         """The strings; every one of them can be encoded, and holds no NUL."""
         arguments = [self.argv] if isinstance(self.argv, str) else self.argv
-        if isinstance(self.argv, str):
-            how = _SHELL_TERMINAL if self.tty else _SHELL
-        else:
-            how = _TERMINAL if self.tty else _PROGRAM
+        how = ("shell" if isinstance(self.argv, str) else "program") + (" terminal" if self.tty else "")
         variables = [f"{name}={value}" for name, value in self.env.items()]
         strings = [self.user or "", self.cwd or "", how, str(len(arguments)), *arguments, *variables, ""]
         return "\0".join(strings).encode("utf-8", "surrogateescape")
@@ -38,7 +33,6 @@ def unpack(content: bytes) -> StartRequest:
     """What was packed."""
     user, cwd, how, count, *rest = content.decode("utf-8", "surrogateescape").split("\0")[:-1]
     arguments, variables = rest[: int(count)], rest[int(count) :]
-    in_shell = how in (_SHELL, _SHELL_TERMINAL)
     env = dict(variable.split("=", 1) for variable in variables)
-    tty = how in (_TERMINAL, _SHELL_TERMINAL)
-    return StartRequest(arguments[0] if in_shell else arguments, env, cwd or None, user or None, tty)
+    argv = arguments[0] if how.startswith("shell") else arguments
+    return StartRequest(argv, env, cwd or None, user or None, how.endswith("terminal"))

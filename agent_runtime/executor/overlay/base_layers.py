@@ -198,14 +198,19 @@ def _read(path: str) -> str:
         return file.read()
 
 
+def write(path: str, content: str) -> None:
+    """Write to a file of /proc in one call. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, content.encode())
+    finally:
+        os.close(descriptor)
+
+
 def write_maps(pid: int, uid_map: str, gid_map: str) -> None:
     """Map the ids of the user namespace that process `pid` has entered."""
-    for name, content in (("uid_map", uid_map), ("gid_map", gid_map)):
-        descriptor = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, content.encode())
-        finally:
-            os.close(descriptor)
+    write(f"/proc/{pid}/uid_map", uid_map)
+    write(f"/proc/{pid}/gid_map", gid_map)
 
 
 def identity_map(own: str) -> str:
@@ -250,8 +255,7 @@ def enter_own_user_namespace() -> None:
     try:
         kernel.unshare(kernel.CLONE_NEWUSER, "user")
         for name, content in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(content)
+            write(f"/proc/self/{name}", content)
     except OSError as error:
         raise Impossible(f"not root, and a user namespace cannot be made: {error}") from None
 

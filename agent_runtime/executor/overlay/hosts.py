@@ -153,33 +153,24 @@ class Host:
         received: list[int] = []
         try:
             hello = peer.expect(_HELLO)
-            try:
-                async with asyncio.timeout(_CREATE_SECONDS):
+            async with asyncio.timeout(_CREATE_SECONDS):
+                with theirs, their_starts:
                     reply, received = await self._zygote.ask(request, [theirs.fileno(), their_starts.fileno()])
-                    theirs.close()
-                    their_starts.close()
-                    if "error" in reply or len(received) != 1:
-                        raise WorkspaceFailure(
-                            "CreateFailed", f"workspace {spec.id!r} cannot be made: {reply.get('error')}"
-                        )
-                    greeting, handles = await hello
-            except PeerGone as gone:
-                raise WorkspaceFailure("CreateFailed", f"workspace {spec.id!r} cannot be made: {gone}") from None
-            except TimeoutError:
-                raise WorkspaceFailure(
-                    "CreateFailed", f"workspace {spec.id!r} was not made in {_CREATE_SECONDS:.0f} s"
-                ) from None
-            if "error" in greeting:
-                raise WorkspaceFailure("CreateFailed", f"workspace {spec.id!r} cannot be made: {greeting['error']}")
-        except BaseException:
-            theirs.close()
-            their_starts.close()
+                greeting, handles = await hello if "error" not in reply and len(received) == 1 else (reply, [])
+            if "error" in greeting or len(received) != 1:
+                raise PeerGone(greeting.get("error"))
+        except BaseException as error:
             peer.close("it was not made")
             for process in received:
                 await asyncio.shield(kill(process))
                 os.close(process)
             if "layer" in reply:
                 self.remove_layer(reply["layer"])
+            if isinstance(error, PeerGone):
+                raise WorkspaceFailure("CreateFailed", f"workspace {spec.id!r} cannot be made: {error}") from None
+            if isinstance(error, TimeoutError):
+                problem = f"workspace {spec.id!r} was not made in {_CREATE_SECONDS:.0f} s"
+                raise WorkspaceFailure("CreateFailed", problem) from None
             raise
         peer.forget(_HELLO)
         proc, shm = handles if len(handles) == 2 else (self._proc, None)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from agent_runtime.executor.host import Limits
-from agent_runtime.executor.init.processes import Process
+from agent_runtime.executor.init.processes import Process, read_entry
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # The executor acts here, so that what is used between two looks does not reach the sandbox's own limit.
@@ -74,14 +74,6 @@ def sandbox_excess(
     return None
 
 
-def _read(proc: int, name: str) -> bytes:
-    descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-    try:
-        return os.read(descriptor, 16384)
-    finally:
-        os.close(descriptor)
-
-
 def shm_bytes(shm: int) -> int:
     """What the files on that tmpfs take."""
     info = os.fstatvfs(shm)
@@ -91,7 +83,7 @@ def shm_bytes(shm: int) -> int:
 def resident_bytes(proc: int, pid: int) -> int:
     """Memory that a process has mapped and touched, its libraries included; 0 when it has gone."""
     try:
-        return int(_read(proc, f"{pid}/statm").split()[1]) * _PAGE
+        return int(read_entry(proc, f"{pid}/statm").split()[1]) * _PAGE
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -114,7 +106,7 @@ def memory_bytes(
     anonymous = mapped = 0
     for process in processes:
         with contextlib.suppress(OSError, ValueError):
-            for line in _read(proc, f"{process.pid}/smaps_rollup").split(b"\n"):
+            for line in read_entry(proc, f"{process.pid}/smaps_rollup").split(b"\n"):
                 if line.startswith(b"Pss_Anon:"):
                     anonymous += int(line.split()[1]) * 1024
                 elif line.startswith(b"Pss_Shmem:"):

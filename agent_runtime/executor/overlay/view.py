@@ -19,7 +19,7 @@ from agent_runtime.executor.init.channel import Channel, Message
 from agent_runtime.executor.init.commands import Surroundings
 from agent_runtime.executor.init.init import Init
 from agent_runtime.executor.init.trees import remove
-from agent_runtime.executor.overlay.base_layers import HOSTNAME, BaseLayers
+from agent_runtime.executor.overlay.base_layers import HOSTNAME, BaseLayers, write
 from agent_runtime.executor.overlay.usage import MAX_PROCESSES
 
 # Without a limit of its own a workspace may fill this much of /dev/shm; Docker gives 64 MiB, too little for PyTorch.
@@ -105,7 +105,7 @@ def build(base: BaseLayers, requests: Channel, own: str) -> NoReturn:
     try:
         uppers = _mount_view(base, own, footing[1])
         # Before the user namespace: there a process that hides, which root of a machine started, cannot write it.
-        _write("/proc/self/oom_score_adj", str(_OOM_SCORE))
+        write("/proc/self/oom_score_adj", str(_OOM_SCORE))
         if base.own_creators:
             # The kernel counts what a user namespace holds (inotify) for the user who made it too: not for all workspaces.
             kernel.become_keeping_capabilities(base.first_id + 1 + int(own, 16) % _CREATORS)
@@ -158,7 +158,7 @@ def _shut_off() -> None:
     with contextlib.suppress(OSError):
         # Some kernels and profiles refuse a new sysfs; then /sys stays empty.
         kernel.mount("sysfs", "/sys", "sysfs", kernel.MS_RDONLY | _PROC_FLAGS)
-    _write("/proc/sys/user/max_user_namespaces", "0")
+    write("/proc/sys/user/max_user_namespaces", "0")
 
 
 def _serve(base: BaseLayers, request: Message, channel: Channel, starts: Channel, uppers: list[int]) -> NoReturn:
@@ -166,7 +166,7 @@ def _serve(base: BaseLayers, request: Message, channel: Channel, starts: Channel
     shm_bytes = min(request["memoryBytes"] or _SHM_BYTES, _SHM_BYTES)
     kernel.mount("tmpfs", "/dev/shm", "tmpfs", _NO_PRIVILEGES, f"mode=1777,size={shm_bytes},uid=0,gid=0")
     with contextlib.suppress(OSError):
-        _write("/proc/sys/kernel/shmall", str(shm_bytes // os.sysconf("SC_PAGE_SIZE")))
+        write("/proc/sys/kernel/shmall", str(shm_bytes // os.sysconf("SC_PAGE_SIZE")))
     kernel.mount("/proc/sys", "/proc/sys", flags=kernel.MS_BIND)
     kernel.mount("none", "/proc/sys", flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _PROC_FLAGS)
     kernel.keep_only_container_capabilities()
@@ -195,14 +195,6 @@ def _serve(base: BaseLayers, request: Message, channel: Channel, starts: Channel
 
 _NO_PRIVILEGES = kernel.MS_NOSUID | kernel.MS_NODEV
 _PROC_FLAGS = _NO_PRIVILEGES | kernel.MS_NOEXEC
-
-
-def _write(path: str, content: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, content.encode())
-    finally:
-        os.close(descriptor)
 
 
 def _mount_view(base: BaseLayers, own: str, footing: Message) -> list[int]:

@@ -473,15 +473,12 @@ class Spawned:
         await self.child.signal(number, tree=tree, cause=cause)
 
     def started(self) -> None:
-        """See Watcher."""
         self._settled.set_result(None)
 
     def refused(self, failure: FileFailure | WorkspaceFailure) -> None:
-        """See Watcher."""
         self._settled.set_exception(failure)
 
     def ended(self, exit: Exit) -> None:
-        """See Watcher."""
         if not self._settled.done():
             self._settled.set_result(None)
         self.exited.set_result(exit)

@@ -71,7 +71,6 @@ def _live(end: socket.socket) -> NoReturn:
             with contextlib.suppress(OSError):  # of SIGKILL, SIGSTOP, and the two that the C library keeps
                 signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    end = socket.socket(fileno=_duplicate_to_3(end))
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
         os.dup2(null, standard)
@@ -83,13 +82,6 @@ def _live(end: socket.socket) -> NoReturn:
     gc.freeze()
     os.umask(0o022)
     _Zygote(Channel(end)).serve()
-
-
-def _duplicate_to_3(end: socket.socket) -> int:
-    number = end.detach()
-    if number != 3:
-        os.dup2(number, 3, inheritable=False)
-    return 3
 
 
 @dataclass
