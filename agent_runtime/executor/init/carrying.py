@@ -1,15 +1,9 @@
 """Brings the tar of an agent's tree into a prepared folder, without what would let the agent decide its own verdict.
 
-A tar may hold several files and folders of the agent, the roots. Each goes into its place by itself, in these steps:
-
-1. Walk the prepared folder, and note what of it stays: what is loaded unasked, and virtual environments.
-2. Unpack the tar over it. Nothing that stays is touched, and the folders that lead to it stay folders.
-3. Walk the result. Remove what the agent deleted, and what it planted.
-4. When all roots are there, remove what the agent planted where modules and commands are looked for. A link of one root may
-   lead into another.
-
-None of the first three follows a link, so a name in the tar is the place where its file will be. The same rules find what
-stays in the prepared folder and what was planted in the result. No process of the agent runs meanwhile.
+docs/verification.md has the steps, and the table of what is dropped. A tar may hold several files and folders of the agent,
+the roots: each goes into its place by itself. When all are there, what the agent planted where modules and commands are
+looked for is removed, for a link of one root may lead into another. Nothing before that follows a link, so a name in the tar
+is the place where its file will be. No process of the agent runs meanwhile.
 """
 
 from __future__ import annotations
@@ -88,7 +82,6 @@ LINKS_TO_HIDDEN = "links to a hidden file, or to a folder of hidden files"
 
 
 def kind_of(mode: int) -> Kind:
-    """The kind of an entry by its `st_mode`."""
     kinds: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
     return kinds.get(stat.S_IFMT(mode), "other")
 
@@ -100,14 +93,13 @@ def python_files(text: str) -> set[str]:
 
 
 def _parents(path: str) -> Iterator[str]:
-    """The folders that a relative path lies in, nearest first, without the first folder itself."""
+    """The folders that a relative path lies in, nearest first, without `.`."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
 
 
 def _is_of_git(parent: int, name: str, path: str) -> bool:
-    """Git takes programs to run from it, whatever the repository is called."""
     if name in _OF_GIT:
         there = set(os.listdir(parent))
         return any(there.issuperset(names) for names in _OF_REPOSITORIES)
@@ -436,7 +428,7 @@ class _Carrying:
         self._location, self._shown_as, self._rules = location, shown_as, rules
         self._places, self._dropped = places, dropped
         self._prepared = _Prepared(location, rules)
-        self._target = Target(location)
+        self.target = Target(location)
         self._placed: dict[str, Kind] = {}
         self._bytes_to_look_at = _LINKS_BYTES
         inside = (below(location, path) for path in rules.programs)
@@ -447,30 +439,17 @@ class _Carrying:
         """Bring one member in, if the rules let it."""
         path = "/".join(parts)
         reason = self._refusal(member, path, content)
-        if reason is None:
-            self._place(member, parts, path, content)
-        else:
+        if reason is not None:
             self._drop(path, reason)
-
-    def finish(self, roots: Sequence[_Carrying]) -> None:
-        """Remove what the agent planted in any of the roots, when all of them are swept."""
-        self._remove_links_to_hidden(roots)
-        self._remove_planted_modules(roots)
-        self._remove_planted_programs(roots)
-
-    def close(self) -> None:
-        """Give the folders their modes and times."""
-        self._target.finish()
-
-    def _place(self, member: tarfile.TarInfo, parts: list[str], path: str, content: IO[bytes] | None) -> None:
+            return
         try:
             if content is not None and self._may_be_as_it_was(member, path):
                 with open(os.path.join(self._location, path), "rb") as standing:
                     compared = _Compared(standing, content)
                     if not compared.is_same:
-                        self._target.put(member, parts, cast("IO[bytes]", compared))
+                        self.target.put(member, parts, cast("IO[bytes]", compared))
             else:
-                self._target.put(member, parts, content)
+                self.target.put(member, parts, content)
         except PermissionError:
             # The agent had the same rights, so it did not change what stands here either; it may have moved it.
             self._drop(path, "cannot be written by the user of the workspace" if not self._stands(path, member) else "")
@@ -480,6 +459,12 @@ class _Carrying:
             if self._placed.get(folder) == "folder":
                 break
             self._placed[folder] = "folder"
+
+    def finish(self, roots: Sequence[_Carrying]) -> None:
+        """Remove what the agent planted in any of the roots, when all of them are swept."""
+        self._remove_links_to_hidden(roots)
+        self._remove_planted_modules(roots)
+        self._remove_planted_programs(roots)
 
     def _may_be_as_it_was(self, member: tarfile.TarInfo, path: str) -> bool:
         """It is another user's file, of the same size and time: it stays that user's if its content is the same.
@@ -665,7 +650,7 @@ class _Carrying:
 
     def _entries(self, folder: str) -> list[tuple[str, Kind]]:
         """(path, kind) of what is in a folder; nothing where a link is on the way, or no folder."""
-        here = os.dup(self._target.root)
+        here = os.dup(self.target.root)
         try:
             for part in folder.split("/"):
                 above, here = here, open_folder(here, part)
@@ -806,7 +791,7 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
         for carrying in begun:
             carrying.finish(begun)
         for carrying in begun:
-            carrying.close()
+            carrying.target.finish()
         return dropped.report()
 
 

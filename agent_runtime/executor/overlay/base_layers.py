@@ -263,7 +263,7 @@ def enter_own_user_namespace() -> None:
 def prepare(
     layers: str, root: str, root_layers: Sequence[str], masks: Sequence[str], binds: Sequence[Sequence[object]]
 ) -> BaseLayers:
-    """Mount and write what the module says, in a mount namespace of its own. Raises Impossible, or OSError with the step.
+    """Mount and write what the module says, in a new mount namespace. Raises Impossible, or OSError with the step.
 
     `root_layers`, the topmost first, are the root together, in place of `root`.
     """

@@ -248,7 +248,7 @@ class Host:
         raise NotImplementedError
 
     def ancestors(self, workspace: Workspace) -> list[str]:
-        """Ids of the frozen workspaces below it, nearest first."""
+        """See Workspace.layers."""
         return []
 
     async def close(self) -> None:
