@@ -102,13 +102,11 @@ class Host:
         self._live: set[Workspace] = set()
         self._removals: set[asyncio.Task[None]] = set()
         self._blaming = asyncio.Lock()
-        written = config.state_dir if self.isolates else config.root
-        self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # The folder on whose file system tools write, the process list that has all of them, and their nice value.
+        self.written = config.state_dir if self.isolates else config.root
+        self.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.tool_nice = os.getpriority(os.PRIO_PROCESS, 0) + (_TOOL_NICE if _in_container() else 0)
-        self.watch = Watch(
-            self._proc, self.tool_nice, written, config.memory_bytes, config.disk_bytes, self.measure_disk
-        )
-        self._written = written
+        self.watch = Watch(self)
         # If others left the workspaces half of the room, and it is used up, one of them has at least this much.
         self._share = max(_LEAST_SHARE_BYTES, self._room() // (2 * self.places))
 
@@ -173,7 +171,7 @@ class Host:
                 raise WorkspaceFailure("CreateFailed", problem) from None
             raise
         peer.forget(_HELLO)
-        proc, shm = handles if len(handles) == 2 else (self._proc, None)
+        proc, shm = handles if len(handles) == 2 else (self.proc, None)
         workspace = Workspace(self, spec, peer, received[0], int(reply["pid"]), reply.get("layer", ""), proc, shm)
         self._live.add(workspace)
         return workspace
@@ -193,7 +191,7 @@ class Host:
 
     def _room(self) -> float:
         """Bytes that can still be written, in files of at least `_bytes_a_file`."""
-        info = os.statvfs(self._written)
+        info = os.statvfs(self.written)
         # A file system that is not to be written to, or does not tell its size, as some in memory, is never full.
         if not info.f_blocks or info.f_flag & os.ST_RDONLY:
             return math.inf
@@ -213,7 +211,7 @@ class Host:
             with contextlib.suppress(WorkspaceFailure):
                 await workspace.kill_processes()
             try:
-                used = max(used, await self.measure_disk(workspace, _bytes_a_file(os.statvfs(self._written))))
+                used = max(used, await self.measure_disk(workspace, _bytes_a_file(os.statvfs(self.written))))
             except WorkspaceFailure as failure:
                 if used < self._share:
                     message = f"the disk is full, and its files cannot be counted: {failure.message}"
@@ -263,7 +261,7 @@ class Host:
             with contextlib.suppress(WorkspaceFailure):
                 await workspace.destroy()
         self.watch.close()
-        os.close(self._proc)
+        os.close(self.proc)
 
     async def _wait_for_zygote(self) -> None:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -472,7 +470,7 @@ class PlainHost(Host):
                 await self.ask({"do": "sweep"})
         except (WorkspaceFailure, TimeoutError):
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, processes.kill_below, self._proc, os.getpid())
+            await loop.run_in_executor(None, processes.kill_below, self.proc, os.getpid())
 
     def guarantees(self) -> dict[str, str]:
         return {

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
-from typing import Any
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from agent_runtime.executor.host import WorkspaceFailure
 from agent_runtime.executor.init.processes import (
@@ -31,6 +31,9 @@ from agent_runtime.executor.overlay.usage import (
 )
 from agent_runtime.executor.overlay.workspace import Workspace
 
+if TYPE_CHECKING:
+    from agent_runtime.executor.overlay.hosts import Host
+
 # A process can touch about 1 GiB of new memory in a second here: some 20 MiB between two looks.
 _LOOK_SECONDS = 0.02
 # Where no limit is set, looking only keeps the figures of `usage` fresh.
@@ -46,36 +49,23 @@ _DISK_STEP_BYTES = 1024 * 1024
 _COUNT_REST_SECONDS = 1.0
 
 
+@dataclass
 class _Known:
     """What was last seen of one workspace: its runnable threads, and its layer."""
 
-    def __init__(self) -> None:
-        self.runnable = 0
-        self.file_system_used = 0
-        self.hidden = 0
-        self.counting: asyncio.Task[None] | None = None
-        self.stopped_at = 0
+    file_system_used: int
+    runnable: int = 0
+    hidden: int = 0
+    counting: asyncio.Task[None] | None = None
+    stopped_at: int = 0
 
 
 class Watch:
-    """The one task of a host that looks. When the file system of folder `written` has moved, files are counted.
+    """The one task of a host that looks. When the file system that tools write to has moved, files are counted."""
 
-    `proc` is the /proc of this process's own PID namespace; tools start with the nice value `tool_nice`.
-    """
-
-    def __init__(
-        self,
-        proc: int,
-        tool_nice: int,
-        written: str,
-        memory_limit: int | None,
-        disk_limit: int | None,
-        count_disk: Callable[[Workspace], Awaitable[int]],
-    ) -> None:
-        self._proc, self._written = proc, written
-        self._processors, self._tool_nice = len(os.sched_getaffinity(0)), tool_nice
-        self._memory_limit, self._disk_limit = memory_limit, disk_limit
-        self._count_disk = count_disk
+    def __init__(self, host: Host) -> None:
+        self._host, self._processors = host, len(os.sched_getaffinity(0))
+        self._memory_limit, self._disk_limit = host.config.memory_bytes, host.config.disk_bytes
         self._active: set[Workspace] = set()
         self._known: dict[Workspace, _Known] = {}
         self._stopping: dict[Workspace, asyncio.Task[None]] = {}
@@ -88,8 +78,7 @@ class Watch:
         """Look at it until it has no processes."""
         self._active.add(workspace)
         if workspace not in self._known:
-            self._known[workspace] = _Known()
-            self._known[workspace].file_system_used = self._file_system_used()
+            self._known[workspace] = _Known(self._file_system_used())
         self._awake.set()
 
     def remove(self, workspace: Workspace) -> None:
@@ -176,12 +165,12 @@ class Watch:
         # Reading each thread of a large program takes a while.
         is_small = fair_nice(count, self._processors) == 0
         threads = [] if is_small else runnable_threads(workspace.proc, tools)
-        nice = fair_nice(min(known.runnable, len(threads)), self._processors, self._tool_nice)
+        nice = fair_nice(min(known.runnable, len(threads)), self._processors, self._host.tool_nice)
         known.runnable = len(threads)
         if all(thread.nice >= nice for thread in threads):
             return
-        outside = _tools(descendants(all_processes(self._proc), workspace.init_pid), workspace.init_pid)
-        for thread in runnable_threads(self._proc, outside):
+        outside = _tools(descendants(all_processes(self._host.proc), workspace.init_pid), workspace.init_pid)
+        for thread in runnable_threads(self._host.proc, outside):
             if thread.nice < nice:
                 with contextlib.suppress(OSError):  # it has ended, or belongs to another user
                     os.setpriority(os.PRIO_PROCESS, thread.pid, nice)
@@ -191,7 +180,7 @@ class Watch:
     async def _count(self, workspace: Workspace, known: _Known) -> None:
         began = time.monotonic()
         try:
-            counted = await self._count_disk(workspace)
+            counted = await self._host.measure_disk(workspace)
             workspace.last = replace(workspace.last, disk_bytes=counted + known.hidden)
             await asyncio.sleep(min((time.monotonic() - began) * _REST_FACTOR, _COUNT_REST_SECONDS))
         except WorkspaceFailure:
@@ -218,7 +207,7 @@ class Watch:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _file_system_used(self) -> int:
-        info = os.statvfs(self._written)
+        info = os.statvfs(self._host.written)
         return (info.f_blocks - info.f_bfree) * info.f_frsize
 
 
