@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agent_runtime.executor.attempts.fencing import Fence, Hold
@@ -80,7 +81,9 @@ class Attempt:
             is_ours = entry is None
             if entry is None:
                 entry = self.keys.begin(key, request_line, body_digest)
-                self._work(hold, key, request, entry, work, may_be_broken_off)
+                task = asyncio.get_running_loop().create_task(work())
+                call = self._begin(Call(hold, may_be_broken_off, task))
+                task.add_done_callback(partial(self._finish, call, key, request, entry))
             elif body_digest is not None and body_digest != entry.body_digest:
                 raise reused(key, "it was made with another body")
             while not entry.is_finished:
@@ -160,28 +163,17 @@ class Attempt:
         if self._is_deleted:
             raise ApiError("Forgotten", f"attempt {self.id!r} was deleted; to begin it anew, PUT its fence first")
 
-    def _work(
-        self,
-        hold: Hold,
-        key: Key,
-        request: Request,
-        entry: Entry[Result],
-        work: Work,
-        may_be_broken_off: Callable[[], bool],
+    def _finish(
+        self, call: Call, key: Key, request: Request, entry: Entry[Result], task: asyncio.Task[StoredReply]
     ) -> None:
-        def note(task: asyncio.Task[StoredReply]) -> None:
-            self._end(call)
-            try:
-                result = task.result()
-            except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 - see _refuse
-                self._refuse(key, entry, failure)
-            else:
-                entry.body_digest = entry.body_digest or request.body_digest
-                self.keys.finish(key, entry, result, None, is_remembered=True)
-
-        task = asyncio.get_running_loop().create_task(work())
-        call = self._begin(Call(hold, may_be_broken_off, task))
-        task.add_done_callback(note)
+        self._end(call)
+        try:
+            result = task.result()
+        except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 - see _refuse
+            self._refuse(key, entry, failure)
+        else:
+            entry.body_digest = entry.body_digest or request.body_digest
+            self.keys.finish(key, entry, result, None, is_remembered=True)
 
     def _refuse(self, key: Key, entry: Entry[Result], failure: BaseException) -> None:
         match failure:

@@ -132,8 +132,7 @@ class Request:
             return True
         if self._wants_continue or self._left is None or self._left > _REST_BYTES:
             return False
-        async for _ in self.chunks():
-            pass
+        await self.digest()
         return True
 
 
