@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import select
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from agent_runtime.executor.commands.streams import PIPE_BYTES
@@ -22,94 +22,18 @@ _WHOLE_BYTES = 64 * 1024
 # A killed helper is gone in a millisecond; on a machine that is overloaded, later.
 KILL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 0.002
-_RAW = "application/octet-stream"
 _TAR = "application/x-tar"
 
 
-async def read(call: Call) -> Reply | StreamedReply:
-    """GET /workspaces/{w}/files"""
+# Reads what an operation is asked from the query.
+_ReadQuery = Callable[[Query], dict[str, Any]]
+
+
+def _arguments(call: Call, read_query: _ReadQuery) -> dict[str, Any]:
     query = call.query()
-    arguments = {"path": query.text("path"), "offset": query.whole("offset", 0), "limit": query.whole("limit", None)}
-    return await _download(call, query, "read", arguments, _RAW)
-
-
-async def write(call: Call) -> dict[str, Any]:
-    """PUT /workspaces/{w}/files"""
-    query = call.query()
-    arguments = {
-        "path": query.text("path"),
-        "mode": query.mode("mode"),
-        "replace": query.choice("replace", ("true", "false"), "false") == "true",
-        "owner": query.user("owner"),
-    }
-    await _upload(call, query, "write", arguments)
-    return {}
-
-
-async def remove(call: Call) -> dict[str, Any]:
-    """DELETE /workspaces/{w}/files"""
-    query = call.query()
-    arguments = {"path": query.text("path"), "owner": query.user("owner")}
+    arguments = read_query(query)
     query.done()
-    entry = call.live()
-    await _operation(entry.workspace, "remove", arguments)
-    return {}
-
-
-async def show_stat(call: Call) -> dict[str, Any]:
-    """GET /workspaces/{w}/stat"""
-    return await _look(call, "stat")
-
-
-async def show_list(call: Call) -> dict[str, Any]:
-    """GET /workspaces/{w}/list"""
-    return await _look(call, "list")
-
-
-async def pack(call: Call) -> Reply | StreamedReply:
-    """GET /workspaces/{w}/tar"""
-    query = call.query()
-    return await _download(call, query, "tar", {"path": query.text("path"), "parts": query.many("part")}, _TAR)
-
-
-async def unpack(call: Call) -> dict[str, Any]:
-    """PUT /workspaces/{w}/tar"""
-    query = call.query()
-    arguments = {
-        "path": query.text("path"),
-        "ancestors": query.choice("ancestors", ("refuse", "replace", "follow"), "refuse"),
-        "owner": query.user("owner"),
-    }
-    await _upload(call, query, "untar", arguments)
-    return {}
-
-
-async def carry(call: Call) -> dict[str, Any]:
-    """PUT /workspaces/{w}/carry"""
-    query = call.query()
-    carried = await _upload(call, query, "carry", {"path": query.text("path")})
-    return {name: carried[name] for name in ("dropped", "more")}
-
-
-async def snapshot(call: Call) -> Reply | StreamedReply:
-    """GET /workspaces/{w}/snapshot"""
-    query = call.query()
-    return await _download(call, query, "snapshot", {"paths": query.many("path")}, _TAR)
-
-
-async def restore(call: Call) -> dict[str, Any]:
-    """PUT /workspaces/{w}/restore"""
-    await _upload(call, call.query(), "restore", {})
-    return {}
-
-
-async def _look(call: Call, operation: str) -> dict[str, Any]:
-    query = call.query()
-    arguments = {"path": query.text("path")}
-    query.done()
-    entry = call.seen()
-    entry.require_working()
-    return await _operation(entry.workspace, operation, arguments)
+    return arguments
 
 
 async def _operation(
@@ -119,27 +43,44 @@ async def _operation(
         return await workspace.file(operation, arguments, stream)
 
 
-async def _download(
-    call: Call, query: Query, operation: str, arguments: Mapping[str, Any], content_type: str
-) -> Reply | StreamedReply:
-    query.done()
-    entry = call.seen()
-    entry.require_working()
-    source = _Download(entry.workspace, operation, arguments)
-    is_handed_over = False
-    try:
-        parts, size = [], 0
-        async for piece in source:
-            parts.append(piece)
-            size += len(piece)
-            if size > _WHOLE_BYTES:
-                is_handed_over = True
-                source.put_back(parts)
-                return StreamedReply(source, content_type)
-    finally:
-        if not is_handed_over:
-            await source.aclose()
-    return Reply(b"".join(parts), content_type=content_type)
+def _showing(operation: str) -> Callable[[Call], Awaitable[dict[str, Any]]]:
+    """The call that answers with what an operation says of a path."""
+
+    async def show(call: Call) -> dict[str, Any]:
+        arguments = _arguments(call, lambda query: {"path": query.text("path")})
+        entry = call.seen()
+        entry.require_working()
+        return await _operation(entry.workspace, operation, arguments)
+
+    return show
+
+
+def _downloading(
+    operation: str, content_type: str, read_query: _ReadQuery
+) -> Callable[[Call], Awaitable[Reply | StreamedReply]]:
+    """The call that answers with the bytes that an operation writes."""
+
+    async def download(call: Call) -> Reply | StreamedReply:
+        arguments = _arguments(call, read_query)
+        entry = call.seen()
+        entry.require_working()
+        source = _Download(entry.workspace, operation, arguments)
+        is_handed_over = False
+        try:
+            parts, size = [], 0
+            async for piece in source:
+                parts.append(piece)
+                size += len(piece)
+                if size > _WHOLE_BYTES:
+                    is_handed_over = True
+                    source.put_back(parts)
+                    return StreamedReply(source, content_type)
+        finally:
+            if not is_handed_over:
+                await source.aclose()
+        return Reply(b"".join(parts), content_type=content_type)
+
+    return download
 
 
 class _Download:
@@ -184,25 +125,33 @@ class _Download:
         await _ended(self._task)
 
 
-async def _upload(call: Call, query: Query, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    query.done()
-    entry = call.live()
-    loop = asyncio.get_running_loop()
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(write_end, False)
-    work = loop.create_task(_operation(entry.workspace, operation, arguments, read_end))
-    try:
-        # Let the operation begin, for only then its end of the pipe is its own to close.
-        await asyncio.sleep(0)
-        await _pour(call.request, write_end)
-    except BaseException:
-        # Ended before its pipe is closed, so that it never takes a part of the body for the whole.
-        await _ended(work)
-        await _reader_gone(write_end)
-        raise
-    finally:
-        os.close(write_end)
-    return await work
+def _uploading(
+    operation: str, read_query: _ReadQuery, replied: Sequence[str] = ()
+) -> Callable[[Call], Awaitable[dict[str, Any]]]:
+    """The call whose body an operation reads; the answer has these fields of what it says."""
+
+    async def upload(call: Call) -> dict[str, Any]:
+        arguments = _arguments(call, read_query)
+        entry = call.live()
+        loop = asyncio.get_running_loop()
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(write_end, False)
+        work = loop.create_task(_operation(entry.workspace, operation, arguments, read_end))
+        try:
+            # Let the operation begin, for only then its end of the pipe is its own to close.
+            await asyncio.sleep(0)
+            await _pour(call.request, write_end)
+        except BaseException:
+            # Ended before its pipe is closed, so that it never takes a part of the body for the whole.
+            await _ended(work)
+            await _reader_gone(write_end)
+            raise
+        finally:
+            os.close(write_end)
+        reply = await work
+        return {name: reply[name] for name in replied}
+
+    return upload
 
 
 async def _pour(request: Request, descriptor: int) -> None:
@@ -243,3 +192,43 @@ async def _ended(task: asyncio.Task[dict[str, Any]]) -> None:
     task.cancel()
     with contextlib.suppress(BaseException):
         await task
+
+
+async def remove(call: Call) -> dict[str, Any]:
+    """DELETE /workspaces/{w}/files"""
+    arguments = _arguments(call, lambda query: {"path": query.text("path"), "owner": query.user("owner")})
+    await _operation(call.live().workspace, "remove", arguments)
+    return {}
+
+
+show_stat, show_list = _showing("stat"), _showing("list")
+read = _downloading(
+    "read",
+    "application/octet-stream",
+    lambda query: {
+        "path": query.text("path"),
+        "offset": query.whole("offset", 0),
+        "limit": query.whole("limit", None),
+    },
+)
+pack = _downloading("tar", _TAR, lambda query: {"path": query.text("path"), "parts": query.many("part")})
+snapshot = _downloading("snapshot", _TAR, lambda query: {"paths": query.many("path")})
+write = _uploading(
+    "write",
+    lambda query: {
+        "path": query.text("path"),
+        "mode": query.mode("mode"),
+        "replace": query.choice("replace", ("true", "false"), "false") == "true",
+        "owner": query.user("owner"),
+    },
+)
+unpack = _uploading(
+    "untar",
+    lambda query: {
+        "path": query.text("path"),
+        "ancestors": query.choice("ancestors", ("refuse", "replace", "follow"), "refuse"),
+        "owner": query.user("owner"),
+    },
+)
+carry = _uploading("carry", lambda query: {"path": query.text("path")}, ("dropped", "more"))
+restore = _uploading("restore", lambda query: {})

@@ -176,13 +176,12 @@ _KEPT_MOUNTS = ("/", "/proc", "/sys")
 
 
 class BaseLayers(NamedTuple):
-    """Where the layers are, and how ids are mapped.
+    """The lowest layers of all workspaces, and how ids are mapped.
 
     `parts[i]` is the workspace path of part i, `lower[i]` are its lowest layers, the topmost first.
     `several_ids`: workspaces have other users than root. `own_creators`: another user makes each one's user namespace.
     """
 
-    layers: str
     parts: tuple[str, ...]
     lower: tuple[tuple[str, ...], ...]
     uid_map: str
@@ -307,7 +306,7 @@ def prepare(
         _detach_others(layers)
     several_ids = sum(int(line.split()[2]) for line in gid_map.splitlines()) >= _IDS
     own_creators = bare and kernel.effective_capabilities() & _OWNERS_CAPABILITIES == _OWNERS_CAPABILITIES
-    return BaseLayers(layers, parts, lower, uid_map, gid_map, first_id, tuple(targets), several_ids, own_creators)
+    return BaseLayers(parts, lower, uid_map, gid_map, first_id, tuple(targets), several_ids, own_creators)
 
 
 def _empty(layers: str) -> None:
