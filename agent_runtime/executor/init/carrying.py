@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import itertools
 import json
 import os
 import re
@@ -763,27 +764,23 @@ def carry(location: str, stream: int, searched: Sequence[str] = (), programs: Se
             begun.append(_Carrying(place, root, rules, places, dropped))
             return begun[-1], path
 
-        left, current = set(forms), None
-        for member, parts, content in members(file):
-            root = next((root for root in forms if _lies_in("/".join(parts), root)), None)
-            if root is None:
-                continue
-            inside = parts if root == "." else parts[root.count("/") + 1 :]
-            if current is None or current[0] != root:
-                if root not in left:
-                    raise Refused(errno.EINVAL, root, f"the tar's entries of {_shown(root)} do not follow one another")
-                if current is not None:
-                    current[1].sweep()
-                current = root, *begin(root, is_folder=root == "." or bool(inside) or member.isdir())
-                left.remove(root)
-            _, carrying, path = current
-            if member.islnk():
-                linked = os.path.normpath(member.linkname).removeprefix(f"{root}/")
-                member.linkname = "/".join([*path, linked]) if path else linked
-            if path or inside:
-                carrying.put(member, [*path, *inside], content)
-        if current is not None:
-            current[1].sweep()
+        left = set(forms)
+        entries = ((root, *entry) for entry in members(file) for root in forms if _lies_in("/".join(entry[1]), root))
+        for root, group in itertools.groupby(entries, lambda entry: entry[0]):
+            if root not in left:
+                raise Refused(errno.EINVAL, root, f"the tar's entries of {_shown(root)} do not follow one another")
+            left.remove(root)
+            carrying, path = None, list[str]()
+            for _, member, parts, content in group:
+                inside = parts if root == "." else parts[root.count("/") + 1 :]
+                if carrying is None:
+                    carrying, path = begin(root, is_folder=root == "." or bool(inside) or member.isdir())
+                if member.islnk():
+                    linked = os.path.normpath(member.linkname).removeprefix(f"{root}/")
+                    member.linkname = "/".join([*path, linked]) if path else linked
+                if path or inside:
+                    carrying.put(member, [*path, *inside], content)
+            begun[-1].sweep()
         for root in left:  # of these the agent left nothing
             place = os.path.join(location, root)
             if os.path.lexists(place):
