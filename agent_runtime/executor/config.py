@@ -19,10 +19,7 @@ _ADDRESS = r"unix:[^\0]{1,100}|tcp:(\[[0-9A-Fa-f:.]+\]|[^:\0]*):[0-9]{1,5}"
 
 @dataclass(frozen=True)
 class ExecutorConfig:
-    """Everything that the executor is told at start.
-
-    `ready_file` None: nothing is written; `remove_at_end` None: nothing is removed.
-    """
+    """The executor's configuration. Without `ready_file` nothing is written, without `remove_at_end` nothing is removed."""
 
     listen: str
     token_sha256: str

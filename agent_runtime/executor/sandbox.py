@@ -287,7 +287,7 @@ class Sandbox:
     def start(
         self, workspace_id: str, attempt: str, key: Key, spec: CommandSpec, settled: Callable[[], None]
     ) -> Process:
-        """Ask for a command to be started; `settled` is called when it is decided whether it was.
+        """Ask for a command to be started; `settled` is called when its start has succeeded or failed.
 
         Raises NotFound, Conflict, WorkspaceFailed.
         """

@@ -12,7 +12,7 @@ from agent_runtime.executor.attempts.fencing import Fence, Hold
 from agent_runtime.executor.attempts.idempotency import Entry, Key, KeyMemory, StoredReply, reused
 from agent_runtime.executor.commands.notifier import Notifier
 from agent_runtime.executor.commands.processes import Process
-from agent_runtime.executor.errors import NOT_REMEMBERED, ApiError, bad_request
+from agent_runtime.executor.errors import ApiError, bad_request
 from agent_runtime.executor.http.server import Disconnected, Request, log_defect
 
 # What a call leaves behind: a reply, or a process, whose status is asked anew each time.
@@ -89,10 +89,8 @@ class Attempt:
             while not entry.is_finished:
                 await Notifier.wait(entry.finished)
             # The first call's body was streamed, so this one's is compared only now, and thrown away.
-            is_to_compare = (
-                entry.is_remembered and not is_ours and body_digest is None and entry.body_digest is not None
-            )
-            if is_to_compare and await request.digest() != entry.body_digest:
+            is_streamed = body_digest is None and entry.body_digest is not None
+            if is_streamed and entry.is_remembered and not is_ours and await request.digest() != entry.body_digest:
                 raise reused(key, "it was made with another body")
             if entry.result is not None:
                 assert isinstance(entry.result, StoredReply)  # commands have another request line
@@ -110,8 +108,8 @@ class Attempt:
     ) -> Process:
         """The process that the call named `key` has asked for, now or before.
 
-        `make` gets what is to be called when it is decided whether the process was started; until then the call counts as
-        at work. Raises what the call was refused with, Fenced, Forgotten, KeyReused.
+        `make` gets what is to be called when the process's start has succeeded or failed; until then the call counts as at
+        work. Raises what the call was refused with, Fenced, Forgotten, KeyReused.
         """
         self.require(hold)
         entry = self.keys.find(key, request_line)
@@ -124,7 +122,7 @@ class Attempt:
                 self._end(call)
                 self._refuse(key, entry, failure)
             else:
-                self.keys.finish(key, entry, process, None, is_remembered=True)
+                self.keys.finish(key, entry, process, None)
         elif entry.body_digest != body_digest:
             raise reused(key, "it was made with another body")
         if entry.error is not None:
@@ -173,7 +171,7 @@ class Attempt:
             self._refuse(key, entry, failure)
         else:
             entry.body_digest = entry.body_digest or request.body_digest
-            self.keys.finish(key, entry, result, None, is_remembered=True)
+            self.keys.finish(key, entry, result, None)
 
     def _refuse(self, key: Key, entry: Entry[Result], failure: BaseException) -> None:
         match failure:
@@ -187,7 +185,7 @@ class Attempt:
                 # It may have done something, so it is remembered like any other outcome.
                 log_defect(entry.request_line)
                 error = ApiError("InternalError", "a defect of the executor; its standard error says more")
-        self.keys.finish(key, entry, None, error, is_remembered=error.code not in NOT_REMEMBERED)
+        self.keys.finish(key, entry, None, error)
 
     def _begin(self, call: Call) -> Call:
         self._calls.add(call)

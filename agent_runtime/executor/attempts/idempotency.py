@@ -20,7 +20,7 @@ from hashlib import sha256
 from typing import Generic, NamedTuple, TypeVar
 
 from agent_runtime.executor.commands.notifier import Notifier
-from agent_runtime.executor.errors import ApiError, bad_request
+from agent_runtime.executor.errors import NOT_REMEMBERED, ApiError, bad_request
 from agent_runtime.executor.http.messages import Reply, StreamedReply
 
 # A turn makes a handful of calls, and a runner acknowledges every turn or two: hundreds of times what is needed.
@@ -69,8 +69,12 @@ class Entry(Generic[Result]):
     result: Result | None = None
     error: ApiError | None = None
     is_finished: bool = False
-    is_remembered: bool = True
     finished: Notifier = field(default_factory=Notifier)
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether the same key gets the same outcome again: all but the errors of calls that did nothing."""
+        return self.error is None or self.error.code not in NOT_REMEMBERED
 
 
 class KeyMemory(Generic[Result]):
@@ -106,22 +110,14 @@ class KeyMemory(Generic[Result]):
         self._entries[key] = entry
         return entry
 
-    def finish(
-        self,
-        key: Key,
-        entry: Entry[Result],
-        result: Result | None,
-        error: ApiError | None,
-        *,
-        is_remembered: bool,
-    ) -> None:
+    def finish(self, key: Key, entry: Entry[Result], result: Result | None, error: ApiError | None) -> None:
         """The call has ended with one of the two; one that did nothing is not remembered, and may be made again."""
-        entry.result, entry.error, entry.is_remembered = result, error, is_remembered
+        entry.result, entry.error = result, error
         entry.is_finished = True
         if self._entries.get(key) is not entry:
             if result is not None:
                 self._dropped(result)
-        elif not is_remembered:
+        elif not entry.is_remembered:
             del self._entries[key]
         entry.finished.notify()
 

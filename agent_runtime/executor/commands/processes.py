@@ -44,7 +44,7 @@ class CommandSpec(NamedTuple):
 class Process:
     """A command, from when it is asked for until its workspace or its key's turn is forgotten.
 
-    Watches its command (`Watcher`). `settled` is called when it is decided whether it was started: `refusal` says why not.
+    Implements `Watcher`. `settled` is called when its start has succeeded or failed: `refusal` says why.
     """
 
     def __init__(self, process_id: str, turn: int, spec: CommandSpec, streams: Streams, spill_path: str) -> None:
@@ -69,7 +69,7 @@ class Process:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is decided if it was started."""
+        """Whether its start has succeeded or failed."""
         return self._settled is None
 
     @property
@@ -218,7 +218,7 @@ class Process:
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def abandon(self, cause: str) -> None:
-        """Its workspace is gone, and it with it."""
+        """End it: its workspace has ended."""
         if self._exit is None:
             self._exit = Exit(None, signal.SIGKILL, cause)
         for end in self._ends.values():

@@ -1,4 +1,4 @@
-"""What a host of workspaces is told at start."""
+"""The configuration of a host of workspaces."""
 
 from __future__ import annotations
 

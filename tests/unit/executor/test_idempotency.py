@@ -60,13 +60,13 @@ class KeyMachine(RuleBasedStateMachine):
         if entry is None:
             return
         if outcome == "result":
-            self.memory.finish(key, entry, f"result of {key}", None, is_remembered=True)
+            self.memory.finish(key, entry, f"result of {key}", None)
             self.done[key] = f"result of {key}"
         elif outcome == "error":
-            self.memory.finish(key, entry, None, ApiError("FileError", "x"), is_remembered=True)
+            self.memory.finish(key, entry, None, ApiError("FileError", "x"))
             self.done[key] = None  # type: ignore[assignment]
         else:
-            self.memory.finish(key, entry, None, ApiError("NoPlace", "x"), is_remembered=False)
+            self.memory.finish(key, entry, None, ApiError("NoPlace", "x"))
             del self.lines[key]
 
     @rule(turn=st.integers(0, 5))
