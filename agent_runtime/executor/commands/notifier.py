@@ -46,6 +46,18 @@ class Notifier:
                 notifier.discard(wake)
 
 
+async def until_ready(descriptor: int, *, writable: bool = False) -> None:
+    """Return when a descriptor can be read, or written to; a process descriptor is readable when its process has ended."""
+    loop = asyncio.get_running_loop()
+    add, remove = (loop.add_writer, loop.remove_writer) if writable else (loop.add_reader, loop.remove_reader)
+    waiter: asyncio.Future[None] = loop.create_future()
+    add(descriptor, _wake, waiter)
+    try:
+        await waiter
+    finally:
+        remove(descriptor)
+
+
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)

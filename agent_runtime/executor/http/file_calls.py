@@ -9,6 +9,7 @@ import select
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from agent_runtime.executor.commands.notifier import until_ready
 from agent_runtime.executor.commands.streams import PIPE_BYTES
 from agent_runtime.executor.errors import translating
 from agent_runtime.executor.http.calls import Call
@@ -89,10 +90,9 @@ class _Download:
     def __init__(self, workspace: Workspace, operation: str, arguments: Mapping[str, Any]) -> None:
         self._descriptor, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._descriptor, False)
-        self._loop = asyncio.get_running_loop()
         self._put_back: list[bytes] = []
         self._is_closed = False
-        self._task = self._loop.create_task(_operation(workspace, operation, arguments, write_end))
+        self._task = asyncio.get_running_loop().create_task(_operation(workspace, operation, arguments, write_end))
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -108,7 +108,7 @@ class _Download:
             try:
                 piece = os.read(self._descriptor, PIPE_BYTES)
             except BlockingIOError:
-                await _ready(self._loop.add_reader, self._loop.remove_reader, self._descriptor)
+                await until_ready(self._descriptor)
                 continue
             if piece:
                 return piece
@@ -155,14 +155,13 @@ def _uploading(
 
 
 async def _pour(request: Request, descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
     async for chunk in request.chunks():
         data = memoryview(chunk)
         while data:
             try:
                 data = data[os.write(descriptor, data) :]
             except BlockingIOError:
-                await _ready(loop.add_writer, loop.remove_writer, descriptor)
+                await until_ready(descriptor, writable=True)
             except BrokenPipeError:
                 # The operation has ended before the body: its own failure says why.
                 return
@@ -177,15 +176,6 @@ async def _reader_gone(descriptor: int) -> None:
             return
         # A pipe that can be written to is always ready for the loop, so its end cannot be waited for there.
         await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-
-
-async def _ready(add: Any, remove: Any, descriptor: int) -> None:
-    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    add(descriptor, lambda: None if ready.done() else ready.set_result(None))
-    try:
-        await ready
-    finally:
-        remove(descriptor)
 
 
 async def _ended(task: asyncio.Task[dict[str, Any]]) -> None:

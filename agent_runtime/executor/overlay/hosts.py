@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_runtime.executor import kernel
+from agent_runtime.executor.commands.notifier import until_ready
 from agent_runtime.executor.host import FileFailure, WorkspaceFailure, WorkspaceSpec
 from agent_runtime.executor.init import processes
 from agent_runtime.executor.init.channel import Message, close_all
@@ -57,17 +58,6 @@ def _plain_user() -> str | None:
     return _NOBODY if os.geteuid() == 0 and may_switch and not _in_container() else None
 
 
-async def _readable(descriptor: int) -> None:
-    """Wait until a pid descriptor says that its process has ended."""
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(descriptor, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-
-
 def _bytes_a_file(info: os.statvfs_result) -> int:
     """The part of a file system that one file takes of it where files are limited too; 0 where they are not."""
     return info.f_blocks * info.f_frsize // info.f_files if info.f_files else 0
@@ -81,7 +71,7 @@ async def kill(process: int) -> None:
     """End the process of that pid descriptor; returns when it is gone."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(process, signal.SIGKILL)
-    await _readable(process)
+    await until_ready(process)
 
 
 class Host:
@@ -267,7 +257,7 @@ class Host:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             process = os.pidfd_open(self._zygote_pid)
             try:
-                await _readable(process)
+                await until_ready(process)
                 os.waitid(os.P_PIDFD, process, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 (it has ended)
             finally:
                 os.close(process)
