@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import resource
@@ -113,21 +114,20 @@ class SubreaperState:
 
 def fork_native(state: SubreaperState, where: Surroundings) -> int | NativeSubreaper | None:
     """Fork a subreaper that does in C what is nothing special: `fork_subreaper` says what comes of it."""
+    variables = [f"{name}={value}" for name, value in where.environment.items()]
     return fork_subreaper(
         (
-            state.channel.end.fileno(),
-            state.starts.end.fileno(),
-            state.notes,
-            state.turn,
+            *(state.channel.end.fileno(), state.starts.end.fileno(), state.notes, state.turn),
             kernel.address(state.pid_table),
-        ),
-        own_root=not where.root,
-        nice=where.nice,
-        user=where.user,
-        folder=where.locate("."),
-        limits=where.rlimits,
-        shells=_SHELLS,
-        environment=where.environment,
+            # Whether a command's folder is the same one for this process.
+            int(not where.root),
+            where.nice,
+            where.user,
+            where.locate("."),
+            *(len(where.rlimits), *itertools.chain.from_iterable(where.rlimits.items())),
+            *(len(_SHELLS), *_SHELLS),
+            *(len(variables), *variables),
+        )
     )
 
 

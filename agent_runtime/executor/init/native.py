@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from agent_runtime.executor import kernel
 from agent_runtime.executor.init.start_request import StartRequest, unpack
@@ -61,41 +61,14 @@ class NativeSubreaper:
         return ctypes.c_int32.in_dll(self._library, name).value
 
 
-def fork_subreaper(
-    state: Sequence[int],
-    *,
-    own_root: bool,
-    nice: int,
-    user: str,
-    folder: str,
-    limits: Mapping[int, int],
-    shells: Sequence[str],
-    environment: Mapping[str, str],
-) -> int | NativeSubreaper | None:
+def fork_subreaper(told: Iterable[object]) -> int | NativeSubreaper | None:
     """Fork one: its process id; or, in the child, what it is when C has left something to Python. None without a library.
 
-    `state` are the numbers of commands.SubreaperState; `own_root`: a command's folder is the same for this process;
-    `nice` is the nice value of commands; `environment` is without what a user brings. Raises OSError.
+    `told` is what `listen_to` in subreaper.c takes, in its order. Raises OSError.
     """
     library = _library
     if library is None:
         return None
-    variables = [f"{name}={value}" for name, value in environment.items()]
-    numbers = [str(number) for limit in limits.items() for number in limit]
-    told: Iterable[object] = (
-        *state,
-        int(own_root),
-        nice,
-        user,
-        folder,
-        len(limits),
-        *numbers,
-        len(shells),
-        *shells,
-        len(variables),
-        *variables,
-        "",
-    )
-    packed = "\0".join(map(str, told)).encode("utf-8", "surrogateescape")
+    packed = "\0".join(map(str, (*told, ""))).encode("utf-8", "surrogateescape")
     pid = kernel.fork_by(lambda: int(library.fork_subreaper(packed, len(packed))), "a subreaper")
     return pid or NativeSubreaper(library)

@@ -525,7 +525,7 @@ static void settle(void) {
     }
 }
 
-/* What Python tells of the workspace, in the order in which native.py packs it. */
+/* What Python tells of the workspace, in the order of fork_native in commands.py. */
 static int listen_to(char *told, char *end) {
     here.uid = geteuid(), here.gid = getegid();
     here.channel = next_number(&told, end), here.starts = next_number(&told, end);
