@@ -49,7 +49,6 @@ _NUMBER_BYTES = HEAD.size - 4
 
 
 async def attach(call: Call) -> Switched:
-    """POST /commands"""
     call.upgrade(UPGRADE)
     return Switched(UPGRADE, CommandStream(call.sandbox))
 

@@ -185,7 +185,6 @@ async def _ended(task: asyncio.Task[dict[str, Any]]) -> None:
 
 
 async def remove(call: Call) -> dict[str, Any]:
-    """DELETE /workspaces/{w}/files"""
     arguments = _arguments(call, lambda query: {"path": query.text("path"), "owner": query.user("owner")})
     await _operation(call.live().workspace, "remove", arguments)
     return {}

@@ -18,12 +18,10 @@ MAX_TERMINAL_SIZE = 65535
 
 
 async def show(call: Call) -> dict[str, Any]:
-    """GET /workspaces/{w}/processes/{p}"""
     return _process(call, call.seen()).status()
 
 
 async def show_output(call: Call) -> Reply:
-    """GET /workspaces/{w}/processes/{p}/output"""
     query = call.query()
     stream = query.choice("stream", ("stdout", "stderr"), "stdout")
     cursor = query.whole("cursor", 0)
@@ -50,7 +48,6 @@ async def show_output(call: Call) -> Reply:
 
 
 async def write_input(call: Call) -> dict[str, Any]:
-    """POST /workspaces/{w}/processes/{p}/stdin"""
     query = call.query()
     offset = query.whole("offset")
     end = query.choice("end", ("true", "false"), "false") == "true"
@@ -61,7 +58,6 @@ async def write_input(call: Call) -> dict[str, Any]:
 
 
 async def send_signal(call: Call) -> dict[str, Any]:
-    """POST /workspaces/{w}/processes/{p}/signal"""
     fields = call.fields()
     name = fields.text("signal")
     number = signal_number(name)
@@ -75,7 +71,6 @@ async def send_signal(call: Call) -> dict[str, Any]:
 
 
 async def resize(call: Call) -> dict[str, Any]:
-    """POST /workspaces/{w}/processes/{p}/resize"""
     fields = call.fields()
     rows, columns = (fields.whole(name, least=1, most=MAX_TERMINAL_SIZE) for name in ("rows", "columns"))
     fields.done()

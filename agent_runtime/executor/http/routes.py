@@ -23,7 +23,6 @@ _ATTEMPT = re.compile(NAME)
 
 
 async def _raise_fence(call: Call) -> dict[str, Any]:
-    """PUT /attempts/{attempt}/fence"""
     fields = call.fields()
     hold = Hold(
         fields.whole("epoch", most=MAX_EPOCH),
@@ -37,7 +36,6 @@ async def _raise_fence(call: Call) -> dict[str, Any]:
 
 
 async def _acknowledge(call: Call) -> dict[str, Any]:
-    """PUT /attempts/{attempt}/watermark"""
     hold = _hold(call.request)
     fields = call.fields()
     turn = fields.whole("turn", most=10**15)
@@ -48,7 +46,6 @@ async def _acknowledge(call: Call) -> dict[str, Any]:
 
 
 async def _delete_attempt(call: Call) -> dict[str, Any]:
-    """DELETE /attempts/{attempt}"""
     hold = _hold(call.request)
     attempt = call.sandbox.fenced_attempt(call.attempt, hold)
     await attempt.delete(hold, lambda: call.sandbox.delete_attempt(attempt.id))

@@ -1,7 +1,4 @@
-"""The calls that make, show and end workspaces.
-
-The calls about a workspace's model port.
-"""
+"""The calls about workspaces and their model ports; ROUTES in routes.py says which is which."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ ID_EXPECTED = "1 to 100 letters, digits, '.', '_' and '-', the first a letter or
 
 
 async def create(call: Call) -> dict[str, Any]:
-    """POST /workspaces"""
     fields = call.fields()
     limits = fields.object("limits")
     spec = WorkspaceSpec(
@@ -45,17 +41,14 @@ async def create(call: Call) -> dict[str, Any]:
 
 
 async def show_all(call: Call) -> dict[str, Any]:
-    """GET /workspaces"""
     return {"workspaces": [entry.describe() for entry in call.sandbox.workspaces.values()]}
 
 
 async def show(call: Call) -> dict[str, Any]:
-    """GET /workspaces/{w}"""
     return call.seen().describe()
 
 
 async def freeze(call: Call) -> dict[str, Any]:
-    """POST /workspaces/{w}/freeze"""
     entry = call.owned()
     entry.require_working()
     if not entry.is_frozen:
@@ -64,14 +57,12 @@ async def freeze(call: Call) -> dict[str, Any]:
 
 
 async def end_processes(call: Call) -> dict[str, Any]:
-    """DELETE /workspaces/{w}/processes"""
     entry = call.live()
     await entry.end_processes()
     return {}
 
 
 async def switch_network(call: Call) -> dict[str, Any]:
-    """PUT /workspaces/{w}/network"""
     fields = call.fields()
     rule = _network(fields)
     fields.done()
@@ -81,7 +72,6 @@ async def switch_network(call: Call) -> dict[str, Any]:
 
 
 async def destroy(call: Call) -> dict[str, Any]:
-    """DELETE /workspaces/{w}"""
     await call.sandbox.destroy(call.owned())
     return {}
 
@@ -97,13 +87,11 @@ def _network(fields: Fields) -> NetworkRule:
 
 
 async def open_port(call: Call) -> dict[str, Any]:
-    """PUT /workspaces/{w}/model"""
     entry = call.live()
     return {"url": (await entry.open_model_port()).url}
 
 
 async def attach(call: Call) -> Switched:
-    """POST /workspaces/{w}/model"""
     call.upgrade(UPGRADE)
     entry = call.live()
     if entry.model_port is None:

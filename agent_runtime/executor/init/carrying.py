@@ -8,6 +8,7 @@ is the place where its file will be. No process of the agent runs meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fnmatch
 import itertools
@@ -277,6 +278,10 @@ class _Prepared:
         self.hidden = (rules.hidden | rules.hidden_folders | brought) - {"."}
         """Hidden files, the folders that they lie in, and the folders that exist only because of them."""
 
+    def enters(self, path: str) -> bool:
+        """Whether something in a folder may be carried."""
+        return path not in self.kept and (self._rules.is_declared(path) or self._rules.leads_to_declared(path))
+
     def reason(self, path: str) -> str | None:
         """Why the prepared version of a path stays; None when it does not."""
         if self._rules.is_named(path):
@@ -303,11 +308,7 @@ class _Prepared:
         rules = self._rules
         if self._is_environment("."):
             self.kept.update({name: ENVIRONMENT for name in _OF_ROOT_ENVIRONMENT if not rules.is_named(name)})
-
-        def enters(path: str) -> bool:
-            return path not in self.kept and (rules.is_declared(path) or rules.leads_to_declared(path))
-
-        for parent, name, path, info in walk(_opened(self._location), "", enters=enters):
+        for parent, name, path, info in walk(_opened(self._location), "", enters=self.enters):
             kind = kind_of(info.st_mode)
             if not rules.is_declared(path):
                 continue
@@ -443,17 +444,19 @@ class _Carrying:
         if reason is not None:
             self._drop(path, reason)
             return
+        standing = _lstat(os.path.join(self._location, path))
         try:
-            if content is not None and self._may_be_as_it_was(member, path):
-                with open(os.path.join(self._location, path), "rb") as standing:
-                    compared = _Compared(standing, content)
+            if content is not None and standing is not None and _may_be_as_it_was(member, standing):
+                with open(os.path.join(self._location, path), "rb") as file:
+                    compared = _Compared(file, content)
                     if not compared.is_same:
                         self.target.put(member, parts, cast("IO[bytes]", compared))
             else:
                 self.target.put(member, parts, content)
         except PermissionError:
             # The agent had the same rights, so it did not change what stands here either; it may have moved it.
-            self._drop(path, "cannot be written by the user of the workspace" if not self._stands(path, member) else "")
+            stands = standing is not None and (standing.st_size == member.size or not member.isreg())
+            self._drop(path, "" if stands else "cannot be written by the user of the workspace")
         kind: Kind = "folder" if member.isdir() else "link" if member.issym() else "file"
         self._placed[path] = kind
         for folder in _parents(path):
@@ -466,29 +469,6 @@ class _Carrying:
         self._remove_links_to_hidden(roots)
         self._remove_planted_modules(roots)
         self._remove_planted_programs(roots)
-
-    def _may_be_as_it_was(self, member: tarfile.TarInfo, path: str) -> bool:
-        """It is another user's file, of the same size and time: it stays that user's if its content is the same.
-
-        The agent may have moved another file there. All files of an image layer may have one time: it is in seconds.
-        """
-        try:
-            info = os.lstat(os.path.join(self._location, path))
-        except OSError:
-            return False
-        known = (member.isreg(), member.uid, member.size, time_of(member))
-        return info.st_uid != os.geteuid() and known == (
-            stat.S_ISREG(info.st_mode),
-            info.st_uid,
-            info.st_size,
-            info.st_mtime_ns,
-        )
-
-    def _stands(self, path: str, member: tarfile.TarInfo) -> bool:
-        try:
-            return os.lstat(os.path.join(self._location, path)).st_size == member.size or not member.isreg()
-        except OSError:
-            return False
 
     def _drop(self, path: str, reason: str) -> None:
         self._dropped.add(_joined(self._shown_as, path), reason)
@@ -524,13 +504,9 @@ class _Carrying:
     def sweep(self) -> None:
         """Remove what the agent deleted, and what is loaded unasked wherever it stands."""
         rules, prepared = self._rules, self._prepared
-
-        def enters(path: str) -> bool:
-            return path not in prepared.kept and (rules.is_declared(path) or rules.leads_to_declared(path))
-
-        for parent, name, path, info in walk(_opened(self._location), "", enters=enters):
+        for parent, name, path, info in walk(_opened(self._location), "", enters=prepared.enters):
             kind = kind_of(info.st_mode)
-            if kind == "folder" and enters(path):
+            if kind == "folder" and prepared.enters(path):
                 make_readable(parent, name, info)
             # Sockets and devices are in no tar; the agent's cannot be here.
             if path in prepared.kept or path in prepared.ways or not rules.is_declared(path) or kind == "other":
@@ -678,6 +654,22 @@ def _remove(parent: int, name: str) -> None:
         remove_entry(parent, name, missing_ok=True)
     except PermissionError:
         return
+
+
+def _lstat(place: str) -> os.stat_result | None:
+    with contextlib.suppress(OSError):
+        return os.lstat(place)
+    return None
+
+
+def _may_be_as_it_was(member: tarfile.TarInfo, standing: os.stat_result) -> bool:
+    """It is another user's file, of the same size and time: it stays that user's if its content is the same.
+
+    The agent may have moved another file there. All files of an image layer may have one time: it is in seconds.
+    """
+    known = (member.isreg(), member.uid, member.size, time_of(member))
+    found = (stat.S_ISREG(standing.st_mode), standing.st_uid, standing.st_size, standing.st_mtime_ns)
+    return standing.st_uid != os.geteuid() and known == found
 
 
 class _Compared:
