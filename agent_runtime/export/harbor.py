@@ -5,22 +5,18 @@ The form is that of Harbor 0.25 (`TrialResult`, `TrialConfig`, `TrialLock`, arti
 
 import hashlib
 import json
-import tarfile
-import tempfile
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agent_runtime.recording.artifacts import unpacked
+from agent_runtime.recording.artifacts import open_artifacts
 from agent_runtime.recording.extraction import extract_all
+from agent_runtime.recording.messages import model_of
 from agent_runtime.recording.reader import RunReader
-from agent_runtime.recording.segments import RecordCorrupt
-from rollout_api.records import ArtifactsRecord, Outcome, Record, ResponseRecord, Seal, StepRecord, Verdict
+from rollout_api.records import Outcome, Record, Seal, StepRecord, Verdict
 from rollout_api.tasks import VerifierMode
 from rollout_api.version import VERSION
-
-IN_MEMORY_BYTES = 1 << 20
 
 
 async def write_trials(run: RunReader, folder: Path) -> int:
@@ -46,7 +42,7 @@ async def write_trials(run: RunReader, folder: Path) -> int:
 
 
 def _result(run: RunReader, trial: Path, seal: Seal, records: list[Record]) -> dict[str, Any]:
-    result, model = seal.result, _model(records)
+    result, model = seal.result, model_of(records)
     failed = result.outcome is not Outcome.COMPLETED
     steps = [record for record in records if isinstance(record, StepRecord) and record.ended]
     usage = {
@@ -131,10 +127,6 @@ def _rewards(verdict: Verdict) -> dict[str, float]:
     return {**verdict.rewards, "reward": verdict.reward}
 
 
-def _model(records: list[Record]) -> str | None:
-    return next((record.model for record in records if isinstance(record, ResponseRecord) and record.model), None)
-
-
 def _write_verdict(folder: Path, verdict: Verdict | None) -> None:
     if verdict is None:
         return
@@ -148,27 +140,16 @@ def _write_verdict(folder: Path, verdict: Verdict | None) -> None:
 
 async def _write_artifacts(run: RunReader, records: list[Record], folder: Path) -> None:
     """What was carried to the grading, unpacked. The policy made it: nothing of it may leave the folder or be a device."""
-    stored = next((record for record in records if isinstance(record, ArtifactsRecord) and record.key), None)
     folder.mkdir(parents=True)
     entries: list[dict[str, Any]] = []
-    if stored is not None and stored.key is not None:
-        with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as file:
-            async for chunk in unpacked(stored.key, run.store.stream(stored.key), stored.bytes):
-                file.write(chunk)
-            file.seek(0)
-            status = _unpack(file, folder / "workspace", stored.key)
-        entries = [{"source": ".", "destination": "workspace", "type": "directory", "status": status}]
+    async with open_artifacts(run.store, records) as archive:
+        if archive is not None:
+            workspace = folder / "workspace"
+            workspace.mkdir()
+            skipped = extract_all(archive, workspace)
+            status = "failed" if skipped else "ok" if any(workspace.iterdir()) else "empty"
+            entries = [{"source": ".", "destination": "workspace", "type": "directory", "status": status}]
     _write_json(folder / "manifest.json", entries)
-
-
-def _unpack(file: Any, folder: Path, key: str) -> str:
-    folder.mkdir()
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as archive:
-            skipped = extract_all(archive, folder)
-    except tarfile.TarError as error:
-        raise RecordCorrupt(key, f"it is no tar of artifacts ({error})") from error
-    return "failed" if skipped else "ok" if any(folder.iterdir()) else "empty"
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -1,21 +1,17 @@
 """SWE-bench predictions: the patch of every graded rollout, as its harness takes them."""
 
-import tarfile
-import tempfile
 from typing import Any, Final
 
-from agent_runtime.recording.artifacts import unpacked
+from agent_runtime.recording.artifacts import open_artifacts
+from agent_runtime.recording.messages import model_of
 from agent_runtime.recording.reader import RunReader
-from agent_runtime.recording.segments import RecordCorrupt
-from rollout_api.records import ArtifactsRecord, Outcome, ResponseRecord
+from rollout_api.records import Outcome, Record
 
 PATCH_NAME: Final = ".rollout-patch/model.patch"
 """What the artifacts of a repository task hold."""
 
 PATCH_BYTES: Final = 64 << 20
 """Largest patch that is exported; what it holds was made by the policy. Beyond, it is an empty one."""
-
-IN_MEMORY_BYTES: Final = 1 << 20
 
 
 async def prediction(run: RunReader, index: int) -> list[dict[str, Any]]:
@@ -28,35 +24,23 @@ async def prediction(run: RunReader, index: int) -> list[dict[str, Any]]:
     if result.outcome is not Outcome.COMPLETED:
         return []
     records = await run.records(index)
-    artifacts = next((record for record in records if isinstance(record, ArtifactsRecord)), None)
-    name = next((record.model for record in records if isinstance(record, ResponseRecord) and record.model), None)
     member = f"-{result.member}" if run.job.spec.group_size > 1 else ""
-    patch = b"" if artifacts is None else await _patch(run, artifacts)
     return [
         {
             "instance_id": result.task,
-            "model_name_or_path": f"{name or run.job.spec.agent.type}{member}",
-            "model_patch": patch.decode(errors="replace"),
+            "model_name_or_path": f"{model_of(records) or run.job.spec.agent.type}{member}",
+            "model_patch": (await _patch(run, records)).decode(errors="replace"),
         }
     ]
 
 
-async def _patch(run: RunReader, artifacts: ArtifactsRecord) -> bytes:
-    key = artifacts.key
-    if key is None:
-        return b""
-    with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as file:
-        async for chunk in unpacked(key, run.store.stream(key), artifacts.bytes):
-            file.write(chunk)
-        file.seek(0)
+async def _patch(run: RunReader, records: list[Record]) -> bytes:
+    async with open_artifacts(run.store, records) as archive:
+        member = next((entry for entry in archive or () if entry.name == PATCH_NAME), None)
+        if archive is None or member is None or member.size > PATCH_BYTES:
+            return b""
         try:
-            with tarfile.open(fileobj=file, mode="r:") as archive:
-                member = next((entry for entry in archive if entry.name == PATCH_NAME), None)
-                if member is None or member.size > PATCH_BYTES:
-                    return b""
-                content = archive.extractfile(member)
-                return b"" if content is None else content.read()
+            content = archive.extractfile(member)
         except (KeyError, RecursionError):  # the policy put a link there, to what is not carried, or back to itself
             return b""
-        except tarfile.TarError as error:
-            raise RecordCorrupt(key, f"it is no tar of artifacts ({error})") from error
+        return b"" if content is None else content.read()

@@ -12,6 +12,7 @@ from agent_runtime.models.answers import decoded_object
 from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.recording.messages import fold
 from agent_runtime.recording.reader import RunReader
+from agent_runtime.statistics import mean
 from rollout_api.records import CommandVerdict, Observation, Outcome, Record, Result, Verdict
 
 STATISTICS_FILE = "results.stats.json"
@@ -154,18 +155,16 @@ def _aggregated(episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     count, passed = len(episodes), sum(episode["success"] for episode in episodes)
     tests = [test["success"] for episode in episodes for test in episode["test_results"]]
     actions = sum(episode["total_actions"] for episode in episodes)
-    duration = sum(episode["duration"] for episode in episodes)
-    scores = [episode["final_score"] for episode in episodes if "final_score" in episode]
     return {
         "total_episodes": count,
         "successful_episodes": passed,
         "failed_episodes": count - passed,
-        "success_rate": passed / count if count else None,
-        "total_duration": duration,
-        "avg_duration": duration / count if count else None,
-        "avg_score": sum(scores) / len(scores) if scores else None,
-        "test_pass_rate": sum(tests) / len(tests) if tests else None,
-        "avg_actions": actions / count if count else None,
+        "success_rate": mean([episode["success"] for episode in episodes]),
+        "total_duration": sum(episode["duration"] for episode in episodes),
+        "avg_duration": mean([episode["duration"] for episode in episodes]),
+        "avg_score": mean([episode["final_score"] for episode in episodes if "final_score" in episode]),
+        "test_pass_rate": mean(tests),
+        "avg_actions": mean([episode["total_actions"] for episode in episodes]),
         "action_efficiency": passed / actions if actions else None,
     }
 

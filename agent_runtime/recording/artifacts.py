@@ -3,12 +3,17 @@
 What they hold was made by the policy. In a single frame, a gigabyte of zeros would be a few KB that unpack at once.
 """
 
-from collections.abc import AsyncIterator
+import contextlib
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import zstandard
 
 from agent_runtime.recording.segments import RecordCorrupt, compress
+from agent_runtime.recording.store import Store
+from rollout_api.records import ArtifactsRecord, Record
 
 FRAME_BYTES: Final = 1 << 20
 
@@ -62,3 +67,21 @@ async def unpacked(key: str, packed: AsyncIterator[bytes], size: int) -> AsyncIt
                 frame = zstandard.ZstdDecompressor().decompressobj()
     if found != size or not whole:
         raise RecordCorrupt(key, f"{found} bytes unpacked, and {size} were stored")
+
+
+@contextlib.asynccontextmanager
+async def open_artifacts(store: Store, records: Sequence[Record]) -> AsyncIterator[tarfile.TarFile | None]:
+    """The archive of an attempt's artifacts; None where it stored none. Raises RecordCorrupt."""
+    stored = next((record for record in records if isinstance(record, ArtifactsRecord) and record.key), None)
+    if stored is None or stored.key is None:
+        yield None
+        return
+    with tempfile.SpooledTemporaryFile(FRAME_BYTES) as file:
+        async for chunk in unpacked(stored.key, store.stream(stored.key), stored.bytes):
+            file.write(chunk)
+        file.seek(0)
+        try:
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                yield archive
+        except tarfile.TarError as error:
+            raise RecordCorrupt(stored.key, f"it is no tar of artifacts ({error})") from error

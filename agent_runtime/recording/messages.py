@@ -63,6 +63,11 @@ def fold(records: Sequence[Record]) -> list[Turn]:
     return turns
 
 
+def model_of(records: Sequence[Record]) -> str | None:
+    """The name of the model that gave the first answer; None without an answer that names one."""
+    return next((record.model for record in records if isinstance(record, ResponseRecord) and record.model), None)
+
+
 def results_by_turn(records: Sequence[Record]) -> dict[int, list[Observation]]:
     """The results of tool calls; an agent may run those of one answer one after another, a record each."""
     found: dict[int, list[Observation]] = defaultdict(list)
