@@ -52,8 +52,8 @@ def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict
         "agent": {
             "name": job.spec.agent.type,
             "version": VERSION,
-            **_given(model_name=next((r.model for r in responses if r.model), None)),
-            **_given(tool_definitions=turns[0].tools),
+            **given(model_name=next((r.model for r in responses if r.model), None)),
+            **given(tool_definitions=turns[0].tools),
         },
         "steps": [{"step_id": number, **step} for number, step in enumerate(steps, start=1)],
         "final_metrics": {
@@ -77,13 +77,13 @@ def _message_step(message: Message, turn: Turn, *, copied: bool) -> dict[str, An
     role = message.get("role")
     source = {"assistant": "agent", "system": "system", "developer": "system"}.get(str(role), "user")
     return {
-        "timestamp": _timestamp(turn.time),
+        "timestamp": timestamp(turn.time),
         "source": source,
         "message": text_of(message.get("content")),
         # No model was asked for it here, whoever wrote it first.
         **({"llm_call_count": 0} if source == "agent" else {}),
-        **_given(is_copied_context=copied),
-        **_given(extra=_given(branch=turn.branch, role=role if role in ("tool", "developer") else None)),
+        **given(is_copied_context=copied),
+        **given(extra=given(branch=turn.branch, role=role if role in ("tool", "developer") else None)),
     }
 
 
@@ -97,20 +97,20 @@ def _agent_step(turn: Turn, response: ResponseRecord, *, copied: bool) -> dict[s
     ]
     ids = {call["tool_call_id"] for call in calls}
     return {
-        "timestamp": _timestamp(response.time),
+        "timestamp": timestamp(response.time),
         "source": "agent",
         "message": text_of(message.get("content")),
-        **_given(model_name=response.model),
-        **_given(reasoning_content=reasoning_of(message)),
-        **_given(tool_calls=calls),
-        **_given(observation=_given(results=[_result(result, ids) for result in turn.observations])),
-        **_given(metrics={} if copied else _metrics(response), is_copied_context=copied),
+        **given(model_name=response.model),
+        **given(reasoning_content=reasoning_of(message)),
+        **given(tool_calls=calls),
+        **given(observation=given(results=[_result(result, ids) for result in turn.observations])),
+        **given(metrics={} if copied else _metrics(response), is_copied_context=copied),
         "llm_call_count": 0 if copied else 1,
         "extra": {
             "turn": turn.number,
             "seconds": response.seconds,
             "finish_reason": response.finish_reason,
-            **_given(branch=turn.branch, policy_spans=[span.wire() for span in response.policy_spans]),
+            **given(branch=turn.branch, policy_spans=[span.wire() for span in response.policy_spans]),
         },
     }
 
@@ -120,7 +120,7 @@ def _metrics(response: ResponseRecord) -> dict[str, Any]:
         "prompt_tokens": response.usage.prompt_tokens,
         "completion_tokens": response.usage.completion_tokens,
         "cached_tokens": response.usage.cached_tokens,
-        **_given(completion_token_ids=response.completion_token_ids, logprobs=response.logprobs),
+        **given(completion_token_ids=response.completion_token_ids, logprobs=response.logprobs),
     }
 
 
@@ -133,7 +133,7 @@ def tool_call(call_id: object, name: object, written: object, position: int) -> 
         "function_name": str(name or ""),
         "arguments": arguments if fits else {},
         # What the model wrote where it is no JSON object; ATIF wants one.
-        **({} if fits else _given(extra=_given(written=written))),
+        **({} if fits else given(extra=given(written=written))),
     }
 
 
@@ -145,7 +145,7 @@ def _result(result: Observation, ids: set[str]) -> dict[str, Any]:
         "extra": {
             "tool": result.tool,
             "seconds": result.seconds,
-            **_given(error=result.error, data=result.data, call_id=None if known else result.call_id),
+            **given(error=result.error, data=result.data, call_id=None if known else result.call_id),
         },
     }
 
@@ -163,7 +163,7 @@ def reasoning_of(message: Message) -> str:
     return text_of(message.get("reasoning_content") or message.get("reasoning"))
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def given(**fields: Any) -> dict[str, Any]:
     """The fields that say something."""
     return {name: value for name, value in fields.items() if value not in (None, "", 0, False, [], {})}
 
@@ -172,5 +172,6 @@ def _canonical(message: Message) -> str:
     return json.dumps(message, sort_keys=True)
 
 
-def _timestamp(seconds: float) -> str:
+def timestamp(seconds: float) -> str:
+    """Unix seconds as ATIF has times."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -50,7 +50,7 @@ class Claim:
     def encode(self) -> bytes:
         """The object that stands for it."""
         fields = {"epoch": self.epoch, "holder": self.holder} | ({"address": self.address} if self.address else {})
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return segments.compact_json(fields)
 
 
 @dataclass(frozen=True)

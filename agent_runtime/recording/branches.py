@@ -8,9 +8,9 @@ mask 1 in exactly one branch, except those of which nobody knows which policy ve
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from agent_runtime.recording.segments import RecordCorrupt, compress, decompress
+from agent_runtime.recording.segments import compress, decompress, validated
 from rollout_api.base import ApiModel
 from rollout_api.records import BranchRecord, IntentRecord, Record, ResponseRecord
 
@@ -134,7 +134,4 @@ def encode_branches(branches: Sequence[Branch]) -> bytes:
 
 def decode_branches(key: str, data: bytes) -> list[Branch]:
     """What such an object holds. Raises RecordCorrupt."""
-    try:
-        return [_BRANCH.validate_json(line) for line in decompress(key, data).splitlines()]
-    except ValidationError as error:
-        raise RecordCorrupt(key, f"not the tokens of a rollout ({error.errors()[0]['msg']})") from error
+    return [validated(key, _BRANCH.validate_json, line) for line in decompress(key, data).splitlines()]

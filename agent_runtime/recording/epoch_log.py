@@ -13,7 +13,6 @@ is acknowledged to nobody.
 """
 
 import asyncio
-import json
 import secrets
 from collections.abc import Sequence
 
@@ -82,8 +81,7 @@ class EpochLog:
                 earlier = await self._close_earlier() if self.epoch > 1 else {}
                 follows = {str(epoch): len(found.objects) for epoch, found in earlier.items()}
                 start = {"epoch": self.epoch, "holder": self.holder, "follows": follows}
-                encoded = json.dumps(start, separators=(",", ":")).encode()
-                if not await self._store.create(self._folder.start_key(self.epoch), encoded):
+                if not await self._store.create(self._folder.start_key(self.epoch), segments.compact_json(start)):
                     raise Superseded(f"{self.name}: somebody else has begun it")
                 found_records = [record for found in earlier.values() for record in found.records]
                 self._records = restored(self.name, found_records)

@@ -11,12 +11,10 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
 from agent_runtime.recording.manifest_diff import differences
 from agent_runtime.recording.results import result_line, statistics_of, stats_json, with_groups
 from agent_runtime.recording.seals import SealedResults, read_seals
-from agent_runtime.recording.segments import RecordCorrupt
+from agent_runtime.recording.segments import RecordCorrupt, compact_json, validated
 from agent_runtime.recording.store import PART_BYTES, Store
 from agent_runtime.statistics import with_advantages
 from rollout_api.base import ApiModel
@@ -141,11 +139,11 @@ class JobRecord:
 
     async def abort(self, reason: str, message: str) -> None:
         """Write why the job has to end. The first reason stands."""
-        await self.store.create("abort.json", _json({"reason": reason, "message": message, "time": time.time()}))
+        await self.store.create("abort.json", compact_json({"reason": reason, "message": message, "time": time.time()}))
 
     async def finish_shard(self, shard: int, verdict: dict[str, Any]) -> None:
         """Write a shard's verdict. A shard that ends twice keeps the first."""
-        await self.store.create(f"shards/{shard}.json", _json(verdict))
+        await self.store.create(f"shards/{shard}.json", compact_json(verdict))
 
     async def finish(self, shards: int) -> bool:
         """Write `results.jsonl` and `stats.json` when all shards have ended; whether they have."""
@@ -215,10 +213,7 @@ async def read_job_file(store: Store, folder: str) -> JobFile | None:
     data = await store.get(key)
     if data is None:
         return None
-    try:
-        found = JobFile.model_validate_json(data)
-    except ValidationError as error:
-        raise RecordCorrupt(key, _problem(error)) from error
+    found = validated(key, JobFile.model_validate_json, data)
     if found.version > RECORD_VERSION:
         raise RecordCorrupt(key, f"version {found.version} is newer than {RECORD_VERSION}; use a newer agent-rollouts")
     return found
@@ -266,18 +261,9 @@ def task_list(tasks: Sequence[Task]) -> TaskList:
     return TaskList(count=len(tasks), digest=digest.hexdigest(), names=[task.name for task in tasks])
 
 
-def _problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
-    return f"{'.'.join(str(part) for part in problem['loc']) or 'it'}: {problem['msg']}"
-
-
 def _parsed_json(key: str, data: bytes) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(data)
     except ValueError as error:
         raise RecordCorrupt(key, f"it is no JSON ({error})") from error
     return value
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -5,7 +5,6 @@ The records stand below `attempts/<index>/<attempt>/`, written and taken over as
 
 import asyncio
 import hashlib
-import json
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -30,6 +29,7 @@ class Journal:
         self.epoch, self.holder = log.epoch, log.holder
         self._record, self._index, self._folder, self._log = record, index, folder, log
         self._store = record.store
+        self.peek, self.begin, self.append = log.peek, log.begin, log.append
         self._artifacts: ObjectDigest | None = None
 
     @classmethod
@@ -37,21 +37,6 @@ class Journal:
         """Make the next epoch of the attempt ours. Whoever had it before is fenced off from `begin` on."""
         folder = AttemptFolder.of_rollout(record.store, index, attempt)
         return cls(record, index, folder, await EpochLog.claim(folder, f"rollout {index}, attempt {attempt}"))
-
-    async def peek(self) -> list[Record]:
-        """The records that earlier epochs left so far. An older holder may still add to them."""
-        return await self._log.peek()
-
-    async def begin(self) -> list[Record]:
-        """Close the earlier epochs; the records that count, in order. Comes after the executor was fenced.
-
-        A second call returns the same again, with what was appended meanwhile. Raises Superseded, RecordCorrupt.
-        """
-        return await self._log.begin()
-
-    async def append(self, records: Sequence[Record]) -> None:
-        """Write records as one segment; see `EpochLog.append`. Raises Superseded, StorageUnavailable."""
-        await self._log.append(records)
 
     async def store_artifacts(self, chunks: AsyncIterator[bytes], limit: int) -> ArtifactsRecord:
         """Store a tar, compressed, in bounded memory. The record is not appended yet; its `bytes` are the tar's.
@@ -102,7 +87,7 @@ class Journal:
             result = result.model_copy(update={"branches": len(samples)})
         trajectory_key = self._folder.trajectory_key(self.epoch)
         if trajectory := atif.trajectory(self._record.job, f"{self._record.folder}/{self._index}", records):
-            derived[trajectory_key] = _json(trajectory)
+            derived[trajectory_key] = segments.compact_json(trajectory)
             result = result.model_copy(update={"trajectory": trajectory_key})
         written = await asyncio.gather(*(self._write_once(key, data) for key, data in derived.items()))
         seal = Seal(
@@ -148,7 +133,3 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
 async def read_attempt(record: JobRecord, index: int, attempt: int) -> list[Record]:
     """The records of an attempt as they stand now, all epochs in order; changes nothing. Raises RecordCorrupt."""
     return await AttemptFolder.of_rollout(record.store, index, attempt).records()
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")

@@ -6,10 +6,9 @@ of chat completions or of OpenAI's Responses), SWE-agent's documentation of `.tr
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
-from agent_runtime.recording.atif import SCHEMA_VERSION, text_of, tool_call
+from agent_runtime.recording.atif import SCHEMA_VERSION, given, text_of, timestamp, tool_call
 from rollout_api.rollout_job import TrajectoryFormat
 
 Json = dict[str, Any]
@@ -108,7 +107,7 @@ def _chat_step(message: Json) -> Json:
     step = {"source": source, "message": text_of(message.get("content")), **_timestamp(extra.get("timestamp"))}
     if source != "agent":
         # mini-swe-agent ends with a message of role "exit": what it handed in.
-        return step | _given(extra=_given(role="exit" if message.get("role") == "exit" else None))
+        return step | given(extra=given(role="exit" if message.get("role") == "exit" else None))
     calls = [
         tool_call(call.get("id"), call["function"].get("name"), call["function"].get("arguments"), position)
         for position, call in enumerate(message.get("tool_calls") or [])
@@ -116,8 +115,8 @@ def _chat_step(message: Json) -> Json:
     usage = (extra.get("response") or {}).get("usage") or {}
     return {
         **step,
-        **_given(reasoning_content=text_of(message.get("reasoning_content"))),
-        **_given(tool_calls=calls),
+        **given(reasoning_content=text_of(message.get("reasoning_content"))),
+        **given(tool_calls=calls),
         **_metrics(usage.get("prompt_tokens"), usage.get("completion_tokens"), extra.get("cost")),
         "llm_call_count": 1,
     }
@@ -140,8 +139,8 @@ def _response_step(response: Json) -> Json:
         "source": "agent",
         "message": "\n".join(texts),
         **_timestamp(response.get("created_at")),
-        **_given(reasoning_content="\n".join(thoughts)),
-        **_given(tool_calls=calls),
+        **given(reasoning_content="\n".join(thoughts)),
+        **given(tool_calls=calls),
         **_metrics(usage.get("input_tokens"), usage.get("output_tokens"), (response.get("extra") or {}).get("cost")),
         "llm_call_count": 1,
     }
@@ -158,10 +157,10 @@ def _from_swe_agent(content: Json) -> Json:
             {
                 "source": "agent",
                 "message": response or thought,
-                **_given(reasoning_content=thought if response else None),
-                **_given(tool_calls=calls),
+                **given(reasoning_content=thought if response else None),
+                **given(tool_calls=calls),
                 "llm_call_count": 1,
-                **_given(extra=_given(execution_time=entry.get("execution_time"), state=entry.get("state"))),
+                **given(extra=given(execution_time=entry.get("execution_time"), state=entry.get("state"))),
             }
         )
         if observation := text_of(entry.get("observation")):
@@ -189,7 +188,7 @@ def _before_the_first_answer(history: Sequence[Json]) -> Iterator[Json]:
         yield {
             "source": source,
             "message": text_of(message.get("content")),
-            **_given(is_copied_context=bool(message.get("is_demo"))),
+            **given(is_copied_context=bool(message.get("is_demo"))),
         }
 
 
@@ -217,14 +216,14 @@ def _trajectory(
         totals = sum(m.get("prompt_tokens", 0) for m in metrics), sum(m.get("completion_tokens", 0) for m in metrics)
     return {
         "schema_version": SCHEMA_VERSION,
-        "agent": {"name": name, "version": str(version or "unknown"), **_given(model_name=model and str(model))},
+        "agent": {"name": name, "version": str(version or "unknown"), **given(model_name=model and str(model))},
         "steps": [{"step_id": number, **step} for number, step in enumerate(steps, start=1)],
         "final_metrics": {
             **_count(total_prompt_tokens=totals[0], total_completion_tokens=totals[1]),
             **_money(total_cost_usd=cost),
             "total_steps": len(steps),
         },
-        **_given(extra=_given(**ending)),
+        **given(extra=given(**ending)),
     }
 
 
@@ -242,7 +241,7 @@ def _observe(steps: list[Json], call_id: object, text: str) -> None:
 
 
 def _metrics(prompt: object, completion: object, cost: object) -> Json:
-    return _given(metrics={**_count(prompt_tokens=prompt, completion_tokens=completion), **_money(cost_usd=cost)})
+    return given(metrics={**_count(prompt_tokens=prompt, completion_tokens=completion), **_money(cost_usd=cost)})
 
 
 def _count(**fields: object) -> Json:
@@ -256,9 +255,4 @@ def _money(**fields: object) -> Json:
 def _timestamp(seconds: object) -> Json:
     if not isinstance(seconds, int | float):
         return {}
-    return {"timestamp": datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")}
-
-
-def _given(**fields: Any) -> Json:
-    """The fields that say something."""
-    return {name: value for name, value in fields.items() if value not in (None, "", False, [], {})}
+    return {"timestamp": timestamp(seconds)}

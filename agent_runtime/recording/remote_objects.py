@@ -8,6 +8,7 @@ from typing import Any, Final
 from obstore.store import AzureStore, GCSStore, S3Store
 
 RemoteObjects = S3Store | GCSStore | AzureStore
+SCHEMES: Final = ("s3", "gs", "az")
 
 # A request is repeated by obstore itself first, where the connection is at hand; what it gives up on is repeated here,
 # with fresh credentials. Its own bound stays well below the five minutes for which signatures are good.
@@ -34,21 +35,23 @@ _SETTINGS: Final = {
 }
 
 
-def remote_objects(scheme: str, bucket: str, environ: Mapping[str, str]) -> RemoteObjects:
-    """The bucket, or for `az` the container, with the settings of `environ`. Raises what obstore does, OSError."""
+def remote_objects(scheme: str, bucket: str, environ: Mapping[str, str], *, prefix: str | None = None) -> RemoteObjects:
+    """What lies below a prefix of the bucket, or for `az` the container, opened with the settings of `environ`.
+
+    Raises what obstore does, OSError.
+    """
     options: Any = {
         "allow_http": any(v.startswith("http://") for k, v in environ.items() if "ENDPOINT" in k),
         "timeout": timedelta(seconds=REQUEST_SECONDS),
     }
     if bundle := environ.get("AWS_CA_BUNDLE"):
         options["root_certificate"] = Path(bundle).read_bytes()
+    common: Any = {"prefix": prefix, "client_options": options, "retry_config": _REQUEST_RETRY}
     if scheme == "s3":
-        return S3Store(bucket, config=_settings("AWS", environ), client_options=options, retry_config=_REQUEST_RETRY)
+        return S3Store(bucket, config=_settings("AWS", environ), **common)
     if scheme == "gs":
-        return GCSStore(
-            bucket, config=_settings("GOOGLE", environ), client_options=options, retry_config=_REQUEST_RETRY
-        )
-    return AzureStore(bucket, config=_settings("AZURE", environ), client_options=options, retry_config=_REQUEST_RETRY)
+        return GCSStore(bucket, config=_settings("GOOGLE", environ), **common)
+    return AzureStore(bucket, config=_settings("AZURE", environ), **common)
 
 
 def _settings(vendor: str, environ: Mapping[str, str]) -> Any:

@@ -12,12 +12,10 @@ import sqlite3
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import Final
-
-from pydantic import ValidationError
+from typing import Final, TypeVar
 
 from agent_runtime.recording.results import result_line
-from agent_runtime.recording.segments import RecordCorrupt, compress, decompress
+from agent_runtime.recording.segments import RecordCorrupt, compress, decompress, validated
 from agent_runtime.recording.store import READS_AT_ONCE, Store
 from agent_runtime.statistics import advantages
 from rollout_api.records import Outcome, Result, Seal
@@ -29,25 +27,19 @@ ENTRIES: Final = 500
 """Results in each object of the index: so few seals are read one by one after a crash, and 200 objects hold 100,000."""
 
 Wanted = Callable[[int], bool]
-_Row = tuple[int, str, float | None, bytes]
+_Row = tuple[int, bytes, str, float | None]
+T = TypeVar("T", covariant=True)
 
 
-class SealedResults(Mapping[int, Result]):
-    """The results of the sealed rollouts that are `wanted`, in a temporary file, by index. To be closed."""
+class _Rows(Mapping[int, T]):
+    """Rows by the index of their rollout, in a temporary file: those of 100,000 rollouts may take gigabytes."""
 
-    def __init__(self, store: Store, wanted: Wanted = lambda index: True) -> None:
-        self._store, self._wanted = store, wanted
-        self._count = 0
-        self._unindexed: list[bytes] = []
-        self._table = sqlite3.connect("", isolation_level=None)  # without a name: a temporary file, and 2 MB of memory
+    def __init__(self, columns: str) -> None:
+        # Without a name: a temporary file, and 2 MB of memory.
+        self._table = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, self._table.close)
         self._table.execute("PRAGMA journal_mode = OFF")
-        self._table.execute("CREATE TABLE results (number INTEGER PRIMARY KEY, outcome TEXT, reward REAL, line BLOB)")
-
-    def __getitem__(self, index: int) -> Result:
-        found = self._table.execute("SELECT line FROM results WHERE number = ?", (index,)).fetchone()
-        if found is None:
-            raise KeyError(index)
-        return Result.model_validate_json(found[0])
+        self._table.execute(f"CREATE TABLE results (number INTEGER PRIMARY KEY, line BLOB, {columns})")
 
     def __contains__(self, index: object) -> bool:
         return self._table.execute("SELECT 1 FROM results WHERE number = ?", (index,)).fetchone() is not None
@@ -56,7 +48,27 @@ class SealedResults(Mapping[int, Result]):
         return (number for (number,) in self._table.execute("SELECT number FROM results ORDER BY number"))
 
     def __len__(self) -> int:
-        return self._count
+        count: int = self._table.execute("SELECT count(*) FROM results").fetchone()[0]
+        return count
+
+    def _column(self, name: str, index: int) -> bytes:
+        found = self._table.execute(f"SELECT {name} FROM results WHERE number = ?", (index,)).fetchone()
+        if found is None:
+            raise KeyError(index)
+        data: bytes = found[0]
+        return data
+
+
+class SealedResults(_Rows[Result]):
+    """The results of the sealed rollouts that are `wanted`, by index. To be closed."""
+
+    def __init__(self, store: Store, wanted: Wanted = lambda index: True) -> None:
+        super().__init__("outcome TEXT, reward REAL")
+        self._store, self._wanted = store, wanted
+        self._unindexed: list[bytes] = []
+
+    def __getitem__(self, index: int) -> Result:
+        return Result.model_validate_json(self._column("line", index))
 
     @property
     def outcomes(self) -> Counter[Outcome]:
@@ -107,24 +119,20 @@ class SealedResults(Mapping[int, Result]):
         await self._store.put(f"{INDEX}/{hashlib.sha256(data).hexdigest()}.jsonl.zst", data)
 
     def _insert(self, rows: Iterable[_Row]) -> None:
-        inserted = self._table.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)", rows)
-        self._count += inserted.rowcount
+        self._table.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)", rows)
 
 
-class StoredSeals(Mapping[int, Seal]):
-    """Whole seals by index, in a temporary file: those of 100,000 rollouts would take gigabytes of memory."""
+class StoredSeals(_Rows[Seal]):
+    """Whole seals by index."""
 
     def __init__(self) -> None:
-        self._table = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        weakref.finalize(self, self._table.close)
+        super().__init__("data BLOB")
         self._advantages: Mapping[int, float] | None = None
-        self._table.execute("PRAGMA journal_mode = OFF")
-        self._table.execute("CREATE TABLE seals (number INTEGER PRIMARY KEY, line BLOB, data BLOB)")
 
     def add(self, key: str, data: bytes) -> None:
         """Take in a seal. Raises RecordCorrupt."""
         result = parse_seal(key, data).result
-        self._table.execute("INSERT INTO seals VALUES (?, ?, ?)", (result.index, result_line(result), compress(data)))
+        self._table.execute("INSERT INTO results VALUES (?, ?, ?)", (result.index, result_line(result), compress(data)))
 
     def result(self, index: int) -> Result:
         """The result alone, which takes a tenth of the time: a verdict is large."""
@@ -138,27 +146,10 @@ class StoredSeals(Mapping[int, Seal]):
         seal = Seal.model_validate_json(decompress(f"seals/{index}.json", self._column("data", index)))
         return seal.model_copy(update={"result": self._compared(seal.result)})
 
-    def __contains__(self, index: object) -> bool:
-        return self._table.execute("SELECT 1 FROM seals WHERE number = ?", (index,)).fetchone() is not None
-
-    def __iter__(self) -> Iterator[int]:
-        return (number for (number,) in self._table.execute("SELECT number FROM seals ORDER BY number"))
-
-    def __len__(self) -> int:
-        count: int = self._table.execute("SELECT count(*) FROM seals").fetchone()[0]
-        return count
-
     def _compared(self, result: Result) -> Result:
         if self._advantages is None:
             return result
         return result.model_copy(update={"advantage": self._advantages.get(result.index)})
-
-    def _column(self, name: str, index: int) -> bytes:
-        found = self._table.execute(f"SELECT {name} FROM seals WHERE number = ?", (index,)).fetchone()
-        if found is None:
-            raise KeyError(index)
-        data: bytes = found[0]
-        return data
 
 
 async def read_seals(store: Store, wanted: Wanted = lambda index: True) -> StoredSeals:
@@ -172,12 +163,7 @@ async def read_seals(store: Store, wanted: Wanted = lambda index: True) -> Store
 
 def parse_seal(key: str, data: bytes) -> Seal:
     """A seal. Raises RecordCorrupt."""
-    try:
-        seal = Seal.model_validate_json(data)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in problem["loc"]) or "it"
-        raise RecordCorrupt(key, f"{field}: {problem['msg']}") from error
+    seal = validated(key, Seal.model_validate_json, data)
     if key != f"seals/{seal.result.index}.json":
         raise RecordCorrupt(key, f"it seals rollout {seal.result.index}")
     return seal
@@ -207,4 +193,4 @@ async def _objects(store: Store, keys: list[str]) -> AsyncIterator[tuple[str, by
 
 def _row(line: bytes) -> _Row:
     fields = json.loads(line)
-    return fields["index"], fields["outcome"], fields.get("reward"), line
+    return fields["index"], line, fields["outcome"], fields.get("reward")

@@ -56,6 +56,11 @@ def decompress(key: str, data: bytes) -> bytes:
         raise RecordCorrupt(key, f"not a whole zstd frame ({error})") from error
 
 
+def compact_json(value: object) -> bytes:
+    """A value as JSON on one line. Half a surrogate pair becomes `?`, as in `json_bytes`."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
 def json_bytes(value: ApiModel) -> bytes:
     """A model as JSON. Half a surrogate pair, which text of a tool or a server may hold and UTF-8 cannot, becomes `?`."""
     try:
@@ -80,14 +85,17 @@ def decode(key: str, data: bytes) -> list[Record] | Closing:
     if lines.pop() != b"" or not lines:
         raise RecordCorrupt(key, "it does not end with a whole line")
     if lines[0].startswith(b'{"closedBy"'):
-        return _parsed(key, 1, Closing.model_validate_json, lines[0])
-    return [_parsed(key, number, _RECORD.validate_json, line) for number, line in enumerate(lines, start=1)]
+        return validated(key, Closing.model_validate_json, lines[0], "line 1, ")
+    return [
+        validated(key, _RECORD.validate_json, line, f"line {number}, ") for number, line in enumerate(lines, start=1)
+    ]
 
 
-def _parsed(key: str, number: int, parse: Callable[[bytes], T], line: bytes) -> T:
+def validated(key: str, parse: Callable[[bytes], T], data: bytes, where: str = "") -> T:
+    """What a model makes of an object, or of the part of it that `where` names. Raises RecordCorrupt."""
     try:
-        return parse(line)
+        return parse(data)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in problem["loc"])
-        raise RecordCorrupt(key, f"line {number}, {field or 'record'}: {problem['msg']}") from error
+        raise RecordCorrupt(key, f"{where}{field or 'it'}: {problem['msg']}") from error

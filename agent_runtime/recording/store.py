@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Final, Literal, TypeVar
+from typing import IO, Any, Final, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -32,7 +32,7 @@ from obstore.exceptions import (
 from obstore.store import LocalStore, MemoryStore
 
 from agent_runtime.recording import local_files
-from agent_runtime.recording.remote_objects import RemoteObjects, remote_objects
+from agent_runtime.recording.remote_objects import SCHEMES, RemoteObjects, remote_objects
 from rollout_api.records import ObjectDigest
 
 Objects = RemoteObjects | LocalStore | MemoryStore
@@ -167,7 +167,7 @@ class Store:
         parts = urlsplit(uri)
         prefix = f"{path}/" if (path := parts.path.strip("/")) else ""
         try:
-            if parts.scheme in ("s3", "gs", "az"):
+            if parts.scheme in SCHEMES:
                 if not parts.netloc:
                     raise StorageError(
                         f"{parts.scheme}://: a bucket is needed after it, such as {parts.scheme}://BUCKET/PREFIX"
@@ -222,11 +222,8 @@ class Store:
 
     async def modified(self, key: str) -> float | None:
         """Unix seconds at which an object was written, None where there is none."""
-
-        async def read() -> float:
-            return (await obstore.head_async(self.objects, self.prefix + key))["last_modified"].timestamp()
-
-        return await self._found("head", key, read)
+        meta = await self._head(key)
+        return None if meta is None else meta["last_modified"].timestamp()
 
     async def get(self, key: str) -> bytes | None:
         """The object's bytes, or None where there is none."""
@@ -267,7 +264,7 @@ class Store:
             if size < PART_BYTES:
                 spool.seek(0)
                 created = await self.create(key, spool.read())
-            elif created := await self._size(key) is None:
+            elif created := await self._head(key) is None:
                 await self.put_file(key, spool)
         if not created:
             raise StorageError(f"{self.uri}/{key}: another object has this key, which is written only once")
@@ -275,9 +272,9 @@ class Store:
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
         """The object's bytes in pieces, each piece repeated by itself. Raises StorageError where there is none."""
-        size = await self._size(key)
-        if size is None:
+        if (meta := await self._head(key)) is None:
             raise StorageError(f"{self.uri}/{key}: there is no such object")
+        size = meta["size"]
         for start in range(0, size, PART_BYTES):
             end = min(start + PART_BYTES, size)
 
@@ -361,9 +358,9 @@ class Store:
             async with self._large if len(data) > INLINE_BYTES else contextlib.nullcontext():
                 await obstore.put_async(self.objects, self.prefix + key, data, mode=mode, use_multipart=False)
 
-    async def _size(self, key: str) -> int | None:
-        async def read() -> int:
-            return (await obstore.head_async(self.objects, self.prefix + key))["size"]
+    async def _head(self, key: str) -> Any:
+        async def read() -> Any:
+            return await obstore.head_async(self.objects, self.prefix + key)
 
         return await self._found("head", key, read)
 

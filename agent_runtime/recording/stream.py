@@ -12,9 +12,8 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from agent_runtime.recording.segments import RecordCorrupt
+from agent_runtime.recording.segments import RecordCorrupt, compact_json
 from agent_runtime.recording.store import Store
 from rollout_api.records import Result
 from rollout_api.tasks import Task
@@ -62,7 +61,7 @@ class StreamRecord:
         Raises StreamClosed.
         """
         # The id keeps equal submissions of two clients apart: equal bytes under one key would pass for one.
-        body = _json({"task": task.wire(), "label": label, "id": secrets.token_hex(8)})
+        body = compact_json({"task": task.wire(), "label": label, "id": secrets.token_hex(8)})
         async with self._submitting:
             number = await self._append(body)
             self._next = number + 1
@@ -75,7 +74,7 @@ class StreamRecord:
             return None
         if data == _END:
             # Whoever closed the stream may have died before it wrote this.
-            await self._store.create(CLOSED, _json({"groups": number}))
+            await self._store.create(CLOSED, compact_json({"groups": number}))
             return None
         try:
             entry = json.loads(data)
@@ -104,7 +103,7 @@ class StreamRecord:
 
     async def give_out(self, shard: int, sequence: int, results: Sequence[Result]) -> bool:
         """Give out a finished group; False where that number is another's, whose entry stays."""
-        return await self._store.create(_feed_key(shard, sequence), _json([result.wire() for result in results]))
+        return await self._store.create(_feed_key(shard, sequence), compact_json([result.wire() for result in results]))
 
     async def fed(self, shard: int, sequence: int) -> FedGroup | None:
         """What a shard gave out under that number, None while it is not there."""
@@ -160,7 +159,3 @@ class Feed:
 
 def _feed_key(shard: int, sequence: int) -> str:
     return f"feed/{shard}/{sequence}.json"
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

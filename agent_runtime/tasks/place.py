@@ -1,7 +1,6 @@
 """Where a task source lies: its bytes, from a local file or from object storage."""
 
 import contextlib
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,25 +8,14 @@ from typing import Any
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import from_url
 
+from agent_runtime.recording.remote_objects import SCHEMES, remote_objects
 from agent_runtime.tasks.problems import TaskProblem, TaskSourceError, TaskSourceUnavailable
 from rollout_api.tasks import TaskSource
 
 CHUNK_BYTES = 1 << 20
-
-_STORE_VARIABLES = {
-    "s3": (
-        "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_REGION AWS_DEFAULT_REGION AWS_ENDPOINT_URL "
-        "AWS_ENDPOINT AWS_WEB_IDENTITY_TOKEN_FILE AWS_ROLE_ARN AWS_VIRTUAL_HOSTED_STYLE_REQUEST AWS_SKIP_SIGNATURE"
-    ),
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS GOOGLE_SERVICE_ACCOUNT GOOGLE_SERVICE_ACCOUNT_KEY",
-    "az": (
-        "AZURE_STORAGE_ACCOUNT_NAME AZURE_STORAGE_ACCOUNT_KEY AZURE_STORAGE_SAS_KEY AZURE_STORAGE_CLIENT_ID "
-        "AZURE_STORAGE_CLIENT_SECRET AZURE_STORAGE_TENANT_ID"
-    ),
-}
-"""The variables that are a store's options, by scheme. obstore refuses those that it does not know, so no prefix will do."""
+READ_BYTES = 8 << 20
+"""Of one request, where a library reads an object from wherever it likes."""
 
 
 @dataclass(frozen=True)
@@ -116,42 +104,20 @@ class SourcePlace:
         return self._open_store(folder), name
 
     def _open_store(self, folder: str) -> Any:
-        scheme = self.uri.partition("://")[0]
-        variables = _STORE_VARIABLES.get(scheme)
-        if variables is None:
-            raise ValueError(f"scheme {scheme!r} is not known, expected {', '.join(_STORE_VARIABLES)}, file or a path")
-        environ = self.environ
-        options: Any = {key.lower(): environ[key] for key in variables.split() if key in environ}
-        plain = environ.get("AWS_ENDPOINT_URL", environ.get("AWS_ENDPOINT", "")).startswith("http://")
-        return from_url(folder, config=options, client_options={"allow_http": plain})
+        scheme, _, place = folder.partition("://")
+        if scheme not in SCHEMES:
+            raise ValueError(f"scheme {scheme!r} is not known, expected {', '.join(SCHEMES)}, file or a path")
+        bucket, _, prefix = place.partition("/")
+        return remote_objects(scheme, bucket, self.environ, prefix=prefix or None)
 
 
-class _Remote(io.RawIOBase):
+class _Remote:
     """An object as a file. obstore's own reader lacks `closed`, without which pyarrow takes a file for a closed one."""
 
+    closed = False
+
     def __init__(self, store: Any, name: str) -> None:
-        self._store, self._name = store, name
-        self._size = int(obstore.head(store, name)["size"])
-        self._position = 0
+        self._file = obstore.open_reader(store, name, buffer_size=READ_BYTES)
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._size, self._position + len(buffer))
-        if end <= self._position:
-            return 0
-        found = bytes(obstore.get_range(self._store, self._name, start=self._position, end=end))
-        buffer[: len(found)] = found
-        self._position += len(found)
-        return len(found)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)

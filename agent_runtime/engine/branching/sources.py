@@ -9,12 +9,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from agent_runtime.recording.job_record import JobRecord, task_list
 from agent_runtime.recording.layers import Layers
 from agent_runtime.recording.reader import NoSuchRun, RunReader, open_run
-from agent_runtime.recording.segments import RecordCorrupt, compress, decompress, json_bytes
+from agent_runtime.recording.segments import RecordCorrupt, compress, decompress, json_bytes, validated
 from agent_runtime.recording.store import StorageError, Store
 from agent_runtime.recording.stream import StreamRecord
 from agent_runtime.tasks import TaskProblem, TaskSourceError, TaskSourceUnavailable, load_tasks
@@ -226,10 +224,7 @@ async def read_origin(run: Store, group: int) -> Origin | None:
     data = await run.get(key)
     if data is None:
         return None
-    try:
-        return Origin.model_validate_json(decompress(key, data))
-    except ValidationError as error:
-        raise RecordCorrupt(key, f"{error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from error
+    return validated(key, Origin.model_validate_json, decompress(key, data))
 
 
 def last_turn(records: Sequence[Record]) -> int:
