@@ -126,8 +126,7 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, l
     Raises TaskSourceError with every problem there is.
     """
     if place.source.columns:
-        message = "tasks.from.columns is for files with columns; leave it out for folders"
-        raise TaskSourceError([TaskProblem(place.uri, None, message)])
+        raise place.refused("tasks.from.columns is for files with columns; leave it out for folders")
     folders = find_folders(place, form.marker)
     notes = [Notes(folder.where) for folder in folders]
     passes = row_filter(place.source.filter)
@@ -136,8 +135,7 @@ def read_folders(place: SourcePlace, form: FolderFormat) -> tuple[LoadedTasks, l
         if place.source.filter:
             positions = [p for p in positions if passes(form.columns(folders[p], notes[p]))]
             if not positions:
-                message = f"none of its {len(folders)} tasks passes tasks.from.filter; look at its values"
-                raise TaskSourceError([TaskProblem(place.uri, None, message)])
+                raise place.refused(f"none of its {len(folders)} tasks passes tasks.from.filter; look at its values")
         chosen = ordered(positions, place.source)
         tasks = [_checked(form, folders[p], notes[p], place) for p in chosen]
     problems = [problem for p in chosen for problem in notes[p].problems]
@@ -160,7 +158,7 @@ def find_folders(place: SourcePlace, marker: str) -> list[Folder]:
         path = place.local_path
         folders = _stored(place, marker) if path is None else _local(path, place, marker)
     if not folders:
-        raise TaskSourceError([TaskProblem(place.uri, None, f"has no folder with a {marker}; see tasks.from.uri")])
+        raise place.refused(f"has no folder with a {marker}; see tasks.from.uri")
     return sorted(folders, key=lambda folder: folder.where)
 
 

@@ -12,11 +12,10 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agent_runtime.tasks.folders import Build, Folder, FolderFormat, Notes, read_folders
+from agent_runtime.tasks.folders import Folder, FolderFormat, Notes
 from agent_runtime.tasks.harbor_keys import fate, leaves, line_of
-from agent_runtime.tasks.images import content_digest, dockerfile_facts, image_name
+from agent_runtime.tasks.images import built_image, dockerfile_facts
 from agent_runtime.tasks.place import SourcePlace
-from agent_runtime.tasks.problems import LoadedTasks
 from rollout_api.sandbox import EnvVar, Network, NetworkAccess, Resources, SandboxOverrides
 from rollout_api.tasks import StepReward, Task, TaskFile, TaskStep, TaskVerifier, Timeouts, VerifierKind, VerifierMode
 
@@ -36,11 +35,6 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _SIZES = {"K": 1 / 1024, "M": 1, "G": 1024}
 
 Config = Mapping[str, Any]
-
-
-def read(place: SourcePlace) -> LoadedTasks:
-    """The tasks of a folder, or of all task folders below one. Raises TaskSourceError with every problem there is."""
-    return read_folders(place, FORMAT)[0]
 
 
 def parse_config(folder: Folder, notes: Notes) -> Config | None:
@@ -235,21 +229,14 @@ class _Reader:
             self.notes.refuse(path, "is empty; it has what the agent is asked to do")
         return text
 
-    def image(self) -> str | None:
-        given: str | None = self.value("environment.docker_image", str)
-        if given is not None or "environment/Dockerfile" not in self.folder.files:
-            return given
-        if self.place.image_template is None:
-            message = "is not built: the job's sandbox.image is used; set tasks.imageTemplate and run rolloutctl images"
-            self.notes.report("environment/Dockerfile", message)
-            return None
-        return self.built("environment", self.folder.name, "environment.build_timeout_sec")
-
-    def built(self, context: str, name: str, timeout: str) -> str:
-        """The image that is made from a folder of the task."""
-        image = image_name(self.place.image_template or "", name, content_digest(self.folder, context))
-        self.notes.builds.append(Build(image, self.folder, context, self.value(timeout, int, float) or BUILD_SECONDS))
-        return image
+    def image(self, path: str, context: str, name: str, instead: str) -> str | None:
+        """The image that a table names, else the one that is built from its folder."""
+        given: str | None = self.value(f"{path}.docker_image", str)
+        seconds = self.value(f"{path}.build_timeout_sec", int, float) or BUILD_SECONDS
+        template = self.place.image_template
+        return given or built_image(
+            self.folder, self.notes, template, context=context, name=name, seconds=seconds, instead=instead
+        )
 
     def sandbox(self) -> SandboxOverrides:
         if self.working_dir is None:
@@ -264,7 +251,7 @@ class _Reader:
         baseline = self.access("environment", "Public")
         grading = self.access("verifier.environment", baseline) if self.is_separate() else baseline
         return SandboxOverrides(
-            image=self.image(),
+            image=self.image("environment", "environment", self.folder.name, "the job's sandbox.image"),
             working_dir=self.working_dir,
             user=self.user("agent.user"),
             env=self.env("environment.env"),
@@ -365,20 +352,10 @@ class _Reader:
             mode=VerifierMode.SEPARATE if is_separate else VerifierMode.SHARED,
             collect=self.hooks() if is_separate else [],
             artifacts=self.artifacts() if is_separate else [],
-            image=self.grading_image() if is_separate else None,
+            image=self.image("verifier.environment", "tests", f"{self.folder.name}-tests", "the task's own image")
+            if is_separate
+            else None,
         )
-
-    def grading_image(self) -> str | None:
-        given: str | None = self.value("verifier.environment.docker_image", str)
-        if given is not None or "tests/Dockerfile" not in self.folder.files:
-            return given
-        if self.place.image_template is None:
-            message = (
-                "is not built: the grading has the task's own image; set tasks.imageTemplate and run rolloutctl images"
-            )
-            self.notes.report("tests/Dockerfile", message)
-            return None
-        return self.built("tests", f"{self.folder.name}-tests", "verifier.environment.build_timeout_sec")
 
     def hooks(self) -> list[str]:
         """What runs in the agent's workspace before its artifacts are taken. Those of other services are reported."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent_runtime.tasks.folders import Folder
+from agent_runtime.tasks.folders import Build, Folder, Notes
 
 DIGEST_CHARACTERS = 16
 
@@ -32,6 +32,24 @@ def image_name(template: str, name: str, digest: str) -> str:
     """The template with `{name}` and `{digest}` filled in; what a name may not have becomes `-`."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")
     return template.replace("{name}", plain).replace("{digest}", digest)
+
+
+def built_image(
+    folder: Folder, notes: Notes, template: str | None, *, context: str, name: str, seconds: float, instead: str
+) -> str | None:
+    """The image that is made from the Dockerfile in a folder of the task; None without such a file.
+
+    Also None where the job has no `tasks.imageTemplate`: then it is reported what is used `instead`.
+    """
+    file = posixpath.join(context, "Dockerfile")
+    if file not in folder.files:
+        return None
+    if template is None:
+        notes.report(file, f"is not built: {instead} is used; set tasks.imageTemplate and run rolloutctl images")
+        return None
+    image = image_name(template, name, content_digest(folder, context))
+    notes.builds.append(Build(image, folder, context, seconds))
+    return image
 
 
 def with_other_bases(dockerfile: str, bases: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from pydantic_core import from_json
 
 from agent_runtime.tasks.lazy import check_columns, tasks_of_table
 from agent_runtime.tasks.place import SourcePlace
-from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
+from agent_runtime.tasks.problems import LoadedTasks
 from agent_runtime.tasks.table import Row, RowError, open_table
 from rollout_api.manifest import explain, path_of
 from rollout_api.tasks import Task
@@ -30,8 +30,9 @@ def read_instances(
     """
     fields = (*required, *optional)
     if unknown := [field for field in place.source.columns if field not in fields]:
-        message = f"tasks.from.columns: {unknown[0]!r} is no field of an instance; known are {', '.join(fields)}"
-        raise TaskSourceError([TaskProblem(place.uri, None, message)])
+        raise place.refused(
+            f"tasks.from.columns: {unknown[0]!r} is no field of an instance; known are {', '.join(fields)}"
+        )
     columns = {field: place.source.columns.get(field, field) for field in fields}
     table = open_table(place, {*columns.values(), *place.source.filter})
     needs = f"which format {place.source.format.value} needs; name the one that has it in tasks.from.columns"
@@ -51,9 +52,14 @@ def valid(values: dict[str, Any]) -> Task:
     try:
         return Task.model_validate(values)
     except ValidationError as error:
-        raise RowError(
-            [f"{path_of(place)}: {message}".removeprefix(": ") for place, message in explain(error, Task, values)]
-        ) from None
+        raise row_error(error, values) from None
+
+
+def row_error(error: ValidationError, values: dict[str, Any]) -> RowError:
+    """Each thing that is wrong with the fields of a task."""
+    return RowError(
+        [f"{path_of(place)}: {message}".removeprefix(": ") for place, message in explain(error, Task, values)]
+    )
 
 
 class Checked:

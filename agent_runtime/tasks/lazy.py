@@ -61,8 +61,9 @@ def tasks_of_table(
     lines: dict[str, int] = {}
     for position, row in zip(positions, table.rows(positions), strict=True):
         try:
-            known = _or_raise(row)
-            name = name_if_sure(known) or make(known).name
+            if isinstance(row, RowError):
+                raise row
+            name = name_if_sure(row) or make(row).name
             if name in lines:
                 stands = f"stands in {table.unit} {lines[name]} already; names must differ"
                 raise RowError([f"name: a task named {name!r} {stands}"])
@@ -112,9 +113,3 @@ def _passing(place: SourcePlace, table: Table, problems: list[TaskProblem]) -> S
 
 def _problems(place: SourcePlace, table: Table, position: int, error: RowError) -> list[TaskProblem]:
     return [TaskProblem(place.uri, table.number(position), message, table.unit) for message in error.messages]
-
-
-def _or_raise(row: Row | RowError) -> Row:
-    if isinstance(row, RowError):
-        raise row
-    return row

@@ -91,9 +91,13 @@ class SourcePlace:
             kind = TaskSourceUnavailable if isinstance(error, BaseError) else TaskSourceError
             raise self.unreadable(" ".join(str(error).split())[:500], kind) from error
 
+    def refused(self, message: str, kind: type[TaskSourceError] = TaskSourceError) -> TaskSourceError:
+        """What is wrong with the source as a whole."""
+        return kind([TaskProblem(self.uri, None, message)])
+
     def unreadable(self, reason: str, kind: type[TaskSourceError] = TaskSourceError) -> TaskSourceError:
         """The source as a whole cannot be used."""
-        return kind([TaskProblem(self.uri, None, f"cannot be read: {reason}; see tasks.from.uri")])
+        return self.refused(f"cannot be read: {reason}; see tasks.from.uri", kind)
 
     def store_below(self) -> Any:
         """Object storage below the `uri`, which is a folder there."""

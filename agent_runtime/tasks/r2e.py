@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any, Final
 
 from agent_runtime.tasks import repository
-from agent_runtime.tasks.instance import Checked, read_instances, valid
+from agent_runtime.tasks.instance import Checked, read_instances
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks
 from rollout_api.tasks import Task, TaskFile, Timeouts
@@ -51,34 +51,26 @@ def task_of(instance: Mapping[str, Any]) -> Task:
     checked.refuse()
     key = hashlib.sha256(f"{commit}\n{expected}".encode()).hexdigest()
     seal = f"python - seal {key} <<'END-OF-PROGRAM'\n{_PROGRAM}\nEND-OF-PROGRAM"
-    return valid(
-        {
-            "name": checked.optional("instance_id") or f"{repo}-{commit}",
-            "prompt": repository.PROMPT.format(repo=repo, issue=issue),
-            "setup": [seal, repository.scrub_history(*before, "HEAD")],
-            "solution": repository.solution(patch),
-            "verifier": {
-                "kind": "pytest",
-                "commands": [
-                    f"{repository.APPLY_PATCH} && python {_PROGRAM_FILE.path} open {shlex.quote(key)} && bash run_tests.sh"
-                ],
-                "tests": tests,
-                "files": [
-                    *repository.hidden_files(repository.PREPARED, "", (), repository.patched_paths(patch)),
-                    _PROGRAM_FILE,
-                ],
-                "collect": [repository.COLLECT_PATCH],
-                "artifacts": [repository.PATCH_FOLDER],
-                "reward": "AllOrNothing",
-            },
-            "timeouts": TIMEOUTS,
-            "sandbox": {
-                "image": image,
-                "workingDir": folder,
-                "env": [{"name": "PATH", "value": f"{folder}/{ENVIRONMENT}:{SEARCH_PATH}"}],
-            },
-            "tags": [repo],
-        }
+    opened = f"python {_PROGRAM_FILE.path} open {shlex.quote(key)} && bash run_tests.sh"
+    hidden = repository.hidden_files(repository.PREPARED, "", (), repository.patched_paths(patch))
+    return repository.task_of_patch(
+        name=checked.optional("instance_id") or f"{repo}-{commit}",
+        repo=repo,
+        issue=issue,
+        setup=[seal, repository.scrub_history(*before, "HEAD")],
+        patch=patch,
+        verifier={
+            "kind": "pytest",
+            "commands": [f"{repository.APPLY_PATCH} && {opened}"],
+            "tests": tests,
+            "files": [*hidden, _PROGRAM_FILE],
+        },
+        timeouts=TIMEOUTS,
+        sandbox={
+            "image": image,
+            "workingDir": folder,
+            "env": [{"name": "PATH", "value": f"{folder}/{ENVIRONMENT}:{SEARCH_PATH}"}],
+        },
     )
 
 

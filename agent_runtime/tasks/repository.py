@@ -11,8 +11,10 @@ import shlex
 from collections.abc import Collection, Sequence
 from importlib import resources
 
+from agent_runtime.tasks.instance import valid
 from agent_runtime.tasks.loaded_by_python import LOADED_BY_THEMSELVES, METADATA_SUFFIXES, SHADOWED, TEST_FILES
-from rollout_api.tasks import TaskFile
+from agent_runtime.tasks.table import Row
+from rollout_api.tasks import Task, TaskFile, Timeouts
 
 PATCH_FOLDER = ".rollout-patch"
 PATCH = f"{PATCH_FOLDER}/model.patch"
@@ -138,6 +140,33 @@ def hidden_files(
         {"path": f"{TESTS_FOLDER}/instance.json", "content": json.dumps(instance)},
         *({"path": f"{TESTS_FOLDER}/tests.patch.{number}", "content": part} for number, part in enumerate(parts)),
     ]
+
+
+def task_of_patch(
+    *,
+    name: str,
+    repo: str,
+    issue: str,
+    setup: Sequence[str],
+    patch: str,
+    verifier: Row,
+    timeouts: Timeouts,
+    sandbox: Row,
+) -> Task:
+    """The task to resolve an issue of a repository, of which the patch alone is graded. Raises RowError."""
+    graded = {"collect": [COLLECT_PATCH], "artifacts": [PATCH_FOLDER], "reward": "AllOrNothing"}
+    return valid(
+        {
+            "name": name,
+            "prompt": PROMPT.format(repo=repo, issue=issue),
+            "setup": setup,
+            "solution": solution(patch),
+            "verifier": verifier | graded,
+            "timeouts": timeouts,
+            "sandbox": sandbox,
+            "tags": [repo],
+        }
+    )
 
 
 APPLY_PATCH = f"python {TESTS_FOLDER}/apply_patch.py"

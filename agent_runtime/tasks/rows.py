@@ -10,11 +10,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
+from agent_runtime.tasks.instance import row_error
 from agent_runtime.tasks.lazy import check_columns, tasks_of_table
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
 from agent_runtime.tasks.table import JsonLines, Row, RowError, open_table
-from rollout_api.manifest import explain, path_of, validate
+from rollout_api.manifest import validate
 from rollout_api.tasks import Task, TaskSource
 
 FIELDS = {info.alias or name for name, info in Task.model_fields.items()}
@@ -56,9 +57,7 @@ def _task(values: Row) -> Task:
     try:
         return validate(Task, values)
     except ValidationError as error:
-        raise RowError(
-            [f"{path_of(place)}: {message}".removeprefix(": ") for place, message in explain(error, Task, values)]
-        ) from None
+        raise row_error(error, values) from None
     except (TypeError, ValueError) as error:  # a type of Parquet that JSON does not have, such as a time
         raise RowError([f"holds a value that a task cannot have: {error}"]) from None
 

@@ -1,30 +1,28 @@
 """What a job's `tasks` stand for: the manifest's own, or those of a file or folder, read by its format."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from agent_runtime.tasks import harbor, r2e, rows, swe_bench, terminal_bench
-from agent_runtime.tasks.environments import environment_tasks
 from agent_runtime.tasks.folders import Build, FolderFormat, read_folders
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
-from rollout_api.tasks import TaskFormat, Tasks
-
-READERS: Final[Mapping[TaskFormat, Callable[[SourcePlace], LoadedTasks]]] = {
-    TaskFormat.ROWS: rows.read,
-    TaskFormat.HARBOR: harbor.read,
-    TaskFormat.TERMINAL_BENCH: terminal_bench.read,
-    TaskFormat.SWE_BENCH: swe_bench.read,
-    TaskFormat.R2E: r2e.read,
-}
-"""A reader gives tasks of which each is valid, or raises TaskSourceError with every problem there is."""
+from rollout_api.environments import TaskEnvironment
+from rollout_api.tasks import EnvironmentGroups, Task, TaskFormat, Tasks
 
 FOLDERS: Final[Mapping[TaskFormat, FolderFormat]] = {
     TaskFormat.HARBOR: harbor.FORMAT,
     TaskFormat.TERMINAL_BENCH: terminal_bench.FORMAT,
 }
 """Those whose tasks are folders, which may have a Dockerfile."""
+
+FILES: Final[Mapping[TaskFormat, Callable[[SourcePlace], LoadedTasks]]] = {
+    TaskFormat.ROWS: rows.read,
+    TaskFormat.SWE_BENCH: swe_bench.read,
+    TaskFormat.R2E: r2e.read,
+}
+"""A reader gives tasks of which each is valid, or raises TaskSourceError with every problem there is."""
 
 
 def needed_images(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> list[Build]:
@@ -46,17 +44,31 @@ def load_tasks(tasks: Tasks, base_dir: Path, environ: Mapping[str, str]) -> Load
     if tasks.inline is not None:
         return LoadedTasks(tasks.inline)
     if tasks.environments is not None:
-        return LoadedTasks(environment_tasks(tasks.environments))
+        return LoadedTasks([task for entry in tasks.environments for task in _environment_tasks(entry)])
     if tasks.branch is not None:
-        raise TaskSourceError(
-            [
-                TaskProblem(
-                    "tasks.branch", None, "has no tasks of its own; they are those of the rollouts that it branches"
-                )
-            ]
-        )
+        message = "has no tasks of its own; they are those of the rollouts that it branches"
+        raise TaskSourceError([TaskProblem("tasks.branch", None, message)])
     if tasks.from_ is None:
-        raise TaskSourceError(
-            [TaskProblem("tasks.stream", None, "has no tasks to read; they are submitted to the job")]
+        message = "has no tasks to read; they are submitted to the job"
+        raise TaskSourceError([TaskProblem("tasks.stream", None, message)])
+    place, form = SourcePlace(tasks.from_, base_dir, environ, tasks.image_template), tasks.from_.format
+    return read_folders(place, FOLDERS[form])[0] if form in FOLDERS else FILES[form](place)
+
+
+def _environment_tasks(entry: EnvironmentGroups) -> Iterator[Task]:
+    """One task a group, `TAG-0`, `TAG-1` and so on; each has a seed, which all members of its group share."""
+    for group in range(entry.groups):
+        yield Task(
+            name=f"{entry.label}-{group}",
+            prompt=entry.prompt,
+            tags=[entry.label],
+            timeouts=entry.timeouts,
+            environment=TaskEnvironment(
+                id=entry.id,
+                seed=entry.seed + group,
+                max_steps=entry.max_steps,
+                format_penalty=entry.format_penalty,
+                config=entry.config,
+                run_in=entry.run_in,
+            ),
         )
-    return READERS[tasks.from_.format](SourcePlace(tasks.from_, base_dir, environ, tasks.image_template))

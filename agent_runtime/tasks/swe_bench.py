@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any, Final
 
 from agent_runtime.tasks import repository
-from agent_runtime.tasks.instance import Checked, read_instances, valid
+from agent_runtime.tasks.instance import Checked, read_instances
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks
 from agent_runtime.tasks.usual_instance import usual
@@ -95,31 +95,18 @@ def task_of(instance: Mapping[str, Any], image_template: str | None = None) -> T
     tests = [*to_pass, *to_keep]
     files, patched = files_of(tests), repository.patched_paths(test_patch)
     verifier = runner_of(repo, command, files, patched, version)
-    return valid(
-        {
-            "name": name,
-            "prompt": repository.PROMPT.format(repo=repo, issue=issue),
-            "setup": [repository.scrub_history(base)],
-            "solution": repository.solution(patch),
-            "verifier": {
-                **verifier,
-                "tests": tests,
-                "files": [
-                    *repository.hidden_files(base, test_patch, {*files, *patched}, repository.patched_paths(patch)),
-                    *([_REPORT_TESTS] if verifier["kind"] == "junit" else []),
-                ],
-                "collect": [repository.COLLECT_PATCH],
-                "artifacts": [repository.PATCH_FOLDER],
-                "reward": "AllOrNothing",
-            },
-            "timeouts": TIMEOUTS,
-            "sandbox": {
-                "image": image_of(instance, name, image_template),
-                "workingDir": folder or WORKING_DIR,
-                "env": SHELL,
-            },
-            "tags": [repo],
-        }
+    hidden = repository.hidden_files(base, test_patch, {*files, *patched}, repository.patched_paths(patch))
+    reporter = [_REPORT_TESTS] if verifier["kind"] == "junit" else []
+    image = image_of(instance, name, image_template)
+    return repository.task_of_patch(
+        name=name,
+        repo=repo,
+        issue=issue,
+        setup=[repository.scrub_history(base)],
+        patch=patch,
+        verifier={**verifier, "tests": tests, "files": [*hidden, *reporter]},
+        timeouts=TIMEOUTS,
+        sandbox={"image": image, "workingDir": folder or WORKING_DIR, "env": SHELL},
     )
 
 

@@ -152,8 +152,7 @@ class ParquetTable:
             import pyarrow
             import pyarrow.parquet as parquet
         except ImportError as error:
-            message = "Parquet needs pyarrow; install agent-rollouts[parquet]"
-            raise TaskSourceError([TaskProblem(place.uri, None, message)]) from error
+            raise place.refused("Parquet needs pyarrow; install agent-rollouts[parquet]") from error
         with place.open() as file, place.readable():
             try:
                 # A local file by its path: pyarrow then reads it itself, and not through the interpreter.

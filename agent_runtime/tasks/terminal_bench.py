@@ -5,17 +5,15 @@ report decides: every test of the hidden files must pass.
 """
 
 import math
-import posixpath
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
 
-from agent_runtime.tasks.folders import Build, Folder, FolderFormat, Notes, read_folders
-from agent_runtime.tasks.images import content_digest, dockerfile_facts, image_name
+from agent_runtime.tasks.folders import Folder, FolderFormat, Notes
+from agent_runtime.tasks.images import built_image, dockerfile_facts
 from agent_runtime.tasks.place import SourcePlace
-from agent_runtime.tasks.problems import LoadedTasks
 from rollout_api.sandbox import EnvVar, Network, SandboxOverrides
 from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, Timeouts, VerifierKind, VerifierMode
 
@@ -37,11 +35,6 @@ REPORTED: Final[Mapping[str, str]] = {
 }
 COMPOSE_HONOURED: Final = frozenset({"build", "image", "container_name", "command", "environment", "volumes"})
 """Keys of the one service that mean nothing here, or what happens here too."""
-
-
-def read(place: SourcePlace) -> LoadedTasks:
-    """The tasks of a folder, or of all task folders below one. Raises TaskSourceError with every problem there is."""
-    return read_folders(place, FORMAT)[0]
 
 
 def _config(folder: Folder, notes: Notes) -> Mapping[str, Any] | None:
@@ -107,7 +100,15 @@ def _task(folder: Folder, notes: Notes, place: SourcePlace) -> Task | None:
         ),
         timeouts=Timeouts(agent_seconds=agent, verifier_seconds=test),
         sandbox=SandboxOverrides(
-            image=_image(folder, notes, place),
+            image=built_image(
+                folder,
+                notes,
+                place.image_template,
+                context="",
+                name=folder.name,
+                seconds=BUILD_SECONDS,
+                instead="the job's sandbox.image",
+            ),
             working_dir=facts.working_dir if facts else None,
             user=facts.user if facts else None,
             env=env,
@@ -168,15 +169,3 @@ def _compose(folder: Folder, notes: Notes) -> list[EnvVar]:
     pairs = given.items() if isinstance(given, dict) else [str(entry).partition("=")[::2] for entry in given]
     # What Terminal-bench's own variables stand for is known here without them.
     return [EnvVar(name=str(name), value=str(value)) for name, value in pairs if "${T_BENCH_" not in str(value)]
-
-
-def _image(folder: Folder, notes: Notes, place: SourcePlace) -> str | None:
-    if "Dockerfile" not in folder.files:
-        return None
-    if place.image_template is None:
-        message = "is not built: the job's sandbox.image is used; set tasks.imageTemplate and run rolloutctl images"
-        notes.report("Dockerfile", message)
-        return None
-    image = image_name(place.image_template, posixpath.basename(folder.name), content_digest(folder, ""))
-    notes.builds.append(Build(image, folder, "", BUILD_SECONDS))
-    return image
