@@ -72,8 +72,8 @@ async def check_job(
     oracle |= await run("Oracle", [task for task in solvable if task.name in only_shared])
     nop = await run("Nop", tasks)
     for task in tasks:
-        if task.environment is not None:
-            rows.append(_environment_row(task, nop.get(task.name)))
+        if task.environment is not None:  # it can be reset; whether it can be solved is not known
+            rows.append(_row(task, "Nop", nop.get(task.name)))
             continue
         row = _row(task, "Oracle", oracle.get(task.name))
         if row.ok and _asks_for_shared(job, task):
@@ -125,28 +125,20 @@ async def _run_agent(
     return {seal.result.task: seal for seal in run.seals.values()}
 
 
-def _environment_row(task: Task, seal: Seal | None) -> CheckRow:
-    """It can be reset; nobody knows its solution."""
-    result = seal.result if seal else None
-    ok = result is not None and result.outcome is Outcome.COMPLETED
-    message = "" if ok or result is None else f"{result.reason}: {result.message}"
-    return CheckRow(task.name, "Nop", result.reward if result else None, result.outcome if result else "-", ok, message)
-
-
 def _row(task: Task, agent: str, seal: Seal | None) -> CheckRow:
     if seal is None:
-        return CheckRow(task.name, agent, None, "-", False, "has no solution to prove it with; add one")
-    result = seal.result
-    printed = "\n".join(command.output for command in seal.verdict.commands) if seal.verdict else ""
-    output = printed[-SHOWN_OUTPUT:].strip()
+        message = "" if task.environment else "has no solution to prove it with; add one"
+        return CheckRow(task.name, agent, None, "-", False, message)
+    result, verdict = seal.result, seal.verdict
+    ok, message, reward = False, "", result.reward
     if not task.is_graded:
-        return CheckRow(
-            task.name, agent, None, result.outcome.value, False, "has no verifier, so it can have no reward"
-        )
-    if result.outcome is not Outcome.COMPLETED or result.reward is None:
-        message = f"{result.reason}: {result.message}"
-        return CheckRow(task.name, agent, None, result.outcome.value, False, message, output=output)
-    ok = result.reward >= 1 if agent == "Oracle" else result.reward < 1
-    said = f": {seal.verdict.message}" if seal.verdict and seal.verdict.message else ""
-    message = "" if ok else f"expected {EXPECTED[agent]}{said}"
-    return CheckRow(task.name, agent, result.reward, result.outcome.value, ok, message, output="" if ok else output)
+        message, reward = "has no verifier, so it can have no reward", None
+    elif result.outcome is not Outcome.COMPLETED or (reward is None and task.environment is None):
+        message, reward = f"{result.reason}: {result.message}", None
+    elif task.environment is not None or reward is None:
+        ok = True
+    elif not (ok := reward >= 1 if agent == "Oracle" else reward < 1):
+        said = f": {verdict.message}" if verdict and verdict.message else ""
+        message = f"expected {EXPECTED[agent]}{said}"
+    printed = "\n".join(command.output for command in verdict.commands) if verdict and not ok else ""
+    return CheckRow(task.name, agent, reward, result.outcome.value, ok, message, output=printed[-SHOWN_OUTPUT:].strip())

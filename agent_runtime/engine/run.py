@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 from agent_runtime.agents.base import Agent
 from agent_runtime.engine.branching.sources import Origin, find_origins
@@ -89,7 +88,7 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
     groups = Groups(context, _nothing_more if stream is None else stream.group_finished)
     aborted = await abort_message(context.record.store)
     if aborted is None:
-        aborted = await _work(context, groups, stream or _Listed(tasks), stop)
+        aborted = await _work(context, groups, stream.groups() if stream else _listed(tasks), stop)
     if stream is not None:
         total = stream.total
     # All rollouts may be sealed, and the run be stopped before the last group was given out.
@@ -97,7 +96,9 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
     return await _summary(context, total, aborted)
 
 
-async def _work(context: RunContext, groups: Groups, source: "_Source", stop: asyncio.Event) -> str | None:
+async def _work(
+    context: RunContext, groups: Groups, source: AsyncIterator[tuple[int, Task]], stop: asyncio.Event
+) -> str | None:
     """Run all groups until they are done, or `stop` or a drain ends it; why the job was aborted, or None."""
     work = asyncio.create_task(_all_groups(context, groups, source))
     aborting = asyncio.create_task(_aborted_by_another(context))
@@ -118,24 +119,13 @@ async def _work(context: RunContext, groups: Groups, source: "_Source", stop: as
     return None
 
 
-class _Source(Protocol):
-    """Where this process's groups come from."""
-
-    def groups(self) -> AsyncIterator[tuple[int, Task]]:
-        """Numbers and tasks of all groups of the job, or of this shard's at least."""
+async def _listed(tasks: Sequence[Task]) -> AsyncIterator[tuple[int, Task]]:
+    for numbered in enumerate(tasks):
+        yield numbered
 
 
-class _Listed:
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self._tasks = tasks
-
-    async def groups(self) -> AsyncIterator[tuple[int, Task]]:
-        for number, task in enumerate(self._tasks):
-            yield number, task
-
-
-async def _all_groups(context: RunContext, groups: Groups, source: _Source) -> None:
-    async for number, task in source.groups():
+async def _all_groups(context: RunContext, groups: Groups, source: AsyncIterator[tuple[int, Task]]) -> None:
+    async for number, task in source:
         if context.shard.has(number):
             await groups.start(number, task)
     await groups.drain()

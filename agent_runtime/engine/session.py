@@ -2,11 +2,11 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from agent_runtime.engine.context import RunContext
 from agent_runtime.engine.events import Observer
@@ -25,8 +25,6 @@ from rollout_api.records import Record, Result, Seal
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,6 @@ class RolloutSession:
         self._unfinished: dict[int, str | None] = {}
         """Labels of the groups at work, by sequence."""
         self._submitting = asyncio.Lock()
-        self._starting: set[asyncio.Task[None]] = set()
         self._models: list[Model] = []
         """Models that `use_model` opened; calls may still be under way at those that were replaced."""
         self._next = 0
@@ -100,9 +97,6 @@ class RolloutSession:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave what is unfinished to be gone on with by the next session."""
-        for task in self._starting:
-            task.cancel()
-        await asyncio.gather(*self._starting, return_exceptions=True)
         await self._groups.stop()
         for model in self._models:
             await model.close()
@@ -119,7 +113,7 @@ class RolloutSession:
         task = Task.model_validate(task)
         if self._closed:
             raise ValueError("the session is closed; nothing can be submitted any more")
-        await self._unless_failed(self._in_flight.acquire(), undo=self._in_flight.release)
+        await self._groups.unless_failed(self._in_flight.acquire(), undo=self._in_flight.release)
         return await asyncio.shield(self._submit(task, label))
 
     async def _submit(self, task: Task, label: str | None) -> int:
@@ -132,7 +126,6 @@ class RolloutSession:
                     await self._end()
                 raise
             await self._take_in(sequence)
-            self._next = sequence + 1
             self._begin(sequence, task, label, in_flight=True)
             return sequence
 
@@ -141,7 +134,6 @@ class RolloutSession:
         for number in range(self._next, end):
             entry = await self._stream.entry(number)
             assert entry is not None, "numbers have no gaps, and nothing removes an entry"
-            self._next = number + 1
             self._begin(number, entry.task, entry.label, in_flight=False)
 
     async def close(self) -> None:
@@ -159,8 +151,6 @@ class RolloutSession:
     async def abandon(self, reason: str, message: str) -> None:
         """Give the run up: its work ends here, is not gone on with, and its sandboxes go when the session is left."""
         self._context.finished = True
-        for task in self._starting:
-            task.cancel()
         await self._groups.stop()
         await self._context.record.abort(reason, message)
 
@@ -211,7 +201,7 @@ class RolloutSession:
             if self._next == self._total and not self._unfinished:
                 raise StopAsyncIteration
             self._news.clear()
-            await self._unless_failed(self._news.wait())
+            await self._groups.unless_failed(self._news.wait())
         return self._finished.popleft()
 
     async def _resume(self) -> None:
@@ -224,10 +214,10 @@ class RolloutSession:
             if entry is None:  # an earlier session closed the stream
                 self._closed, self._total = True, number
                 break
-            self._next = number + 1
             self._begin(number, entry.task, entry.label, in_flight=False)
 
     def _begin(self, sequence: int, task: Task, label: str | None, *, in_flight: bool) -> None:
+        self._next = sequence + 1
         self._unfinished[sequence] = self._context.batches[sequence] = label
 
         async def start() -> None:
@@ -235,28 +225,7 @@ class RolloutSession:
                 await self._in_flight.acquire()
             await self._groups.start(sequence, task)
 
-        starting = asyncio.create_task(start())
-        self._starting.add(starting)
-        starting.add_done_callback(self._started)
-
-    def _started(self, starting: asyncio.Task[None]) -> None:
-        self._starting.discard(starting)
-        if not starting.cancelled() and (error := starting.exception()) is not None and not self._groups.failure.done():
-            self._groups.failure.set_exception(error)
-
-    async def _unless_failed(self, waiting: Coroutine[Any, Any, T], undo: Callable[[], None] = lambda: None) -> T:
-        """`undo` is called when it has what it waited for, but the caller was cancelled."""
-        task = asyncio.create_task(waiting)
-        try:
-            await asyncio.wait([task, self._groups.failure], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
-        except asyncio.CancelledError:
-            if not task.cancel():
-                undo()
-            raise
-        if not task.done():
-            task.cancel()
-            self._groups.failure.result()
-        return await task
+        self._groups.spawn(start())
 
     async def _group_finished(self, group: int, task: Task, results: Sequence[Result]) -> None:
         await self._feed.give_out(group, results)

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 from agent_runtime.agents.base import Agent, AgentReport, Stop, SubTask
 from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.recording.token_history import TokenHistory, common_length
-from agent_runtime.sandboxes.base import CommandResult
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.schema import openai_definition
 from rollout_api.records import IntentRecord, Message, Observation, StopReason
-from rollout_api.tasks import TaskFile
 
 if TYPE_CHECKING:
     from agent_runtime.engine.attempt.turns import Turns
@@ -95,6 +93,9 @@ class SubAgent:
         self._definitions = [openai_definition(tool) for tool in self.tools.values()]
         self._turns, self._conversation = turns, conversation
         self._calls = 0
+        # As the attempt's own agent has them.
+        self.run_command, self.put_files = turns.run_command, turns.put_files
+        self.snapshot, self.checkpoint, self.go_back = turns.snapshot, turns.checkpoint, turns.go_back
 
     async def run(self, agent: Agent) -> AgentReport:
         """Run it to its end. What ends the attempt is raised."""
@@ -121,26 +122,6 @@ class SubAgent:
             if observation.stop:
                 raise Stop(StopReason.FINISHED, observation.content)
         return observations
-
-    async def run_command(self, command: str) -> CommandResult:
-        """See AgentContext."""
-        return await self._turns.run_command(command)
-
-    async def put_files(self, files: Sequence[TaskFile]) -> None:
-        """See AgentContext."""
-        await self._turns.put_files(files)
-
-    async def snapshot(self) -> None:
-        """See AgentContext."""
-        await self._turns.snapshot()
-
-    async def checkpoint(self) -> str:
-        """See AgentContext."""
-        return await self._turns.checkpoint()
-
-    async def go_back(self, checkpoint: str) -> None:
-        """See AgentContext."""
-        await self._turns.go_back(checkpoint)
 
     async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
         """See AgentContext."""

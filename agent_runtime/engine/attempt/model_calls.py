@@ -1,13 +1,13 @@
-"""The model calls of one attempt that is driven turn by turn: what they ask for, and whose time they take.
+"""The model calls of one attempt: what they ask for, and whose time they take.
 
-The model as the program of an attempt has it: the run's current one, which keeps the agent's clock right.
-
-Calls go through the session proxy, and may run side by side.
+`ModelCalls` are those of an agent that is driven turn by turn. `AttemptModel` is the model of a program; calls come through
+the session proxy, and may run side by side. `probe` finds out whether a model that failed at a request answers another one.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from agent_runtime.engine.attempt.agent_clock import AgentClock
 from agent_runtime.engine.attempt.assignment import Assignment, Budget
 from agent_runtime.engine.attempt.attempt_log import NotReplayable
 from agent_runtime.engine.attempt.attribution import REQUESTS_OWN_FAULTS
-from agent_runtime.engine.attempt.model_probe import SILENT, probe
 from agent_runtime.engine.scheduling.drain import Drain
 from agent_runtime.engine.scheduling.model_watch import ModelWatch
 from agent_runtime.engine.scheduling.shard import turn_seed
@@ -32,7 +31,74 @@ from agent_runtime.models.base import (
 )
 from agent_runtime.proxy.chat import BadRequest, PromptModel
 from agent_runtime.recording.token_history import TokenHistory
+from rollout_api.model import Sampling
 from rollout_api.records import Message, StopReason
+
+PROBE_SECONDS = 30.0
+"""A loaded server answers a few tokens within it; one that does not is failing others too."""
+PROBE_TOKENS = 16  # OpenAI's reasoning models refuse fewer
+UPDATED = "OtherPolicy"
+"""Reason that only an update of the policy brings about, and no request."""
+
+SILENT = "the call had no answer when the agent's time ran out, and neither had another one"
+
+
+async def probe(error: ModelError, model: Model | None, assignment: Assignment, session: str) -> None:
+    """Note in the error whether the model answers a request with nothing of the policy in it.
+
+    Routers send it to the server that failed, because it has the session of that one.
+    """
+    if model is None or error.answers_others or error.reason == UPDATED:
+        return
+    rollout = assignment.rollout
+    request = ModelRequest(
+        messages=[{"role": "user", "content": "Say ok."}],
+        tools=[],
+        sampling=Sampling(max_tokens=PROBE_TOKENS),
+        seed=rollout.seed,
+        session=session,
+        task=rollout.task.name,
+        member=rollout.member,
+        turn=0,
+        max_tokens=PROBE_TOKENS,
+        group=assignment.model_group,
+    )
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            await answered(model.complete(request))
+    except (TimeoutError, ModelError, ContextExceeded, ContentFiltered):
+        return
+    error.answers_others = True
+
+
+async def trouble_of(
+    failing: ModelError | None, is_asked: bool, ask_again: Callable[[ModelError], Awaitable[None]]
+) -> ModelError | None:
+    """Why the model had not answered when the agent's time ran out; None where no call waits, or it was only slow."""
+    silence = ModelError("Timeout", SILENT)
+    if failing is None and is_asked:
+        await ask_again(silence)
+    return failing or (silence if is_asked and not silence.answers_others else None)
+
+
+@contextmanager
+def _watched(
+    clock: AgentClock, watch: ModelWatch, health: CallHealth, on_failing: Callable[[str | None], None]
+) -> Iterator[None]:
+    """A call: the agent's clock stands still while it is held, and whoever watches is told that it fails."""
+    call = object()
+
+    def hold(held: bool) -> None:
+        (clock.wait if held else clock.go_on)(call)
+
+    health.on_hold, health.on_failing = hold, on_failing
+    try:
+        with watch.call(health):
+            yield
+    finally:
+        hold(False)
+        if health.failing is not None:
+            on_failing(None)
 
 
 class ModelCalls:
@@ -53,15 +119,11 @@ class ModelCalls:
 
     async def trouble(self) -> ModelError | None:
         """Why the call that was cut off had no answer; None where there was none, or the model was only slow."""
-        if self._health.failing is not None:
-            return ModelError("Unreachable", self._health.failing)
-        silence = ModelError("Timeout", SILENT)
-        if self._cut_off:
-            await self.probe(silence)
-        return silence if self._cut_off and not silence.answers_others else None
+        failing = None if (why := self._health.failing) is None else ModelError("Unreachable", why)
+        return await trouble_of(failing, self._cut_off, self.probe)
 
     async def probe(self, error: ModelError) -> None:
-        """See `model_probe.probe`."""
+        """See `probe`."""
         await probe(error, self._model(), self._assignment, self._session)
 
     async def ask(
@@ -80,11 +142,7 @@ class ModelCalls:
         if model is None:
             agent = self._assignment.agent.type
             raise NotReplayable(f"agent {agent} calls a model, and spec.model is not given; give one")
-        call = object()
-        self._health = health = CallHealth(
-            on_hold=lambda held: (self._clock.wait if held else self._clock.go_on)(call),
-            on_failing=self._on_failing,
-        )
+        self._health = health = CallHealth()
         rollout, sampling = self._assignment.rollout, self._assignment.sampling
         most, left = sampling.max_tokens, budget.tokens
         request = ModelRequest(
@@ -103,15 +161,11 @@ class ModelCalls:
         )
         started, began = time.perf_counter(), self._clock.now()
         try:
-            with self._assignment.watch.call(health):
+            with _watched(self._clock, self._assignment.watch, health, self._on_failing):
                 reply = await answered(model.complete(request))
         except asyncio.CancelledError:
             self._cut_off = True
             raise
-        finally:
-            self._clock.go_on(call)
-            if health.failing is not None:
-                self._on_failing(None)
         self._clock.excuse(began, began + health.lost_seconds)
         return reply, time.perf_counter() - started - health.lost_seconds - health.held_seconds
 
@@ -180,15 +234,10 @@ class AttemptModel:
         if self._drain.requested:
             await self._park()
         now, health, call = self._clock.now, request.health, object()
-
-        def hold(held: bool) -> None:
-            (self._clock.wait if held else self._clock.go_on)(call)
-
-        health.on_hold, health.on_failing = hold, self._on_failing
         self._under_way[call] = health
         began = now()
         try:
-            with self._watch.call(health):
+            with _watched(self._clock, self._watch, health, self._on_failing):
                 reply = await ask(self._current(), replace(request, group=self._group))
         except asyncio.CancelledError:
             # The program has its own patience, and may run out of it before a server that fails is given up here.
@@ -209,9 +258,6 @@ class AttemptModel:
             raise
         finally:
             del self._under_way[call]
-            hold(False)
-            if health.failing is not None:
-                self._on_failing(None)
         self.failure, self.refusal, self._failing_since = None, None, None
         self._clock.excuse(began, began + health.lost_seconds + health.held_seconds)
         return reply

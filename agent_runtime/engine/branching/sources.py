@@ -84,38 +84,9 @@ class _Run:
             raise ValueError(f"it has {len(self._listed) * self.reader.job.spec.group_size} rollouts; lower index")
         return self._listed[group]
 
-
-class _Runs:
-    """The runs that the entries of one job name."""
-
-    def __init__(self, base_dir: Path, environ: Mapping[str, str]) -> None:
-        self._base_dir, self._environ = base_dir, environ
-        self._opened: dict[str, _Run] = {}
-
-    async def source(self, entry: TaskBranch) -> "_Source":
-        """What an entry names. Raises ValueError, NoSuchRun, RecordCorrupt, StorageError."""
-        uri = entry.job.rstrip("/")
-        if "://" not in uri:
-            folder = (self._base_dir / uri).resolve()
-            if not folder.parent.is_dir():
-                raise ValueError(f"there is no folder {folder.parent}; give the folder or URI of a run")
-            uri = str(folder)
-        if uri not in self._opened:
-            parent, _, name = uri.rpartition("/")
-            output = Store.open(parent, self._environ)
-            self._opened[uri] = _Run(output, await open_run(output, name), self._base_dir, self._environ)
-        return _Source(entry, self._opened[uri])
-
-
-class _Source:
-    """One entry of `tasks.branch` and the run that it names."""
-
-    def __init__(self, entry: TaskBranch, run: _Run) -> None:
-        self.entry, self.run = entry, run
-
-    async def task(self) -> Task:
-        """The source's task, its sandbox filled in from the source's job. Raises ValueError."""
-        spec = self.run.reader.job.spec
+    async def branched(self, entry: TaskBranch) -> Task:
+        """The task of an entry, its sandbox filled in from this run's job. Raises ValueError."""
+        spec = self.reader.job.spec
         if spec.agent.is_command:
             raise ValueError(
                 "its agent is of type Command: the program's processes are not restored, so it cannot be branched; use an "
@@ -123,18 +94,18 @@ class _Source:
             )
         if spec.agent.mcp_servers:
             raise ValueError("its agent has MCP servers, whose state is not restored, so it cannot be branched")
-        task = await self.run.task(self.entry.index // spec.group_size)
+        task = await self.task(entry.index // spec.group_size)
         if task.environment is not None or task.steps:
             what = "acts in an environment" if task.environment is not None else "has steps"
             raise ValueError(f"its task {what}, which a branch could not go on with in the middle; branch other tasks")
         sandbox = task.sandbox.apply(spec.sandbox)
         own = {name: getattr(sandbox, name) for name in SandboxOverrides.model_fields}
-        name = f"{task.name[:150]}@{self.entry.index}.{self.entry.turn}"
+        name = f"{task.name[:150]}@{entry.index}.{entry.turn}"
         return task.model_copy(update={"sandbox": SandboxOverrides(**own), "name": name})
 
-    async def origin(self, task: Task, *, keeps_ids: bool) -> Origin:
+    async def origin(self, entry: TaskBranch, task: Task, *, keeps_ids: bool) -> Origin:
         """What its branches go on from, as it is recorded at this moment. Raises ValueError."""
-        entry, reader = self.entry, self.run.reader
+        reader = self.reader
         seal = reader.seals.get(entry.index)
         attempts = await reader.attempts(entry.index)
         attempt = seal.result.attempt if seal is not None else max(attempts, default=0)
@@ -160,9 +131,31 @@ class _Source:
             strict=entry.strict,
             task=task,
             snapshot=max(taken, key=lambda record: record.turn, default=None),
-            layers_uri=self.run.output.uri,
+            layers_uri=self.output.uri,
             prefix=copied(records, entry.turn, keeps_ids=keeps_ids),
         )
+
+
+class _Runs:
+    """The runs that the entries of one job name."""
+
+    def __init__(self, base_dir: Path, environ: Mapping[str, str]) -> None:
+        self._base_dir, self._environ = base_dir, environ
+        self._opened: dict[str, _Run] = {}
+
+    async def open(self, job: str) -> _Run:
+        """The run in that folder or at that URI. Raises ValueError, NoSuchRun, RecordCorrupt, StorageError."""
+        uri = job.rstrip("/")
+        if "://" not in uri:
+            folder = (self._base_dir / uri).resolve()
+            if not folder.parent.is_dir():
+                raise ValueError(f"there is no folder {folder.parent}; give the folder or URI of a run")
+            uri = str(folder)
+        if uri not in self._opened:
+            parent, _, name = uri.rpartition("/")
+            output = Store.open(parent, self._environ)
+            self._opened[uri] = _Run(output, await open_run(output, name), self._base_dir, self._environ)
+        return self._opened[uri]
 
 
 async def find_origins(
@@ -180,13 +173,13 @@ async def find_origins(
         try:
             origin = None if run is None else await read_origin(run, number)
             if origin is None:
-                source = await runs.source(entry)
-                _refuse_other_agent(source.run.reader.job, job, entry.turn)
-                task = await source.task()
+                source = await runs.open(entry.job)
+                _refuse_other_agent(source.reader.job, job, entry.turn)
+                task = await source.branched(entry)
                 if task.name in names:
                     task = task.model_copy(update={"name": f"{task.name}-{number}"})
-                keeps_ids = same_tokens(source.run.reader.job.spec.model, job.spec.model)
-                origin = await source.origin(task, keeps_ids=keeps_ids)
+                keeps_ids = same_tokens(source.reader.job.spec.model, job.spec.model)
+                origin = await source.origin(entry, task, keeps_ids=keeps_ids)
             names.add(origin.task.name)
             origins.append(origin)
         except (ValueError, NoSuchRun, RecordCorrupt, StorageError) as error:

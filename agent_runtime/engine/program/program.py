@@ -16,8 +16,7 @@ from agent_runtime.agents.base import Stop
 from agent_runtime.engine.attempt.agent_clock import TICK_SECONDS, AgentClock, agent_seconds_of
 from agent_runtime.engine.attempt.assignment import Assignment, Oversight
 from agent_runtime.engine.attempt.attribution import Action, OutOfTime, Phase, attribute
-from agent_runtime.engine.attempt.model_calls import AttemptModel
-from agent_runtime.engine.attempt.model_probe import SILENT, probe
+from agent_runtime.engine.attempt.model_calls import AttemptModel, probe, trouble_of
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.engine.program.program_rules import CALLS_A_TURN, PROMPT_FILE, Ended, filled, is_cut, stop_of
 from agent_runtime.engine.program.workspace_model import WorkspaceModel, serve_model
@@ -139,7 +138,7 @@ class Program:
             return await self._run()
         except Exception as error:
             if isinstance(error, ModelError):
-                await probe(error, self._current_model(), self._assignment, self._session)
+                await self._probe(error)
             answered = any(isinstance(record, ResponseRecord) for record in self.records)
             situation = replace(self._situation, phase=Phase.AGENT, answered=answered, exposed=self.exposed)
             ruling = attribute(error, situation)
@@ -220,17 +219,12 @@ class Program:
         # Time that it was given meanwhile shows only when the time is up.
         while (left := seconds - self._clock.used()) > 0 and self._model.failing_seconds(now()) < seconds:  # noqa: ASYNC110
             await asyncio.sleep(min(max(left, _TICK_SECONDS), TICK_SECONDS))
-        if (trouble := self._model.trouble()) is not None:
-            # The time ran out on a server that failed, not on the policy.
-            self._fail(trouble)
-            return
-        silence = ModelError("Timeout", SILENT)
-        if is_asked := self._model.is_asked:
-            await probe(silence, self._current_model(), self._assignment, self._session)
-        if is_asked and not silence.answers_others:
-            self._fail(silence)
-        else:
-            self._fail(OutOfTime(f"timeouts.agentSeconds {seconds} ran out"))
+        # Where there is trouble, the time ran out on a server that failed, not on the policy.
+        trouble = await trouble_of(self._model.trouble(), self._model.is_asked, self._probe)
+        self._fail(trouble or OutOfTime(f"timeouts.agentSeconds {seconds} ran out"))
+
+    async def _probe(self, error: ModelError) -> None:
+        await probe(error, self._current_model(), self._assignment, self._session)
 
     async def _over_budget(self, over: Exhausted) -> None:
         if over.reason is StopReason.RESOURCE_LIMIT and self._model.failure is not None:

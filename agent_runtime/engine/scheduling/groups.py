@@ -6,7 +6,7 @@ One rollout: attempts until one is sealed.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_runtime.engine.attempt.assignment import Rollout
 from agent_runtime.engine.attempt.attempt import Attempt
@@ -21,6 +21,8 @@ from agent_runtime.recording.store import Store
 from agent_runtime.statistics import with_group_advantages
 from rollout_api.records import FailedRecord, Outcome, Result
 from rollout_api.tasks import Task
+
+T = TypeVar("T")
 
 
 class RolloutRun:
@@ -132,18 +134,18 @@ class Groups:
             await self._tell_plugins(group)
             await self._finish(group, earlier=True)
         for member in waiting:
-            await self._unless_failed(self._places.acquire())
+            await self.unless_failed(self._places.acquire(), undo=self._places.release)
             if self._context.drain.requested:
                 self._places.release()
                 return
             rollout = Rollout.of(self._context.job, number, member, task, self._context.batches.get(number))
             run = RolloutRun(self._context, rollout)
-            group.running[member] = self._spawn(self._run_member(group, member, run))
+            group.running[member] = self.spawn(self._run_member(group, member, run))
 
     async def drain(self) -> None:
         """Wait until everything that was started is done. Raises what ended a rollout from outside."""
         while self._at_work:
-            await self._unless_failed(asyncio.wait(set(self._at_work)))
+            await self.unless_failed(asyncio.wait(set(self._at_work)))
         if self.failure.done():
             self.failure.result()
 
@@ -229,7 +231,8 @@ class Groups:
         is_new, group.finished = plan.finished and not group.finished, plan.finished
         return is_new
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Work on it until `stop`. What it raises ends the run."""
         task = asyncio.create_task(work)
         self._at_work.add(task)
         task.add_done_callback(self._work_ended)
@@ -241,9 +244,18 @@ class Groups:
         if not task.cancelled() and (error := task.exception()) is not None and not self.failure.done():
             self.failure.set_exception(error)
 
-    async def _unless_failed(self, waiting: Coroutine[Any, Any, object]) -> None:
+    async def unless_failed(self, waiting: Coroutine[Any, Any, T], undo: Callable[[], None] = lambda: None) -> T:
+        """The result of `waiting`. Raises what ended a rollout from outside.
+
+        `undo` is called when `waiting` has its result, but this raises or the caller was cancelled.
+        """
         task = asyncio.create_task(waiting)
-        await asyncio.wait({task, self.failure}, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
-        if self.failure.done():
-            task.cancel()
-            self.failure.result()
+        try:
+            await asyncio.wait([task, self.failure], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
+            if self.failure.done():
+                self.failure.result()
+        except BaseException:
+            if not task.cancel():
+                undo()
+            raise
+        return await task

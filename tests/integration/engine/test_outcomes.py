@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.agents.base import Agent, AgentContext
-from agent_runtime.engine.attempt import model_probe
+from agent_runtime.engine.attempt import model_calls
 from agent_runtime.engine.events import AttemptFailed, Event, GroupFinished, JobSummary, RolloutSealed
 from agent_runtime.engine.run import run_job
 from agent_runtime.engine.session import RolloutSession
@@ -302,7 +302,7 @@ async def test_a_model_that_fails_at_all_requests_is_infrastructure_whatever_the
 async def test_time_that_ran_out_on_a_silent_model_is_the_policys_only_if_it_answers_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers_others: bool
 ) -> None:
-    monkeypatch.setattr(model_probe, "PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(model_calls, "PROBE_SECONDS", 0.5)
 
     async def hang(request: ModelRequest) -> None:
         is_probe = request.messages[-1]["content"] == "Say ok."
