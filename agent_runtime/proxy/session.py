@@ -21,9 +21,9 @@ from agent_runtime.proxy.limits import Exhausted, Limits, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
 from agent_runtime.proxy.paths import whole_number
 from agent_runtime.proxy.refused import Refused, refused
-from agent_runtime.recording.answers import answer_record
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError
+from agent_runtime.recording.token_history import answer_record
 from rollout_api.base import ApiModel
 from rollout_api.model import Sampling
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record

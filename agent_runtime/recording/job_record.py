@@ -1,4 +1,7 @@
-"""One run of a job in storage: what fixes it (`job.json`), its seals, and how it ends."""
+"""What differs between two manifests, field by field: pure.
+
+One run of a job in storage: what fixes it (`job.json`), its seals, and how it ends.
+"""
 
 import contextlib
 import hashlib
@@ -9,9 +12,8 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from agent_runtime.recording.manifest_diff import differences
 from agent_runtime.recording.results import result_line, statistics_of, stats_json, with_groups
 from agent_runtime.recording.seals import SealedResults, read_seals
 from agent_runtime.recording.segments import RecordCorrupt, compact_json, validated
@@ -21,6 +23,43 @@ from rollout_api.base import ApiModel
 from rollout_api.records import RECORD_VERSION, Result, Seal
 from rollout_api.rollout_job import MUTABLE_FIELDS, RolloutJob
 from rollout_api.tasks import Task
+
+_MOST_LINES: Final = 20
+_LONGEST_VALUE: Final = 60
+
+
+def differences(old: Any, new: Any, path: str) -> list[str]:
+    """Lines `path.to[0].field: old → new`; beyond 20 only how many more there are. Empty when both are equal."""
+    lines = _walk(old, new, path)
+    if len(lines) > _MOST_LINES:
+        return [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES} more"]
+    return lines
+
+
+def _walk(old: Any, new: Any, path: str) -> list[str]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = [*old, *(name for name in new if name not in old)]
+        return [line for name in names for line in _walk(old.get(name), new.get(name), f"{path}.{name}")]
+    if _is_list(old) and _is_list(new) and len(old) == len(new):
+        return [
+            line
+            for index, (before, after) in enumerate(zip(old, new, strict=True))
+            for line in _walk(before, after, f"{path}[{index}]")
+        ]
+    return [] if old == new else [f"{path}: {_shown(old)} → {_shown(new)}"]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
+    if _is_list(value):
+        return f"{len(value)} entries"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 
 
 class ManifestChanged(Exception):

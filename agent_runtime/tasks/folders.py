@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
-from agent_runtime.tasks.selection import ordered, row_filter
+from agent_runtime.tasks.table import ordered, row_filter
 from rollout_api.tasks import Task, TaskFile
 
 FILE_BYTES = 64 << 20

@@ -7,10 +7,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from agent_runtime.tasks.lazy import check_columns, tasks_of_table
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks
-from agent_runtime.tasks.table import Row, RowError, open_table
+from agent_runtime.tasks.table import Row, RowError, check_columns, open_table, tasks_of_table
 from rollout_api.manifest import explain, path_of
 from rollout_api.tasks import Task
 

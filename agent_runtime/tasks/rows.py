@@ -11,10 +11,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import ValidationError
 
 from agent_runtime.tasks.instance import row_error
-from agent_runtime.tasks.lazy import check_columns, tasks_of_table
 from agent_runtime.tasks.place import SourcePlace
 from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
-from agent_runtime.tasks.table import JsonLines, Row, RowError, open_table
+from agent_runtime.tasks.table import JsonLines, Row, RowError, check_columns, open_table, tasks_of_table
 from rollout_api.manifest import validate
 from rollout_api.tasks import Task, TaskSource
 

@@ -1,14 +1,22 @@
 """Rows of a JSONL or Parquet file, as a task format reads them: by position, each parsed when it is asked for.
 
 A table holds a file's bytes, not the values in them: ten thousand parsed rows would take several times their file's memory.
+
+Which rows of a table a job works on, and in what order: `filter`, then `shuffleSeed`, then `limit`.
+
+Tasks of a table: every one known to be valid from the start, and made when it is asked for.
 """
 
+import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Literal, Protocol
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from fnmatch import translate
+from typing import Any, Literal, Protocol, overload
 
 from agent_runtime.tasks.place import SourcePlace
-from agent_runtime.tasks.problems import TaskProblem, TaskSourceError
+from agent_runtime.tasks.problems import LoadedTasks, TaskProblem, TaskSourceError
+from rollout_api.tasks import Task, TaskSource
 
 Row = dict[str, Any]
 
@@ -201,3 +209,136 @@ def _without_nulls(row: Row) -> Row:
         for name, value in row.items()
         if value is not None
     }
+
+
+def row_filter(wanted: Mapping[str, Sequence[str]]) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether a row has, in every column that is named, one of its values; a list has a value when an entry has."""
+    patterns = {column: re.compile("|".join(translate(value) for value in values)) for column, values in wanted.items()}
+
+    def passes(row: Mapping[str, Any]) -> bool:
+        return all(any(pattern.match(text) for text in _texts(row.get(column))) for column, pattern in patterns.items())
+
+    return passes
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [text for entry in value for text in _texts(entry)]
+    return [value if isinstance(value, str) else json.dumps(value, default=str)]
+
+
+def ordered(positions: Sequence[int], source: TaskSource) -> list[int]:
+    """The rows in the order of the job, at most `limit`.
+
+    By a hash of seed and position, so that every version of Python, on a laptop and in a cluster, gives the same order.
+    """
+    if source.shuffle_seed is not None:
+        seed = source.shuffle_seed
+        positions = sorted(positions, key=lambda position: hashlib.sha256(f"{seed}:{position}".encode()).digest())
+    return list(positions[: source.limit])
+
+
+MakeTask = Callable[[Row], Task]
+"""Raises RowError with all that is wrong with the row."""
+
+NameIfSure = Callable[[Row], str | None]
+"""The name of a row's task where the row alone shows that making it succeeds; None where that has to be tried."""
+
+
+class TableTasks(Sequence[Task]):
+    """Chosen rows of a table as tasks. What is kept is the table: a task is a function of its row."""
+
+    def __init__(self, table: Table, positions: Sequence[int], make: MakeTask) -> None:
+        self._table, self._positions, self._make = table, positions, make
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> "TableTasks": ...
+    def __getitem__(self, index: int | slice) -> "Task | TableTasks":
+        if isinstance(index, slice):
+            return TableTasks(self._table, self._positions[index], self._make)
+        return self._make(self._table.row(self._positions[index]))
+
+    def __iter__(self) -> Iterator[Task]:
+        for row in self._table.rows(self._positions):
+            if isinstance(row, RowError):
+                raise row
+            yield self._make(row)
+
+
+def tasks_of_table(
+    place: SourcePlace,
+    table: Table,
+    make: MakeTask,
+    warnings: Sequence[TaskProblem] = (),
+    name_if_sure: NameIfSure = lambda row: None,
+) -> LoadedTasks:
+    """The rows that `filter`, `shuffleSeed` and `limit` choose, as tasks of which each is valid.
+
+    Raises TaskSourceError with every problem there is, by line or row.
+    """
+    check_columns(place, table, [(column, "named in tasks.from.filter") for column in place.source.filter])
+    problems: list[TaskProblem] = []
+    if not len(table):
+        expected = "one JSON object a line" if table.unit == "line" else "one task a row"
+        problems = [TaskProblem(place.uri, None, f"has no tasks; expected {expected}")]
+    positions = ordered(_passing(place, table, problems), place.source)
+    lines: dict[str, int] = {}
+    for position, row in zip(positions, table.rows(positions), strict=True):
+        try:
+            if isinstance(row, RowError):
+                raise row
+            name = name_if_sure(row) or make(row).name
+            if name in lines:
+                stands = f"stands in {table.unit} {lines[name]} already; names must differ"
+                raise RowError([f"name: a task named {name!r} {stands}"])
+            lines[name] = table.number(position)
+        except RowError as error:
+            problems += _problems(place, table, position, error)
+    if problems:
+        raise TaskSourceError(sorted(problems, key=lambda problem: problem.line or 0))
+    return LoadedTasks(TableTasks(table, positions, make), warnings)
+
+
+def check_columns(place: SourcePlace, table: Table, needed: Sequence[tuple[str, str]]) -> None:
+    """Raise TaskSourceError for columns that the file does not have; each comes with what needs it."""
+    known = table.columns
+    if known is None:
+        return
+    problems = [
+        TaskProblem(place.uri, None, f"has no column {column!r}, {why}; it has {', '.join(known)}")
+        for column, why in needed
+        if column not in known
+    ]
+    if problems:
+        raise TaskSourceError(problems)
+
+
+def _passing(place: SourcePlace, table: Table, problems: list[TaskProblem]) -> Sequence[int]:
+    """The rows that the filter lets through. A row that cannot be read, and might have been one, is a problem."""
+    everything, wanted = range(len(table)), place.source.filter
+    if not wanted or problems:
+        return everything
+    passes, chosen, seen = row_filter(wanted), [], set[str]()
+    for position, row in zip(everything, table.rows(everything), strict=True):
+        if isinstance(row, RowError):
+            problems += _problems(place, table, position, row)
+            continue
+        seen |= row.keys()
+        if passes(row):
+            chosen.append(position)
+    if not problems and not chosen:
+        if absent := [column for column in wanted if column not in seen and table.columns is None]:
+            message = f"has no column {absent[0]!r}, named in tasks.from.filter; it has {', '.join(sorted(seen))}"
+        else:
+            message = f"none of its {len(table)} {table.unit}s passes tasks.from.filter; look at its values"
+        problems.append(TaskProblem(place.uri, None, message))
+    return chosen
+
+
+def _problems(place: SourcePlace, table: Table, position: int, error: RowError) -> list[TaskProblem]:
+    return [TaskProblem(place.uri, table.number(position), message, table.unit) for message in error.messages]

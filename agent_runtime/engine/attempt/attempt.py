@@ -22,8 +22,7 @@ from agent_runtime.engine.attempt.mcp import AttemptTools
 from agent_runtime.engine.attempt.results import build_result
 from agent_runtime.engine.attempt.steps import NOT_FOR_PROGRAMS, InSteps, verdict_of_steps
 from agent_runtime.engine.attempt.turns import Turns
-from agent_runtime.engine.attempt.workspace_states import Keeping
-from agent_runtime.engine.branching.snapshots import Checkpoints, Snapshots
+from agent_runtime.engine.branching.snapshots import Checkpoints, Keeping, Snapshots
 from agent_runtime.engine.context import RunContext, workspace_spec
 from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
 from agent_runtime.engine.program.program import Program

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agent_runtime.engine.attempt.agent_clock import AgentClock
 from agent_runtime.engine.attempt.assignment import Oversight
 from agent_runtime.engine.attempt.attempt_log import AttemptLog
-from agent_runtime.engine.attempt.workspace_states import WorkspaceStates
+from agent_runtime.engine.branching.snapshots import WorkspaceStates
 from agent_runtime.engine.events import ToolEnded
 from agent_runtime.models.base import ToolCall
 from agent_runtime.sandboxes.base import (

@@ -27,12 +27,12 @@ from agent_runtime.engine.attempt.attribution import (
 from agent_runtime.engine.attempt.conversation import Conversation, SubAgent
 from agent_runtime.engine.attempt.model_calls import ModelCalls
 from agent_runtime.engine.attempt.tool_calls import CallsOfTurn, ToolRunner
-from agent_runtime.engine.attempt.workspace_states import Keeping, WorkspaceStates
+from agent_runtime.engine.branching.snapshots import Keeping, WorkspaceStates
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.extensions import contained
 from agent_runtime.models.base import Model, ModelError, ModelReply, ToolCall
-from agent_runtime.recording.answers import answer_record, recorded_answer
 from agent_runtime.recording.branches import has_own_answer
+from agent_runtime.recording.token_history import answer_record, recorded_answer
 from agent_runtime.sandboxes.base import WORKSPACE_USER, CommandResult, Workspace
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.schema import openai_definition

@@ -1,4 +1,6 @@
-"""The other kind of agent: an unmodified program in the attempt's workspace, whose model is behind the session proxy.
+"""A model for the programs of an attempt's workspace: the session proxy, served over the workspace's model port.
+
+The other kind of agent: an unmodified program in the attempt's workspace, whose model is behind the session proxy.
 
 It is not replayed. It runs on whatever becomes of the runner, and the next runner finds it by its idempotency key, serves
 the same URL with the same key, and goes on in the journal where the last one ended. So nothing that it does is done twice,
@@ -8,9 +10,14 @@ Fetches the trajectory file that a program wrote of itself. What is wrong with i
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
+
+from aiohttp import web
 
 from agent_runtime.agents.base import Stop
 from agent_runtime.engine.attempt.agent_clock import TICK_SECONDS, AgentClock, agent_seconds_of
@@ -19,16 +26,105 @@ from agent_runtime.engine.attempt.attribution import Action, OutOfTime, Phase, a
 from agent_runtime.engine.attempt.model_calls import AttemptModel, probe, trouble_of
 from agent_runtime.engine.events import ModelCallFailing, TurnEnded
 from agent_runtime.engine.program.program_rules import CALLS_A_TURN, PROMPT_FILE, Ended, filled, is_cut, stop_of
-from agent_runtime.engine.program.workspace_model import WorkspaceModel, serve_model
 from agent_runtime.engine.scheduling.completion_rules import StalePolicy
 from agent_runtime.models.base import Model, ModelError
+from agent_runtime.proxy.app import make_app
+from agent_runtime.proxy.handler import Handler
+from agent_runtime.proxy.keys import digest, key_of
 from agent_runtime.proxy.limits import Exhausted, Limits
-from agent_runtime.proxy.session import Session, SessionJournal
+from agent_runtime.proxy.session import OverBudget, Session, SessionJournal, SessionSettings
+from agent_runtime.proxy.sessions import LocalSessions
 from agent_runtime.recording.program_trajectory import UnreadableTrajectory, to_atif
 from agent_runtime.sandboxes.base import CommandResult, FileError, Workspace, WorkspaceLimit
 from rollout_api.model import Sampling
-from rollout_api.records import IntentRecord, ObjectDigest, ProgramTrajectory, Record, ResponseRecord, StopReason
+from rollout_api.records import (
+    AttemptRecord,
+    IntentRecord,
+    ObjectDigest,
+    ProgramTrajectory,
+    Record,
+    ResponseRecord,
+    StopReason,
+)
 from rollout_api.rollout_job import AgentTrajectory
+
+KEY_PURPOSE = "model key"
+
+# What aiohttp says of malformed requests, which programs could fill the runner's log with. The proxy logs its own defects.
+_MALFORMED = logging.getLogger(f"{__name__}.malformed")
+_MALFORMED.setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True)
+class WorkspaceModel:
+    """How a program in the workspace reaches its model. All of it is the same under the runner that takes over."""
+
+    url: str
+    """Without a path; an API's own is `/v1/...`."""
+    key: str
+    name: str
+    session: Session
+
+    def environment(self) -> dict[str, str]:
+        """Variables by which the packages of OpenAI and Anthropic find it."""
+        return {
+            "OPENAI_BASE_URL": f"{self.url}/v1",
+            "OPENAI_API_KEY": self.key,
+            "OPENAI_MODEL": self.name,
+            "ANTHROPIC_BASE_URL": self.url,
+            "ANTHROPIC_API_KEY": self.key,
+            "ANTHROPIC_MODEL": self.name,
+        }
+
+
+@asynccontextmanager
+async def serve_model(
+    workspace: Workspace,
+    model: Model,
+    journal: SessionJournal,
+    recorded: Sequence[Record],
+    *,
+    session: str,
+    task: str,
+    member: int,
+    seed: int,
+    sampling: Sampling,
+    limits: Limits,
+    on_over_budget: OverBudget | None = None,
+) -> AsyncIterator[WorkspaceModel]:
+    """Let programs in the workspace call the model while the context is open; `session` names the attempt.
+
+    `recorded` is what the journal has of the attempt. What is asked and answered is appended to it. On leaving, calls
+    without a first word of their answer are held for the runner that serves next; others break off.
+    """
+    key = key_of(session, workspace.secret(KEY_PURPOSE))
+    begun = next((record.time for record in recorded if isinstance(record, AttemptRecord)), time.time())
+    settings = SessionSettings(
+        id=session,
+        key_digest=digest(key),
+        created=begun,
+        models=[model.name],
+        limits=limits,
+        sampling=sampling,
+        seed=seed,
+        task=task,
+        member=member,
+    )
+    sessions = LocalSessions(model)
+    opened = sessions.open(settings, journal, recorded, on_over_budget)
+    # Nothing is left to wait for at the end: the workspace's connections are cut by then.
+    runner = web.AppRunner(
+        make_app(Handler(sessions)), handler_cancellation=True, access_log=None, logger=_MALFORMED, shutdown_timeout=0.0
+    )
+    await runner.setup()
+    assert runner.server is not None
+    try:
+        async with workspace.serve_model(runner.server) as url:
+            yield WorkspaceModel(url, key, model.name, opened)
+    finally:
+        await runner.cleanup()
+        await sessions.end(session)
+
 
 PROGRAM_KEY = "1:agent"
 _PROMPT_PATH = "/tmp/.rollout/prompt.md"

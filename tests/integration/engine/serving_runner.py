@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from agent_runtime.engine.program.workspace_model import serve_model
+from agent_runtime.engine.program.program import serve_model
 from agent_runtime.proxy.limits import Limits
 from agent_runtime.recording.attempt_folder import AttemptFolder
 from agent_runtime.recording.epoch_log import EpochLog

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.engine.program.workspace_model import WorkspaceModel, serve_model
+from agent_runtime.engine.program.program import WorkspaceModel, serve_model
 from agent_runtime.models.base import Model
 from agent_runtime.models.vllm.server import VllmServer
 from agent_runtime.proxy.limits import Limits

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.recording.manifest_diff import differences
+from agent_runtime.recording.job_record import differences
 
 # Manifests in wire form hold no nulls.
 manifests = st.recursive(

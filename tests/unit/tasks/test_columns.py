@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.tasks import LoadedTasks, TaskSourceError, load_tasks
-from agent_runtime.tasks.selection import ordered, row_filter
+from agent_runtime.tasks.table import ordered, row_filter
 from rollout_api.tasks import Task, Tasks, TaskSource
 
 ROWS = [

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent_runtime.tasks.swe_bench import OPTIONAL, name_if_sure, task_of
-from agent_runtime.tasks.usual_instance import CHARACTERS
+from agent_runtime.tasks.swe_bench import CHARACTERS, OPTIONAL, name_if_sure, task_of
 
 HEADER = "diff --git a/{path} b/{path}\n"
 INSTANCE: dict[str, Any] = {
