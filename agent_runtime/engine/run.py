@@ -1,7 +1,4 @@
-"""Run a job in this process: the embedded mode of a laptop, and what a runner pod does with its shard.
-
-The groups of a job that stays open: taken from storage as they are submitted, given out there when they are done.
-"""
+"""Run a job in this process: the embedded mode of a laptop, and what a runner pod does with its shard."""
 
 import asyncio
 from collections import Counter
@@ -27,21 +24,20 @@ from agent_runtime.tools.base import Tool
 from rollout_api.records import Outcome, Result
 from rollout_api.rollout_job import RolloutJob
 from rollout_api.sandbox import Provider
-from rollout_api.tasks import Task
+from rollout_api.tasks import Task, TaskStream
 
 SHORTEST_POLL_SECONDS, LONGEST_POLL_SECONDS = 0.1, 1.0
 """Between two looks for the next group. One request a second costs a store nothing; a step of training takes minutes."""
 
 
 class StreamFeed:
-    """This shard's part of a stream, oldest groups first."""
+    """This shard's groups of a job that stays open: taken from storage as they are submitted, given out there when done."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext, stream: TaskStream) -> None:
         self._context = context
         self._record = StreamRecord(context.record.store)
-        self._most = asyncio.Semaphore(_most_in_flight(context))
+        self._most = asyncio.Semaphore(max(1, stream.max_in_flight // context.shard.count))
         self._feed = Feed(self._record, context.shard.index)
-        self._size = context.job.spec.group_size
         self.total: int | None = None
         """Rollouts of this shard in all, once the stream is closed."""
 
@@ -55,7 +51,7 @@ class StreamFeed:
             if entry is None:
                 closed = await self._record.closed()
                 if closed is not None and number >= closed:
-                    self.total = shard.groups(closed) * self._size
+                    self.total = shard.groups(closed) * self._context.job.spec.group_size
                     return
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_POLL_SECONDS, pause * 2)
@@ -69,12 +65,6 @@ class StreamFeed:
         """Give a group out, unless an earlier process has."""
         await self._feed.give_out(group, results)
         self._most.release()
-
-
-def _most_in_flight(context: RunContext) -> int:
-    stream = context.job.spec.tasks.stream
-    assert stream is not None
-    return max(1, stream.max_in_flight // context.shard.count)
 
 
 ABORT_POLL_SECONDS = 5.0
@@ -105,7 +95,6 @@ async def run_job(
     tasks, tools, agent, plugins, model, storage. Raises the errors of those parts. Setting `stop` ends it at once, a
     requested `drain` after the turns that run; both leave the rest resumable.
     """
-    streamed = job.spec.tasks.stream is not None
     origins: Sequence[Origin] = ()
     if job.spec.tasks.branch is not None:
         store = Store.open(output_uri(job, base_dir), environ)
@@ -113,7 +102,7 @@ async def run_job(
         origins = await find_origins(job, base_dir, environ, standing)
         loaded = LoadedTasks([origin.task for origin in origins])
     else:
-        loaded = LoadedTasks([]) if streamed else load_tasks(job.spec.tasks, base_dir, environ)
+        loaded = LoadedTasks([]) if job.spec.tasks.stream else load_tasks(job.spec.tasks, base_dir, environ)
     surroundings = Surroundings(base_dir, environ, provider, model, shard, drain or Drain(), plugins, agent, tools)
     async with open_run(job, loaded.tasks, surroundings, new=new, observer=observer, origins=origins) as context:
         return await _run(context, loaded, stop or asyncio.Event())
@@ -121,8 +110,8 @@ async def run_job(
 
 async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) -> JobSummary:
     job, record, tasks = context.job, context.record, loaded.tasks
-    streamed = job.spec.tasks.stream is not None
-    total = None if streamed else context.shard.groups(len(tasks)) * job.spec.group_size
+    stream = None if job.spec.tasks.stream is None else StreamFeed(context, job.spec.tasks.stream)
+    total = None if stream else context.shard.groups(len(tasks)) * job.spec.group_size
     context.observer(
         JobStarted(
             name=job.metadata.name,
@@ -135,7 +124,6 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
             results=context.results.values(),
         )
     )
-    stream = StreamFeed(context) if streamed else None
     groups = Groups(context, _nothing_more if stream is None else stream.group_finished)
     aborted = await abort_message(context.record.store)
     if aborted is None:

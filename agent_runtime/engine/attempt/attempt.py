@@ -155,8 +155,7 @@ class Attempt:
             # An earlier process may have left a workspace, which is released with the seal.
             with contextlib.suppress(SandboxFailure):
                 await self._resume()
-        if self._work is not None:
-            await self._journal.append(self._work.take_unwritten())
+        await self._journal.append(self._unwritten())
         return await self._seal(self._all_records(), outcome, None, reason=reason, message=message)
 
     async def _seal_failed(self, message: str) -> Result:
@@ -164,8 +163,7 @@ class Attempt:
         stops: list[Record] = []
         if _first(self._all_records(), StopRecord) is None:
             stops.append(StopRecord(time=time.time(), stop_reason=StopReason.RESOURCE_LIMIT, message=message))
-        unwritten = self._work.take_unwritten() if self._work is not None else []
-        await self._journal.append([*unwritten, *stops])
+        await self._journal.append([*self._unwritten(), *stops])
         records, task = [*self._all_records(), *stops], self._rollout.task
         if task.environment is not None or task.steps:
             # What the recorded steps earned stays, as where the same limit ends the agent in a turn.
@@ -233,7 +231,7 @@ class Attempt:
             RolloutStarted(self._rollout.index, self._rollout.task.name, self._rollout.member, self._number)
         )
         reason, message = await running
-        self._work.refuse_if_stale()
+        self._work.policy_lag.refuse_if_stale()
         self._phase = Phase.COLLECTING
         stop = StopRecord(
             time=time.time(),
@@ -246,8 +244,8 @@ class Attempt:
 
     async def _prepare_work(self) -> Workspace:
         """The workspace, with an environment in it where the task has one, and the turns of the source where it branches."""
-        if self._workspace is None:
-            await self._change_task()
+        if self._workspace is None and (changed := await self._plugins.begin(self._rollout.task)) is not None:
+            self._use_task(changed)
         workspace = self._workspace or await self._acquire()
         if self._rollout.task.environment is not None:
             self._environment = await open_environment(
@@ -317,9 +315,8 @@ class Attempt:
         return [] if _first(recorded, AttemptRecord) is not None else self._first_records(workspace)
 
     def _oversight(self) -> Oversight:
-        most = None if self._on_stale is OnStale.KEEP else self._max_policy_lag
-        context = self._context
-        lag = PolicyLag(context.newest_policy, most)
+        context, keeps_stale = self._context, self._on_stale is OnStale.KEEP
+        lag = PolicyLag(context.newest_policy, None if keeps_stale else self._max_policy_lag)
         return Oversight(context.drain, lag, self._plugins, context.observer, self._situation())
 
     def _make_program(self, workspace: Workspace, recorded: Sequence[Record]) -> Program:
@@ -356,11 +353,6 @@ class Attempt:
             oversight=self._oversight(),
             keeping=Keeping(snapshots, self._checkpoints, self._moved),
         )
-
-    async def _change_task(self) -> None:
-        """Let the plugins change the task before its sandbox is asked for. Raises PluginFailed."""
-        if (changed := await self._plugins.begin(self._rollout.task)) is not None:
-            self._use_task(changed)
 
     def _use_task(self, changed: Task) -> None:
         self._changed_task, self._rollout = changed, replace(self._rollout, task=changed)
@@ -412,7 +404,9 @@ class Attempt:
         if task.verifier is None:
             return None
         if verifier.mode is VerifierMode.SHARED:
-            workspace = self._workspace or await self._reattach_for_grading()
+            begun = _first(reversed(self._records), AttemptRecord)
+            assert begun is not None  # an agent has worked in its workspace
+            workspace = self._workspace or await self._reattach_to(begun)
             is_first = _first(self._records, StepRecord) is None
             if is_first:
                 begins = StepRecord(time=time.time(), step=task.name, grading=True)
@@ -435,11 +429,6 @@ class Attempt:
             tries=self._context.job.spec.attempts.limit,
             watch=self._plugins,
         )
-
-    async def _reattach_for_grading(self) -> Workspace:
-        attempt = _first(reversed(self._records), AttemptRecord)
-        assert attempt is not None  # an agent has worked in it
-        return await self._reattach_to(attempt)
 
     async def _seal(
         self,
@@ -485,9 +474,8 @@ class Attempt:
             unexplained=ruling.unexplained,
             alone=self._situation().alone,
         )
-        unwritten = self._work.take_unwritten() if self._work is not None else []
         called = self._plugins.take_record()
-        await self._journal.append([*unwritten, *called, failure])
+        await self._journal.append([*self._unwritten(), *called, failure])
         self._records = [*self._all_records(), *called, failure]
         self._work = None
         await self._release_quietly()
@@ -498,6 +486,9 @@ class Attempt:
         self._context.newest_policy.see(versions)
         first = versions[0] if versions else None
         return stale_message(first, self._context.newest_policy.version, self._max_policy_lag) is not None
+
+    def _unwritten(self) -> list[Record]:
+        return self._work.take_unwritten() if self._work is not None else []
 
     def _all_records(self) -> list[Record]:
         return [*self._records, *(self._work.records if self._work is not None else [])]

@@ -89,7 +89,7 @@ class Turns:
         self.traceback: str | None = None
         """Where the agent's own code raised, after `run_agent`."""
         self._index, self._log, self._rerun = assignment.rollout.index, log, rerun
-        self._drain, self._policy_lag, self._observer = oversight.drain, oversight.policy_lag, oversight.observer
+        self._drain, self.policy_lag, self._observer = oversight.drain, oversight.policy_lag, oversight.observer
         self._situation = oversight.situation
         self._clock = AgentClock(task.timeouts.agent_seconds, agent_seconds_of(log.recorded))
         self._states = WorkspaceStates(workspace, log, self._clock, keeping)
@@ -179,10 +179,6 @@ class Turns:
         answered = has_own_answer(self._log.records)
         situation = replace(self._situation, phase=Phase.AGENT, answered=answered, exposed=self.exposed)
         return cause, attribute(cause, situation)
-
-    def refuse_if_stale(self) -> None:
-        """Raise StalePolicy where more work on this rollout would be for nothing."""
-        self._policy_lag.refuse_if_stale()
 
     def take_unwritten(self) -> list[Record]:
         """Records that still have to be written, with whatever comes next."""
@@ -308,7 +304,7 @@ class Turns:
             )
 
     def _require_turns_alone(self) -> None:
-        if self._commands or not self._states.can_checkpoint:
+        if self._commands or self._states.keeping is None:
             raise RuntimeError(
                 "checkpoints are for agents that work in turns alone: after a crash, run_command cannot be told apart"
             )
@@ -339,7 +335,7 @@ class Turns:
         if (exhausted := self._budget.exhausted()) is not None:
             raise Stop(exhausted)
         if not self._log.replaying:
-            self.refuse_if_stale()
+            self.policy_lag.refuse_if_stale()
             if self._drain.requested:
                 await self._clock.untimed(self._come_to_a_stop())
             await self._states.snapshot_if_due(self.turn)
@@ -378,7 +374,7 @@ class Turns:
 
     def _answered(self, conversation: Conversation, response: ResponseRecord, *, replayed: bool) -> ModelReply:
         messages = conversation.answered(response.message)
-        self._policy_lag.see(response.policy_spans)
+        self.policy_lag.see(response.policy_spans)
         used = response.usage.prompt_tokens + response.usage.completion_tokens
         self._budget = self._budget.after(turns=1, tokens=used)
         self._observer(TurnEnded(self._index, self.turn, response.seconds, response.usage, replayed))

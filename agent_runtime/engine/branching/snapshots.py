@@ -1,19 +1,15 @@
-"""Snapshots of a rollout's workspace on its way, for other rollouts to start from.
+"""States of a rollout's workspace that are kept: snapshots for other rollouts, checkpoints for the agent itself.
 
 A snapshot is the chain of layers from the image up: in `Overlay` the prepared state that all members of a group share, and
 what the rollout changed over it; in `Plain` whole folders. What is frozen is stored once for all who stand on it.
 
-An agent's own branches: a state of its workspace that it keeps, and goes back to as often as it likes.
-
 In `Overlay` a checkpoint is the frozen workspace, and going on or back is a fork of it: milliseconds, whatever lies in it.
 In `Plain` it is a snapshot in object storage, and going back restores it in place.
-
-The workspace an agent is in, and the states of it that are kept: checkpoints for itself, snapshots for other jobs.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agent_runtime.engine.attempt.agent_clock import AgentClock
@@ -32,6 +28,7 @@ class SnapshotStore:
     """Where the snapshots of one run go."""
 
     def __init__(self, layers: Layers, limit: int) -> None:
+        self.load = layers.load
         self._layers, self._limit = layers, limit
         self._frozen: dict[tuple[str, str], asyncio.Task[Layer]] = {}
 
@@ -39,10 +36,6 @@ class SnapshotStore:
         """Store the workspace's state; its layers, lowest first. Raises FileError, LayerTooLarge, SandboxFailure."""
         below = [await self._frozen_layer(workspace, name) for name in reversed(await workspace.layers())]
         return [*below, await self._layers.keep(workspace.snapshot(), self._limit)]
-
-    def load(self, layer: Layer) -> AsyncIterator[bytes]:
-        """A layer's tar in pieces. Raises RecordCorrupt, StorageError."""
-        return self._layers.load(layer)
 
     async def _frozen_layer(self, workspace: Workspace, name: str) -> Layer:
         key = str(workspace.handle.get("bootId")), name
@@ -184,8 +177,7 @@ class Checkpoints:
 
 
 def _is_plain(workspace: Workspace) -> bool:
-    description: Mapping[str, object] = workspace.description
-    return description.get("mode") == "Plain"
+    return workspace.description.get("mode") == "Plain"
 
 
 @dataclass(frozen=True)
@@ -204,12 +196,8 @@ class WorkspaceStates:
     def __init__(self, workspace: Workspace, log: AttemptLog, clock: AgentClock, keeping: Keeping | None) -> None:
         self.workspace = workspace
         """Where the agent works now; going to a checkpoint changes it."""
-        self._log, self._clock, self._keeping = log, clock, keeping
-
-    @property
-    def can_checkpoint(self) -> bool:
-        """Whether checkpoints can be kept at all."""
-        return self._keeping is not None
+        self.keeping = keeping
+        self._log, self._clock = log, clock
 
     async def checkpoint(self, turn: int) -> str:
         """Keep the state as a checkpoint; its name. Raises what `Checkpoints.keep` does."""
@@ -233,21 +221,18 @@ class WorkspaceStates:
 
     async def snapshot(self, turn: int) -> None:
         """Keep the state after that turn, unless an earlier call has."""
-        if self._keeping is not None and not self._log.replaying and self._keeping.snapshots.lacks(turn):
-            await self._clock.untimed(self._take_snapshot(self._keeping.snapshots, turn))
+        if self.keeping is not None and not self._log.replaying and self.keeping.snapshots.lacks(turn):
+            self._log.add(await self._clock.untimed(self.keeping.snapshots.take(self.workspace, turn)))
 
     async def snapshot_if_due(self, turn: int) -> None:
         """Keep the state after that turn where the manifest says so."""
-        if self._keeping is not None and self._keeping.snapshots.due(turn):
+        if self.keeping is not None and self.keeping.snapshots.due(turn):
             await self.snapshot(turn)
 
     @property
     def _given(self) -> Keeping:
-        assert self._keeping is not None, "see can_checkpoint"
-        return self._keeping
-
-    async def _take_snapshot(self, snapshots: Snapshots, turn: int) -> None:
-        self._log.add(await snapshots.take(self.workspace, turn))
+        assert self.keeping is not None, "an agent that cannot keep states is refused before"
+        return self.keeping
 
     async def _move(self, following: Workspace, why: CheckpointRecord | ReturnRecord) -> None:
         """Go on in another workspace once it is recorded: whoever takes over must know where."""

@@ -1,12 +1,8 @@
-"""A model for the programs of an attempt's workspace: the session proxy, served over the workspace's model port.
-
-The other kind of agent: an unmodified program in the attempt's workspace, whose model is behind the session proxy.
+"""The other kind of agent: an unmodified program in the attempt's workspace, whose model is behind the session proxy.
 
 It is not replayed. It runs on whatever becomes of the runner, and the next runner finds it by its idempotency key, serves
 the same URL with the same key, and goes on in the journal where the last one ended. So nothing that it does is done twice,
 and of its calls only an answer that was being sent when its runner died breaks off.
-
-Fetches the trajectory file that a program wrote of itself. What is wrong with it is a note: nothing hangs on it.
 """
 
 import asyncio
@@ -163,11 +159,11 @@ class Program:
         self._sampling, self._session = assignment.sampling, session
         self._workspace, self._journal, self._unwritten = workspace, journal, list(unwritten)
         self._drain, self._observer, self._plugins = oversight.drain, oversight.observer, oversight.plugins
-        self._policy_lag, self._situation = oversight.policy_lag, oversight.situation
+        self.policy_lag, self._situation = oversight.policy_lag, oversight.situation
         self._assignment, self._current_model = assignment, model
         for record in recorded:
             if isinstance(record, ResponseRecord):
-                self._policy_lag.see(record.policy_spans)
+                self.policy_lag.see(record.policy_spans)
         self._recorded = recorded
         self._clock = AgentClock(self._task.timeouts.agent_seconds, agent_seconds_of(recorded))
         self._clock.start()
@@ -258,10 +254,6 @@ class Program:
             if self._cut_short.done():
                 self._cut_short.exception()  # seen, also where something else came first
 
-    def refuse_if_stale(self) -> None:
-        """Raise StalePolicy where more work on this rollout would be for nothing."""
-        self._policy_lag.refuse_if_stale()
-
     async def _beside(self, work: Coroutine[Any, Any, CommandResult], session: Session) -> tuple[StopReason, str]:
         """What comes first: the program's own end, a limit, or a failure."""
         program = asyncio.ensure_future(work)
@@ -336,10 +328,10 @@ class Program:
         await self._drain.park()
 
     def _answered(self, response: ResponseRecord) -> None:
-        self._policy_lag.see(response.policy_spans)
+        self.policy_lag.see(response.policy_spans)
         self._observer(TurnEnded(self._rollout.index, response.turn, response.seconds, response.usage, replayed=False))
         try:
-            self.refuse_if_stale()
+            self.policy_lag.refuse_if_stale()
         except StalePolicy as stale:
             self._fail(stale)
 
@@ -355,7 +347,10 @@ Store = Callable[[bytes, bytes | None], Awaitable[tuple[ObjectDigest, ObjectDige
 
 
 async def collect(workspace: Workspace, wanted: AgentTrajectory, session: str, store: Store) -> ProgramTrajectory:
-    """Store the file and its conversion, as far as they can be had. Raises SandboxFailure, Fenced, StorageError."""
+    """Store the trajectory file that a program wrote, and its conversion. What is wrong with it is a note alone.
+
+    Raises SandboxFailure, Fenced, StorageError.
+    """
     try:
         found = await workspace.stat(wanted.path)
         if found is None:
