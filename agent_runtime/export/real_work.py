@@ -3,7 +3,7 @@
 import json
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ async def write_real_work(run: RunReader, folder: Path) -> int:
         path = folder / f"{trajectory['trajectory_id']}.json"
         path.write_text(json.dumps(trajectory, ensure_ascii=False, indent=2) + "\n", encoding="utf-8", errors="replace")
         episodes.append({"completed": seal.result.outcome is Outcome.COMPLETED, **trajectory["episode_result"]})
-    statistics = statistics_of(episodes) | {"plugins": _plugins(run.results())}
+    statistics = statistics_of(episodes) | {"plugins": _plugins(run.stats())}
     (folder / STATISTICS_FILE).write_text(json.dumps(statistics, indent=2) + "\n", encoding="utf-8")
     return len(episodes)
 
@@ -169,15 +169,11 @@ def _aggregated(episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _plugins(results: Sequence[Result]) -> dict[str, dict[str, float]]:
+def _plugins(statistics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """What each plugin did in the whole run."""
-    added: dict[str, dict[str, float]] = {}
-    for result in results:
-        for name, report in result.plugins.items():
-            own = added.setdefault(name, {"calls": 0, "seconds": 0.0, "refused": 0, "changed": 0, "failed": 0})
-            for field in own:
-                own[field] += getattr(report, field)
-    return added
+    fields = ("calls", "seconds", "refused", "changed", "failed")
+    plugins = statistics.get("plugins", {})
+    return {name: {field: own[field] for field in fields} for name, own in plugins.items()}
 
 
 def _time(seconds: float | None) -> str | None:

@@ -1,10 +1,11 @@
 """Grading: a task's verifier, run in a workspace that holds the artifacts, and its verdict."""
 
 import asyncio
+import contextlib
 import posixpath
 import shlex
 import tarfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from agent_runtime.grading import reward_file
@@ -229,11 +230,18 @@ class _Grading:
             output = result.stderr.decode(errors="replace").strip()[-OUTPUT_BYTES:]
             raise _Failed(f"the working directory cannot be given to the verifier's user: {result.cause or output}")
 
-    def unavailable(self, message: str, error: FileError) -> Exception:
-        """The policy can cause everything in its own workspace; in another one, what fails once its artifacts are there."""
-        is_infrastructure = self.is_prepared_state or isinstance(error, DiskFailed)
-        is_policys = self.rules.mode is VerifierMode.SHARED or not is_infrastructure
-        return _Failed(message) if is_policys else VerifierUnavailable(message)
+    @contextlib.contextmanager
+    def needed(self, what: str) -> Iterator[None]:
+        """Raise for a FileError, `what` being what it means for the grading.
+
+        The policy can cause everything in its own workspace; in another one, what fails once its artifacts are there.
+        """
+        try:
+            yield
+        except FileError as error:
+            is_infrastructure = self.is_prepared_state or isinstance(error, DiskFailed)
+            is_policys = self.rules.mode is VerifierMode.SHARED or not is_infrastructure
+            raise (_Failed if is_policys else VerifierUnavailable)(f"{what}: {error}") from error
 
     async def put_files(self) -> None:
         """Put all hidden files over whatever stands there, in one call for each place however many they are."""
@@ -243,31 +251,23 @@ class _Grading:
             files = {path: file for path, file in left.items() if is_below(path, place)}
             left = {path: file for path, file in left.items() if path not in files}
             ancestors: Ancestors = "follow" if place == "/" else "replace"
-            try:
+            where = f"outside of {root}" if place == "/" else f"in {place}"
+            with self.needed(f"the hidden files {where} cannot be written"):
                 if files and (place == "/" or not self.is_prepared_state):
                     key = self.key(f"files-{number}")
                     await self.workspace.untar(
                         place, _tar(place, files), key=key, ancestors=ancestors, owner=self.owner
                     )
-            except FileError as error:
-                where = f"outside of {root}" if place == "/" else f"in {place}"
-                message = f"the hidden files {where} cannot be written: {error}"
-                raise self.unavailable(message, error) from error
 
     async def remove(self, path: str, name: str) -> None:
-        try:
+        with self.needed(f"{path} cannot be removed before grading"):
             await self.workspace.remove(path, key=self.key(f"wipe-{name}"), owner=self.owner)
-        except FileError as error:
-            message = f"{path} cannot be removed before grading: {error}"
-            raise self.unavailable(message, error) from error
 
     async def make_folder(self, path: str, name: str) -> None:
         """Files are written with their parents: a file that is written and removed leaves its folder."""
-        try:
+        with self.needed(f"{path} cannot be made"):
             await self.workspace.write(f"{path}/.rollout", b"", key=self.key(f"make-{name}"), owner=self.owner)
             await self.workspace.remove(f"{path}/.rollout", key=self.key(f"made-{name}"), owner=self.owner)
-        except FileError as error:
-            raise self.unavailable(f"{path} cannot be made: {error}", error) from error
 
     async def run_commands(self) -> None:
         """Run all commands within the task's `verifierSeconds`; what the time does not suffice for is failed."""
@@ -404,15 +404,9 @@ def _passed(command: CommandVerdict) -> bool:
 
 def _command_verdict(command: str, result: CommandResult) -> CommandVerdict:
     cause = result.cause or (f"Signal {result.signal}" if result.signal is not None else None)
-    output = "\n".join(
-        filter(
-            None,
-            (
-                _text(result.stdout, result.stdout_omitted, result.stdout_head),
-                _text(result.stderr, result.stderr_omitted, result.stderr_head),
-            ),
-        )
-    )
+    printed = _text(result.stdout, result.stdout_omitted, result.stdout_head)
+    errors = _text(result.stderr, result.stderr_omitted, result.stderr_head)
+    output = "\n".join(filter(None, (printed, errors)))
     return CommandVerdict(
         command=command, exit_code=result.exit_code, seconds=result.seconds, output=output, cause=cause
     )

@@ -13,6 +13,8 @@ from agent_runtime.recording.store import Store
 from rollout_api.records import ObjectDigest, Record
 
 _CLAIM: Final = re.compile(r"epoch-(\d+)\.json")
+TOKENS: Final = "tokens.jsonl.zst"
+"""Name of the token sequences that an epoch sealed."""
 _SEGMENT: Final = re.compile(r"(\d+)-(\d+)\.jsonl\.zst")
 
 
@@ -77,21 +79,9 @@ class AttemptFolder:
         """A segment of the epoch; they count from 0."""
         return f"{self._path}/{epoch}-{number}.jsonl.zst"
 
-    def artifacts_key(self, epoch: int) -> str:
-        """The artifacts that the epoch stored."""
-        return f"{self._path}/{epoch}-artifacts.tar.zst"
-
-    def trajectory_key(self, epoch: int) -> str:
-        """The trajectory that the epoch sealed."""
-        return f"{self._path}/{epoch}-trajectory.json"
-
-    def program_trajectory_keys(self, epoch: int) -> tuple[str, str]:
-        """The trajectory file that a program wrote of itself, and the same as ATIF."""
-        return f"{self._path}/{epoch}-program-trajectory.zst", f"{self._path}/{epoch}-program-trajectory.json"
-
-    def tokens_key(self, epoch: int) -> str:
-        """The token sequences that the epoch sealed."""
-        return f"{self._path}/{epoch}-tokens.jsonl.zst"
+    def object_key(self, epoch: int, name: str) -> str:
+        """What the epoch wrote beside its segments, such as its trajectory; docs/recording.md has the names."""
+        return f"{self._path}/{epoch}-{name}"
 
     async def latest_claim(self, known: int = 0) -> Claim | None:
         """The claim with the highest epoch, found without a listing: one read for each after `known`."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from agent_runtime.recording import atif, branches, segments
 from agent_runtime.recording.artifacts import ArtifactsTooLarge, Packer, unpacked
-from agent_runtime.recording.attempt_folder import AttemptFolder, digest_of
+from agent_runtime.recording.attempt_folder import TOKENS, AttemptFolder, digest_of
 from agent_runtime.recording.epoch_log import EpochLog, Superseded
 from agent_runtime.recording.job_record import JobRecord
 from agent_runtime.recording.message_tree import linear
@@ -44,7 +44,9 @@ class Journal:
         Raises ArtifactsTooLarge when the tar has more than `limit` bytes, and what `chunks` raises; nothing is left then.
         """
         packer = Packer(chunks, limit)
-        self._artifacts = await self._store.create_stream(self._folder.artifacts_key(self.epoch), packer.packed())
+        self._artifacts = await self._store.create_stream(
+            self._folder.object_key(self.epoch, "artifacts.tar.zst"), packer.packed()
+        )
         return ArtifactsRecord(time=time.time(), key=self._artifacts.key, bytes=packer.size)
 
     async def load_artifacts(self, record: ArtifactsRecord) -> AsyncIterator[bytes]:
@@ -68,7 +70,9 @@ class Journal:
         self, file: bytes, atif: bytes | None
     ) -> tuple[ObjectDigest, ObjectDigest | None]:
         """Store the trajectory file that a program wrote of itself, and the same as ATIF. Neither is in a record yet."""
-        file_key, atif_key = self._folder.program_trajectory_keys(self.epoch)
+        file_key, atif_key = (
+            self._folder.object_key(self.epoch, f"program-trajectory.{suffix}") for suffix in ("zst", "json")
+        )
         stored = await self._store.create_stream(file_key, Packer(_once(file), len(file)).packed())
         return stored, None if atif is None else await self._write_once(atif_key, atif)
 
@@ -83,9 +87,9 @@ class Journal:
         # Both depend on the records alone, so that sealing again after a cancellation writes the same bytes.
         derived: dict[str, bytes] = {}
         if samples := branches.token_branches(records):
-            derived[self._folder.tokens_key(self.epoch)] = branches.encode_branches(samples)
+            derived[self._folder.object_key(self.epoch, TOKENS)] = branches.encode_branches(samples)
             result = result.model_copy(update={"branches": len(samples)})
-        trajectory_key = self._folder.trajectory_key(self.epoch)
+        trajectory_key = self._folder.object_key(self.epoch, "trajectory.json")
         if trajectory := atif.trajectory(self._record.job, f"{self._record.folder}/{self._index}", records):
             derived[trajectory_key] = segments.compact_json(trajectory)
             result = result.model_copy(update={"trajectory": trajectory_key})

@@ -8,25 +8,11 @@ the attempt ends with. Pure.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+from agent_runtime.recording.messages import Turn, fold_calls
 from agent_runtime.recording.token_history import TokenHistory, common_length
 from rollout_api.records import DeliveryRecord, IntentRecord, Message, Record, ResponseRecord
-
-
-@dataclass(slots=True)
-class _Node:
-    intent: IntentRecord
-    response: ResponseRecord | None
-    """None for the call that the attempt ends with."""
-    conversation: list[Message]
-    """All messages, the answer included."""
-    tools: list[dict[str, object]]
-    prompt: list[int] | None
-    """The whole prompt; None where the server gave no ids."""
-    ids: list[int]
-    """What the engine has seen up to here: of this turn, or of the nearest before it that had ids."""
 
 
 def linear(records: Sequence[Record]) -> list[Record]:
@@ -40,7 +26,7 @@ def linear(records: Sequence[Record]) -> list[Record]:
     is_turn = [isinstance(record, IntentRecord | ResponseRecord | DeliveryRecord) for record in records]
     first = is_turn.index(True)
     rest = [record for record, of_turn in zip(records[first:], is_turn[first:], strict=True) if not of_turn]
-    return _with_branches([*records[:first], *_in_line(_nodes(records, order)), *rest])
+    return _with_branches([*records[:first], *_in_line(fold_calls(order, records)), *rest])
 
 
 def undelivered_turns(records: Sequence[Record]) -> set[int]:
@@ -77,56 +63,36 @@ def _is_in_line(records: Sequence[Record], order: Sequence[IntentRecord]) -> boo
     return turns == expected and all(intent.parent in (None, before.turn) for before, intent in pairwise(order))
 
 
-def _nodes(records: Sequence[Record], order: Sequence[IntentRecord]) -> Iterator[_Node]:
-    responses = {record.turn: record for record in records if isinstance(record, ResponseRecord)}
-    nodes: dict[int, _Node] = {}
-    for intent in order:
-        response = responses.get(intent.turn)
-        parent = None if intent.parent is None else nodes[intent.parent]
-        kept, tools, seen = (parent.conversation, parent.tools, parent.ids) if parent else ([], [], [])
-        answer, prompt, completion = [], None, []
-        if response is not None:
-            answer = [response.message]
-            if response.prompt_token_ids is not None and response.completion_token_ids is not None:
-                prompt, completion = (
-                    [*seen[: response.prompt_keep], *response.prompt_token_ids],
-                    response.completion_token_ids,
-                )
-        nodes[intent.turn] = node = _Node(
-            intent=intent,
-            response=response,
-            conversation=[*kept[: intent.keep], *intent.messages, *answer],
-            tools=tools if intent.tools is None else intent.tools,
-            prompt=prompt,
-            ids=seen if prompt is None else [*prompt, *completion],
-        )
-        yield node
-
-
-def _in_line(turns: Iterable[_Node]) -> Iterator[Record]:
+def _in_line(turns: Iterable[Turn]) -> Iterator[Record]:
     conversation: list[Message] = []
     tools: list[dict[str, object]] | None = None
     tokens = TokenHistory()
+    seen: dict[int | None, list[int]] = {None: []}
+    """What the engine had seen after a turn: its ids, or those of the nearest before it that had any."""
     before: int | None = None
-    for node in turns:
-        messages = node.conversation if node.response is None else node.conversation[:-1]
-        keep = common_length(conversation, messages)
-        yield node.intent.model_copy(
+    for turn in turns:
+        keep = common_length(conversation, turn.messages)
+        yield turn.intent.model_copy(
             update={
                 "parent": before,
                 "keep": keep,
-                "messages": messages[keep:],
-                "tools": None if node.tools == tools else node.tools,
+                "messages": turn.messages[keep:],
+                "tools": None if turn.tools == tools else turn.tools,
                 "request_digest": None,
                 "idempotency_key": None,
             }
         )
-        if node.response is not None:
-            prompt_keep, prompt = tokens.split(node.prompt)
-            response = node.response.model_copy(update={"prompt_keep": prompt_keep, "prompt_token_ids": prompt})
-            tokens.add(response, len(node.conversation))
+        conversation, tools, before = turn.answered(), turn.tools, turn.number
+        seen[before] = known = seen[turn.intent.parent]
+        if (answer := turn.response) is not None:
+            prompt = None
+            if answer.prompt_token_ids is not None and answer.completion_token_ids is not None:
+                prompt = [*known[: answer.prompt_keep], *answer.prompt_token_ids]
+                seen[before] = [*prompt, *answer.completion_token_ids]
+            prompt_keep, rest = tokens.split(prompt)
+            response = answer.model_copy(update={"prompt_keep": prompt_keep, "prompt_token_ids": rest})
+            tokens.add(response, len(conversation))
             yield response
-        conversation, tools, before = node.conversation, node.tools, node.intent.turn
 
 
 def _with_branches(records: Sequence[Record]) -> list[Record]:

@@ -12,55 +12,69 @@ from rollout_api.records import IntentRecord, Message, Observation, Observations
 class Turn:
     """One turn as it was: what the model was sent, what it answered, what its tool calls gave."""
 
-    number: int
-    branch: int
-    """Counts up each time the messages do not extend the previous turn's."""
-    kept: int
-    """Messages at the head that stood in the previous turn already, its answer included."""
+    intent: IntentRecord
     messages: list[Message]
     """All messages of the call."""
     tools: list[dict[str, Any]]
     """Tool definitions of the call."""
-    time: float
-    """Unix seconds of the intent."""
     response: ResponseRecord | None
     """None where the journal ends before the answer."""
     observations: list[Observation]
 
+    @property
+    def number(self) -> int:
+        """Its number in the attempt."""
+        return self.intent.turn
+
+    @property
+    def branch(self) -> int:
+        """Counts up each time the messages do not extend the previous turn's."""
+        return self.intent.branch
+
+    @property
+    def kept(self) -> int:
+        """Messages at the head that stood in the turn before it already, its answer included."""
+        return self.intent.keep
+
+    @property
+    def time(self) -> float:
+        """Unix seconds of the intent."""
+        return self.intent.time
+
+    def answered(self) -> list[Message]:
+        """The call's messages and the answer."""
+        return [*self.messages, self.response.message] if self.response else self.messages
+
     def conversation(self) -> list[Message]:
         """The call's messages, the answer, and the tools' results."""
-        answer = [self.response.message] if self.response else []
         results: list[Message] = [
             {"role": "tool", "tool_call_id": result.call_id, "content": result.content} for result in self.observations
         ]
-        return [*self.messages, *answer, *results]
+        return [*self.answered(), *results]
 
 
 def fold(records: Sequence[Record]) -> list[Turn]:
     """The turns of an attempt in order. A journal may end anywhere; the last turn then lacks what is missing."""
+    return fold_calls([record for record in records if isinstance(record, IntentRecord)], records)
+
+
+def fold_calls(intents: Sequence[IntentRecord], records: Sequence[Record]) -> list[Turn]:
+    """The turns of these calls, in their order. A call follows its parent, else the call before it."""
     responses = {record.turn: record for record in records if isinstance(record, ResponseRecord)}
     observed = results_by_turn(records)
-    turns: list[Turn] = []
-    conversation: list[Message] = []
-    tools: list[dict[str, Any]] = []
-    for intent in (record for record in records if isinstance(record, IntentRecord)):
-        tools = tools if intent.tools is None else intent.tools
-        messages = [*conversation[: intent.keep], *intent.messages]
-        response = responses.get(intent.turn)
-        turns.append(
-            Turn(
-                number=intent.turn,
-                branch=intent.branch,
-                kept=intent.keep,
-                messages=messages,
-                tools=tools,
-                time=intent.time,
-                response=response,
-                observations=observed.get(intent.turn, []),
-            )
+    turns: dict[int, Turn] = {}
+    before: Turn | None = None
+    for intent in intents:
+        parent = before if intent.parent is None else turns.get(intent.parent, before)
+        kept, tools = (parent.answered(), parent.tools) if parent else ([], [])
+        turns[intent.turn] = before = Turn(
+            intent=intent,
+            messages=[*kept[: intent.keep], *intent.messages],
+            tools=tools if intent.tools is None else intent.tools,
+            response=responses.get(intent.turn),
+            observations=observed.get(intent.turn, []),
         )
-        conversation = [*messages, response.message] if response else messages
-    return turns
+    return list(turns.values())
 
 
 def model_of(records: Sequence[Record]) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_runtime.recording import atif
-from agent_runtime.recording.attempt_folder import AttemptFolder, digest_of
+from agent_runtime.recording.attempt_folder import TOKENS, AttemptFolder, digest_of
 from agent_runtime.recording.branches import Branch, decode_branches, token_branches
 from agent_runtime.recording.job_record import (
     JobFile,
@@ -21,9 +21,6 @@ from agent_runtime.recording.segments import Closing, RecordCorrupt, decode
 from agent_runtime.recording.store import Store
 from rollout_api.records import ObjectDigest, Record, Result, Seal
 from rollout_api.rollout_job import RolloutJob
-
-_TOKENS = "-tokens.jsonl.zst"
-"""The end of the key of a rollout's token sequences."""
 
 
 class _Results(Sequence[Result]):
@@ -124,7 +121,7 @@ class RunReader(RunFolder):
     async def program_trajectory(self, index: int) -> dict[str, Any] | None:
         """The trajectory that the program of a sealed rollout wrote of itself, as ATIF. None where there is none."""
         own = self.seals[index].result.program_trajectory
-        return None if own is None or own.atif is None else json.loads(await self._checked(own.atif))
+        return None if own is None or own.atif is None else json.loads(await _checked(self.store, own.atif))
 
     async def tokens(self, index: int) -> list[Branch]:
         """The token sequences of a rollout, a branch each; empty where token ids were not recorded."""
@@ -132,15 +129,12 @@ class RunReader(RunFolder):
         return token_branches(await self.records(index)) if seal is None else await _tokens_of(self.store, seal)
 
     async def _sealed_records(self, item: ObjectDigest) -> list[Record]:
-        if not item.key.endswith(".jsonl.zst") or item.key.endswith(_TOKENS):
+        if not item.key.endswith(".jsonl.zst") or item.key.endswith(TOKENS):
             return []
-        content = decode(item.key, await self._checked(item))
+        content = decode(item.key, await _checked(self.store, item))
         if isinstance(content, Closing):
             raise RecordCorrupt(item.key, "the seal lists it as records, and it holds none")
         return content
-
-    async def _checked(self, item: ObjectDigest) -> bytes:
-        return await _checked(self.store, item)
 
 
 async def sealed_tokens(store: Store, index: int) -> list[Branch]:
@@ -154,7 +148,7 @@ async def sealed_tokens(store: Store, index: int) -> list[Branch]:
 
 
 async def _tokens_of(store: Store, seal: Seal) -> list[Branch]:
-    stored = next((item for item in seal.objects if item.key.endswith(_TOKENS)), None)
+    stored = next((item for item in seal.objects if item.key.endswith(TOKENS)), None)
     return [] if stored is None else decode_branches(stored.key, await _checked(store, stored))
 
 

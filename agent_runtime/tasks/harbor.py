@@ -338,10 +338,8 @@ class _Reader:
         user = self.user(f"{path}.user") or self.user("verifier.user")
         if user is None and self.user("agent.user") is not None:
             user = (self.dockerfile and self.dockerfile.user) or "root"
-        variables = {variable.name: variable for variable in self.env("verifier.env")}
-        variables |= {variable.name: variable for variable in self.env("verifier.environment.env")}
-        if path != "verifier":
-            variables |= {variable.name: variable for variable in self.env(f"{path}.env")}
+        tables = dict.fromkeys(("verifier.env", "verifier.environment.env", f"{path}.env"))
+        variables = {variable.name: variable for table in tables for variable in self.env(table)}
         is_separate = self.is_separate() and path == "verifier"
         return TaskVerifier(
             kind=VerifierKind.REWARD_FILE,
