@@ -3,8 +3,6 @@
 from agent_runtime.agents.base import AgentContext, Stop
 from rollout_api.records import StopReason
 
-SHOWN_OUTPUT = 2000  # characters of a failed command's output: its end is where the error is
-
 
 class Oracle:
     """Puts the solution's files in and runs `task.solution`, one command after another."""
@@ -17,9 +15,6 @@ class Oracle:
         for position, command in enumerate(context.task.solution):
             result = await context.run_command(command)
             if not result.ok:
-                ending = result.cause or (
-                    f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
-                )
-                output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
-                raise Stop(StopReason.AGENT_ERROR, f"solution[{position}] ({command}) ended with {ending}: {output}")
+                ended = f"solution[{position}] ({command}) ended with {result.ending}: {result.end_of_output}"
+                raise Stop(StopReason.AGENT_ERROR, ended)
         return f"ran {len(context.task.solution)} commands of the task's solution"

@@ -29,16 +29,6 @@ from rollout_api.sandbox import WORKING_DIR
 from rollout_api.tasks import Task
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """What earlier processes have come to."""
-
-    begun: Set[int] = frozenset()
-    """Rollouts of which an attempt was claimed, and none is sealed."""
-    told_groups: Set[int] = frozenset()
-    """Groups of whose end plugins have been told."""
-
-
 @dataclass
 class RunContext:
     """One run of one job in this process. `model` may be replaced while it runs; a call takes the one of its moment."""
@@ -58,7 +48,10 @@ class RunContext:
     """Where snapshots of workspaces go."""
     results: SealedResults
     """Of this shard's sealed rollouts, by whichever process."""
-    earlier: Earlier = field(default_factory=Earlier)
+    begun: Set[int] = frozenset()
+    """Rollouts of which earlier processes have claimed an attempt, and none is sealed."""
+    told_groups: Set[int] = frozenset()
+    """Groups of whose end plugins have been told by earlier processes."""
     shard: Shard = WHOLE_JOB
     drain: Drain = field(default_factory=Drain)
     watch: ModelWatch = field(default_factory=ModelWatch)

@@ -19,8 +19,8 @@ from agent_runtime.engine.attempt.mcp import server_keys
 from agent_runtime.engine.attempt.steps import NOT_FOR_PROGRAMS
 from agent_runtime.engine.branching.snapshots import snapshot_store
 from agent_runtime.engine.branching.sources import Origin, fix_origins
-from agent_runtime.engine.branching.state import branchings
-from agent_runtime.engine.context import Earlier, RunContext, workspace_spec
+from agent_runtime.engine.branching.state import Branching
+from agent_runtime.engine.context import RunContext, workspace_spec
 from agent_runtime.engine.events import Observer, PluginFailed, StorageRequested
 from agent_runtime.engine.run_folder import run_folder, run_lock, start_lock
 from agent_runtime.engine.scheduling.drain import Drain
@@ -167,8 +167,11 @@ async def open_run(
         shard, group_size = surroundings.shard, job.spec.group_size
         results = SealedResults(record.store, lambda index: shard.has(index // group_size))
         stack.callback(results.close)
-        earlier = await _read_earlier(record, results, plugins)
+        begun, told_groups = set[int](), set[int]()
         if record.resumed:
+            _, claimed = await asyncio.gather(results.load(), record.begun())
+            begun = {index for index in claimed if index not in results}
+            told_groups = await record.told_groups() if plugins.have("after_group") else told_groups
             # What an earlier process was grading is graded again; what it had sealed needs no workspace any more.
             await provider.sweep(
                 lambda attempt, name: name.split(".")[0] != "agent" or int(attempt.split("-")[0]) in results
@@ -187,13 +190,16 @@ async def open_run(
             watch=ModelWatch(place, observer),
             runner=socket.gethostname(),
             results=results,
-            earlier=earlier,
+            begun=begun,
+            told_groups=told_groups,
             shard=surroundings.shard,
             drain=surroundings.drain,
             plugins=plugins,
             environments=environments,
             snapshots=snapshot_store(layers, job.spec.sandbox),
-            origins=branchings(fixed, job, make_agent, tools, layers),
+            origins={group: Branching(origin, job, make_agent, tools, layers) for group, origin in fixed.items()}
+            if make_agent is not None
+            else {},
         )
         yield context
 
@@ -232,17 +238,6 @@ async def _open_provider(
         provider = open_provider(placed, run_folder(record.uid), provider, base_dir=surroundings.base_dir)
     await provider.open()
     return provider
-
-
-async def _read_earlier(record: JobRecord, results: SealedResults, plugins: Plugins) -> Earlier:
-    """Read what earlier processes sealed into `results`; what else they did."""
-    if not record.resumed:
-        return Earlier()
-    _, begun = await asyncio.gather(results.load(), record.begun())
-    return Earlier(
-        begun={index for index in begun if index not in results},
-        told_groups=await record.told_groups() if plugins.have("after_group") else frozenset(),
-    )
 
 
 PREFLIGHT = Fence(epoch=1, holder="preflight")

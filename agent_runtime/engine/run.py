@@ -119,7 +119,7 @@ async def _run(context: RunContext, loaded: LoadedTasks, stop: asyncio.Event) ->
             uri=record.store.uri,
             total=total,
             sealed=len(context.results),
-            resumed=bool(context.earlier.begun or context.results),
+            resumed=bool(context.begun or context.results),
             warnings=(*map(str, loaded.warnings), *context.provider.warnings, *context.plugins.warnings),
             results=context.results.values(),
         )

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from agent_runtime.models.answers import decoded_object
-from agent_runtime.recording.branches import branch_of
+from agent_runtime.recording.branches import copied_turn
 from agent_runtime.recording.messages import Turn, fold
 from rollout_api.records import Message, Observation, Record, ResponseRecord
 from rollout_api.rollout_job import RolloutJob
@@ -24,8 +24,7 @@ _REPEATED_CHARACTERS: Final = 1000
 def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict[str, Any] | None:
     """The trajectory as JSON, or None when no model call was made. `session` names the rollout among all runs."""
     turns = fold(records)
-    branch = branch_of(records)
-    copied_turn = -1 if branch is None else branch.turn
+    copied = copied_turn(records)
     steps: list[dict[str, Any]] = []
     seen: set[str] = set()
     answered: set[str] = set()
@@ -35,17 +34,17 @@ def trajectory(job: RolloutJob, session: str, records: Sequence[Record]) -> dict
             if message.get("role") != "tool" or message.get("tool_call_id") not in answered:
                 # A new branch repeats messages of an earlier one; within a branch, a repeated message was sent again.
                 repeated = turn.branch != branch_before and _canonical(message) in seen
-                step = _message_step(message, turn, copied=repeated or turn.number <= copied_turn)
+                step = _message_step(message, turn, copied=repeated or turn.number <= copied)
                 steps.append(step | {"message": _head_of(step["message"])} if repeated else step)
             seen.add(_canonical(message))
         if turn.response is not None:
-            steps.append(_agent_step(turn, turn.response, copied=turn.number <= copied_turn))
+            steps.append(_agent_step(turn, turn.response, copied=turn.number <= copied))
             seen.add(_canonical(turn.response.message))
         answered.update(result.call_id for result in turn.observations)
         branch_before = turn.branch
     if not steps:
         return None
-    responses = [turn.response for turn in turns if turn.response is not None and turn.number > copied_turn]
+    responses = [turn.response for turn in turns if turn.response is not None and turn.number > copied]
     return {
         "schema_version": SCHEMA_VERSION,
         "session_id": session,

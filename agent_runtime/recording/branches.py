@@ -73,7 +73,7 @@ def token_branches(records: Sequence[Record]) -> list[Branch]:
 
     What was copied from another rollout is context; a branch that has nothing else is left out.
     """
-    branch = branch_of(records)
+    copied = copied_turn(records)
     drafts: list[_Draft] = []
     for turn in (record for record in records if isinstance(record, ResponseRecord)):
         if turn.prompt_token_ids is None or turn.completion_token_ids is None:
@@ -84,7 +84,7 @@ def token_branches(records: Sequence[Record]) -> list[Branch]:
             drafts[-1].add_context(seen[: turn.prompt_keep])
         drafts[-1].add_context(turn.prompt_token_ids)
         drafts[-1].add_sampled(turn)
-        drafts[-1].is_copied = branch is not None and turn.turn <= branch.turn
+        drafts[-1].is_copied = turn.turn <= copied
     return [draft.done() for draft in drafts if not draft.is_copied]
 
 
@@ -93,11 +93,16 @@ def branch_of(records: Sequence[Record]) -> BranchRecord | None:
     return next((record for record in records if isinstance(record, BranchRecord)), None)
 
 
+def copied_turn(records: Sequence[Record]) -> int:
+    """The last turn that was copied from another rollout; -1 where none was."""
+    branch = branch_of(records)
+    return -1 if branch is None else branch.turn
+
+
 def has_own_answer(records: Sequence[Record]) -> bool:
     """Whether the policy has answered a model call. The answers that a branch copies are another rollout's."""
-    branch = branch_of(records)
-    first = 0 if branch is None else branch.turn + 1
-    return any(isinstance(record, ResponseRecord) and record.turn >= first for record in records)
+    copied = copied_turn(records)
+    return any(isinstance(record, ResponseRecord) and record.turn > copied for record in records)
 
 
 def versions_of(turn: ResponseRecord) -> list[str | None]:

@@ -170,6 +170,16 @@ class CommandResult:
         """It ended by itself with code 0."""
         return self.exit_code == 0 and self.cause is None
 
+    @property
+    def end_of_output(self) -> str:
+        """The end of all that it printed, where the error is: 2,000 characters at most."""
+        return (self.stdout + self.stderr).decode(errors="replace").strip()[-2000:]
+
+    @property
+    def ending(self) -> str:
+        """How it ended: `Deadline`, `exit code 1`, `signal 9`."""
+        return self.cause or (f"exit code {self.exit_code}" if self.signal is None else f"signal {self.signal}")
+
 
 @dataclass(frozen=True)
 class FileStat:

@@ -50,16 +50,9 @@ class SourcePlace:
 
     def chunks(self) -> Iterator[bytes]:
         """The bytes of the file. Raises TaskSourceError naming it, whatever goes wrong."""
-        with self.readable():
-            path = self.local_path
-            if path is None:
-                store, name = self._store()
-                for chunk in obstore.get(store, name).stream():
-                    yield bytes(chunk)
-            else:
-                with path.open("rb") as file:
-                    while chunk := file.read(CHUNK_BYTES):
-                        yield chunk
+        with self.open() as file:
+            while chunk := bytes(file.read(CHUNK_BYTES)):
+                yield chunk
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
@@ -67,8 +60,8 @@ class SourcePlace:
         with self.readable():
             path = self.local_path
             if path is None:
-                store, name = self._store()
-                yield _Remote(store, name)
+                folder, _, name = self.uri.rpartition("/")
+                yield _Remote(self._open_store(folder), name)
             else:
                 with path.open("rb") as file:
                     yield file
@@ -102,10 +95,6 @@ class SourcePlace:
     def store_below(self) -> Any:
         """Object storage below the `uri`, which is a folder there."""
         return self._open_store(self.uri.rstrip("/"))
-
-    def _store(self) -> tuple[Any, str]:
-        folder, _, name = self.uri.rpartition("/")
-        return self._open_store(folder), name
 
     def _open_store(self, folder: str) -> Any:
         scheme, _, place = folder.partition("://")

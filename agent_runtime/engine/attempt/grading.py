@@ -19,8 +19,6 @@ from rollout_api.tasks import Task, VerifierMode
 
 GRADING_TURN = 1_000_000
 """Turn of the idempotency keys of a grading: above every turn of an agent, so that no watermark forgets them."""
-SHOWN_OUTPUT = 2_000
-"""Characters of a failed command's output: its end is where the error is."""
 TURNS_PER_EPOCH = 1_000
 """Each epoch, and each try in it, grades under keys of its own: a grading is done again, never continued."""
 
@@ -54,8 +52,7 @@ async def collect(task: Task, workspace: Workspace, turn: int) -> str | None:
         seconds = task.timeouts.verifier_seconds
         result = await workspace.run(command, key=f"{turn}:collect-{number}", deadline_seconds=seconds)
         if not result.ok:
-            output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
-            return f"verifier.collect[{number}] failed with {result.cause or result.exit_code}: {output}"
+            return f"verifier.collect[{number}] failed with {result.cause or result.exit_code}: {result.end_of_output}"
     return None
 
 

@@ -1,7 +1,4 @@
-"""What a rollout's records add up to: pure.
-
-How long the parts of an attempt took, from its records: pure. docs/recording.md defines the parts.
-"""
+"""What a rollout's records add up to, and how long its parts took (docs/recording.md defines them). Pure."""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +6,7 @@ from typing import Any
 
 from agent_runtime.engine.attempt.agent_clock import agent_seconds_of, union
 from agent_runtime.engine.attempt.assignment import Rollout
-from agent_runtime.recording.branches import branch_of, token_forks
+from agent_runtime.recording.branches import branch_of, copied_turn, token_forks
 from agent_runtime.recording.results import in_order
 from rollout_api.records import (
     AttemptRecord,
@@ -34,8 +31,7 @@ def attempt_seconds(records: Sequence[Record], *, ended: float, verifier: float)
     if begun is None:
         return {}
     stop = next((record for record in records if isinstance(record, StopRecord)), None)
-    branch = branch_of(records)
-    copied = -1 if branch is None else branch.turn
+    copied = copied_turn(records)
     answers = [record for record in records if isinstance(record, ResponseRecord) and record.turn > copied]
     calling = union([(answer.time - answer.seconds, answer.time) for answer in answers])
     phases = {
@@ -56,8 +52,7 @@ def attempt_seconds(records: Sequence[Record], *, ended: float, verifier: float)
 
 def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
     """The fields of a Result that follow from the journal, and from how the model records token ids."""
-    branch = branch_of(records)
-    copied = -1 if branch is None else branch.turn
+    copied = copied_turn(records)
     responses = [record for record in records if isinstance(record, ResponseRecord) and record.turn > copied]
     observations = [record for record in records if isinstance(record, ObservationsRecord) and record.turn > copied]
     intents = [record for record in records if isinstance(record, IntentRecord)]
@@ -86,7 +81,7 @@ def summarise(records: Sequence[Record], token_capture: str) -> dict[str, Any]:
         "token_capture": token_capture if all(r.completion_token_ids is not None for r in responses) else "TextOnly",
         "sandbox": attempts[-1].sandbox if attempts else {},
         "started": attempts[0].time - attempts[0].boot_seconds if attempts else None,
-        "branched_from": branch,
+        "branched_from": branch_of(records),
     }
 
 

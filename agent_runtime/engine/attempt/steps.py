@@ -27,9 +27,6 @@ GOES_ON = frozenset({StopReason.FINISHED, StopReason.AGENT_ERROR})
 NOT_FOR_PROGRAMS = "has steps, and a program (agent Command) cannot take them one by one"
 """What is said of such a task: at the start, and of one that a stream brings."""
 
-SHOWN_OUTPUT = 2000
-"""Characters of a failed setup command's output: its end is where the error is."""
-
 
 class InSteps:
     """Implements Agent: the job's own agent, made anew for each step of the task, each step graded where it was worked."""
@@ -119,9 +116,8 @@ async def _prepare(workspace: Workspace, key: str, step: TaskStep, task: Task) -
     for number, command in enumerate(step.setup):
         result = await workspace.run(command, key=f"{key}.setup-{number}", deadline_seconds=seconds)
         if not result.ok:
-            output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
-            ending = result.cause or f"exit code {result.exit_code}"
-            raise SetupFailed(f"step {step.name}: setup[{number}] ended with {ending}: {output}")
+            ended = f"setup[{number}] ended with {result.ending}: {result.end_of_output}"
+            raise SetupFailed(f"step {step.name}: {ended}")
 
 
 def task_of_step(task: Task, step: TaskStep) -> Task:

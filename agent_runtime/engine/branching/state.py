@@ -206,18 +206,5 @@ def differences(turn: int, recorded: Sequence[Observation], found: Mapping[str, 
     return lines
 
 
-def branchings(
-    origins: Mapping[int, Origin],
-    job: RolloutJob,
-    make_agent: Callable[[], Agent] | None,
-    tools: Mapping[str, Tool],
-    layers: Layers,
-) -> dict[int, Branching]:
-    """The starting states of a branching job's groups, by number."""
-    if make_agent is None:
-        return {}
-    return {group: Branching(origin, job, make_agent, tools, layers) for group, origin in origins.items()}
-
-
 def _shown(text: str) -> str:
     return repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…")

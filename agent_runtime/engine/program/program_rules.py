@@ -17,8 +17,6 @@ LONGEST_ARGUMENT = 131_071
 CALLS_A_TURN = 10
 """Calls for each turn of `maxTurns`. The packages of OpenAI and Anthropic try each three times, and some agents do so again
 around them; a program that gives up call after call must not fill the journal for ever."""
-SHOWN_OUTPUT = 2000
-"""Characters of a program's output in the message of its end: the end is where the error is."""
 
 
 def filled(command: Sequence[str], *, prompt: str, prompt_file: str, model: str) -> list[str]:
@@ -78,7 +76,7 @@ class Ended:
 def stop_of(ended: Ended) -> tuple[StopReason, str]:
     """Why the rollout has stopped, with a message. Raises what makes it infrastructure's doing."""
     result = ended.result
-    output = (result.stdout + result.stderr).decode(errors="replace").strip()[-SHOWN_OUTPUT:]
+    output = result.end_of_output
     if result.ok:
         return StopReason.FINISHED, output
     if result.cause == "NotStarted":
@@ -97,5 +95,4 @@ def stop_of(ended: Ended) -> tuple[StopReason, str]:
         return ended.over.reason, ended.over.message
     if ended.refusal is not None:
         return ended.refusal, f"the model would not answer the agent's last call: {output}"
-    how = result.cause or (f"signal {result.signal}" if result.exit_code is None else f"exit code {result.exit_code}")
-    return StopReason.AGENT_ERROR, f"the agent ended with {how}: {output}"
+    return StopReason.AGENT_ERROR, f"the agent ended with {result.ending}: {output}"

@@ -64,7 +64,7 @@ class RolloutRun:
         return await self._attempt.seal(Outcome.CANCELLED, reason=reason, message=message)
 
     async def _claim(self) -> Attempt:
-        if not self._has_read_earlier and self._rollout.index in self._context.earlier.begun:
+        if not self._has_read_earlier and self._rollout.index in self._context.begun:
             await self._read_earlier_attempts()
         self._has_read_earlier = True
         return await Attempt.claim(self._context, self._rollout, self._number, self._failures)
@@ -192,7 +192,7 @@ class Groups:
     async def _tell_plugins(self, group: _Group) -> None:
         """Tell them that the group has ended, unless an earlier process has: it is noted when they were told."""
         context = self._context
-        if context.plugins.have("after_group") and group.number not in context.earlier.told_groups:
+        if context.plugins.have("after_group") and group.number not in context.told_groups:
             await group.plugins.end(self._results_of(group))
             await context.record.note_told(group.number)
 

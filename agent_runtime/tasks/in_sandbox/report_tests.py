@@ -42,37 +42,29 @@ def names_of(test: Any) -> "list[Any]":
     return [str(test), test.shortDescription() if hasattr(test, "shortDescription") else None]
 
 
+def reporting(owner: Any, name: str, passed: bool, names: Any) -> None:
+    """Have a method of a runner's own report the test that it is called for, too; `names` gives the names of it."""
+    original = getattr(owner, name)
+
+    def noted(self: Any, *arguments: Any, **options: Any) -> Any:
+        report(names(*arguments), passed)
+        return original(self, *arguments, **options)
+
+    setattr(owner, name, noted)
+
+
 class Recording(unittest.TextTestResult):
     """unittest's own result, which also notes each test. A skipped test and an expected failure are no passed ones."""
-
-    def addSuccess(self, test: Any) -> None:
-        super().addSuccess(test)
-        report(names_of(test), True)
-
-    def addFailure(self, test: Any, err: Any) -> None:
-        super().addFailure(test, err)
-        report(names_of(test), False)
-
-    def addError(self, test: Any, err: Any) -> None:
-        super().addError(test, err)
-        report(names_of(test), False)
-
-    def addSkip(self, test: Any, reason: Any) -> None:
-        super().addSkip(test, reason)
-        report(names_of(test), False)
-
-    def addExpectedFailure(self, test: Any, err: Any) -> None:
-        super().addExpectedFailure(test, err)
-        report(names_of(test), False)
-
-    def addUnexpectedSuccess(self, test: Any) -> None:
-        super().addUnexpectedSuccess(test)
-        report(names_of(test), False)
 
     def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
         super().addSubTest(test, subtest, err)
         if err is not None:
             report(names_of(test), False)
+
+
+for method in ("addFailure", "addError", "addSkip", "addExpectedFailure", "addUnexpectedSuccess"):
+    reporting(Recording, method, False, lambda test, *_: names_of(test))
+reporting(Recording, "addSuccess", True, lambda test: names_of(test))
 
 
 def run_unittest(arguments: "list[str]") -> None:
@@ -93,15 +85,6 @@ def run_sympy(arguments: "list[str]") -> None:
     reporter = runtests.PyTestReporter
     current = [""]
 
-    def noting(name: str, passed: bool) -> None:
-        original = getattr(reporter, name)
-
-        def noted(self: Any, *arguments: Any, **options: Any) -> Any:
-            report([current[0]], passed)
-            return original(self, *arguments, **options)
-
-        setattr(reporter, name, noted)
-
     entering = reporter.entering_test
 
     def enter(self: Any, test: Any) -> Any:
@@ -111,8 +94,8 @@ def run_sympy(arguments: "list[str]") -> None:
     reporter.entering_test = enter
     for name in ("test_fail", "test_exception", "test_skip", "test_xfail", "test_xpass", "test_timeout"):
         if hasattr(reporter, name):
-            noting(name, False)
-    noting("test_pass", True)
+            reporting(reporter, name, False, lambda *_: current)
+    reporting(reporter, "test_pass", True, lambda *_: current)
     runtests.test(*arguments, verbose=True, colors=False)
 
 
