@@ -17,7 +17,7 @@ from agent_runtime.agents.registry import find_agent
 from agent_runtime.engine.attempt.assignment import Rollout
 from agent_runtime.engine.attempt.mcp import server_keys
 from agent_runtime.engine.attempt.steps import NOT_FOR_PROGRAMS
-from agent_runtime.engine.branching.snapshots import snapshot_store
+from agent_runtime.engine.branching.snapshots import SnapshotStore
 from agent_runtime.engine.branching.sources import Origin, fix_origins
 from agent_runtime.engine.branching.state import Branching
 from agent_runtime.engine.context import RunContext, workspace_spec
@@ -43,6 +43,7 @@ from agent_runtime.sandboxes.no_sandbox import NoSandboxes
 from agent_runtime.tasks import TaskProblem, TaskSourceError
 from agent_runtime.tools.base import Tool
 from agent_runtime.tools.registry import open_tools
+from rollout_api.base import quantity_value
 from rollout_api.rollout_job import AGENTS_WITHOUT_MODEL, Mode, RolloutJob
 from rollout_api.sandbox import Provider
 from rollout_api.tasks import Task
@@ -196,7 +197,7 @@ async def open_run(
             drain=surroundings.drain,
             plugins=plugins,
             environments=environments,
-            snapshots=snapshot_store(layers, job.spec.sandbox),
+            snapshots=SnapshotStore(layers, int(quantity_value(job.spec.sandbox.snapshot_limit))),
             origins={group: Branching(origin, job, make_agent, tools, layers) for group, origin in fixed.items()}
             if make_agent is not None
             else {},

@@ -1,10 +1,10 @@
 """The verdict on an episode: pure. It is in the steps that were recorded, so nothing has to be graded."""
 
 import math
-import statistics
 from collections.abc import Sequence
 
 from agent_runtime.environments.act import acted
+from agent_runtime.statistics import mean
 from rollout_api.environments import RunIn, TaskEnvironment
 from rollout_api.records import Record, Verdict
 
@@ -22,10 +22,10 @@ def episode_verdict(environment: TaskEnvironment, records: Sequence[Record]) -> 
     passed = bool(last.get("success", reward > 0))
     rewards = {"success": float(passed)}
     if steps:
-        rewards["action_is_valid"] = statistics.fmean(step.data["valid"] for step in steps)
-        effective = [step.data["effective"] for step in steps if "effective" in step.data]
-        if effective:
-            rewards["action_is_effective"] = statistics.fmean(effective)
+        valid = mean([step.data["valid"] for step in steps])
+        effective = mean([step.data["effective"] for step in steps if "effective" in step.data])
+        shares = {"action_is_valid": valid, "action_is_effective": effective}
+        rewards |= {name: share for name, share in shares.items() if share is not None}
     forgeable = environment.run_in is RunIn.SANDBOX
     return Verdict(reward=reward, rewards=rewards, passed=passed, forgeable=forgeable, message=f"{len(steps)} steps")
 

@@ -29,6 +29,7 @@ from agent_runtime.sandboxes.base import (
     Workspace,
     WorkspaceLimit,
 )
+from agent_runtime.statistics import mean
 from rollout_api.records import CommandVerdict, TestVerdict, Verdict
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import RewardRule, Task, TaskFile, TaskVerifier, VerifierKind, VerifierMode
@@ -342,8 +343,7 @@ class _Grading:
 
     def scored(self, passed: Sequence[bool], tests: list[TestVerdict]) -> Verdict:
         everything = bool(passed) and all(passed)
-        fraction = sum(passed) / len(passed) if passed else 0.0
-        reward = fraction if self.rules.reward is RewardRule.FRACTION else float(everything)
+        reward = (mean(passed) or 0.0) if self.rules.reward is RewardRule.FRACTION else float(everything)
         message = "" if passed else "no test was reported"
         return Verdict(reward=reward, passed=everything, commands=self.commands, tests=tests, message=message)
 

@@ -1,6 +1,5 @@
 """The built-in plugin TrajectoryAnalysis."""
 
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -8,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from agent_runtime.plugins.base import FinishedRollout, ToolUse, TrajectoryAnalyzer
+from agent_runtime.statistics import mean
 
 LAST_ERRORS = 5
 ERROR_CHARACTERS = 200
@@ -82,7 +82,7 @@ def analysis_of(uses: Sequence[ToolUse]) -> dict[str, Any]:
         ],
         "seconds": {
             "total": round(sum(seconds), 3),
-            "mean": round(statistics.fmean(seconds), 3) if seconds else 0.0,
+            "mean": round(mean(seconds) or 0.0, 3),
             "max": round(max(seconds, default=0.0), 3),
         },
         "slowest": [{"tool": result.tool, "seconds": round(result.seconds, 3)} for result in slowest],

@@ -108,9 +108,8 @@ def _pass_at_k(passed: Mapping[int, Sequence[bool]]) -> dict[str, float]:
     """For k = 1, 2, 4, … as far as the smallest group goes, so that every k is a mean over the same groups."""
     most = min(map(len, passed.values()), default=0)
     ks = [2**power for power in range(most.bit_length())]
-    return {
-        str(k): statistics.fmean(pass_at_k(len(members), sum(members), k) for members in passed.values()) for k in ks
-    }
+    means = {k: mean([pass_at_k(len(members), sum(members), k) for members in passed.values()]) for k in ks}
+    return {str(k): value for k, value in means.items() if value is not None}
 
 
 class _PluginSums:
@@ -136,9 +135,9 @@ class _PluginSums:
         }
 
 
-def _times(values: Sequence[float]) -> dict[str, float]:
+def _times(values: Sequence[float]) -> dict[str, float | None]:
     return {
-        "mean": statistics.fmean(values),
+        "mean": mean(values),
         "p50": statistics.median_low(values),
         "max": max(values),
         "total": math.fsum(values),

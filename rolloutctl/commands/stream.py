@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from agent_runtime.engine.session import FinishedGroup
+from agent_runtime.statistics import mean
 from agent_runtime.tasks import read_rows
 from rolloutctl.client import RunAborted
 from rolloutctl.errors import EXIT_CODES, CommandError, Exit
@@ -83,9 +84,9 @@ def _print(group: FinishedGroup, form: Form) -> None:
         answer_stream().flush()
     else:
         rewards = [result.reward for result in group.results if result.reward is not None]
-        mean = number(sum(rewards) / len(rewards) if rewards else None, 3)
         label = f" [{group.label}]" if group.label else ""
-        out.print(f"{group.sequence}{label} {group.task.name}: {len(group.results)} rollouts, mean reward {mean}")
+        shown = number(mean(rewards), 3)
+        out.print(f"{group.sequence}{label} {group.task.name}: {len(group.results)} rollouts, mean reward {shown}")
 
 
 async def _close(job: str) -> int:

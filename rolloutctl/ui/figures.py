@@ -75,7 +75,7 @@ def _group(members: Sequence[Result], k: int) -> GroupFigures:
         graded=len(graded),
         mean=mean(rewards),
         std=sample_std(rewards),
-        pass_at_1=passed / len(graded) if graded else None,
+        pass_at_1=mean([result.passed is True for result in graded]),
         pass_at_k=pass_at_k(len(graded), passed, k) if len(graded) >= k else None,
         outcomes=_outcomes(members),
     )

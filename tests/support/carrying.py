@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime.executor.init import archives, carrying, unpacking
-from agent_runtime.grading import carry_rules
+from agent_runtime.grading.artifacts import carry_rules
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task
 

@@ -19,29 +19,26 @@ from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.recording.store import SpoolFull
 from agent_runtime.sandboxes.base import FileError, SandboxFailure, Workspace
 from agent_runtime.sandboxes.prepare import LIFECYCLE_TURN
-from rollout_api.base import quantity_value
 from rollout_api.records import AttemptRecord, CheckpointRecord, Layer, Record, ReturnRecord, SnapshotRecord
-from rollout_api.sandbox import SandboxTemplate
 
 
 class SnapshotStore:
     """Where the snapshots of one run go."""
 
     def __init__(self, layers: Layers, limit: int) -> None:
-        self.load = layers.load
-        self._layers, self._limit = layers, limit
+        self.layers, self._limit = layers, limit
         self._frozen: dict[tuple[str, str], asyncio.Task[Layer]] = {}
 
     async def chain(self, workspace: Workspace) -> list[Layer]:
         """Store the workspace's state; its layers, lowest first. Raises FileError, LayerTooLarge, SandboxFailure."""
         below = [await self._frozen_layer(workspace, name) for name in reversed(await workspace.layers())]
-        return [*below, await self._layers.keep(workspace.snapshot(), self._limit)]
+        return [*below, await self.layers.keep(workspace.snapshot(), self._limit)]
 
     async def _frozen_layer(self, workspace: Workspace, name: str) -> Layer:
         key = str(workspace.handle.get("bootId")), name
         standing = self._frozen.get(key)
         if standing is None or (standing.done() and (standing.cancelled() or standing.exception() is not None)):
-            standing = asyncio.create_task(self._layers.keep(workspace.snapshot(name), self._limit))
+            standing = asyncio.create_task(self.layers.keep(workspace.snapshot(name), self._limit))
             self._frozen[key] = standing
         # One impatient rollout must not end what others wait for.
         return await asyncio.shield(standing)
@@ -91,9 +88,13 @@ class Snapshots:
         )
 
 
-def snapshot_store(layers: Layers, template: SandboxTemplate) -> SnapshotStore:
-    """The store of a job's snapshots."""
-    return SnapshotStore(layers, int(quantity_value(template.snapshot_limit)))
+async def restore_layers(workspace: Workspace, chain: Sequence[Layer], layers: Layers, what: str) -> None:
+    """Bring a snapshot's layers into a workspace, the lowest first. Raises SandboxFailure and as `Workspace.restore`."""
+    for number, layer in enumerate(chain):
+        try:
+            await workspace.restore(layers.load(layer), key=f"{LIFECYCLE_TURN}:{what}-{number}")
+        except RecordCorrupt as error:
+            raise SandboxFailure("SnapshotLost", str(error)) from error
 
 
 class NoSuchCheckpoint(Exception):
@@ -147,12 +148,7 @@ class Checkpoints:
             raise NoSuchCheckpoint(f"there is no checkpoint {name!r} in this rollout: {known}")
         if _is_plain(workspace):
             await workspace.kill_all(key=f"{LIFECYCLE_TURN}:end-{self._moves}")
-            for number, layer in enumerate(record.layers):
-                key = f"{LIFECYCLE_TURN}:go-back-{self._moves}-{number}"
-                try:
-                    await workspace.restore(self._store.load(layer), key=key)
-                except RecordCorrupt as error:
-                    raise SandboxFailure("SnapshotLost", str(error)) from error
+            await restore_layers(workspace, record.layers, self._store.layers, f"go-back-{self._moves}")
             return workspace
         # Frozen it has no place any more, so that there is one for what takes it.
         await workspace.freeze()

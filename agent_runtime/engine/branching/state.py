@@ -15,11 +15,11 @@ from agent_runtime.engine.attempt.assignment import Assignment, Oversight, Rollo
 from agent_runtime.engine.attempt.attempt_log import AttemptLog
 from agent_runtime.engine.attempt.tool_calls import KeyedWorkspace
 from agent_runtime.engine.attempt.turns import Turns
+from agent_runtime.engine.branching.snapshots import restore_layers
 from agent_runtime.engine.branching.sources import Origin
 from agent_runtime.extensions import contained
 from agent_runtime.models.base import ModelError, ModelReply, ModelRequest, ToolCall
 from agent_runtime.recording.layers import Layers
-from agent_runtime.recording.segments import RecordCorrupt
 from agent_runtime.sandboxes.base import (
     FileError,
     SandboxFailure,
@@ -98,15 +98,10 @@ class Branching:
         )
 
     async def _restore(self, workspace: Workspace, snapshot: SnapshotRecord) -> None:
-        for number, layer in enumerate(snapshot.layers):
-            try:
-                await workspace.restore(self._layers.load(layer), key=f"{LIFECYCLE_TURN}:layer-{number}")
-            except RecordCorrupt as error:
-                raise SandboxFailure("SnapshotLost", str(error)) from error
-            except (FileError, WorkspaceLimit) as error:
-                raise SandboxFailure(
-                    "RestoreFailed", f"the snapshot of turn {snapshot.turn}: {error.message}"
-                ) from error
+        try:
+            await restore_layers(workspace, snapshot.layers, self._layers, "layer")
+        except (FileError, WorkspaceLimit) as error:
+            raise SandboxFailure("RestoreFailed", f"the snapshot of turn {snapshot.turn}: {error.message}") from error
 
     async def _run_again(self, workspace: Workspace, after: int) -> list[str]:
         """Run the tool calls after that turn; what differs from the record. Raises SandboxFailure."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.grading import VerifierUnavailable, carry_rules, grade
-from agent_runtime.grading.grade import require_preparable, require_startable
+from agent_runtime.grading.artifacts import carry_rules
+from agent_runtime.grading.grade import VerifierUnavailable, grade, require_preparable, require_startable
 from agent_runtime.sandboxes.base import DiskFailed, Evidence, FileError, SandboxFailure, WorkspaceLimit
 from agent_runtime.sandboxes.executor_client.values import not_started
 from rollout_api.records import Verdict

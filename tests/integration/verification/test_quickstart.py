@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.grading import carry_rules, grade
+from agent_runtime.grading.artifacts import carry_rules
+from agent_runtime.grading.grade import grade
 from agent_runtime.models.base import ToolCall
 from agent_runtime.tasks import load_tasks
 from agent_runtime.tools.base import ToolContext

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from agent_runtime.executor.init import carrying, trees
 from agent_runtime.executor.init.carrying import OF_TESTS, RUN_FIRST, Rules, kind_of
 from agent_runtime.executor.init.identity import Refused
-from agent_runtime.grading import carry_rules
-from agent_runtime.grading.artifacts import asks_for_files
+from agent_runtime.grading.artifacts import asks_for_files, carry_rules
 from rollout_api.rollout_job import Verifier
 from rollout_api.tasks import Task
 from tests.support.carrying import carry, packed, piped, rules, unpack, write_all
