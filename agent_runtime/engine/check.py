@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent_runtime.engine.events import Observer
 from agent_runtime.engine.opening import Surroundings, missing_programs
 from agent_runtime.engine.run import run_job
 from agent_runtime.recording.reader import open_run
@@ -45,7 +44,6 @@ async def check_job(
     base_dir: Path,
     environ: Mapping[str, str],
     provider: Provider | None = None,
-    observer: Observer = lambda event: None,
 ) -> list[CheckRow]:
     """Run Oracle and Nop over all tasks; nothing is written to the job's output. Tasks without a verifier are not sound.
 
@@ -59,18 +57,25 @@ async def check_job(
     tasks = [task for task in tasks if task.name not in broken]
     solvable = [task for task in tasks if task.has_solution]
 
-    async def run(agent: str, tasks: Sequence[Task]) -> dict[str, Seal]:
-        return await _run_agent(job, agent, tasks, base_dir, environ, provider, observer)
+    async def seals(agent: str, tasks: Sequence[Task]) -> dict[str, Seal]:
+        """Seals by the names of their tasks."""
+        if not tasks:
+            return {}
+        with tempfile.TemporaryDirectory(prefix="agent-rollouts-check-") as folder:
+            checked = _checked_by(agent, job, tasks, folder)
+            await run_job(checked, base_dir=base_dir, environ=environ, provider=provider)
+            run = await open_run(Store.open(folder, {}), job.metadata.name)
+        return {seal.result.task: seal for seal in run.seals.values()}
 
     # What a task may be graded by in Shared alone is a matter of trying: Separate first, where an agent reaches less.
-    oracle = await run("Oracle", [_in_separate(job, task) for task in solvable])
+    oracle = await seals("Oracle", [_in_separate(job, task) for task in solvable])
     only_shared = {
         task.name
         for task in solvable
         if _asks_for_shared(job, task) and not _row(task, "Oracle", oracle.get(task.name)).ok
     }
-    oracle |= await run("Oracle", [task for task in solvable if task.name in only_shared])
-    nop = await run("Nop", tasks)
+    oracle |= await seals("Oracle", [task for task in solvable if task.name in only_shared])
+    nop = await seals("Nop", tasks)
     for task in tasks:
         if task.environment is not None:  # it can be reset; whether it can be solved is not known
             rows.append(_row(task, "Nop", nop.get(task.name)))
@@ -94,35 +99,21 @@ def _in_separate(job: RolloutJob, task: Task) -> Task:
     return task.model_copy(update={"verifier": task.verifier.model_copy(update={"mode": VerifierMode.SEPARATE})})
 
 
-async def _run_agent(
-    job: RolloutJob,
-    agent: str,
-    tasks: Sequence[Task],
-    base_dir: Path,
-    environ: Mapping[str, str],
-    provider: Provider | None,
-    observer: Observer,
-) -> dict[str, Seal]:
-    """Seals by the names of their tasks."""
-    if not tasks:
-        return {}
-    with tempfile.TemporaryDirectory(prefix="agent-rollouts-check-") as folder:
-        spec = job.spec.model_copy(
-            update={
-                "group_size": 1,
-                "plugins": [],
-                "tasks": Tasks.model_construct(inline=list(tasks), from_=None, stream=None),
-                "agent": job.spec.agent.model_copy(update={"type": agent, "command": [], "install": []}),
-                "completion": job.spec.completion.model_copy(
-                    update={"min_completed_per_group": 1, "max_infra_failure_fraction": 1.0}
-                ),
-                "output": job.spec.output.model_copy(update={"uri": folder}),
-            }
-        )
-        checked = job.model_copy(update={"spec": spec})
-        await run_job(checked, base_dir=base_dir, environ=environ, provider=provider, observer=observer)
-        run = await open_run(Store.open(folder, {}), job.metadata.name)
-    return {seal.result.task: seal for seal in run.seals.values()}
+def _checked_by(agent: str, job: RolloutJob, tasks: Sequence[Task], folder: str) -> RolloutJob:
+    """The job with that agent alone, over those tasks, recorded in a folder."""
+    spec = job.spec.model_copy(
+        update={
+            "group_size": 1,
+            "plugins": [],
+            "tasks": Tasks.model_construct(inline=list(tasks), from_=None, stream=None),
+            "agent": job.spec.agent.model_copy(update={"type": agent, "command": [], "install": []}),
+            "completion": job.spec.completion.model_copy(
+                update={"min_completed_per_group": 1, "max_infra_failure_fraction": 1.0}
+            ),
+            "output": job.spec.output.model_copy(update={"uri": folder}),
+        }
+    )
+    return job.model_copy(update={"spec": spec})
 
 
 def _row(task: Task, agent: str, seal: Seal | None) -> CheckRow:

@@ -113,11 +113,12 @@ class SubAgent:
         if self._calls >= self.spec.max_turns:
             raise Stop(StopReason.MAX_TURNS)
         self._calls += 1
-        return await self._turns.talk(self._conversation, messages, self._definitions if tools is None else tools)
+        definitions = self._definitions if tools is None else tools
+        return await self._turns.call_model(messages, definitions, conversation=self._conversation)
 
     async def call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
         """See AgentContext. A tool that ends the rollout ends this agent alone."""
-        observations = await self._turns.use_tools(self._conversation, calls, self.tools)
+        observations = await self._turns.call_tools(calls, conversation=self._conversation, tools=self.tools)
         for observation in observations:
             if observation.stop:
                 raise Stop(StopReason.FINISHED, observation.content)
@@ -125,4 +126,4 @@ class SubAgent:
 
     async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
         """See AgentContext."""
-        return await self._turns.delegate_from(self._conversation, agent, part)
+        return await self._turns.delegate(agent, part, conversation=self._conversation)

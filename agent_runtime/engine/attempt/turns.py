@@ -185,28 +185,26 @@ class Turns:
         return self._log.take_unwritten()
 
     async def call_model(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        conversation: Conversation | None = None,
     ) -> ModelReply:
-        """One turn's model call (see AgentContext)."""
-        return await self.talk(self._talking[0], messages, self._definitions if tools is None else tools)
+        """One turn's model call (see AgentContext); `conversation` is that of the sub-agent that makes it.
 
-    async def talk(
-        self, conversation: Conversation, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
-    ) -> ModelReply:
-        """The next turn, which is one of that conversation. Raises RuntimeError while a sub-agent of its runs, and
-        TypeError or ValueError for what no record could hold."""
+        Raises RuntimeError while a sub-agent of its runs, and TypeError or ValueError for what no record could hold.
+        """
+        conversation = conversation or self._talking[0]
+        tools = self._definitions if tools is None else tools
         self._require_latest(conversation)
         record_json([*conversation.unrecorded(messages), *tools])
         async with self._one_model_call:  # in the order in which they were made, in which a replay answers them
             return await self._guarded(self._call_model(conversation, messages, tools))
 
-    async def delegate(self, agent: Agent, part: SubTask) -> AgentReport:
-        """Run a sub-agent (see AgentContext)."""
-        return await self.delegate_from(self._talking[0], agent, part)
-
-    async def delegate_from(self, conversation: Conversation, agent: Agent, part: SubTask) -> AgentReport:
-        """Run a sub-agent of the agent that holds that conversation."""
-        self._require_latest(conversation)
+    async def delegate(self, agent: Agent, part: SubTask, *, conversation: Conversation | None = None) -> AgentReport:
+        """Run a sub-agent (see AgentContext) of the agent that holds that conversation."""
+        self._require_latest(conversation or self._talking[0])
         started = Conversation()
         sub_agent = SubAgent(self, started, part)
         self._talking.append(started)
@@ -215,15 +213,16 @@ class Turns:
         finally:
             self._talking.pop()
 
-    async def call_tools(self, calls: Sequence[ToolCall]) -> list[Observation]:
-        """Run the tool calls of the turn (see AgentContext)."""
-        return await self._guarded(self._call_tools(self._talking[0], calls, self.tools, may_stop=True))
-
-    async def use_tools(
-        self, conversation: Conversation, calls: Sequence[ToolCall], tools: Mapping[str, Tool]
+    async def call_tools(
+        self,
+        calls: Sequence[ToolCall],
+        *,
+        conversation: Conversation | None = None,
+        tools: Mapping[str, Tool] | None = None,
     ) -> list[Observation]:
-        """Run the calls of a sub-agent's turn with its tools. One that stops says so, and does not end the rollout."""
-        return await self._guarded(self._call_tools(conversation, calls, tools, may_stop=False))
+        """Run the tool calls of the turn (see AgentContext). Those of a sub-agent never end the rollout."""
+        asked, given = conversation or self._talking[0], self.tools if tools is None else tools
+        return await self._guarded(self._call_tools(asked, calls, given, may_stop=conversation is None))
 
     async def run_command(self, command: str) -> CommandResult:
         """Run a shell command outside of any turn (see AgentContext). Repeated after a crash it gives the same result."""
