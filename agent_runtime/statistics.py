@@ -1,11 +1,8 @@
-"""The statistics that users see, each in one way: pure. None where a statistic is not defined.
-
-Results as scalars for a training curve: pure. Masked rollouts count for nothing but their own share.
-
-Rewards compared with one another: pure, and equal to what ROLL computes (`agentic_reward_norm`).
+"""The statistics that users see, scalars for a training curve, and advantages. Pure. None where one is not defined.
 
 A rollout without a reward (lost to infrastructure, not gradable, cancelled) takes no part in any statistic and gets no
-advantage; so a failure of a node cannot make its neighbours look better or worse.
+advantage; so a failure of a node cannot make its neighbours look better or worse. Advantages equal those of ROLL
+(`agentic_reward_norm`).
 """
 
 import math

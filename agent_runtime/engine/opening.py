@@ -1,7 +1,4 @@
-"""Open everything a run needs, before its first rollout: agent, tools, storage, model, record, sandboxes.
-
-Find out before the first rollout whether the verifiers can start where the job will run.
-"""
+"""Open everything that a run needs before its first rollout, and find out whether its verifiers can start."""
 
 import asyncio
 import contextlib

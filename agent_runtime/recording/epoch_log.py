@@ -1,15 +1,7 @@
 """Records that are durable when `append` returns, and takeovers that lose none of them.
 
-Keys below one folder, all create-only:
-
-    epoch-<e>.json          claim: epoch e belongs to this holder
-    epoch-<e>.start.json    e has begun; names how much of every earlier epoch counts
-    <e>-<n>.jsonl.zst       segment n of epoch e
-
-Who takes over writes a *closing* segment at the end of every earlier epoch. Storage lets one of two writers have that key:
-either the older holder's segment stands there, then it counts and the closing goes one further, or the closing does, then
-the older holder is told Superseded. So what an append acknowledged is in every later epoch's view, and what comes late
-is acknowledged to nobody.
+docs/recording.md ("Taking an attempt over") has the keys, all of them create-only, and says why no record is acknowledged to
+one holder and missed by the next: who takes over *closes* each earlier epoch by creating its next segment.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""Retention: which runs may go, decided purely, and deleting them; then the layers that no run names any more.
-
-Nothing else is touched.
-"""
+"""Retention: which runs may go, decided purely; deleting them, and the layers that no run names any more."""
 
 import asyncio
 import re

@@ -1,7 +1,4 @@
-"""What differs between two manifests, field by field: pure.
-
-One run of a job in storage: what fixes it (`job.json`), its seals, and how it ends.
-"""
+"""One run of a job in storage: what fixes it (`job.json`), its seals, and how it ends."""
 
 import contextlib
 import hashlib

@@ -1,9 +1,8 @@
-"""The turns of an attempt, put one after another, as those who read a journal expect.
+"""The turns of an attempt, put one after another, as those who read a journal expect. Pure.
 
-An agent may start sub-agents, and behind the session proxy conversations are held side by side; their calls interleave.
-Each call records its parent turn (`IntentRecord.parent`), so that together they are trees. Here the trees are walked from
-their roots to their leaves. Answers that reached nobody and calls that were never answered are left out, except a call that
-the attempt ends with. Pure.
+Calls of sub-agents, and of programs behind the session proxy, interleave. Each records its parent turn, so that together
+they are trees, which are walked here from roots to leaves. Left out are answers that reached nobody and calls without an answer,
+except a call that the attempt ends with.
 """
 
 from collections import defaultdict

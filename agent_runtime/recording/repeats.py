@@ -1,8 +1,7 @@
-"""Messages that an attempt has recorded before: a journal has each once.
+"""A journal has each message once, although a program may send its whole history in each call.
 
-A program may write its history anew in each call, and send all of it again. So a segment has, in place of a message or tool
-definition that an earlier record of the folder has, the turn and position where that stands. Readers put it back, as the
-same object.
+In place of a message or tool definition that an earlier record of the folder has, a segment names the turn and position
+where it stands. Readers put it back, as the same object.
 """
 
 import hashlib

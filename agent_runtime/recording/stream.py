@@ -1,9 +1,7 @@
 """A job that stays open, in storage: groups go in under `stream/` by number, finished ones come out under `feed/`.
 
-Entries are create-only and numbered without gaps, so several may submit at once, and runners that share the job take
-every n-th number each without talking to one another. To close the stream is to create its last entry: storage lets either
-that or another group have the number, so nothing stands behind the end. `stream/closed.json` repeats the end's number for
-runners that take every n-th.
+Entries are create-only and numbered without gaps, so several may submit at once, and each runner takes every n-th number.
+The last entry closes the stream; `stream/closed.json` repeats its number for runners that do not look at every entry.
 """
 
 import asyncio

@@ -1,8 +1,6 @@
-"""What the engine has seen of one attempt, as token ids: each prompt is stored as what comes after the ids before it.
+"""Token ids of an attempt, and a model's answer as a record and back. Pure.
 
-Storing whole prompts would make a journal grow with the square of its turns. Pure.
-
-A model's answer as a record, and back.
+Each prompt is stored as what comes after the ids before it, or a journal would grow with the square of its turns.
 """
 
 import copy

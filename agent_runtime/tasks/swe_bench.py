@@ -2,11 +2,6 @@
 
 The columns are those of the data set `princeton-nlp/SWE-bench`; the image is its harness's for the instance, with the
 repository in /testbed. Resolved means that all of FAIL_TO_PASS and PASS_TO_PASS are reported as passed.
-
-Usual instances of SWE-bench: those whose fields show, before any task is made of them, that it will be a valid one.
-
-Ten thousand instances are validated before the first rollout, and this takes a third of the time of making their tasks. An
-instance that is not usual need not be wrong: its task is made, to see.
 """
 
 import re
@@ -43,7 +38,11 @@ _Names = Annotated[
 
 
 class UsualInstance(BaseModel):
-    """The fields of an instance, none of which a task could refuse."""
+    """The fields of a usual instance: they show, before its task is made, that it will be a valid one.
+
+    Validating ten thousand of them takes a third of the time of making their tasks. An instance that is not usual need not
+    be wrong: its task is made, to see.
+    """
 
     model_config = ConfigDict(strict=True)
 

@@ -1,10 +1,6 @@
-"""Rows of a JSONL or Parquet file, as a task format reads them: by position, each parsed when it is asked for.
+"""Rows of a JSONL or Parquet file, and tasks made of them: each parsed, and made, when it is asked for.
 
 A table holds a file's bytes, not the values in them: ten thousand parsed rows would take several times their file's memory.
-
-Which rows of a table a job works on, and in what order: `filter`, then `shuffleSeed`, then `limit`.
-
-Tasks of a table: every one known to be valid from the start, and made when it is asked for.
 """
 
 import hashlib

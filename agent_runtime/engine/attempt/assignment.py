@@ -1,7 +1,4 @@
-"""What an attempt's agent is given, whichever kind it is: its assignment, and those who watch over its work.
-
-Budgets of a rollout: turns, tokens and seconds. A child's share is never more than what its parent has left.
-"""
+"""What the agent of an attempt gets: its assignment, its budgets, and who watches over its work."""
 
 from dataclasses import dataclass, field, replace
 

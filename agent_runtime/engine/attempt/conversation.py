@@ -1,8 +1,4 @@
-"""One conversation of an attempt with the model: what of its next call is new. An attempt has one, and one for each of its
-sub-agents. Pure.
-
-An agent that another agent of the same attempt has started: its own conversation, everything else is the attempt's.
-"""
+"""One conversation of an attempt with the model, and the sub-agent that holds one: what is new in its next call."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Tasks in steps: each with a prompt and a verdict of its own, one after another in the same workspace.
+"""Tasks in steps: each has its prompt and its verdict, one after another in the same workspace.
 
-The agent starts anew for each step, with a conversation of its own in the journal. A step's begin and its
-verdict are records, so a runner that takes over neither prepares nor grades a step again. Where it takes over in the middle
-of a grading, the attempt ends: the workspace is no longer as the agent left it.
+A step's begin and its verdict are records, so a runner that takes over neither prepares nor grades a step again. Where it
+takes over in the middle of a grading, the attempt ends: the workspace is no longer as the agent left it.
 """
 
 import posixpath

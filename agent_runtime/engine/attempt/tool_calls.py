@@ -1,7 +1,4 @@
-"""Running the tool calls of a turn: which of them side by side, under which keys, and whose time it takes.
-
-The attempt's workspace as one tool call sees it.
-"""
+"""Running the tool calls of a turn: which of them side by side, under which keys, and whose time it takes."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

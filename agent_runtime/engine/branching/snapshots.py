@@ -1,10 +1,7 @@
-"""States of a rollout's workspace that are kept: snapshots for other rollouts, checkpoints for the agent itself.
+"""Kept states of a workspace: snapshots for other rollouts, checkpoints for the agent itself (docs/branching.md).
 
-A snapshot is the chain of layers from the image up: in `Overlay` the prepared state that all members of a group share, and
-what the rollout changed over it; in `Plain` whole folders. What is frozen is stored once for all who stand on it.
-
-In `Overlay` a checkpoint is the frozen workspace, and going on or back is a fork of it: milliseconds, whatever lies in it.
-In `Plain` it is a snapshot in object storage, and going back restores it in place.
+A snapshot is the chain of layers from the image up. A checkpoint is the frozen workspace in `Overlay`, and going back is a
+fork of it; in `Plain` it is a snapshot in object storage, restored in place.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
-"""Rollouts that go on from a turn of another one (`tasks.branch`): what they go on from, fixed once for the whole run.
+"""Rollouts that go on from a turn of another one (`tasks.branch`).
 
-Task, records up to the turn and the nearest snapshot are read from the source when a branching run starts, and written to
-`branches/<group>.json.zst` of that run; the snapshot's layers are kept in its own output. From then on no process of the run
-reads the source, so it may change or be deleted.
+What they go on from is read from the source when the run starts, and written to `branches/<group>.json.zst` of that run,
+with the layers of the snapshot. From then on the source may change or be deleted.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
-"""The other kind of agent: an unmodified program in the attempt's workspace, whose model is behind the session proxy.
+"""The agent that is an unmodified program in the workspace, whose model is behind the session proxy.
 
-It is not replayed. It runs on whatever becomes of the runner, and the next runner finds it by its idempotency key, serves
-the same URL with the same key, and goes on in the journal where the last one ended. So nothing that it does is done twice,
-and of its calls only an answer that was being sent when its runner died breaks off.
+It is not replayed: it outlives its runner. The next one finds it by its idempotency key, serves the same URL with the same
+key, and continues the journal. Only an answer that was being sent when the runner died breaks off.
 """
 
 import asyncio

@@ -1,9 +1,4 @@
-"""When a group is done, and which of its members are not wanted any more.
-
-When a rollout is too old for the trainer: its first token's policy is too many versions behind the newest.
-
-When a job is given up because too much is lost to infrastructure.
-"""
+"""When a group is done, when a rollout is too old for the trainer, and when a job is given up. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

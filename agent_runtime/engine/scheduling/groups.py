@@ -1,6 +1,6 @@
-"""Groups of rollouts, side by side, up to the run's concurrency: who starts, who is cancelled, when a group is done.
+"""Groups of rollouts, side by side up to the concurrency of the run: who starts, who is cancelled, when a group is done.
 
-One rollout: attempts until one is sealed.
+A rollout takes attempts until one is sealed.
 """
 
 import asyncio

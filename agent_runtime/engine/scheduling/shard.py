@@ -1,7 +1,4 @@
-"""Which groups of a job this process works on: all about a group is decided in one process.
-
-Seeds: one number in the manifest fixes all others.
-"""
+"""Which groups of a job this process works on, and the seeds that follow from that of the manifest."""
 
 import hashlib
 from dataclasses import dataclass
