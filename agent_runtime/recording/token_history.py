@@ -72,30 +72,20 @@ def answer_record(
         turn=turn,
         time=time.time(),
         seconds=seconds,
-        message=reply.message,
-        finish_reason=reply.finish_reason,
-        model=reply.model,
-        usage=reply.usage,
         prompt_keep=keep,
         prompt_token_ids=prompt,
-        completion_token_ids=reply.completion_token_ids,
-        logprobs=reply.logprobs,
-        policy_spans=reply.policy_spans,
-        stop_sequence=reply.stop_sequence,
         agent_seconds=agent_seconds,
+        **_shared(reply),
     )
 
 
 def recorded_answer(response: ResponseRecord, prompt: list[int] | None) -> ModelReply:
     """The answer of a record, whose message may be changed. `prompt` is the whole prompt; the record has its end alone."""
-    return ModelReply(
-        message=copy.deepcopy(response.message),
-        finish_reason=response.finish_reason,
-        model=response.model,
-        usage=response.usage,
-        prompt_token_ids=prompt,
-        completion_token_ids=response.completion_token_ids,
-        logprobs=response.logprobs,
-        policy_spans=response.policy_spans,
-        stop_sequence=response.stop_sequence,
-    )
+    fields = _shared(response) | {"message": copy.deepcopy(response.message)}
+    return ModelReply(prompt_token_ids=prompt, **fields)
+
+
+def _shared(answer: ModelReply | ResponseRecord) -> dict[str, Any]:
+    """The fields that an answer and its record have in common, by the same names."""
+    names = "message finish_reason model usage completion_token_ids logprobs policy_spans stop_sequence"
+    return {name: getattr(answer, name) for name in names.split()}
