@@ -261,7 +261,7 @@ class MissingProgram:
 async def missing_programs(job: RolloutJob, tasks: Sequence[Task], surroundings: Surroundings) -> list[MissingProgram]:
     """The tasks whose verifier could not start, among those of the first sandboxes and commands.
 
-    Raises SandboxFailure when no sandbox can be had at all.
+    Raises SandboxFailure when no sandbox starts at all.
     """
     if not any(task.verifier for task in tasks):
         return []

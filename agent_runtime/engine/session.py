@@ -108,7 +108,7 @@ class RolloutSession:
 
         Returns its sequence number. `label` (a batch, a training step) comes back with the group. A call that is cancelled
         may have handed it in: then its group comes out like any other. Raises ValidationError, and StreamClosed where
-        somebody else has closed the stream. Groups that others hand in come out as well.
+        another client has closed the stream. Groups of other clients come out as well.
         """
         task = Task.model_validate(task)
         if self._closed:

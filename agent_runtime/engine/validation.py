@@ -66,7 +66,7 @@ async def _storage_problem(uri: str, environ: Mapping[str, str]) -> str | None:
         folder = Path(unquote(parts.path) if parts.scheme else uri)
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-        return None if usable else f"{existing} is no folder that can be written; change its rights or the URI"
+        return None if usable else f"{existing} is not a writable folder; change its permissions or the URI"
     try:
         await Store.open(uri, environ, patience_seconds=STORAGE_SECONDS).get("job.json")
     except StorageError as error:

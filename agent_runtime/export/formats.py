@@ -95,7 +95,7 @@ FILES: Final[dict[Format, Callable[[RunReader, Path], Awaitable[int]]]] = {
     Format.VERL: write_conversations,
     Format.VERL_TOKENS: write_tokens,
 }
-"""Formats that are written into one file, which is no text. They need pyarrow."""
+"""Formats that are written into one binary file. They need pyarrow."""
 
 _LINES: Final[dict[Format, Callable[[RunReader, int], Any]]] = {
     Format.RESULTS: _results,

@@ -50,7 +50,7 @@ class ReportedTest:
 
 
 def parse_report(data: bytes) -> list[ReportedTest]:
-    """The tests of a report, in order. Raises ReportError for what is no complete, plain JUnit report."""
+    """The tests of a report, in order. Raises ReportError unless it is a complete, plain JUnit report."""
     if len(data) > REPORT_BYTES:
         raise ReportError(f"the report has {len(data)} bytes, at most {REPORT_BYTES} are read")
     handler = _Handler()

@@ -21,7 +21,7 @@ class RewardFileError(ValueError):
 
 
 def parse_reward(json_data: bytes | None, text_data: bytes | None) -> tuple[float, dict[str, float]]:
-    """The reward and all named rewards of `reward.json`, or, where there is none, of `reward.txt`.
+    """The reward and all named rewards of `reward.json`, else of `reward.txt`.
 
     `reward.json` has a number, or an object of numbers of which `reward` counts (or the only one). Raises RewardFileError.
     """

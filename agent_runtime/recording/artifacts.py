@@ -84,4 +84,4 @@ async def open_artifacts(store: Store, records: Sequence[Record]) -> AsyncIterat
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 yield archive
         except tarfile.TarError as error:
-            raise RecordCorrupt(stored.key, f"it is no tar of artifacts ({error})") from error
+            raise RecordCorrupt(stored.key, f"it is not a tar archive ({error})") from error

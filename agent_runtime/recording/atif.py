@@ -72,7 +72,7 @@ def _head_of(text: str) -> str:
 
 
 def _message_step(message: Message, turn: Turn, *, copied: bool) -> dict[str, Any]:
-    """A message that is no answer of this rollout's model: a prompt, or history that the agent rewrote."""
+    """A message that this rollout's model did not write: a prompt, or history that the agent rewrote."""
     role = message.get("role")
     source = {"assistant": "agent", "system": "system", "developer": "system"}.get(str(role), "user")
     return {
@@ -150,7 +150,7 @@ def _result(result: Observation, ids: set[str]) -> dict[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content, a string or OpenAI's parts; a part that is no text is named in brackets."""
+    """The text of a message's content, a string or OpenAI's parts; other parts than text are named in brackets."""
     if isinstance(content, list):
         parts = (part if isinstance(part, dict) else {"text": str(part)} for part in content)
         return "\n".join(str(part.get("text") or f"[{part.get('type')}]") for part in parts)

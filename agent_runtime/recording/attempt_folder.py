@@ -90,7 +90,7 @@ class AttemptFolder:
             try:
                 latest = Claim(**json.loads(data))
             except (ValueError, TypeError) as error:
-                raise RecordCorrupt(self.claim_key(epoch), f"it is no claim ({error})") from error
+                raise RecordCorrupt(self.claim_key(epoch), f"it is not a claim ({error})") from error
             epoch += 1
         return latest
 

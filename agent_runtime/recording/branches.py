@@ -2,7 +2,7 @@
 
 While each turn's prompt ids extend what came before, all turns make one sequence. Where they do not (a template that
 rewrites history, a compaction), the sequence forks: another branch begins, a sample of its own. Every sampled token has
-mask 1 in exactly one branch, except those of which nobody knows which policy version made them: they have it in none.
+mask 1 in exactly one branch, except those of unknown policy version, which have mask 0.
 """
 
 from collections.abc import Sequence

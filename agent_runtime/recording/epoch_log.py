@@ -48,7 +48,7 @@ class EpochLog:
     async def claim_after(
         cls, latest: int, folder: AttemptFolder, name: str, address: str | None = None
     ) -> "EpochLog | None":
-        """Make the epoch after `latest` ours; None where somebody else has it already. `address` is where we are reached."""
+        """Make the epoch after `latest` ours, reached at `address`; None where another holder has it already."""
         claim = Claim(epoch=latest + 1, holder=secrets.token_hex(8), address=address)
         if not await folder.store.create(folder.claim_key(claim.epoch), claim.encode()):
             return None
@@ -74,7 +74,7 @@ class EpochLog:
                 follows = {str(epoch): len(found.objects) for epoch, found in earlier.items()}
                 start = {"epoch": self.epoch, "holder": self.holder, "follows": follows}
                 if not await self._store.create(self._folder.start_key(self.epoch), segments.compact_json(start)):
-                    raise Superseded(f"{self.name}: somebody else has begun it")
+                    raise Superseded(f"{self.name}: another holder has begun it")
                 found_records = [record for found in earlier.values() for record in found.records]
                 self._records = restored(self.name, found_records)
                 self._repeats = Repeats(self._records)

@@ -10,7 +10,7 @@ from typing import Final
 from agent_runtime.recording.job_record import read_job_file
 from agent_runtime.recording.layers import DELETION_SECONDS, FOLDER, SPARED_SECONDS, SUFFIX, marker_of
 from agent_runtime.recording.segments import RecordCorrupt
-from agent_runtime.recording.store import READS_AT_ONCE, Listing, ObjectMeta, Store
+from agent_runtime.recording.store import READS_AT_ONCE, ObjectMeta, Store
 
 LIVE_SECONDS: Final = 24 * 3600.0
 """A run that was written to within a day may have a runner at work: a turn may take hours, a suspended job longer."""
@@ -119,7 +119,9 @@ async def delete_run(store: Store, run: Run) -> bool:
     objects = await store.list(run.folder)
     if max((meta.modified for meta in objects), default=0.0) > run.last_write:
         return False
-    await store.delete(_job_file_last(run.folder, objects))
+    # `job.json` last: an interrupted deletion leaves a run that the next one still recognises.
+    job_file = f"{run.folder}/job.json"
+    await store.delete([*(meta.key for meta in objects if meta.key != job_file), job_file])
     return True
 
 
@@ -134,12 +136,6 @@ async def unnamed_layers(store: Store, *, leaving: Sequence[Run] = (), now: floa
 
 def _digest(layer: ObjectMeta) -> str:
     return layer.key.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
-
-
-def _job_file_last(folder: str, objects: Listing) -> list[str]:
-    # An interrupted deletion leaves a run that the next one still recognises.
-    job_file = f"{folder}/job.json"
-    return [*(meta.key for meta in objects if meta.key != job_file), job_file]
 
 
 async def collect(

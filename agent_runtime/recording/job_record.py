@@ -244,7 +244,7 @@ async def newest_run(store: Store, name: str) -> tuple[str, JobFile] | None:
 
 
 async def read_job_file(store: Store, folder: str) -> JobFile | None:
-    """`job.json` of a run, None where there is none. Raises RecordCorrupt for a damaged one, and for a newer version."""
+    """`job.json` of a run, None where it is missing. Raises RecordCorrupt for a damaged one, and for a newer version."""
     key = f"{folder}/job.json"
     data = await store.get(key)
     if data is None:
@@ -268,7 +268,7 @@ async def read_attempt_numbers(store: Store, index: int) -> list[int]:
 
 def manifest_changes(standing: JobFile, job: RolloutJob) -> list[str]:
     """How a job differs from that of a run, tasks of files aside: lines `field: old → new`."""
-    # Read with the models of today, so that a field that a newer version added is no change.
+    # Read with the models of today, so that a field that a newer version added does not count as a change.
     before = RolloutJob.model_validate(standing.manifest).wire()["spec"]
     return differences(_fixed(before), _fixed(job.wire()["spec"]), "spec")
 

@@ -1,7 +1,7 @@
 """Layers of workspaces in object storage: `layers/<digest>.tar.zst` beside the runs, each content once.
 
 A run names the layers that it needs by empty objects in its own folder, `<run>/layers/<digest>`, written before the layer
-itself: what a listing shows is what must be kept, and nobody has to read journals to know it.
+itself: what a listing shows is what must be kept, without reading any journal.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import hashlib
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from typing import IO, Final
+from typing import Final
 
 from agent_runtime.recording.artifacts import ArtifactsTooLarge, Packer, unpacked
 from agent_runtime.recording.segments import RecordCorrupt
@@ -23,7 +23,7 @@ SPARED_SECONDS: Final = 24 * 3600.0
 """A layer that was written within a day is not deleted: whoever wrote it may not have named it yet, or is about to."""
 
 _RENEWED_SECONDS: Final = SPARED_SECONDS / 2
-"""An equal layer that is older is written again, so that nobody deletes it meanwhile."""
+"""An equal layer that is older is written again, so that no cleanup deletes it meanwhile."""
 
 DELETION_SECONDS: Final = 600.0
 """A deletion takes less from its markers on, or deletes nothing."""
@@ -61,7 +61,10 @@ class Layers:
             except ArtifactsTooLarge:
                 raise LayerTooLarge(f"a layer takes more than sandbox.snapshotLimit, {limit} bytes") from None
             layer = Layer(digest=digest.hexdigest(), bytes=packer.size)
-            await self._store(layer, spool)
+            await self.name(layer)
+            modified = await self._output.modified(key_of(layer.digest))
+            if modified is None or time.time() - modified > _RENEWED_SECONDS:
+                await self._output.put_file(key_of(layer.digest), spool)
         return layer
 
     async def name(self, layer: Layer) -> None:
@@ -86,13 +89,6 @@ class Layers:
             yield piece
         if digest.hexdigest() != layer.digest:
             raise RecordCorrupt(key, "its content is not that of its name")
-
-    async def _store(self, layer: Layer, packed: IO[bytes]) -> None:
-        await self.name(layer)
-        key = key_of(layer.digest)
-        modified = await self._output.modified(key)
-        if modified is None or time.time() - modified > _RENEWED_SECONDS:
-            await self._output.put_file(key, packed)
 
 
 def marker_of(digest: str) -> str:

@@ -48,7 +48,7 @@ def _written(path: str, data: bytes) -> str:
         try:
             file = _opened(staging)
         except FileExistsError:
-            continue  # of somebody else who writes the same key, or who died over it
+            continue  # another process writes the same key, or died while it did
         try:
             _write(file, data)
         except OSError:
@@ -64,7 +64,7 @@ def _opened(path: str) -> int:
         try:
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
-            _make_folders(os.path.dirname(path))  # and again where somebody removes what has become empty
+            _make_folders(os.path.dirname(path))  # and again where another process removes empty folders
 
 
 def _make_folders(path: str) -> None:

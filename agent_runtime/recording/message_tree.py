@@ -1,8 +1,8 @@
 """The turns of an attempt, put one after another, as those who read a journal expect. Pure.
 
 Calls of sub-agents, and of programs behind the session proxy, interleave. Each records its parent turn, so that together
-they are trees, which are walked here from roots to leaves. Left out are answers that reached nobody, and calls without an
-answer except one that the attempt ends with.
+they are trees, which are walked here from roots to leaves. Left out are undelivered answers, and calls without an answer
+except one that the attempt ends with.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ def linear(records: Sequence[Record]) -> list[Record]:
 
 
 def undelivered_turns(records: Sequence[Record]) -> set[int]:
-    """Turns whose answer is known to have reached nobody."""
+    """Turns whose answer is known not to have been delivered."""
     delivered = {record.turn: record.delivered for record in records if isinstance(record, DeliveryRecord)}
     return {turn for turn, reached in delivered.items() if not reached}
 

@@ -39,7 +39,7 @@ class _Results(Sequence[Result]):
 
 
 class NoSuchRun(Exception):
-    """There is no run of that name, or no such rollout in it."""
+    """The run does not exist, or it has no such rollout."""
 
 
 class RunFolder:
@@ -119,7 +119,7 @@ class RunReader(RunFolder):
         return trajectory
 
     async def program_trajectory(self, index: int) -> dict[str, Any] | None:
-        """The trajectory that the program of a sealed rollout wrote of itself, as ATIF. None where there is none."""
+        """The trajectory that the program of a sealed rollout wrote of itself, as ATIF; None without one."""
         own = self.seals[index].result.program_trajectory
         return None if own is None or own.atif is None else json.loads(await _checked(self.store, own.atif))
 

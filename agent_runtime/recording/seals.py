@@ -171,15 +171,11 @@ def parse_seal(key: str, data: bytes) -> Seal:
 
 async def _sealed(store: Store) -> list[int]:
     """The rollouts that are sealed. Raises RecordCorrupt for other names, but for what file managers leave in folders."""
-    names = [meta.key.removeprefix("seals/") for meta in await store.list("seals")]
-    return [_sealed_index(name) for name in names if not name.startswith(".")]
-
-
-def _sealed_index(name: str) -> int:
-    index = name.removesuffix(".json")
-    if not index.isdigit():
-        raise RecordCorrupt(f"seals/{name}", "seals are named INDEX.json")
-    return int(index)
+    names = [meta.key.removeprefix("seals/").removesuffix(".json") for meta in await store.list("seals")]
+    seals = [name for name in names if not name.startswith(".")]
+    if other := next((name for name in seals if not name.isdigit()), None):
+        raise RecordCorrupt(f"seals/{other}", "seals are named INDEX.json")
+    return list(map(int, seals))
 
 
 async def _objects(store: Store, keys: list[str]) -> AsyncIterator[tuple[str, bytes]]:

@@ -192,7 +192,7 @@ class Store:
         """Write an object unless the key is taken. True: the object holds `data`; False: it holds something else.
 
         Writing the same bytes again is a success. So a reply that was lost does no harm, and who must tell its own write
-        from an equal one of somebody else puts a random word into it.
+        from an equal one of another writer puts a random word into it.
         """
         pauses = self._pauses(key)
         while True:
@@ -226,7 +226,7 @@ class Store:
         return None if meta is None else meta["last_modified"].timestamp()
 
     async def get(self, key: str) -> bytes | None:
-        """The object's bytes, or None where there is none."""
+        """The object's bytes, or None where it does not exist."""
 
         async def read() -> bytes:
             if isinstance(self.objects, LocalStore):
@@ -271,9 +271,9 @@ class Store:
         return ObjectDigest(key=key, sha256=digest.hexdigest(), bytes=size)
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
-        """The object's bytes in pieces, each piece repeated by itself. Raises StorageError where there is none."""
+        """The object's bytes in pieces, each piece repeated by itself. Raises StorageError where it does not exist."""
         if (meta := await self._head(key)) is None:
-            raise StorageError(f"{self.uri}/{key}: there is no such object")
+            raise StorageError(f"{self.uri}/{key}: the object does not exist")
         size = meta["size"]
         for start in range(0, size, PART_BYTES):
             end = min(start + PART_BYTES, size)
@@ -315,7 +315,8 @@ class Store:
             async def remove(batch: Sequence[str] = batch) -> None:
                 if isinstance(self.objects, LocalStore):
                     for path in batch:
-                        _delete_local(self.objects, path)
+                        with contextlib.suppress(FileNotFoundError):
+                            obstore.delete(self.objects, path)
                 else:
                     await obstore.delete_async(self.objects, batch)
 
@@ -333,7 +334,7 @@ class Store:
             raise StorageError(f"{self.uri}: {key} was taken before it was written; this storage cannot be relied on")
         second = await hasty.create(key, b"second")
         standing = await hasty.get(key)
-        with contextlib.suppress(StorageError):  # where nobody may delete, which is good for records, 5 bytes stay
+        with contextlib.suppress(StorageError):  # without the right to delete, which is good for records, 5 bytes stay
             await hasty.delete([key])
         if second or standing != b"first":
             raise StorageError(
@@ -377,27 +378,18 @@ class Store:
         """The operation's result, repeated while storage is away. Exceptions that are `answers` pass through."""
         pauses = self._pauses(key)
         while True:
+            started, failure = time.perf_counter(), None
             try:
-                return await self._timed(name, operation, answers)
+                return await operation()
             except answers:
                 raise
             except (BaseError, OSError) as error:
-                judged_error = self._judged(key, error)
-                if not isinstance(judged_error, StorageUnavailable):
-                    raise judged_error from error
-                await pauses.wait(str(judged_error))
-
-    async def _timed(self, name: str, operation: Callable[[], Awaitable[T]], answers: Answers) -> T:
-        started, failed = time.perf_counter(), False
-        try:
-            return await operation()
-        except answers:
-            raise
-        except (BaseError, OSError):
-            failed = True
-            raise
-        finally:
-            self.on_request(name, time.perf_counter() - started, failed)
+                failure = self._judged(key, error)
+                if not isinstance(failure, StorageUnavailable):
+                    raise failure from error
+            finally:
+                self.on_request(name, time.perf_counter() - started, failure is not None)
+            await pauses.wait(str(failure))
 
     def _judged(self, key: str, error: Exception) -> StorageError:
         return judged(f"{self.uri}/{key}", error, on_disk=isinstance(self.objects, LocalStore))
@@ -438,11 +430,6 @@ def write_spool(spool: tempfile.SpooledTemporaryFile[bytes], data: bytes) -> Non
         spool.write(data)
     except OSError as error:
         raise SpoolFull(size, disk.total, f"more cannot be written ({error})") from error
-
-
-def _delete_local(objects: LocalStore, path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        obstore.delete(objects, path)
 
 
 def judged(where: str, error: Exception, *, on_disk: bool) -> StorageError:

@@ -197,7 +197,7 @@ class _Reader:
     # Parts of the folder
 
     def look_around(self) -> None:
-        """What stands in the folder and is no part of a task here."""
+        """Report files and keys in the folder that have no effect here."""
         if str(self.value("environment.os", str) or "linux").lower() != "linux":
             self.refuse("environment.os", "is not linux, and nothing else can be run here; leave the task out")
         for name in ("environment/docker-compose.yaml", "tests/docker-compose.yaml"):

@@ -1,6 +1,6 @@
 """Every key that a `task.toml` of Harbor may have (schema 1.0 to 1.4), and what becomes of it here.
 
-The keys are those of Harbor 0.25's own models. One that is in no table is told as unknown: Harbor itself would ignore it.
+The keys are those of Harbor 0.25's own models. Other keys are reported as unknown; Harbor itself ignores them.
 """
 
 import re

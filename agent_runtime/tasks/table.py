@@ -24,7 +24,7 @@ PARQUET_BATCH = 256
 
 
 class RowError(ValueError):
-    """A row that is no task; `messages` say all that is wrong with it."""
+    """A row that does not make a task; `messages` list everything that is wrong with it."""
 
     def __init__(self, messages: Sequence[str]) -> None:
         super().__init__("; ".join(messages))

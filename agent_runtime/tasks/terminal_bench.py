@@ -135,7 +135,9 @@ def _judge_keys(folder: Folder, config: Mapping[str, Any], notes: Notes) -> None
         if key in REPORTED and config[key]:
             notes.report(CONFIG, f"{key} is not honoured: {REPORTED[key]}", line)
         elif key not in HONOURED and key not in REPORTED:
-            notes.report(CONFIG, f"{key} is not honoured: it is no key of Terminal-bench 1, which ignores it too", line)
+            notes.report(
+                CONFIG, f"{key} is not honoured: it is not a key of Terminal-bench 1, which ignores it too", line
+            )
     if "solution.sh" not in folder.files and "solution.yaml" in folder.files:
         notes.report(
             "solution.yaml", "is not honoured: it is typed into a terminal; the Oracle agent needs solution.sh"

@@ -251,9 +251,8 @@ class Attempt:
             self._environment = await open_environment(
                 self._rollout.task, self._context.environments, workspace, self._records, epoch=self._fence.epoch
             )
-        if self._branching is not None and _first(self._records, AttemptRecord) is None:
-            branch, prefix = self._branching.record(workspace), self._branching.origin.prefix
-            self._records = [*self._first_records(workspace), branch, *prefix]
+        if self._branching is not None and (begun := self._first_unwritten(workspace, self._records)):
+            self._records = [*begun, self._branching.record(workspace), *self._branching.origin.prefix]
             await self._journal.append(self._records)
         return workspace
 
@@ -308,11 +307,10 @@ class Attempt:
             boot_seconds=round(self._boot_seconds, 6),
         )
 
-    def _first_records(self, workspace: Workspace) -> list[Record]:
-        return [self._begun(workspace), *self._plugins.take_record()]
-
     def _first_unwritten(self, workspace: Workspace, recorded: Sequence[Record]) -> list[Record]:
-        return [] if _first(recorded, AttemptRecord) is not None else self._first_records(workspace)
+        if _first(recorded, AttemptRecord) is not None:
+            return []
+        return [self._begun(workspace), *self._plugins.take_record()]
 
     def _oversight(self) -> Oversight:
         context, keeps_stale = self._context, self._on_stale is OnStale.KEEP

@@ -85,7 +85,7 @@ async def trouble_of(
 def _watched(
     clock: AgentClock, watch: ModelWatch, health: CallHealth, on_failing: Callable[[str | None], None]
 ) -> Iterator[None]:
-    """A call: the agent's clock stands still while it is held, and whoever watches is told that it fails."""
+    """Watch a call. The agent's clock stands still while the call is held; `on_failing` learns that it fails."""
     call = object()
 
     def hold(held: bool) -> None:

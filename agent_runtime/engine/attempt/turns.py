@@ -266,7 +266,7 @@ class Turns:
         await self._guarded(self._states.go_back(checkpoint, self.turn))
 
     async def beside_turns(self, work: Coroutine[Any, Any, T]) -> T:
-        """Something of the engine's own between two turns: it counts for nobody, and its failures end the attempt."""
+        """Do work of the engine between two turns. Its time does not count, and its failures end the attempt."""
         return await self._guarded(self._clock.untimed(work))
 
     async def recorded_once(self, make: Callable[[], Awaitable[StepRecord]]) -> StepRecord:

@@ -148,7 +148,7 @@ class _Runs:
         if "://" not in uri:
             folder = (self._base_dir / uri).resolve()
             if not folder.parent.is_dir():
-                raise ValueError(f"there is no folder {folder.parent}; give the folder or URI of a run")
+                raise ValueError(f"the folder {folder.parent} does not exist; give the folder or URI of a run")
             uri = str(folder)
         if uri not in self._opened:
             parent, _, name = uri.rpartition("/")
@@ -234,7 +234,7 @@ def _stops(record: ObservationsRecord) -> bool:
 def copied(records: Sequence[Record], turn: int, *, keeps_ids: bool) -> list[Record]:
     """The records of the turns up to and including `turn`, as another rollout takes them over.
 
-    Their tokens were sampled by somebody else: no version is said to have made them, so nothing trains on them. Their ids
+    Another rollout sampled their tokens: they get no policy version, so that nothing trains on them. Their ids
     are left out where another model goes on, to which they may mean something else.
     """
     found: list[Record] = []

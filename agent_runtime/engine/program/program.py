@@ -188,7 +188,7 @@ class Program:
         return unwritten
 
     async def append(self, records: Sequence[Record]) -> None:
-        """See SessionJournal. What the store needs for it counts for nobody; what it raises ends the attempt."""
+        """See SessionJournal. The time of the store is not the agent's; what it raises ends the attempt."""
         used = {"agent_seconds": self.agent_seconds}
         timed = [
             record.model_copy(update=used) if isinstance(record, IntentRecord | ResponseRecord) else record

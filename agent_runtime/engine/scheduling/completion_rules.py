@@ -27,7 +27,7 @@ def plan_group(state: GroupState, *, min_completed: int, cancel_stragglers: bool
 
     A group is complete with `min_completed` Completed members. Stragglers go on unless they are to be cancelled; a member
     lost to infrastructure is repaired on its own, by its next attempt, and never touches the others. Of a group that was
-    `stopped` nobody is needed any more.
+    `stopped` no member is needed any more.
     """
     completed = sum(outcome is Outcome.COMPLETED for outcome in state.ended.values())
     waiting = tuple(member for member in range(state.size) if member not in state.ended)

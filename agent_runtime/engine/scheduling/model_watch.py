@@ -56,7 +56,7 @@ class ModelWatch:
             self._set_timer(loop, SILENT_SECONDS)
 
     def _sign(self, number: int, answered: bool) -> None:
-        """Something came back for a call. A failure is shown otherwise, and is no answer."""
+        """A call got a first sign of an answer. A failure does not count as one."""
         began = self._waiting.pop(number, None)
         if began is None or not answered:
             return
