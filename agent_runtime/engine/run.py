@@ -184,13 +184,12 @@ async def _nothing_more(group: int, task: Task, results: Sequence[Result]) -> No
 
 async def _summary(context: RunContext, total: int | None, aborted: str | None) -> JobSummary:
     record, shard, results = context.record, context.shard, context.results
-    stats: Mapping[str, object] = {}
+    stats: Mapping[str, object] | None = None
     if context.finished:
         verdict = {"sealed": len(results), "aborted": aborted, "plugins": context.plugins.of_job}
         await results.end()
         await record.finish_shard(shard.index, verdict)
-        if await record.finish(shard.count):
-            stats = await record.stats()
+        stats = await record.finish(shard.count)
     outcomes = results.outcomes
     summary = JobSummary(
         name=context.job.metadata.name,
@@ -202,7 +201,7 @@ async def _summary(context: RunContext, total: int | None, aborted: str | None) 
         completed=context.finished and aborted is None,
         aborted=aborted,
         resumable=not context.finished,
-        stats=stats,
+        stats=stats or {},
         tracebacks=dict(Counter(result.traceback for result in results.values() if result.traceback).most_common()),
     )
     context.observer(JobEnded(summary))

@@ -8,7 +8,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from agent_runtime.recording.results import result_line, statistics_of, stats_json, with_groups
@@ -153,9 +153,9 @@ class JobRecord:
             raise ManifestChanged(self.store.uri, changes)
         return True
 
-    async def seals(self, wanted: Callable[[int], bool] = lambda index: True) -> Mapping[int, Seal]:
-        """Seals by index, of the rollouts that are wanted. Raises RecordCorrupt naming the key of a damaged one."""
-        return await read_seals(self.store, wanted)
+    async def seals(self) -> Mapping[int, Seal]:
+        """Seals by index. Raises RecordCorrupt naming the key of a damaged one."""
+        return await read_seals(self.store)
 
     async def begun(self) -> set[int]:
         """Rollouts of which at least one attempt was claimed."""
@@ -181,25 +181,17 @@ class JobRecord:
         """Write a shard's verdict. A shard that ends twice keeps the first."""
         await self.store.create(f"shards/{shard}.json", compact_json(verdict))
 
-    async def finish(self, shards: int) -> bool:
-        """Write `results.jsonl` and `stats.json` when all shards have ended; whether they have."""
+    async def finish(self, shards: int) -> dict[str, Any] | None:
+        """Write `results.jsonl` and `stats.json` when all shards have ended; the statistics, None where a shard has not."""
         ended = {meta.key for meta in await self.store.list("shards")}
         if not all(f"shards/{shard}.json" in ended for shard in range(shards)):
-            return False
+            return None
         stats = await self._write_results()
         verdicts = await self.store.get_all([f"shards/{shard}.json" for shard in range(shards)])
         for_groups = [_parsed_json("shards", data or b"{}").get("plugins") or {} for data in verdicts]
-        await self.store.put("stats.json", stats_json(with_groups(stats, for_groups)))
-        return True
-
-    async def stats(self) -> dict[str, Any]:
-        """Statistics of the rollouts that are sealed so far, as in `stats.json`."""
-        data = await self.store.get("stats.json")
-        if data is not None:
-            return _parsed_json("stats.json", data)
-        with contextlib.closing(SealedResults(self.store)) as sealed:
-            await sealed.load()
-            return statistics_of(sealed.values())
+        stats = with_groups(stats, for_groups)
+        await self.store.put("stats.json", stats_json(stats))
+        return stats
 
     async def _write_results(self) -> dict[str, Any]:
         """Write `results.jsonl` in bounded memory; the statistics of all results."""

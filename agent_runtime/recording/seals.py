@@ -152,11 +152,10 @@ class StoredSeals(_Rows[Seal]):
         return result.model_copy(update={"advantage": self._advantages.get(result.index)})
 
 
-async def read_seals(store: Store, wanted: Wanted = lambda index: True) -> StoredSeals:
-    """Whole seals below a run's folder, of the rollouts that are wanted. Raises RecordCorrupt."""
-    indexes = sorted(filter(wanted, await _sealed(store)))
+async def read_seals(store: Store) -> StoredSeals:
+    """Whole seals below a run's folder. Raises RecordCorrupt."""
     seals = StoredSeals()
-    async for key, data in _objects(store, [f"seals/{index}.json" for index in indexes]):
+    async for key, data in _objects(store, [f"seals/{index}.json" for index in sorted(await _sealed(store))]):
         seals.add(key, data)
     return seals
 
