@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from agent_runtime.proxy.session import SessionJournal
 from rollout_api.records import (
     CheckpointRecord,
     IntentRecord,
@@ -23,17 +24,12 @@ class NotReplayable(Exception):
     """The agent did not repeat a call that the journal has: it is not a function of what its context returned."""
 
 
-class AppendOnly(Protocol):
-    """The one thing this needs of a journal."""
-
-    async def append(self, records: Sequence[Record]) -> None:
-        """Durable when it returns."""
-
-
 class AttemptLog:
     """`recorded` is what the journal has of the attempt, `unwritten` what the first write is to begin with."""
 
-    def __init__(self, journal: AppendOnly, recorded: Sequence[Record] = (), unwritten: Sequence[Record] = ()) -> None:
+    def __init__(
+        self, journal: SessionJournal, recorded: Sequence[Record] = (), unwritten: Sequence[Record] = ()
+    ) -> None:
         self.records: list[Record] = [*(r for r in recorded if not isinstance(r, REPLAYED)), *unwritten]
         """The attempt's records so far, journaled or about to be; of those to replay, what was come to."""
         self.recorded = recorded

@@ -170,36 +170,35 @@ class ToolRunner:
         Those in the workspace run in the order in which the model wrote them: one may need what another made.
         """
         results = await asyncio.gather(
-            *(
-                self._run_one(turn, call, f"{turn.key}{position}")
-                for position, call in enumerate(admitted[:MOST_CALLS], turn.first)
-            ),
-            return_exceptions=True,
+            *(self._run_one(turn, call, number) for number, call in enumerate(admitted)), return_exceptions=True
         )
         observations = []
-        for result in [*results, *map(_one_too_many, admitted[MOST_CALLS:])]:
+        for result in results:
             if isinstance(result, BaseException):
                 raise result
             self._observer(ToolEnded(self._index, result.tool, result.seconds, result.error))
             observations.append(result)
         return observations
 
-    async def _run_one(self, turn: CallsOfTurn, call: ToolCall | Observation, key: str) -> Observation:
+    async def _run_one(self, turn: CallsOfTurn, call: ToolCall | Observation, number: int) -> Observation:
         if isinstance(call, Observation):
             return call  # a plugin refused it
-        tool = turn.tools.get(call.name)
-        if tool is not None and turn.interrupted and tool.runs_in == "Runner" and not tool.idempotent:
-            return Observation(
-                call_id=call.id,
-                tool=call.name,
-                content="The outcome of this call is unknown: the process that ran it was interrupted. It was not repeated.",
-                error=True,
+        tool, refusal = turn.tools.get(call.name), None
+        if number >= MOST_CALLS:
+            refusal = (
+                f"At most {MOST_CALLS} tool calls of one answer are run. This one was not; make it in your next answer."
             )
+        elif tool is not None and turn.interrupted and tool.runs_in == "Runner" and not tool.idempotent:
+            refusal = (
+                "The outcome of this call is unknown: the process that ran it was interrupted. It was not repeated."
+            )
+        if refusal is not None:
+            return Observation(call_id=call.id, tool=call.name, content=refusal, error=True)
         is_agents_time = takes_agents_time(tool)
         seconds_left, limit = self._clock.left(), float(turn.task.timeouts.command_seconds)
         # One that hangs must not look like an agent that ran out of time, nor the other way round.
         seconds = min(limit, seconds_left) if is_agents_time else limit
-        workspace = KeyedWorkspace(self._states.workspace, key, seconds)
+        workspace = KeyedWorkspace(self._states.workspace, f"{turn.key}{turn.first + number}", seconds)
         context = ToolContext(workspace=workspace, task=turn.task, call_id=call.id, seconds_left=seconds_left)
         running = dispatch(turn.tools, call, context)
         if not is_agents_time:
@@ -208,10 +207,3 @@ class ToolRunner:
             return await running
         async with self._one_at_a_time:
             return await running
-
-
-def _one_too_many(call: ToolCall | Observation) -> Observation:
-    if isinstance(call, Observation):
-        return call  # a plugin refused it
-    message = f"At most {MOST_CALLS} tool calls of one answer are run. This one was not; make it in your next answer."
-    return Observation(call_id=call.id, tool=call.name, content=message, error=True)
