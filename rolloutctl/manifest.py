@@ -26,7 +26,6 @@ def read_manifest(path: Path) -> RolloutJob:
 
 
 def describe(path: Path, error: ManifestError) -> str:
-    """One line a problem."""
     return "\n".join(
         ": ".join(
             part

@@ -37,7 +37,6 @@ class ParsedAnswer:
 
     @property
     def is_empty(self) -> bool:
-        """There is nothing in it."""
         return not self.calls and self.final is None and self.complaint is None
 
 
@@ -145,7 +144,6 @@ class BaseAgent:
         return {"role": "tool", "tool_call_id": call.id, "content": observation.content}
 
     def finalize_trajectory(self, trajectory: Trajectory) -> str | None:
-        """The final message."""
         return trajectory.final
 
     async def _act(self, trajectory: Trajectory, answer: ParsedAnswer) -> None:

@@ -26,7 +26,6 @@ class Environment:
     system_prompt = "You act in an environment. Answer each turn with one action, such as <answer>ACTION</answer>."
 
     async def run(self, context: AgentContext) -> str | None:
-        """Act until the episode ends; see `Agent.run`."""
         act = context.tools.get(ACT)
         if not isinstance(act, Act):
             raise Stop(StopReason.AGENT_ERROR, NO_ENVIRONMENT)

@@ -7,5 +7,4 @@ class Nop:
     """Does nothing."""
 
     async def run(self, context: AgentContext) -> str | None:
-        """Return at once."""
         return None

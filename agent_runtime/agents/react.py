@@ -135,7 +135,6 @@ class ReAct(BaseAgent):
         return []
 
     def parse_llm_output(self, reply: ModelReply) -> ParsedAnswer:
-        """Read the text."""
         if not reply.text.strip():
             return ParsedAnswer()
         step = parse_step(reply.text)

@@ -58,7 +58,6 @@ class Move:
 
     @property
     def over(self) -> bool:
-        """Nothing moves any more."""
         return self.terminated or self.truncated
 
 
@@ -80,7 +79,6 @@ class EnvironmentHost(Protocol):
 
 
 def described(environment: TaskEnvironment) -> dict[str, Any]:
-    """What a host needs to know of an environment."""
     return environment.model_dump(
         mode="json", by_alias=True, include={"id", "seed", "max_steps", "format_penalty", "config"}
     )

@@ -24,7 +24,6 @@ class OpenEnvironment:
         self._host, self.act = host, act
 
     def close(self) -> None:
-        """Forget the episode."""
         self._host.close()
 
 

@@ -110,7 +110,6 @@ class _Process:
         self.calls.clear()
 
     async def wait(self) -> None:
-        """Until it is gone."""
         await self.process.wait()
         if self.reading is not None:
             await self.reading
@@ -163,7 +162,6 @@ class EnvironmentPool:
             return chosen
 
     async def close(self) -> None:
-        """End the processes."""
         processes, self._processes = self._processes, []
         for process in processes:
             process.end(_ProcessLost())
@@ -180,7 +178,6 @@ class PoolEpisode:
         """Actions that the process knows of."""
 
     async def start(self) -> Beginning:
-        """See EnvironmentHost."""
         reply = await self._begin([], self._timeouts.setup_seconds)
         return beginning(reply, self._environment)
 
@@ -192,7 +189,6 @@ class PoolEpisode:
         beginning(await self._ask(self._process, request, seconds), self._environment)
 
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
-        """See EnvironmentHost."""
         if self._process is not None and self._process.alive:
             actions = [*past[self._taken :], action]
             request = {"episode": self._number, "actions": actions}
@@ -209,7 +205,6 @@ class PoolEpisode:
         return moves(reply, at_most=self._taken)
 
     def close(self) -> None:
-        """See EnvironmentHost."""
         if self._process is not None:
             self._process.episodes.discard(self._number)
             self._process.tell({"episode": self._number})

@@ -58,7 +58,6 @@ class SandboxedEpisode:
         self._key = f"{START_TURN + epoch}:environment"
 
     async def start(self) -> Beginning:
-        """See EnvironmentHost."""
         try:
             # The process that keeps the episode may be reading its modules: what stands there stays.
             if await self._workspace.stat(PROGRAM) is None:
@@ -77,7 +76,6 @@ class SandboxedEpisode:
         return beginning(self._reply(result, self._timeouts.setup_seconds), self._environment)
 
     async def take(self, past: Sequence[Action], action: Action, workspace: ToolWorkspace) -> list[Move]:
-        """See EnvironmentHost."""
         result = await workspace.run(["python3", PROGRAM], stdin=self._request([*past, action]), head_bytes=REPLY_BYTES)
         return moves(self._reply(result, self._timeouts.command_seconds), at_most=len(past) + 1)
 

@@ -31,5 +31,4 @@ def episode_verdict(environment: TaskEnvironment, records: Sequence[Record]) -> 
 
 
 def step_rewards(records: Sequence[Record]) -> list[float]:
-    """The reward of each step, in order."""
     return [float(step.data["reward"]) for step in acted(records)]

@@ -47,7 +47,6 @@ class EpisodeResult:
     metrics: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As one mapping, metrics beside the rest."""
         return {
             "status": self.status.value,
             "score": self.score,
@@ -123,7 +122,6 @@ class AgentRunner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Let go of all of it."""
         self._runner.run(self._session.__aexit__(kind, error, traceback))
         self._runner.close()
         self._folder.cleanup()

@@ -25,11 +25,9 @@ class GroupPlugins:
         """Why the rest of the group is not needed any more, with the plugin's name."""
 
     async def begin(self) -> None:
-        """Before the first rollout of this process."""
         await self._tell("before_group")
 
     async def end(self, results: Sequence[Result]) -> None:
-        """All members are sealed."""
         copies = [self._copy(member, result) for member, result in enumerate(results)]
         await self._tell("after_group", results=copies)
 

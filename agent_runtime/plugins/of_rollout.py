@@ -108,11 +108,9 @@ class RolloutPlugins:
                 await self._tell("before_tool_call", f":turn-{response.turn}:call-{number}", call=seen)
 
     async def before_verifier_command(self, number: int, command: str) -> None:
-        """See verification.grade.CommandWatch."""
         await self._tell("before_verifier_command", f":verifier-{number}", command=command)
 
     async def after_verifier_command(self, number: int, result: CommandVerdict) -> None:
-        """See verification.grade.CommandWatch."""
         shown = {"command": result.command, "result": result}
         await self._tell("after_verifier_command", f":verifier-{number}", **shown)
 

@@ -24,7 +24,6 @@ class PerformanceStop(RolloutManager):
         self.threshold, self.min_episodes, self.max_episodes = threshold, min_episodes, max_episodes
 
     async def should_stop_group(self, group: GroupInfo, results: Sequence[Result]) -> str | None:
-        """See RolloutManager."""
         rewards = [r.reward for r in results if r.outcome is Outcome.COMPLETED and r.reward is not None]
         return stop_reason(rewards, self.threshold, self.min_episodes, self.max_episodes)
 

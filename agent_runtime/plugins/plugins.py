@@ -82,11 +82,9 @@ class Plugins:
 
     @property
     def any(self) -> bool:
-        """Whether there is one at all."""
         return bool(self._methods)
 
     def have(self, *hooks: str) -> bool:
-        """Whether any plugin has one of these hooks."""
         return any(self._methods.get(hook) for hook in hooks)
 
     async def ask(self, hook: str, key: str, **arguments: Any) -> AsyncIterator[Answer]:
@@ -110,7 +108,6 @@ class Plugins:
             sums[name] = round(sums[name] + more, 6)
 
     def close(self) -> None:
-        """End their threads."""
         for worker in {method.worker for methods in self._methods.values() for method in methods}:
             worker.close()
 

@@ -6,7 +6,6 @@ from rollout_api.records import PluginCall, PluginReport, PluginsRecord, Record
 
 
 def calls_of(records: Iterable[Record]) -> list[PluginCall]:
-    """The calls that a journal holds, in order."""
     return [call for record in records if isinstance(record, PluginsRecord) for call in record.calls]
 
 

@@ -46,7 +46,6 @@ class SafetyFilter(ActionFilter):
         self.blocked_patterns = [re.compile(pattern) for pattern in blocked_patterns]
 
     async def filter_tool_call(self, rollout: RolloutInfo, call: ToolCall) -> Refuse | ToolCall | None:
-        """See ActionFilter."""
         try:
             arguments = decoded_arguments(call.arguments)
         except ValueError:
@@ -73,7 +72,6 @@ class SafetyFilter(ActionFilter):
 
 
 def _harm(name: str, arguments: Sequence[str]) -> str | None:
-    """What a command would destroy, or None."""
     options = [word for word in arguments if word.startswith("-")]
     recursive = any(
         word in ("--recursive", "--no-preserve-root") or (set("rR") & set(word) and re.fullmatch(r"-\w+", word))

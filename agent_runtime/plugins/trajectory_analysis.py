@@ -38,7 +38,6 @@ class TrajectoryAnalysis(TrajectoryAnalyzer):
         self.error_rate, self.many_calls, self.slow_seconds = error_rate, many_calls, slow_seconds
 
     async def analyze_trajectory(self, finished: FinishedRollout) -> Mapping[str, Any]:
-        """See TrajectoryAnalyzer."""
         uses = finished.tool_uses
         analysis = analysis_of(uses)
         verdict = finished.verdict
@@ -53,7 +52,6 @@ class TrajectoryAnalysis(TrajectoryAnalyzer):
         }
 
     def suggestions(self, analysis: Mapping[str, Any], failed_checks: int) -> list[str]:
-        """What stands out, in words."""
         said = []
         if analysis["errorRate"] > self.error_rate:
             said.append(f"{analysis['errorRate']:.0%} of the tool calls failed: see errors")
@@ -90,7 +88,6 @@ def analysis_of(uses: Sequence[ToolUse]) -> dict[str, Any]:
 
 
 def category(error: str) -> str:
-    """The kind of an error by its words."""
     text = error.lower()
     return next((kind for kind, words in _CATEGORIES if any(word in text for word in words)), "other")
 

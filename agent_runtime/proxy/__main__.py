@@ -14,7 +14,6 @@ from agent_runtime.recording.store import StorageError
 
 
 def main(path: Path) -> None:
-    """Serve; what is wrong is told in a sentence."""
     log_to_stderr()
     try:
         settings = ProxySettings.model_validate(yaml.safe_load(path.read_text()))

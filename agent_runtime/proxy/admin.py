@@ -55,11 +55,9 @@ class Admin:
 
     @property
     def keyless(self) -> bool:
-        """Whether requests need no key."""
         return self._digest is None
 
     def health(self) -> dict[str, Any]:
-        """What `/health` says of the sessions."""
         return {"mode": "standalone", "connected_workers": self._workers(), "sessions": self._sessions.held}
 
     async def answer(self, request: Incoming, target: SessionPath) -> Reply:

@@ -41,7 +41,6 @@ class Call:
 
     @property
     def succeeded(self) -> bool:
-        """Its answer is recorded."""
         return self._work.done() and not self._work.cancelled() and self._work.exception() is None
 
     def run(self, work: Coroutine[Any, Any, ModelReply]) -> None:
@@ -50,18 +49,15 @@ class Call:
         self._task.add_done_callback(self._done)
 
     def replay(self, reply: ModelReply) -> None:
-        """It was answered before."""
         self.answered = True
         self._task = asyncio.get_running_loop().create_future()
         self._task.set_result(reply)
 
     def add_text(self, piece: str) -> None:
-        """Text has arrived (`ModelRequest.on_text`)."""
         self._pieces.append(piece)
         self._wake()
 
     def enter(self) -> None:
-        """Another client waits for it."""
         self._clients += 1
 
     def leave(self, delivered: bool | None) -> None:
@@ -76,7 +72,6 @@ class Call:
         self._on_left(self, self._delivered)
 
     def cancel(self) -> None:
-        """Stop the model's work, unless it has answered."""
         if self._task is not None and not self.answered:
             self._task.cancel()
 
@@ -106,7 +101,6 @@ class Call:
         return await asyncio.shield(self._work)
 
     async def ended(self) -> None:
-        """Until its work is over, whatever came of it."""
         await asyncio.wait([self._work])
 
     @property

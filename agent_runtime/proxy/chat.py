@@ -61,7 +61,6 @@ class ErrorKind(Enum):
 
     @property
     def status(self) -> int:
-        """The HTTP status."""
         return self.value[0]
 
     @property
@@ -172,6 +171,5 @@ def decoded(body: bytes) -> JsonObject:
 
 
 def sse(data: Mapping[str, Any], event: str | None = None) -> bytes:
-    """One server-sent event."""
     head = f"event: {event}\n" if event else ""
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

@@ -90,7 +90,6 @@ class Answers(Generic[T]):
             self._undelivered.popitem(last=False)
 
     def forget(self, call: T) -> None:
-        """Its answer reached its client after all."""
         for number, (_, other) in list(self._undelivered.items()):
             if other is call:
                 del self._undelivered[number]

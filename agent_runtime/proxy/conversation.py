@@ -112,7 +112,6 @@ def assistant(text: str, calls: list[dict[str, Any]]) -> Message:
 
 
 def plain_answer(message: Message) -> Message:
-    """Text and tool calls of an answer, and nothing else of it."""
     reply = _reply(message)
     return assistant(
         reply.text,

@@ -57,7 +57,6 @@ class History:
                 self.turns[mark.turn].delivered = mark.delivered
 
     def begin(self, intent: IntentRecord) -> None:
-        """A call is dispatched."""
         self.next_turn = max(self.next_turn, intent.turn + 1)
         self.spent.requests += 1
         for messages in (intent.messages, intent.tools or []):
@@ -67,7 +66,6 @@ class History:
                 messages[position] = self._held.setdefault(key, message)
 
     def add(self, intent: IntentRecord, response: ResponseRecord) -> None:
-        """A call is answered."""
         before = None if intent.parent is None else self.turns.get(intent.parent)
         tools = intent.tools if intent.tools is not None else before.tools if before is not None else []
         if before is not None:
@@ -109,7 +107,6 @@ class History:
         return self._ids[1]
 
     def reply(self, turn: Turn) -> ModelReply:
-        """The answer of a turn as the model gave it."""
         response, completion = turn.response, turn.response.completion_token_ids
         has_ids = response.prompt_token_ids is not None and completion is not None
         prompt = self.ids(turn)[: -len(completion) or None] if has_ids and completion is not None else None

@@ -49,12 +49,10 @@ class Reply:
 
 
 def json_reply(status: int, body: Any, headers: Mapping[str, str] | None = None) -> Reply:
-    """A reply with a JSON body."""
     return Reply(status, {**JSON_HEADERS, **(headers or {})}, json_body(body))
 
 
 def json_body(body: Any) -> bytes:
-    """JSON as it is sent."""
     return json.dumps(body, separators=(",", ":")).encode()
 
 

@@ -20,12 +20,10 @@ SESSION_FORM: Final = "1 to 128 of letters, digits, `.`, `_` and `-`, beginning 
 
 
 def is_session_id(name: str) -> bool:
-    """Whether a session may be called so."""
     return _SESSION.fullmatch(name) is not None
 
 
 def new_key(session: str) -> str:
-    """A key that nobody can guess."""
     return key_of(session, secrets.token_bytes(_SECRET_BYTES))
 
 
@@ -41,7 +39,6 @@ def session_of(key: str) -> str | None:
 
 
 def digest(key: str) -> str:
-    """What is stored of a key."""
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()
 
 

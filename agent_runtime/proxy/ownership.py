@@ -45,7 +45,6 @@ class _Fenced:
         self._log, self._on_superseded = log, on_superseded
 
     async def append(self, records: Sequence[Record]) -> None:
-        """See `EpochLog.append`."""
         try:
             await self._log.append(records)
         except Superseded:
@@ -84,7 +83,6 @@ class StoredSessions:
         return True
 
     async def find(self, session: str, key: str | None) -> Session | Owner:
-        """See `Sessions.find`."""
         if (held := self._held.get(session)) is not None:
             check_key(held.session.settings, key)
             held.used = time.monotonic()
@@ -140,7 +138,6 @@ class StoredSessions:
         await asyncio.gather(*(give_up(held) for held in list(self._held.values())))
 
     async def has_moved(self, session: str, claim: Claim) -> bool:
-        """Whether somebody else has the session by now."""
         return await self.store.folder(session).latest_claim(claim.epoch) != claim
 
     async def _let_go(self, session: Session) -> None:
@@ -211,7 +208,6 @@ class _Elsewhere:
     claim: Claim
 
     async def forward(self, request: Incoming) -> Reply | None:
-        """See `Owner.forward`."""
         if FORWARDED in request.headers:
             return Reply(MISDIRECTED, {}, b"")
         assert self.claim.address is not None  # `find` has looked

@@ -67,7 +67,6 @@ class Peers:
         self._telling: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Close connections."""
         if self._telling:
             await asyncio.wait(self._telling)
         if self._client is not None:

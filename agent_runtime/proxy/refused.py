@@ -18,7 +18,6 @@ class Refused(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the reply."""
         again = self.kind in (ErrorKind.RATE_LIMITED, ErrorKind.BAD_GATEWAY, ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT)
         return {**self.kind.headers, **({"Retry-After": str(RETRY_SECONDS)} if again else {})}
 

@@ -111,12 +111,10 @@ class Session:
 
     @property
     def model_names(self) -> Sequence[str]:
-        """Names under which the model is asked for."""
         return sorted(self._names)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way."""
         return not self._live
 
     @property
@@ -126,7 +124,6 @@ class Session:
 
     @property
     def over(self) -> Exhausted | None:
-        """The limit that forbids another call."""
         return exhausted(self.settings.limits, self._history.spent, time.time() - self.settings.created)
 
     def begin(self, request: ChatRequest, identity: Identity) -> Call:
@@ -164,7 +161,6 @@ class Session:
         await self.flush()
 
     async def flush(self) -> None:
-        """Record what is known of deliveries."""
         if marks := self._take_marks():
             await self._journal.append(marks)
 
@@ -281,7 +277,6 @@ class Session:
             self._mark(turn, delivered)
 
     def _left(self, call: Call, delivered: bool | None) -> None:
-        """The last client of a call has gone."""
         self._attended.discard(call)
         if not call.answered:
             return

@@ -51,7 +51,6 @@ def unknown_key() -> Refused:
 
 
 def ended(session: str) -> Refused:
-    """For the key of a session that is over."""
     return Refused(ErrorKind.SESSION_ENDED, f"session {session} has ended; no further call is answered")
 
 
@@ -82,7 +81,6 @@ class LocalSessions:
         await ending.end()
 
     async def find(self, session: str, key: str | None) -> Session:
-        """See `Sessions.find`."""
         found = self._open.get(session)
         settings = found.settings if found is not None else self._ended.get(session)
         if settings is None:

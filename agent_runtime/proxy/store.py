@@ -26,7 +26,6 @@ class SessionStore:
     store: Store
 
     def folder(self, session: str) -> AttemptFolder:
-        """Where its records are."""
         return AttemptFolder(self.store, f"sessions/{session}")
 
     async def register(self, settings: SessionSettings) -> bool:
@@ -44,11 +43,9 @@ class SessionStore:
             raise RecordCorrupt(key, str(error.errors(include_url=False)[0]["msg"])) from error
 
     async def complete(self, session: str) -> None:
-        """Write that it has ended; the first end stands."""
         await self.store.create(self._completed_key(session), json.dumps({"time": time.time()}).encode())
 
     async def is_completed(self, session: str) -> bool:
-        """Whether it has ended."""
         return await self.store.get(self._completed_key(session)) is not None
 
     async def records(self, session: str) -> list[Record]:

@@ -33,7 +33,6 @@ async def run_command(
 
 
 def how_it_ended(result: CommandResult) -> str:
-    """The end of a command in words."""
     if result.cause == "Deadline":
         return (
             f"timed out after {result.seconds:.0f} s: the command and everything that it started was ended; "

@@ -37,12 +37,10 @@ class File:
 
     @property
     def newline(self) -> str:
-        """How its lines end."""
         return "\r\n" if b"\r\n" in self.data and self.data.count(b"\r\n") == self.data.count(b"\n") else "\n"
 
     @property
     def text(self) -> str:
-        """Its text."""
         return self.data.decode(errors="surrogateescape").replace(self.newline, "\n")
 
     def encoded(self, text: str) -> bytes:

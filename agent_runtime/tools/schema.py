@@ -31,7 +31,6 @@ class ArgumentsError(ToolError):
 
 
 def openai_definition(tool: Tool) -> dict[str, Any]:
-    """A tool as a request to a model declares it."""
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}
 

@@ -126,7 +126,6 @@ async def _terminal(
 
 
 async def _find(processes: ToolProcesses) -> str:
-    """The open terminal, or a new one."""
     found = [process for process, running in await processes.processes() if running and process.endswith(f"-{LABEL}")]
     if found:
         return found[-1]

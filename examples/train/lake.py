@@ -27,7 +27,6 @@ def best_possible(*, slippery: bool) -> float:
 
 
 def at_random(*, slippery: bool) -> float:
-    """The same for a player who draws each step."""
     return _value(slippery, best=False)
 
 

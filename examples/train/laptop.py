@@ -46,7 +46,6 @@ class LaptopServer:
 
 @contextlib.asynccontextmanager
 async def server_process() -> AsyncIterator[str]:
-    """The policy's server, on a free port; its URL."""
     command = (sys.executable, "-m", "examples.train.server")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
@@ -76,7 +75,6 @@ async def learn(url: str, output: Path, settings: Settings, seed: int, trainer: 
 
 
 def tell(number: int, share: float) -> None:
-    """A line an update."""
     print(f"update {number:2}: {share:6.1%} reach the goal", flush=True)
 
 

@@ -42,7 +42,6 @@ _TEXT = [bytes([byte]) for byte in range(256)] + [word.encode() for word in (*WO
 
 
 def encode(text: str) -> list[int]:
-    """The tokens of a text."""
     return [_OF_PIECE[piece] for piece in _PIECES.findall(text.encode())]
 
 

@@ -82,7 +82,6 @@ class Engine:
         self.weights = self._first if folder is None else policy.load(folder)
 
     def checksums(self) -> dict[str, str]:
-        """Of what is loaded, by name of tensor."""
         return {"table": policy.checksum(self.weights)}
 
 
@@ -107,7 +106,6 @@ class Routes:
         self._engine, self._name = engine, name
 
     def app(self) -> web.Application:
-        """All routes."""
         app = web.Application(client_max_size=BODY_BYTES)
         posts: dict[str, Callable[[Json], Awaitable[Json]]] = {
             "/v1/chat/completions": self._chat,
@@ -178,7 +176,6 @@ class Routes:
         return self._head(choice, body["prompt_tokens"])
 
     def _head(self, choice: Json, prompt: int) -> Json:
-        """A chat completion with that choice."""
         ids = choice["token_ids"]
         usage = {"prompt_tokens": prompt, "completion_tokens": len(ids), "total_tokens": prompt + len(ids)}
         message = {"role": "assistant", "content": policy.decode(ids)}
@@ -259,7 +256,6 @@ async def _run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m examples.train.server", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "model", nargs="?", help="folder with the first weights; a policy that has learned nothing without it"

@@ -99,7 +99,6 @@ class Trainer:
         return curve
 
     async def publish(self) -> None:
-        """Have the server serve the weights that there are."""
         await self._server.update(self.version, self.weights)
 
     async def samples(self, group: FinishedGroup) -> list[Sample]:
@@ -175,7 +174,6 @@ def step(weights: Weights, samples: Sequence[Sample], learning_rate: float) -> W
 
 
 def _log_likelihoods(weights: Weights, branch: Branch) -> NDArray[np.float64]:
-    """Of the trained tokens."""
     rows, last, tokens = _positions(branch)
     found: NDArray[np.float64] = policy.log_probabilities(weights, rows, last)[np.arange(len(tokens)), tokens]
     return found

@@ -27,11 +27,9 @@ class ParsedActions(ReAct):
         self._parser, self._has_end = parser, has_end
 
     def initial_messages(self) -> list[Message]:
-        """Without ReAct's own form."""
         return BaseAgent.initial_messages(self)
 
     def parse_llm_output(self, reply: ModelReply) -> ParsedAnswer:
-        """As the parser says."""
         if not reply.text.strip():
             return ParsedAnswer()
         action = self._parser(reply.text)
@@ -47,7 +45,6 @@ class Logged:
         self._agent = agent
 
     async def run(self, context: AgentContext) -> str | None:
-        """See `Agent.run`."""
         return await self._agent.run(_LoggedContext(context))
 
 

@@ -50,7 +50,6 @@ class ToolWithOptions:
         return f"{self.description} Arguments, as a JSON schema: {json.dumps(self.parameters)}"
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """See `Tool.execute`."""
         return await self._tool.execute({**self._options, **arguments}, context)
 
 
@@ -93,7 +92,6 @@ class NamedTool:
         self._tool, self._stops = tool, stops
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """See `Tool.execute`."""
         result = await self._tool.execute(arguments, context)
         return replace(result, stop=self._stops and not result.error)
 

@@ -176,15 +176,12 @@ class _Api:
         self._client = client.ApiClient()
 
     def get(self, path: str, accept: str = "application/json", **query: str) -> Answer:
-        """One object, or a list of them."""
         return self._ask("GET", path, accept, query, None)
 
     def create(self, path: str, body: Mapping[str, Any], **query: str) -> Answer:
-        """An object is made, or would be with `dryRun`."""
         return self._ask("POST", path, "application/json", query, body)
 
     def may(self, namespace: str, right: checks.Right) -> bool:
-        """Whether the person has a right in a namespace."""
         verb, group, resource, subresource, _ = right
         attributes = {
             "namespace": namespace,

@@ -92,7 +92,6 @@ def _unseen(subject: str, what: str, refusal: Refusal) -> Finding:
 
 
 def version(answer: Answer) -> Finding:
-    """The API server's version."""
     if isinstance(answer, Refusal):
         return Finding(
             State.FAIL, "Kubernetes", f"does not answer: {answer.message}", "check KUBECONFIG and its context"
@@ -106,7 +105,6 @@ def version(answer: Answer) -> Finding:
 
 
 def definitions(answers: Mapping[str, Answer]) -> Finding:
-    """The CRDs, by plural."""
     subject, advice = "resources", "install or upgrade the chart: docs/installing.md"
     for plural, answer in answers.items():
         if isinstance(answer, Refusal):
@@ -301,7 +299,6 @@ def secrets(answers: Mapping[str, tuple[str, Answer]], namespace: str) -> Iterat
 
 
 def rights(allowed: Mapping[Right, bool]) -> Iterator[Finding]:
-    """What the person may do."""
     missing = [right for right, granted in allowed.items() if not granted]
     for verb, _, resource, subresource, purpose in missing:
         state = State.FAIL if (verb, resource) == ("create", "rolloutjobs") else State.WARN

@@ -22,7 +22,6 @@ def results(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -> None
 
 
 async def show_results(reference: str | None, form: Form) -> None:
-    """See `results`."""
     run = await find_run_folder(reference, os.environ)
     with contextlib.closing(SealedResults(run.store)) as sealed:
         await sealed.load()

@@ -105,7 +105,6 @@ def _stopping_cleanly(stop: asyncio.Event, display: Display) -> Iterator[None]:
 
 
 def resume_command() -> str:
-    """What to type to go on with this run."""
     return shlex.join(["rolloutctl", *(argument for argument in sys.argv[1:] if argument != "--new")])
 
 
@@ -121,7 +120,6 @@ def exit_code(summary: JobSummary) -> Exit:
 
 
 def summary_json(summary: JobSummary) -> dict[str, object]:
-    """The machine's form of how a run ended."""
     return {
         "name": summary.name,
         "folder": summary.folder,

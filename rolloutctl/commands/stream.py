@@ -48,7 +48,6 @@ def close(job: JobArgument) -> None:
 
 
 async def submit_tasks(job: str, source: str, label: str | None, form: Form) -> None:
-    """See `submit`."""
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:

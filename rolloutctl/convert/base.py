@@ -116,7 +116,6 @@ class Keys:
         return Keys(self.take(name, {}), self.where(name), self.notes)
 
     def note(self, name: str, message: str) -> None:
-        """Say what became of a key."""
         self.left.discard(name)
         self.notes.append(Note(self.where(name), message))
 
@@ -131,7 +130,6 @@ class Keys:
 
 
 def manifest(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A RolloutJob as a document."""
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": object_name(name)}, "spec": dict(spec)}
 
 

@@ -52,7 +52,6 @@ def recognises(values: Mapping[str, Any]) -> bool:
 
 
 def convert(source: Source) -> Conversion:
-    """The manifest of a config.json. Raises UnusableInput."""
     if source.evaluation:
         raise UnusableInput("a Real Work configuration stands for one job; leave out --eval")
     if source.overrides:

@@ -77,7 +77,6 @@ class Group:
 
 
 def convert(source: Source) -> Conversion:
-    """The manifest of an agentic YAML. Raises UnusableInput."""
     notes: list[Note] = []
     keys = Keys(composed(source, notes), "", notes)
     if source.llm:

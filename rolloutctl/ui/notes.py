@@ -39,7 +39,6 @@ class _Members:
         self._first: list[int] = []
 
     def add(self, index: int, words: Iterable[str] = (), times: int = 0) -> None:
-        """One more."""
         self.count += 1
         self.times += times
         self.words.update(words)
@@ -58,7 +57,6 @@ class _Members:
         return f"Rollout{'s' if self.count > 1 else ''} {listed}{', …' if self.count > SHOWN else ''}."
 
     def counted(self, most: int = 5) -> str:
-        """The most frequent words."""
         shown = sorted(self.words.items(), key=lambda item: (-item[1], item[0]))
         parts = [name if count == 1 else f"{name} ×{count}" for name, count in shown[:most]]
         return "; ".join(parts) + (f"; and {len(shown) - most} more" if len(shown) > most else "")

@@ -47,7 +47,6 @@ class Rollout:
 
 
 def head(job: JobFacts, results: Sequence[Result]) -> str:
-    """The file up to its transcripts."""
     style = _asset("page.css")
     policy = (
         f"default-src 'none'; script-src '{_digest(_asset('page.js'))}'; style-src '{_digest(style)}'; "
@@ -71,7 +70,6 @@ def group(rollouts: Sequence[Rollout]) -> str:
 
 
 def tail() -> str:
-    """The file after its transcripts."""
     return _filled(_halves()[1], {"script": _asset("page.js")})
 
 
@@ -158,7 +156,6 @@ def summary(job: JobFacts, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def transcript(rollout: Rollout) -> dict[str, Any]:
-    """One rollout as page.js draws it."""
     return {
         "steps": [_step(step) for step in steps(rollout.records)],
         "verdict": _cleaned(rollout.verdict.wire()) if rollout.verdict else None,

@@ -45,7 +45,6 @@ class Tally:
         self._reward_sum, self._rewarded = 0.0, 0
 
     def add(self, event: Event) -> None:
-        """Count one event."""
         if isinstance(event, JobStarted):
             self.total, self.sealed, self._since = event.total, event.sealed, self._clock()
         elif isinstance(event, RolloutStarted):
@@ -70,7 +69,6 @@ class Tally:
 
     @property
     def per_minute(self) -> float:
-        """Rollouts that this process seals in a minute."""
         elapsed = self._clock() - self._since
         return 60 * self._here / elapsed if elapsed > 0 else 0.0
 
@@ -82,7 +80,6 @@ class Tally:
         return 60 * (self.total - self.sealed) / self.per_minute
 
     def line(self) -> str:
-        """All of it in one line."""
         total = "?" if self.total is None else str(self.total)
         parts = [f"{self.sealed}/{total} rollouts", f"{len(self.running)} running"]
         if self.waiting:

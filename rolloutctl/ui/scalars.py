@@ -35,7 +35,6 @@ class ScalarLog:
             self._writers.append(_WeightsAndBiases(wandb, name))
 
     def __call__(self, event: Event) -> None:
-        """An `Observer`."""
         self._observer(event)
         if isinstance(event, GroupFinished):
             self._step += 1
@@ -44,11 +43,9 @@ class ScalarLog:
                     writer.write(scalars(event.results), self._step)
 
     def __enter__(self) -> Self:
-        """Nothing to get ready."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Flush everything."""
         for writer in self._writers:
             writer.close()
 

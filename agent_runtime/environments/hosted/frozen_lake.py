@@ -56,7 +56,6 @@ class FrozenLake:
         self._instruction = instruction(rules, VOCABULARY if grid_vocab is None else grid_vocab, self._actions)
 
     def reset(self, seed: int) -> Start:
-        """Draw what that seed decides."""
         self._map = self._given or random_map(self._size, self._p, seed)
         start = self._map.index("S")
         self._row, self._column = divmod(start, self._size)
@@ -65,7 +64,6 @@ class FrozenLake:
         return Start(self._text(), self._instruction)
 
     def step(self, action: str | None) -> Move:
-        """Walk; nothing moves without a known action."""
         number = action_number(action, self._actions)
         if number is None or number not in DIRECTIONS:
             return Move(self._text(), 0.0, valid=False, effective=False, success=self._tile() == "G")

@@ -36,7 +36,6 @@ class Kept:
         self._moves: list[dict[str, Any]] = []
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What the program prints."""
         try:
             if request.get("try"):
                 trial = Episode(request["start"])

@@ -68,7 +68,6 @@ class Sokoban:
         )
 
     def reset(self, seed: int) -> Start:
-        """Make the room of that seed."""
         room = random_room(self._rows, self._columns, self._boxes, self._depth, seed)
         self._fixed, self._now = room.fixed, list(room.now)
         self._on_target = 0

@@ -23,7 +23,6 @@ from agent_runtime.environments.hosted.game import GameError
 
 
 def serve(requests: Iterable[bytes], answers: BinaryIO) -> None:
-    """Answer until the requests end."""
     episodes: dict[int, Episode] = {}
     for line in requests:
         request = json.loads(line)

@@ -37,7 +37,6 @@ class HarborRows:
 
     @property
     def on_server(self) -> bool:
-        """A Harbor server runs the trials."""
         return self.settings is not None and not self.settings.use_local_trial
 
     def task(self, fields: Mapping[str, Any]) -> Task | None:

@@ -177,7 +177,6 @@ class Runs:
         return run_id
 
     def result(self, run_id: str) -> RunResult | None:
-        """How a run is; None where there is none."""
         if (ended := self._ended(run_id)) is not None:
             return ended.result
         known = run_id in self._working or (_is_run(run_id) and (self._folder / run_id / _REQUEST).exists())
@@ -204,7 +203,6 @@ class Runs:
 
     @property
     def count(self) -> int:
-        """Runs that have not ended."""
         return len(self._working)
 
     def _planned(self, run_id: str, request: RunRequest, folder: Path) -> PlannedRun:

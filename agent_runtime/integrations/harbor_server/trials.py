@@ -65,7 +65,6 @@ class HarborTrials(NoSandboxes):
         self._client = HarborClient(settings.harbor_server_url, environ.get(SERVER_KEY) or None)
 
     async def open(self) -> None:
-        """Listen for model calls."""
         try:
             await self._front.open()
         except OSError as error:
@@ -74,7 +73,6 @@ class HarborTrials(NoSandboxes):
             raise SandboxFailure("ProviderUnavailable", message) from error
 
     async def acquire(self, spec: WorkspaceSpec, *, attempt: str, fence: Fence, name: str) -> "Trial":
-        """A trial that has not begun."""
         return Trial(self._settings, self._client, self._front, Path(spec.image or ""))
 
     async def reattach(self, handle: Mapping[str, Any], *, spec: WorkspaceSpec, fence: Fence) -> "Trial":
@@ -85,7 +83,6 @@ class HarborTrials(NoSandboxes):
         """Trials that an earlier process left have no model any more, and end by themselves."""
 
     async def close(self, *, keep: bool = False) -> None:
-        """Listen no more."""
         await self._front.close()
 
 
@@ -131,15 +128,12 @@ class Trial(NoSandbox):
         """See `write`."""
 
     async def stat(self, path: str, *, key: str | None = None) -> FileStat | None:
-        """The rewards alone."""
         return FileStat(path, "file", len(self._rewards), 0o644, 0.0) if path == JSON_PATH else None
 
     async def read(self, path: str, *, key: str | None = None, limit: int = 1 << 20) -> bytes:
-        """The rewards alone."""
         return self._rewards
 
     def secret(self, purpose: str) -> bytes:
-        """See Workspace."""
         found = hmac.digest(self._secret, purpose.encode(), "sha256")
         self._asked.add(base64.urlsafe_b64encode(found).decode().rstrip("="))
         return found

@@ -29,13 +29,11 @@ class VerlChat:
     async def prompt(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prefix: TokenPrefix | None
     ) -> list[int]:
-        """See `Chat.prompt`."""
         return await asyncio.to_thread(self._prompt, messages, tools, prefix)
 
     async def read(
         self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], stops: Sequence[str]
     ) -> tuple[str, list[dict[str, Any]]]:
-        """See `Chat.read`."""
         ended = bool(ids) and ids[-1] == self._tokenizer.eos_token_id
         said = list(ids[:-1] if ended else ids)
         if not tools:

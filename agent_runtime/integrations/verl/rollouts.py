@@ -102,7 +102,6 @@ class _OpenJob:
         return cls(await session.__aenter__())
 
     async def run(self, row: Row) -> FinishedGroup:
-        """The row's group, once all its members have a result."""
         sequence = await self._session.submit(row.task, label=row.uid)
         self.raise_failure()
         try:
@@ -111,16 +110,13 @@ class _OpenJob:
             self._waiting.pop(sequence, None)
 
     def raise_failure(self) -> None:
-        """See `Rollouts.raise_failure`."""
         if self._failure is not None:
             raise self._failure
 
     async def records(self, result: Result) -> list[Record]:
-        """See `RolloutSession.records`."""
         return await self._session.records(result)
 
     async def close(self) -> None:
-        """Leave the session."""
         self._collecting.cancel()
         await asyncio.gather(self._collecting, return_exceptions=True)
         await self._session.__aexit__(None, None, None)

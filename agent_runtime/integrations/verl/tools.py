@@ -17,7 +17,6 @@ ToolsKwargs = Callable[[Task], Mapping[str, Any]]
 
 
 def no_kwargs(task: Task) -> Mapping[str, Any]:
-    """Nothing for any tool."""
     return {}
 
 

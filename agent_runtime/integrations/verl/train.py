@@ -39,7 +39,6 @@ def prepare(config: DictConfig, environ: Mapping[str, str], overrides: Sequence[
 
 @hydra.main(config_path="pkg://agent_runtime.integrations.verl.config", config_name="remote_agent", version_base=None)  # type: ignore[untyped-decorator]
 def main(config: DictConfig) -> None:
-    """Hydra's entry."""
     os.environ.update(prepare(config, os.environ, HydraConfig.get().overrides.task))
     train(config)
 

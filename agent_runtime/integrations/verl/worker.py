@@ -107,7 +107,6 @@ class RolloutWorker(AgentLoopWorker):  # type: ignore[misc]
             task.add_done_callback(self._background.discard)
 
     async def close(self) -> None:
-        """Give all sandboxes back."""
         await self._rollouts.close()
 
     async def _run_prompt(self, row: Row, fields: dict[str, Any], validate: bool) -> None:

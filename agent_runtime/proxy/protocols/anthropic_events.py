@@ -35,7 +35,6 @@ def anthropic_error(kind: ErrorKind, message: str) -> JsonObject:
 
 
 def answer_head(request: ChatRequest, id: str) -> JsonObject:
-    """A message that has not begun."""
     return {
         "id": f"msg_{id}",
         "type": "message",
@@ -78,16 +77,13 @@ class AnthropicEncoder:
         self._text_open = False
 
     def start(self) -> bytes:
-        """The message, with no content yet."""
         return _event("message_start", message=answer_head(self._request, self._id))
 
     def text(self, piece: str) -> bytes:
-        """A piece of text; the first one opens the block."""
         self._sent.add(piece)
         return self._text(piece)
 
     def end(self, answer: ChatAnswer) -> bytes:
-        """The other blocks, and the end."""
         reply = answer.reply
         thought = reasoning(reply.message) if self._request.extra["thinking"] else None
         before = self._thinking(thought) if thought and not self._text_open else b""
@@ -99,7 +95,6 @@ class AnthropicEncoder:
         return before + text + behind + calls + tail
 
     def error(self, kind: ErrorKind, message: str) -> bytes:
-        """The error event, which the anthropic package raises."""
         return sse(anthropic_error(kind, message), "error")
 
     def _text(self, piece: str) -> bytes:

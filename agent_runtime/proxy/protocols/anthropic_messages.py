@@ -69,7 +69,6 @@ class AnthropicMessages:
     path = "/messages"
 
     def parse(self, body: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
-        """A request; see `Translation.parse`."""
         check_known(body, PASSED | HONOURED | IGNORED | REFUSED.keys())
         refuse(body, REFUSED)
         required(body, "max_tokens", int)
@@ -86,14 +85,12 @@ class AnthropicMessages:
         )
 
     def answer(self, request: ChatRequest, answer: ChatAnswer) -> JsonObject:
-        """The body of an answer."""
         head = answer_head(request, answer.id)
         delta, counts = answer_tail(answer.reply)
         content = answer_blocks(answer, thinking=request.extra["thinking"])
         return head | {"content": content, "usage": head["usage"] | counts} | delta
 
     def encoder(self, request: ChatRequest, id: str, created: int) -> AnthropicEncoder:
-        """For an answer that is streamed."""
         return AnthropicEncoder(request, id)
 
     def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:

@@ -76,7 +76,6 @@ def required(body: Mapping[str, Any], name: str, form: type[T], where: str | Non
 
 
 def objects(values: Any, where: str) -> Sequence[JsonObject]:
-    """A list of objects."""
     return [typed(value, dict, f"{where}[{i}]") for i, value in enumerate(typed(values, list, where))]
 
 

@@ -92,7 +92,6 @@ class OpenAIChat:
     path = "/chat/completions"
 
     def parse(self, body: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
-        """A request; see `Translation.parse`."""
         check_known(body, PASSED | HONOURED | IGNORED | {"modalities"} | REFUSED.keys())
         refuse(body, REFUSED)
         one(body, "n")
@@ -127,7 +126,6 @@ class OpenAIChat:
         )
 
     def answer(self, request: ChatRequest, answer: ChatAnswer) -> JsonObject:
-        """The body of an answer."""
         reply = answer.reply
         choice = {
             "index": 0,
@@ -145,11 +143,9 @@ class OpenAIChat:
         return body
 
     def encoder(self, request: ChatRequest, id: str, created: int) -> "ChatEncoder":
-        """For an answer that is streamed."""
         return ChatEncoder(request, _head(request, id, created, "chat.completion.chunk"))
 
     def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
-        """The body of an error."""
         return openai_error(kind, message, param)
 
 
@@ -161,16 +157,13 @@ class ChatEncoder:
         self._usage = {"usage": None} if self._extra["usage"] else {}
 
     def start(self) -> bytes:
-        """The chunk with the role."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def text(self, piece: str) -> bytes:
-        """A piece of text."""
         self._sent.add(piece)
         return self._chunk({"content": piece})
 
     def end(self, answer: ChatAnswer) -> bytes:
-        """Reasoning, the rest of the text, tool calls, and the end."""
         reply, chunks = answer.reply, []
         message = answer_message(reply.message)
         for name in message.keys() - {"role", "content", "tool_calls"}:
@@ -191,7 +184,6 @@ class ChatEncoder:
         return b"".join([*chunks, DONE])
 
     def error(self, kind: ErrorKind, message: str) -> bytes:
-        """The error in place of a chunk, which the openai package raises."""
         return sse(openai_error(kind, message)) + DONE
 
     def _chunk(self, delta: JsonObject) -> bytes:
@@ -288,7 +280,6 @@ def finish_reason(reply: ModelReply) -> str:
 
 
 def usage(reply: ModelReply) -> JsonObject:
-    """Counts of tokens."""
     counted = reply.usage
     return {
         "prompt_tokens": counted.prompt_tokens,

@@ -53,7 +53,6 @@ class OpenAICompletions:
     path = "/completions"
 
     def parse(self, body: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
-        """A request; see `Translation.parse`."""
         check_known(body, PASSED | HONOURED | IGNORED | REFUSED.keys())
         refuse(body, REFUSED)
         one(body, "n", "best_of")
@@ -75,7 +74,6 @@ class OpenAICompletions:
         )
 
     def answer(self, request: ChatRequest, answer: ChatAnswer) -> JsonObject:
-        """The body of an answer."""
         return {
             **_head(request, answer.id, answer.created),
             "choices": [_last_choice(request, answer.reply, answer.reply.text)],
@@ -83,11 +81,9 @@ class OpenAICompletions:
         }
 
     def encoder(self, request: ChatRequest, id: str, created: int) -> "CompletionsEncoder":
-        """For an answer that is streamed."""
         return CompletionsEncoder(request, _head(request, id, created))
 
     def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
-        """The body of an error."""
         return openai_error(kind, message, param)
 
 
@@ -103,18 +99,15 @@ class CompletionsEncoder:
         return b""
 
     def text(self, piece: str) -> bytes:
-        """A piece of text."""
         self._sent.add(piece)
         return self._chunk({"index": 0, "text": piece, "logprobs": None, "finish_reason": None})
 
     def end(self, answer: ChatAnswer) -> bytes:
-        """The rest of the text, and the end."""
         last = self._chunk(_last_choice(self._request, answer.reply, self._sent.rest(answer.reply.text)))
         counts = sse({**self._head, "choices": [], "usage": usage(answer.reply)}) if self._usage else b""
         return last + counts + DONE
 
     def error(self, kind: ErrorKind, message: str) -> bytes:
-        """The error in place of a chunk, which the openai package raises."""
         return sse(openai_error(kind, message)) + DONE
 
     def _chunk(self, choice: JsonObject) -> bytes:
@@ -122,7 +115,6 @@ class CompletionsEncoder:
 
 
 def _prompt(prompt: Any) -> Message:
-    """The one message that stands for a prompt."""
     match prompt:
         case str() | [str()]:
             text = prompt if isinstance(prompt, str) else prompt[0]

@@ -91,7 +91,6 @@ class OpenAIResponses:
     path = "/responses"
 
     def parse(self, body: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
-        """A request; see `Translation.parse`."""
         check_known(body, PASSED | HONOURED | IGNORED | REFUSED.keys())
         refuse(body, REFUSED)
         instructions = given(body, "instructions", str, "")
@@ -114,17 +113,14 @@ class OpenAIResponses:
         )
 
     def answer(self, request: ChatRequest, answer: ChatAnswer) -> JsonObject:
-        """The body of an answer."""
         return whole_response(
             request, answer, output_items(answer.reply.message, answer.id, answer.reply.finish_reason)
         )
 
     def encoder(self, request: ChatRequest, id: str, created: int) -> ResponsesEncoder:
-        """For an answer that is streamed."""
         return ResponsesEncoder(request, id, created)
 
     def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
-        """The body of an error."""
         return openai_error(kind, message, param)
 
 

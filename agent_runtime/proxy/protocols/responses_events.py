@@ -27,20 +27,17 @@ class ResponsesEncoder:
         self._text_begun = False
 
     def start(self) -> bytes:
-        """The response, with no output yet."""
         response = bare_response(self._request, self._id, self._created)
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
     def text(self, piece: str) -> bytes:
-        """A piece of text; the first one opens the message."""
         head = b"" if self._text_begun else self._begin_text()
         self._sent.add(piece)
         return head + self._delta(piece)
 
     def end(self, answer: ChatAnswer) -> bytes:
-        """The rest of the message, the other items, and the whole response."""
         reply = answer.reply
         text, calls, thought = reply.text, call_items(self._id, reply.message), reasoning(reply.message)
         before = self._whole_reasoning(thought) if thought and not self._text_begun else b""

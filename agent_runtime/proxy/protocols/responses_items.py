@@ -28,7 +28,6 @@ def reasoning_item(id: str, text: str) -> JsonObject:
 
 
 def message_item(id: str, text: str, finish_reason: str) -> JsonObject:
-    """The text of an answer."""
     return {
         "id": f"msg_{id}",
         "type": "message",
@@ -39,7 +38,6 @@ def message_item(id: str, text: str, finish_reason: str) -> JsonObject:
 
 
 def call_items(id: str, message: Message) -> list[JsonObject]:
-    """The tool calls of an answer."""
     return [
         {
             "id": f"fc_{id}_{position}",
@@ -64,7 +62,6 @@ def output_items(message: Message, id: str, finish_reason: str) -> list[JsonObje
 
 
 def bare_response(request: ChatRequest, id: str, created: int) -> JsonObject:
-    """A response that is under way."""
     return {
         "id": f"{ANSWER_PREFIX}{id}{request.extra['suffix']}",
         "object": "response",
@@ -80,7 +77,6 @@ def bare_response(request: ChatRequest, id: str, created: int) -> JsonObject:
 
 
 def whole_response(request: ChatRequest, answer: ChatAnswer, output: Sequence[JsonObject]) -> JsonObject:
-    """The response with its output."""
     reason = INCOMPLETE.get(answer.reply.finish_reason)
     counted = answer.reply.usage
     return bare_response(request, answer.id, answer.created) | {
@@ -111,7 +107,6 @@ class _Answer:
         return kind == "function_call" or not (self.calls or (self.texts if kind == "message" else self.thoughts))
 
     def message(self) -> Message:
-        """The chat message."""
         thought = {"reasoning_content": "".join(self.thoughts)} if self.thoughts else {}
         return assistant("".join(self.texts), self.calls) | thought
 

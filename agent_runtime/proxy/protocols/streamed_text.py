@@ -12,7 +12,6 @@ class StreamedText:
         self._pieces: list[str] = []
 
     def add(self, piece: str) -> None:
-        """Another piece was sent."""
         self._pieces.append(piece)
 
     def rest(self, text: str) -> str:
@@ -25,5 +24,4 @@ class StreamedText:
 
     @property
     def whole(self) -> str:
-        """All that was sent."""
         return "".join(self._pieces)

@@ -83,11 +83,9 @@ class _Worker:
 
     @property
     def room(self) -> int:
-        """Calls that it takes beside those that it has."""
         return (self.hello.capacity or _NO_LIMIT) - self.taken
 
     def takes(self, is_prompt: bool) -> bool:
-        """Whether it can answer such a call at all."""
         return self.hello.prompts or not is_prompt
 
     def answers_for(self, session: str) -> bool:
@@ -159,7 +157,6 @@ class Hub:
 
     @property
     def workers(self) -> int:
-        """How many are connected."""
         return len(self._workers)
 
     async def check(self) -> None:
@@ -174,7 +171,6 @@ class Hub:
             await worker.socket.close(code=1001, message=b"the proxy ends")  # RFC 6455: going away
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """See `Model.complete`."""
         return await self._in_time(request, None)
 
     async def complete_prompt(self, prompt: Prompt, request: ModelRequest) -> ModelReply:
@@ -252,7 +248,6 @@ class Hub:
 
     @property
     def heartbeat_seconds(self) -> float:
-        """For the sockets that `serve` is given."""
         return self._heartbeat
 
     def _changed(self) -> None:
@@ -320,7 +315,6 @@ class Hub:
             raise
 
     def _able(self, session: str) -> dict[str, _Worker]:
-        """The workers that may answer a session, by name."""
         own = {name: worker for name, worker in self._workers.items() if worker.answers_for(session)}
         return own or {name: worker for name, worker in self._workers.items() if worker.hello.sessions is None}
 

@@ -71,7 +71,6 @@ class Hello(ApiModel, extra="ignore"):
 
 
 def hello(message: Mapping[str, Any]) -> Hello:
-    """Of `worker_hello`. Raises FormError."""
     try:
         found = Hello.model_validate(message)
     except ValidationError as error:
@@ -147,7 +146,6 @@ def prompt_of(message: Mapping[str, Any]) -> Prompt | None:
 
 
 def reply_message(id: str, reply: ModelReply) -> JsonObject:
-    """`completion_response` with an answer."""
     return {
         "type": "completion_response",
         "request_id": id,
@@ -177,7 +175,6 @@ _MODEL_ERRORS: Final[Mapping[str, type[ModelError]]] = {
 
 
 def error_message(id: str, error: ModelError | ContextExceeded | ContentFiltered) -> JsonObject:
-    """`completion_response` with a failure."""
     told: JsonObject = {"type": "completion_response", "request_id": id, "error": str(error)}
     if isinstance(error, ModelError):
         kind = next(word for word, form in _MODEL_ERRORS.items() if isinstance(error, form))
@@ -211,7 +208,6 @@ class _Answer(ApiModel, extra="ignore"):
         return {"role": "assistant", "content": text, **({"tool_calls": self.tool_calls} if self.tool_calls else {})}
 
     def spans(self) -> list[PolicySpan]:
-        """Which version made which token."""
         if self.policy_spans is not None or self.weight_version is None:
             return self.policy_spans or []
         return [PolicySpan(tokens=len(self.token_ids or []), version=str(self.weight_version))]

@@ -210,18 +210,15 @@ class _Text:
         self._sending: asyncio.Task[None] | None = None
 
     def add(self, piece: str) -> None:
-        """`ModelRequest.on_text`."""
         self._pieces.append(piece)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.ensure_future(self._send())
 
     async def end(self) -> None:
-        """Until all is sent."""
         if self._sending is not None:
             await self._sending
 
     def stop(self) -> None:
-        """Send no more."""
         if self._sending is not None:
             self._sending.cancel()
 

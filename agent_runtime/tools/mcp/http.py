@@ -35,7 +35,6 @@ class HttpSession:
             await self.close()
 
     async def close(self) -> None:
-        """End the session."""
         task, self._task, self._session = self._task, None, None
         if task is None:
             return

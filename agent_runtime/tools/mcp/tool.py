@@ -40,11 +40,9 @@ class McpTool:
 
     @property
     def idempotent(self) -> bool:
-        """As the server says of the tool."""
         return self._repeatable
 
     async def execute(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """See Tool."""
         seconds = min(context.task.timeouts.command_seconds, context.seconds_left)
         request = CallToolRequest(params=CallToolRequestParams(name=self._tool, arguments=dict(arguments)))
         answer: CallToolResult | MCPError | ValidationError
