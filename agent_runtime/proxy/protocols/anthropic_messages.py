@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from agent_runtime.proxy.chat import BadRequest, ChatAnswer, ChatRequest, Earlier, ErrorKind, JsonObject
@@ -10,6 +11,7 @@ from agent_runtime.proxy.protocols.anthropic_events import AnthropicEncoder, ans
 from agent_runtime.proxy.protocols.fields import (
     ENGINE_SAMPLING,
     check_known,
+    each,
     given,
     objects,
     refuse,
@@ -76,7 +78,7 @@ class AnthropicMessages:
         return ChatRequest(
             model=required(body, "model", str),
             messages=_system(body.get("system")) + _conversation(body),
-            tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(body.get("tools") or [], "tools"))],
+            tools=each(body.get("tools"), "tools", _tool),
             sampling=sampling(
                 body, max_tokens=("max_tokens",), stop="stop_sequences", extra=_sampled_otherwise(body), passed=PASSED
             ),
@@ -113,8 +115,7 @@ def answer_blocks(answer: ChatAnswer, *, thinking: bool) -> list[JsonObject]:
 
 
 def _system(system: Any) -> list[Message]:
-    blocks = [{"type": "text", "text": system}] if isinstance(system, str) else objects(system or [], "system")
-    texts = [_text(block, f"system[{i}]") for i, block in enumerate(blocks)]
+    texts = [system] if isinstance(system, str) else each(system, "system", _text)
     meant = [text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text for text in texts]
     prompt = "\n".join(filter(None, meant))
     return [{"role": "system", "content": prompt}] if prompt else []
@@ -130,7 +131,7 @@ def _conversation(body: Mapping[str, Any]) -> list[Message]:
             "so let the conversation end with a user message",
             "messages",
         )
-    return [part for i, message in enumerate(messages) for part in _messages(message, f"messages[{i}]")]
+    return list(chain.from_iterable(each(messages, "messages", _messages)))
 
 
 def _messages(message: JsonObject, where: str) -> list[Message]:
@@ -184,9 +185,7 @@ def _answer(blocks: Sequence[JsonObject], where: str) -> Message:
 def _result(content: Any, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(
-        _text(block, f"{where}.content[{i}]") for i, block in enumerate(objects(content, f"{where}.content"))
-    )
+    return "\n".join(each(typed(content, list, f"{where}.content"), f"{where}.content", _text))
 
 
 def _text(block: JsonObject, where: str) -> str:

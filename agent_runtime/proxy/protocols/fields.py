@@ -1,6 +1,6 @@
 """Reading the fields of a request: each is honoured, ignored or refused, and none is passed over in silence. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -77,6 +77,11 @@ def required(body: Mapping[str, Any], name: str, form: type[T], where: str | Non
 
 def objects(values: Any, where: str) -> Sequence[JsonObject]:
     return [typed(value, dict, f"{where}[{i}]") for i, value in enumerate(typed(values, list, where))]
+
+
+def each(values: Any, where: str, parse: Callable[[JsonObject, str], T]) -> list[T]:
+    """What `parse` makes of each object of a list, by the object and its path; no list stands for an empty one."""
+    return [parse(value, f"{where}[{i}]") for i, value in enumerate(objects(values or [], where))]
 
 
 def sampling(

@@ -4,32 +4,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_runtime.models.base import ModelReply
-from agent_runtime.proxy.chat import (
-    BadRequest,
-    ChatAnswer,
-    ChatRequest,
-    Earlier,
-    ErrorKind,
-    JsonObject,
-    sse,
-)
+from agent_runtime.proxy.chat import BadRequest, ChatAnswer, ChatRequest, Earlier, JsonObject
 from agent_runtime.proxy.conversation import REASONING_FIELDS, assistant, plain_answer
 from agent_runtime.proxy.protocols.fields import (
     ENGINE_SAMPLING,
     check_known,
+    each,
     given,
-    objects,
     one,
     refuse,
     required,
     sampling,
     typed,
 )
-from agent_runtime.proxy.protocols.openai_errors import openai_error
-from agent_runtime.proxy.protocols.streamed_text import StreamedText
+from agent_runtime.proxy.protocols.openai_errors import ChunkEncoder, OpenAIErrors, usage
 from rollout_api.records import Message
-
-DONE = b"data: [DONE]\n\n"
 
 PASSED = ENGINE_SAMPLING | {
     "frequency_penalty",
@@ -85,7 +74,7 @@ REFUSED = {
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-class OpenAIChat:
+class OpenAIChat(OpenAIErrors):
     """A `Translation`."""
 
     name = "chat"
@@ -97,10 +86,7 @@ class OpenAIChat:
         one(body, "n")
         if body.get("modalities") not in (None, ["text"]):
             raise BadRequest("modalities: the model writes text only; leave it out", "modalities")
-        messages = [
-            parse_message(message, f"messages[{i}]")
-            for i, message in enumerate(objects(required(body, "messages", list), "messages"))
-        ]
+        messages = each(required(body, "messages", list), "messages", parse_message)
         if not messages:
             raise BadRequest("messages: expected at least one message, got an empty list", "messages")
         choice = tool_choice(body.get("tool_choice"))
@@ -108,7 +94,7 @@ class OpenAIChat:
         return ChatRequest(
             model=required(body, "model", str),
             messages=messages,
-            tools=[parse_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(body.get("tools") or [], "tools"))],
+            tools=each(body.get("tools"), "tools", parse_tool),
             sampling=sampling(
                 body,
                 max_tokens=("max_tokens", "max_completion_tokens"),
@@ -145,50 +131,36 @@ class OpenAIChat:
     def encoder(self, request: ChatRequest, id: str, created: int) -> "ChatEncoder":
         return ChatEncoder(request, _head(request, id, created, "chat.completion.chunk"))
 
-    def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
-        return openai_error(kind, message, param)
 
-
-class ChatEncoder:
+class ChatEncoder(ChunkEncoder):
     """Chunks of a streamed chat completion; see `Encoder`."""
 
-    def __init__(self, request: ChatRequest, head: JsonObject) -> None:
-        self._extra, self._head, self._sent = request.extra, head, StreamedText()
-        self._usage = {"usage": None} if self._extra["usage"] else {}
-
     def start(self) -> bytes:
-        return self._chunk({"role": "assistant", "content": ""})
+        return self._delta(role="assistant", content="")
 
     def text(self, piece: str) -> bytes:
         self._sent.add(piece)
-        return self._chunk({"content": piece})
+        return self._delta(content=piece)
 
     def end(self, answer: ChatAnswer) -> bytes:
         reply, chunks = answer.reply, []
         message = answer_message(reply.message)
         for name in message.keys() - {"role", "content", "tool_calls"}:
-            chunks.append(self._chunk({name: message[name]}))
+            chunks.append(self._delta(**{name: message[name]}))
         if rest := self._sent.rest(reply.text):
-            chunks.append(self._chunk({"content": rest}))
+            chunks.append(self._delta(content=rest))
         if calls := message.get("tool_calls"):
-            chunks.append(self._chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}))
-        last: JsonObject = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish_reason(reply)}
+            chunks.append(self._delta(tool_calls=[{"index": i, **call} for i, call in enumerate(calls)]))
+        last: JsonObject = {"delta": {}, "logprobs": None, "finish_reason": finish_reason(reply)}
         if self._extra["logprobs"]:
             last["logprobs"] = logprobs(reply)
         prompt: JsonObject = {}
         if self._extra["ids"]:
             last["token_ids"], prompt = reply.completion_token_ids, {"prompt_token_ids": reply.prompt_token_ids}
-        chunks.append(sse({**self._head, **prompt, "choices": [last], **self._usage}))
-        if self._usage:
-            chunks.append(sse({**self._head, "choices": [], "usage": usage(reply)}))
-        return b"".join([*chunks, DONE])
+        return b"".join([*chunks, self._chunk(last, **prompt), self._end(reply)])
 
-    def error(self, kind: ErrorKind, message: str) -> bytes:
-        return sse(openai_error(kind, message)) + DONE
-
-    def _chunk(self, delta: JsonObject) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-        return sse({**self._head, "choices": [choice], **self._usage})
+    def _delta(self, **delta: Any) -> bytes:
+        return self._chunk({"delta": delta, "logprobs": None, "finish_reason": None})
 
 
 def _head(request: ChatRequest, id: str, created: int, form: str) -> JsonObject:
@@ -201,10 +173,7 @@ def parse_message(message: JsonObject, where: str) -> Message:
     if role not in ROLES:
         raise BadRequest(f"{where}.role: {role!r}; expected one of {', '.join(ROLES)}", f"{where}.role")
     if role == "assistant":
-        calls = [
-            parse_call(call, f"{where}.tool_calls[{i}]")
-            for i, call in enumerate(objects(message.get("tool_calls") or [], f"{where}.tool_calls"))
-        ]
+        calls = each(message.get("tool_calls"), f"{where}.tool_calls", parse_call)
         thought = {name: required(message, name, str, where) for name in REASONING_FIELDS if message.get(name)}
         return assistant(parse_text(message.get("content"), f"{where}.content", ""), calls) | thought
     # Chat templates know no developer: it is OpenAI's newer word for system.
@@ -229,13 +198,14 @@ def parse_text(content: Any, where: str, joint: str) -> str:
         return ""
     if isinstance(content, str):
         return content
-    texts = []
-    for i, part in enumerate(objects(content, where)):
-        kind = required(part, "type", str, f"{where}[{i}]")
-        if kind not in ("text", "refusal", "input_text", "output_text"):
-            raise BadRequest(f"{where}[{i}]: a part of type {kind!r}; this model reads text only", f"{where}[{i}]")
-        texts.append(required(part, "refusal" if kind == "refusal" else "text", str, f"{where}[{i}]"))
-    return joint.join(texts)
+    return joint.join(each(typed(content, list, where), where, _part_text))
+
+
+def _part_text(part: JsonObject, where: str) -> str:
+    kind = required(part, "type", str, where)
+    if kind not in ("text", "refusal", "input_text", "output_text"):
+        raise BadRequest(f"{where}: a part of type {kind!r}; this model reads text only", where)
+    return required(part, "refusal" if kind == "refusal" else "text", str, where)
 
 
 def parse_call(call: JsonObject, where: str) -> JsonObject:
@@ -277,16 +247,6 @@ def tool_choice(choice: Any) -> JsonObject:
 def finish_reason(reply: ModelReply) -> str:
     """OpenAI's word for why the answer ended. Servers say stop beside tool calls that a choice forced."""
     return "tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason
-
-
-def usage(reply: ModelReply) -> JsonObject:
-    counted = reply.usage
-    return {
-        "prompt_tokens": counted.prompt_tokens,
-        "completion_tokens": counted.completion_tokens,
-        "total_tokens": counted.prompt_tokens + counted.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
-    }
 
 
 def logprobs(reply: ModelReply) -> JsonObject | None:

@@ -10,14 +10,11 @@ from agent_runtime.proxy.chat import (
     ChatAnswer,
     ChatRequest,
     Earlier,
-    ErrorKind,
     JsonObject,
-    sse,
 )
 from agent_runtime.proxy.protocols.fields import ENGINE_SAMPLING, check_known, given, one, refuse, required, sampling
-from agent_runtime.proxy.protocols.openai_chat import DONE, IGNORED, usage
-from agent_runtime.proxy.protocols.openai_errors import openai_error
-from agent_runtime.proxy.protocols.streamed_text import StreamedText
+from agent_runtime.proxy.protocols.openai_chat import IGNORED
+from agent_runtime.proxy.protocols.openai_errors import ChunkEncoder, OpenAIErrors, usage
 from rollout_api.records import Message
 
 MAX_TOKENS = 16  # the API's own default
@@ -46,7 +43,7 @@ REFUSED = {
 }
 
 
-class OpenAICompletions:
+class OpenAICompletions(OpenAIErrors):
     """A `Translation`."""
 
     name = "completions"
@@ -76,23 +73,16 @@ class OpenAICompletions:
     def answer(self, request: ChatRequest, answer: ChatAnswer) -> JsonObject:
         return {
             **_head(request, answer.id, answer.created),
-            "choices": [_last_choice(request, answer.reply, answer.reply.text)],
+            "choices": [{"index": 0, **_last_choice(request.extra, answer.reply, answer.reply.text)}],
             "usage": usage(answer.reply),
         }
 
     def encoder(self, request: ChatRequest, id: str, created: int) -> "CompletionsEncoder":
         return CompletionsEncoder(request, _head(request, id, created))
 
-    def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
-        return openai_error(kind, message, param)
 
-
-class CompletionsEncoder:
+class CompletionsEncoder(ChunkEncoder):
     """Chunks of a streamed completion; see `Encoder`."""
-
-    def __init__(self, request: ChatRequest, head: JsonObject) -> None:
-        self._request, self._head, self._sent = request, head, StreamedText()
-        self._usage = {"usage": None} if request.extra["usage"] else {}
 
     def start(self) -> bytes:
         """Nothing: the API begins with the first text."""
@@ -100,18 +90,11 @@ class CompletionsEncoder:
 
     def text(self, piece: str) -> bytes:
         self._sent.add(piece)
-        return self._chunk({"index": 0, "text": piece, "logprobs": None, "finish_reason": None})
+        return self._chunk({"text": piece, "logprobs": None, "finish_reason": None})
 
     def end(self, answer: ChatAnswer) -> bytes:
-        last = self._chunk(_last_choice(self._request, answer.reply, self._sent.rest(answer.reply.text)))
-        counts = sse({**self._head, "choices": [], "usage": usage(answer.reply)}) if self._usage else b""
-        return last + counts + DONE
-
-    def error(self, kind: ErrorKind, message: str) -> bytes:
-        return sse(openai_error(kind, message)) + DONE
-
-    def _chunk(self, choice: JsonObject) -> bytes:
-        return sse({**self._head, "choices": [choice], **self._usage})
+        last = _last_choice(self._extra, answer.reply, self._sent.rest(answer.reply.text))
+        return self._chunk(last) + self._end(answer.reply)
 
 
 def _prompt(prompt: Any) -> Message:
@@ -133,15 +116,15 @@ def _head(request: ChatRequest, id: str, created: int) -> JsonObject:
     return {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": request.model}
 
 
-def _last_choice(request: ChatRequest, reply: ModelReply, text: str) -> JsonObject:
-    choice: JsonObject = {"index": 0, "text": text, "logprobs": None, "finish_reason": reply.finish_reason}
-    if request.extra["logprobs"] and reply.logprobs is not None and reply.completion_token_ids is not None:
+def _last_choice(extra: Mapping[str, Any], reply: ModelReply, text: str) -> JsonObject:
+    choice: JsonObject = {"text": text, "logprobs": None, "finish_reason": reply.finish_reason}
+    if extra["logprobs"] and reply.logprobs is not None and reply.completion_token_ids is not None:
         choice["logprobs"] = {
             "tokens": [f"token_id:{token}" for token in reply.completion_token_ids],
             "token_logprobs": reply.logprobs,
             "top_logprobs": None,
             "text_offset": None,
         }
-    if request.extra["ids"]:
+    if extra["ids"]:
         choice |= {"prompt_token_ids": reply.prompt_token_ids, "token_ids": reply.completion_token_ids}
     return choice

@@ -1,6 +1,10 @@
-"""OpenAI's error bodies (platform.openai.com/docs/guides/error-codes). Pure."""
+"""What OpenAI's APIs share: error bodies (platform.openai.com/docs/guides/error-codes), and streams of chunks. Pure."""
 
-from agent_runtime.proxy.chat import ErrorKind, JsonObject
+from agent_runtime.models.base import ModelReply
+from agent_runtime.proxy.chat import ChatRequest, ErrorKind, JsonObject, sse
+from agent_runtime.proxy.protocols.streamed_text import StreamedText
+
+DONE = b"data: [DONE]\n\n"
 
 TYPES = {
     400: "invalid_request_error",
@@ -13,7 +17,42 @@ TYPES = {
 }
 
 
+class OpenAIErrors:
+    """The part of a `Translation` that words errors."""
+
+    def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
+        return openai_error(kind, message, param)
+
+
 def openai_error(kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
     """The body of an error."""
     code = None if kind is ErrorKind.BAD_REQUEST else kind.code
     return {"error": {"message": message, "type": TYPES.get(kind.status, "server_error"), "param": param, "code": code}}
+
+
+class ChunkEncoder:
+    """The parts of an `Encoder` that chat completions and completions share; an error takes the place of a chunk."""
+
+    def __init__(self, request: ChatRequest, head: JsonObject) -> None:
+        self._extra, self._head, self._sent = request.extra, head, StreamedText()
+        self._usage = {"usage": None} if self._extra["usage"] else {}
+
+    def error(self, kind: ErrorKind, message: str) -> bytes:
+        return sse(openai_error(kind, message)) + DONE
+
+    def _chunk(self, choice: JsonObject, **fields: object) -> bytes:
+        return sse({**self._head, **fields, "choices": [{"index": 0, **choice}], **self._usage})
+
+    def _end(self, reply: ModelReply) -> bytes:
+        counts = sse({**self._head, "choices": [], "usage": usage(reply)}) if self._usage else b""
+        return counts + DONE
+
+
+def usage(reply: ModelReply) -> JsonObject:
+    counted = reply.usage
+    return {
+        "prompt_tokens": counted.prompt_tokens,
+        "completion_tokens": counted.completion_tokens,
+        "total_tokens": counted.prompt_tokens + counted.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
+    }

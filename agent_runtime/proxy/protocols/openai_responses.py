@@ -1,21 +1,21 @@
 """OpenAI's Responses (platform.openai.com/docs/api-reference/responses): items instead of messages. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_runtime.proxy.chat import BadRequest, ChatAnswer, ChatRequest, Earlier, ErrorKind, JsonObject
 from agent_runtime.proxy.protocols.fields import (
     ENGINE_SAMPLING,
     check_known,
+    each,
     given,
     objects,
     refuse,
     required,
     sampling,
-    typed,
 )
 from agent_runtime.proxy.protocols.openai_chat import tool_choice
-from agent_runtime.proxy.protocols.openai_errors import openai_error
+from agent_runtime.proxy.protocols.openai_errors import OpenAIErrors
 from agent_runtime.proxy.protocols.responses_events import ResponsesEncoder
 from agent_runtime.proxy.protocols.responses_items import ANSWER_PREFIX, output_items, parse_items, whole_response
 from rollout_api.records import Message
@@ -84,7 +84,7 @@ ECHOED: JsonObject = {
 }
 
 
-class OpenAIResponses:
+class OpenAIResponses(OpenAIErrors):
     """A `Translation`."""
 
     name = "responses"
@@ -101,7 +101,7 @@ class OpenAIResponses:
         return ChatRequest(
             model=required(body, "model", str),
             messages=messages,
-            tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(body.get("tools") or [], "tools"))],
+            tools=each(body.get("tools"), "tools", _tool),
             sampling=sampling(
                 body, max_tokens=("max_output_tokens",), stop=None, extra=_sampled_otherwise(body), passed=PASSED
             ),
@@ -120,15 +120,10 @@ class OpenAIResponses:
     def encoder(self, request: ChatRequest, id: str, created: int) -> ResponsesEncoder:
         return ResponsesEncoder(request, id, created)
 
-    def error(self, kind: ErrorKind, message: str, param: str | None = None) -> JsonObject:
-        return openai_error(kind, message, param)
 
-
-def _input(body: Mapping[str, Any]) -> list[JsonObject]:
+def _input(body: Mapping[str, Any]) -> Sequence[JsonObject]:
     value = body.get("input")
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    return [typed(item, dict, f"input[{i}]") for i, item in enumerate(typed(value or [], list, "input"))]
+    return [{"role": "user", "content": value}] if isinstance(value, str) else objects(value or [], "input")
 
 
 def _previous(body: Mapping[str, Any], earlier: Earlier) -> list[Message]:
