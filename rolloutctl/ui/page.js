@@ -78,7 +78,7 @@ function drawHead() {
 
   const figures = data.figures;
   const tiles = [
-    ["Mean reward", number(figures.meanReward, 3), figures.standardError === null ? "" : `± ${number(figures.standardError, 3)} (standard error) over ${count(figures.graded)} graded`],
+    ["Mean reward", number(figures.mean, 3), figures.standardError === null ? "" : `± ${number(figures.standardError, 3)} (standard error) over ${count(figures.graded)} graded`],
     ["pass@1", percent(figures.passAt1), "share that passed everything"],
     figures.k > 1 ? [`pass@${figures.k}`, percent(figures.passAtK), `at least one of ${figures.k} passes`] : null,
     ["Rollouts", count(job.sealed), `${count(data.groups.length)} tasks × ${count(job.groupSize)}`],
@@ -95,9 +95,7 @@ function showState(text) {
 }
 
 function drawOutcomes() {
-  const counts = new Map();
-  for (const rollout of rollouts) counts.set(ended(rollout), (counts.get(ended(rollout)) || 0) + 1);
-  const rows = [...counts].sort((a, b) => b[1] - a[1]);
+  const rows = Object.entries(data.figures.outcomes); // the most frequent first
   const most = rows.length ? rows[0][1] : 1;
   replace($("outcomes"), rows.map(([name, amount]) => {
     const color = name in MASKED ? "var(--masked)" : name === "Finished" ? "var(--good)" : "var(--mid)";

@@ -14,8 +14,17 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from rollout_api.records import Record, Result, Verdict
-from rolloutctl.ui.figures import batch_figures, group_figures, overall_figures
+from rolloutctl.ui.figures import (
+    BatchFigures,
+    Figures,
+    GroupFigures,
+    batch_figures,
+    group_figures,
+    overall_figures,
+)
 from rolloutctl.ui.transcript import Step, harmless, readable_arguments, steps
 
 FIELD_CHARACTERS = 200_000
@@ -79,7 +88,7 @@ def _halves() -> tuple[str, str]:
 
 
 def _asset(name: str) -> str:
-    return (resources.files("rolloutctl.commands.report") / name).read_text(encoding="utf-8")
+    return (resources.files("rolloutctl.ui") / name).read_text(encoding="utf-8")
 
 
 def _digest(inline: str) -> str:
@@ -110,49 +119,24 @@ def summary(job: JobFacts, results: Sequence[Result]) -> dict[str, Any]:
         sums["toolCalls"] += result.tool_calls
     return {
         "made": time.time(),
-        "job": {
-            "name": job.name,
-            "location": job.location,
-            "mode": job.mode,
-            "model": job.model,
-            "agent": job.agent,
-            "groupSize": job.group_size,
-            "total": job.total,
-            "sealed": len(results),
-            "started": min(started, default=None),
-            "aborted": job.aborted,
-        },
+        "job": {**_camel(job), "sealed": len(results), "started": min(started, default=None)},
         "figures": {
+            **_camel(overall),
             "k": job.group_size,
-            "meanReward": overall.mean,
-            "standardError": overall.standard_error,
-            "graded": overall.graded,
-            "masked": overall.masked,
-            "passAt1": overall.pass_at_1,
-            "passAtK": overall.pass_at_k,
             **{name: sums[name] for name in ("promptTokens", "completionTokens", "turns", "toolCalls")},
             "wallSeconds": max(ended) - min(started) if started and ended else None,
         },
-        "groups": [
-            {
-                "group": group.group,
-                "task": group.task,
-                "tags": group.tags,
-                "members": group.members,
-                "graded": group.graded,
-                "mean": group.mean,
-                "std": group.std,
-                "passAt1": group.pass_at_1,
-                "passAtK": group.pass_at_k,
-            }
-            for group in groups
-        ],
-        "batches": [asdict(batch) for batch in batch_figures(results)],
+        "groups": list(map(_camel, groups)),
+        "batches": list(map(_camel, batch_figures(results))),
         "rollouts": [
             _without_plugins(result) | {"tokens": result.usage.prompt_tokens + result.usage.completion_tokens}
             for result in results
         ],
     }
+
+
+def _camel(figures: JobFacts | Figures | GroupFigures | BatchFigures) -> dict[str, Any]:
+    return {to_camel(name): value for name, value in asdict(figures).items()}
 
 
 def transcript(rollout: Rollout) -> dict[str, Any]:
