@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from agent_runtime.models.base import ModelError
-from agent_runtime.proxy.serve import BadKey, ProxySettings, admin_key, log_to_stderr, serve_proxy
+from agent_runtime.proxy.serve import ProxySettings, admin_key, log_to_stderr, serve_proxy
 from agent_runtime.recording.store import StorageError
 
 
@@ -22,7 +22,7 @@ def main(path: Path) -> None:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         sys.exit(f"{path}: {'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}")
-    except (BadKey, ModelError, StorageError, OSError, yaml.YAMLError) as error:
+    except (ModelError, StorageError, OSError, yaml.YAMLError) as error:
         sys.exit(str(error))
 
 

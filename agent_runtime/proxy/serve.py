@@ -68,7 +68,7 @@ class ProxySettings(ApiModel):
         return self
 
 
-class BadKey(Exception):
+class BadKey(OSError):
     """There is no admin key, or it is none."""
 
 

@@ -27,43 +27,29 @@ def export(
     ] = None,
 ) -> None:
     """Write the finished rollouts of a run as JSON lines, as a Parquet file, or as a folder -o."""
-    file = named_file(output)
+    file, needed = named_file(output), ""
     if form in FOLDERS:
-        if file is None:
-            raise CommandError(
-                f"--format {form.value} writes a folder; name a new one with -o{_NOT_JSON if output else ''}"
-            )
-        count = asyncio.run(_export_folder(job, form, file))
-        say(f"{count} {'trials' if form is Format.HARBOR else 'trajectories'} in {file}")
-        return
-    if form in FILES:
-        if file is None:
-            raise CommandError(
-                f"--format {form.value} writes a Parquet file; name it with -o{_NOT_JSON if output else ''}"
-            )
-        count = asyncio.run(_export_file(job, form, file))
-        say(f"{count} rows in {file}")
-        return
+        needed = "writes a folder; name a new one"
+    elif form in FILES:
+        needed = "writes a Parquet file; name it"
+    if needed and file is None:
+        raise CommandError(f"--format {form.value} {needed} with -o{_NOT_JSON if output else ''}")
     count = asyncio.run(_export(job, form, file))
-    say(f"{count} lines{f' in {file}' if file else ''}")
-
-
-async def _export_folder(reference: str, form: Format, folder: Path) -> int:
-    run = await find_run(reference, os.environ)
-    try:
-        return await FOLDERS[form](run, folder)
-    except FileExistsError as error:
-        raise CommandError(f"{error.filename} is there already; name a new folder with -o") from error
-
-
-async def _export_file(reference: str, form: Format, file: Path) -> int:
-    return await FILES[form](await find_run(reference, os.environ), file)
+    pieces = {Format.HARBOR: "trials", Format.REAL_WORK: "trajectories"}.get(form, "rows" if form in FILES else "lines")
+    say(f"{count} {pieces}{f' in {file}' if file else ''}")
 
 
 async def _export(reference: str, form: Format, file: Path | None) -> int:
     run = await find_run(reference, os.environ)
     if file is None:
         return await _write_lines(run, form, answer_stream().buffer)
+    if form in FILES:
+        return await FILES[form](run, file)
+    if form in FOLDERS:
+        try:
+            return await FOLDERS[form](run, file)
+        except FileExistsError as error:
+            raise CommandError(f"{error.filename} is there already; name a new folder with -o") from error
     with whole_file(file) as partial, partial.open("wb") as target:
         return await _write_lines(run, form, target)
 

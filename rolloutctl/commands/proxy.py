@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from agent_runtime.models.factory import open_model
 from agent_runtime.proxy.serve import (
     ADMIN_KEY_VARIABLE,
-    BadKey,
     ProxySettings,
     Relay,
     admin_key,
@@ -73,7 +72,7 @@ def proxy(
     log_to_stderr()
     if keyless and admin_key_file is not None:
         raise CommandError("--keyless and --admin-key-file exclude each other; drop one")
-    asyncio.run(serve_proxy(settings, None if keyless else _admin_key(admin_key_file), os.environ))
+    asyncio.run(serve_proxy(settings, None if keyless else admin_key(admin_key_file, os.environ), os.environ))
 
 
 def proxy_worker(
@@ -93,19 +92,12 @@ def proxy_worker(
         raise _wrong(error) from None
     log_to_stderr()
     own = name or f"{socket.gethostname()}-{secrets.token_hex(3)}"
-    asyncio.run(serve_worker(url, None if keyless else _admin_key(admin_key_file), served, own))
+    asyncio.run(serve_worker(url, None if keyless else admin_key(admin_key_file, os.environ), served, own))
 
 
 def _endpoint(url: str, model: str, api: EndpointApi, key_variable: str | None) -> Endpoint:
     source = None if key_variable is None else ApiKeySource(env=key_variable)
     return Endpoint(base_url=url, name=model, api=api, api_key_from=source)
-
-
-def _admin_key(file: Path | None) -> str:
-    try:
-        return admin_key(file, os.environ)
-    except BadKey as error:
-        raise CommandError(str(error)) from None
 
 
 def _wrong(error: ValidationError) -> CommandError:

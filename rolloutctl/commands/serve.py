@@ -9,8 +9,7 @@ import typer
 
 from agent_runtime.integrations.harbor_server.runs import Runs, ServedJob
 from agent_runtime.integrations.harbor_server.server import serving
-from agent_runtime.proxy.serve import BadKey, admin_key, log_to_stderr, until_stopped
-from rollout_api.rollout_job import RolloutJob
+from agent_runtime.proxy.serve import admin_key, log_to_stderr, until_stopped
 from rolloutctl.errors import CommandError
 from rolloutctl.manifest import read_manifest
 
@@ -38,36 +37,22 @@ def serve(
     """Run Harbor tasks that clients upload (POST /api/v1/runs), each as a job of this machine."""
     jobs = {}
     for path in manifests:
-        job = _servable(read_manifest(path), path)
+        job = read_manifest(path)
+        if job.spec.tasks.stream is None:
+            raise CommandError(
+                f"{path}: spec.tasks: the tasks are those that clients send; write tasks: {{stream: {{}}}}"
+            )
         if job.metadata.name in jobs:
             raise CommandError(f"{path}: metadata.name: {job.metadata.name!r} is served already; rename one of them")
         jobs[job.metadata.name] = ServedJob(job, path.resolve().parent)
-    try:
-        key = admin_key(key_file, os.environ, KEY_VARIABLE)
-    except BadKey as error:
-        raise CommandError(str(error)) from None
+    key = admin_key(key_file, os.environ, KEY_VARIABLE)
     environ = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
     log_to_stderr()
-    asyncio.run(_serve(jobs, folder, environ, key, host, port, concurrency, image_template))
-
-
-def _servable(job: RolloutJob, path: Path) -> RolloutJob:
-    if job.spec.tasks.stream is None:
-        raise CommandError(f"{path}: spec.tasks: the tasks are those that clients send; write tasks: {{stream: {{}}}}")
-    return job
-
-
-async def _serve(
-    jobs: dict[str, ServedJob],
-    folder: Path,
-    environ: dict[str, str],
-    key: str,
-    host: str,
-    port: int,
-    concurrency: int,
-    image_template: str | None,
-) -> None:
     runs = Runs(folder, jobs, environ, image_template=image_template, concurrency=concurrency)
+    asyncio.run(_serve(runs, key, host, port))
+
+
+async def _serve(runs: Runs, key: str, host: str, port: int) -> None:
     with until_stopped() as stop:
         runner, _ = await serving(runs, key, host, port)
         try:

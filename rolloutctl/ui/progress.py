@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
@@ -95,24 +95,6 @@ class Tally:
         return ", ".join(parts)
 
 
-class Display(Protocol):
-    """Shows a run; a context manager."""
-
-    def __call__(self, event: Event) -> None:
-        """An event has happened."""
-
-    def __enter__(self) -> "Display":
-        """Start to show."""
-
-    def __exit__(self, *exception: object) -> None:
-        """Stop."""
-
-
-def display_for(console: Console) -> Display:
-    """A live bar on a terminal, plain lines elsewhere."""
-    return Live(console) if console.is_terminal and not console.is_dumb_terminal else Plain(console)
-
-
 def _lines(event: Event) -> list[tuple[str, str]]:
     """What is worth a line of its own, with its style."""
     if isinstance(event, JobStarted):
@@ -139,17 +121,27 @@ def _lines(event: Event) -> list[tuple[str, str]]:
     return []
 
 
-class _Say:
+class Display:
     """Prints what is worth a line. The same failure many times over is said a few times, and then counted."""
 
     SAME_FAILURE = 5
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._tally = console, Tally(clock)
         self._failures: Counter[str] = Counter()
         self._is_silent = False
 
-    def event(self, event: Event) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Stop."""
+
+    def __call__(self, event: Event) -> None:
+        self._say(event)
+        self._tally.add(event)
+
+    def _say(self, event: Event) -> None:
         if isinstance(event, ModelSilent):
             was_silent, self._is_silent = self._is_silent, event.calls > 0
             if was_silent and self._is_silent:
@@ -171,29 +163,48 @@ class _Say:
             self._console.print(Text(harmless(line), style), soft_wrap=True)
 
 
-class Plain:
+class Plain(Display):
     """Lines, one every few seconds, for logs."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock = console, clock
-        self._say, self._tally, self._last = _Say(console), Tally(clock), clock()
-
-    def __enter__(self) -> "Plain":
-        return self
+        super().__init__(console, clock)
+        self._clock, self._last = clock, clock()
 
     def __exit__(self, *exception: object) -> None:
         if self._tally.sealed:
             self._print()
 
     def __call__(self, event: Event) -> None:
-        self._say.event(event)
-        self._tally.add(event)
+        super().__call__(event)
         if self._clock() - self._last >= PLAIN_SECONDS:
             self._print()
 
     def _print(self) -> None:
         self._last = self._clock()
         self._console.print(Text(self._tally.line()), soft_wrap=True)
+
+
+class Live(Display):
+    """One bar, redrawn a few times a second."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        columns = TextColumn("{task.description}"), BarColumn(bar_width=24), _TallyColumn(self._tally)
+        self._progress = Progress(*columns, console=console, refresh_per_second=4)
+        self._bar = self._progress.add_task("starting", total=None)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        if isinstance(event, JobStarted):
+            self._progress.update(self._bar, description=event.name, total=event.total)
+        self._progress.update(self._bar, completed=self._tally.sealed)
 
 
 class _TallyColumn(ProgressColumn):
@@ -205,30 +216,6 @@ class _TallyColumn(ProgressColumn):
         return Text(self._tally.line())
 
 
-class Live:
-    """One bar, redrawn a few times a second."""
-
-    def __init__(self, console: Console) -> None:
-        self._say, self._tally = _Say(console), Tally()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            _TallyColumn(self._tally),
-            console=console,
-            refresh_per_second=4,
-        )
-        self._bar = self._progress.add_task("starting", total=None)
-
-    def __enter__(self) -> "Live":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, event: Event) -> None:
-        self._say.event(event)
-        self._tally.add(event)
-        if isinstance(event, JobStarted):
-            self._progress.update(self._bar, description=event.name, total=event.total)
-        self._progress.update(self._bar, completed=self._tally.sealed)
+def display_for(console: Console) -> Display:
+    """A live bar on a terminal, plain lines elsewhere."""
+    return Live(console) if console.is_terminal and not console.is_dumb_terminal else Plain(console)

@@ -1,21 +1,16 @@
 """Scalars of a run while it goes on, for TensorBoard and for Weights & Biases, where those are installed."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from agent_runtime.engine.events import Event, GroupFinished, Observer
 from agent_runtime.statistics import scalars
 from rolloutctl.errors import CommandError
 
-
-class _Writer(Protocol):
-    def write(self, values: Mapping[str, float], step: int) -> None:
-        """Write them all."""
-
-    def close(self) -> None:
-        """Flush."""
+_Writer = tuple[Callable[[Mapping[str, float], int], None], Callable[[], None]]
+"""Writes values at a step, and closes."""
 
 
 class ScalarLog:
@@ -30,49 +25,41 @@ class ScalarLog:
         self._writers: list[_Writer] = []
         self._step = 0
         if tensorboard is not None:
-            self._writers.append(_TensorBoard(tensorboard / name))
+            self._writers.append(_tensorboard(tensorboard / name))
         if wandb is not None:
-            self._writers.append(_WeightsAndBiases(wandb, name))
+            self._writers.append(_weights_and_biases(wandb, name))
 
     def __call__(self, event: Event) -> None:
         self._observer(event)
         if isinstance(event, GroupFinished):
             self._step += 1
             if not event.earlier:
-                for writer in self._writers:
-                    writer.write(scalars(event.results), self._step)
+                for write, _ in self._writers:
+                    write(scalars(event.results), self._step)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for writer in self._writers:
-            writer.close()
+        for _, close in self._writers:
+            close()
 
 
-class _TensorBoard:
-    def __init__(self, folder: Path) -> None:
-        package = _imported("--tensorboard", "tensorboardX", "agent-rollouts[tensorboard]")
-        self._writer = package.SummaryWriter(str(folder))
+def _tensorboard(folder: Path) -> _Writer:
+    package = _imported("--tensorboard", "tensorboardX", "agent-rollouts[tensorboard]")
+    writer = package.SummaryWriter(str(folder))
 
-    def write(self, values: Mapping[str, float], step: int) -> None:
+    def write(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
+    return write, writer.close
 
 
-class _WeightsAndBiases:
-    def __init__(self, project: str, name: str) -> None:
-        # The same id again goes on with the same curve.
-        self._run = _imported("--wandb", "wandb", "wandb").init(project=project, name=name, id=name, resume="allow")
-
-    def write(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+def _weights_and_biases(project: str, name: str) -> _Writer:
+    # The same id again goes on with the same curve.
+    run = _imported("--wandb", "wandb", "wandb").init(project=project, name=name, id=name, resume="allow")
+    return lambda values, step: run.log(dict(values), step=step), run.finish
 
 
 def _imported(option: str, package: str, requirement: str) -> Any:
