@@ -56,8 +56,8 @@ class Client:
         environ: Mapping[str, str] | None = None,
         plugins: Sequence[object] = (),
     ) -> None:
-        self._provider, self._model, self._plugins = provider, model, plugins
         self._environ = os.environ if environ is None else environ
+        self._settings: Any = {"environ": self._environ, "provider": provider, "model": model, "plugins": plugins}
 
     async def run(
         self,
@@ -85,17 +85,7 @@ class Client:
         if tasks is not None:
             loaded = await stored_tasks(loaded, tasks, Store.open(output_uri(loaded, base_dir), self._environ))
         work = asyncio.create_task(
-            run_job(
-                loaded,
-                base_dir=base_dir,
-                environ=self._environ,
-                provider=self._provider,
-                model=self._model,
-                new=new,
-                observer=observe,
-                stop=stop,
-                plugins=self._plugins,
-            )
+            run_job(loaded, base_dir=base_dir, new=new, observer=observe, stop=stop, **self._settings)
         )
         work.add_done_callback(lambda _: finished.put_nowait(None))
         try:
@@ -122,15 +112,7 @@ class Client:
         when no more tasks come. Under the same name it goes on with what an earlier session left unfinished.
         """
         loaded, base_dir = _loaded(job)
-        return RolloutSession(
-            loaded,
-            base_dir=base_dir,
-            environ=self._environ,
-            provider=self._provider,
-            model=self._model,
-            new=new,
-            plugins=self._plugins,
-        )
+        return RolloutSession(loaded, base_dir=base_dir, new=new, **self._settings)
 
 
 def _loaded(job: RolloutJob | str | Path) -> tuple[RolloutJob, Path]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime.models.base import ToolCall
+from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.recording.messages import fold
 from rollout_api.records import Message, Observation, Record, Result, Verdict
 from rollout_api.tasks import Task
@@ -63,18 +63,11 @@ class FinishedRollout:
     @property
     def tool_uses(self) -> list[ToolUse]:
         """All tool calls in order."""
-        uses = []
+        uses: list[ToolUse] = []
         for turn in fold(self.records):
             results = {result.call_id: result for result in turn.observations}
-            calls = turn.response.message.get("tool_calls") or [] if turn.response else []
-            for call in calls:
-                function = call.get("function") or {}
-                made = ToolCall(
-                    id=str(call.get("id") or ""),
-                    name=str(function.get("name") or ""),
-                    arguments=str(function.get("arguments") or ""),
-                )
-                uses.append(ToolUse(made, results.get(made.id)))
+            calls = ModelReply(turn.response.message, "").tool_calls if turn.response else []
+            uses += [ToolUse(call, results.get(call.id)) for call in calls]
         return uses
 
 

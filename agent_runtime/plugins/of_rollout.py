@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from agent_runtime.models.base import ToolCall
+from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.plugins.base import FinishedRollout, Refuse, RolloutInfo
 from agent_runtime.plugins.plugins import Answer, Plugins
 from agent_runtime.plugins.reports import calls_of, reports_of
@@ -102,10 +102,8 @@ class RolloutPlugins:
     async def saw(self, response: ResponseRecord) -> None:
         """Tell of the tool calls in an answer to a program in the sandbox, which runs them by itself."""
         if self._plugins.have("before_tool_call"):
-            for number, call in enumerate(response.message.get("tool_calls") or []):
-                function = call.get("function") or {}
-                seen = ToolCall(str(call.get("id")), str(function.get("name")), str(function.get("arguments")))
-                await self._tell("before_tool_call", f":turn-{response.turn}:call-{number}", call=seen)
+            for number, call in enumerate(ModelReply(response.message, "").tool_calls):
+                await self._tell("before_tool_call", f":turn-{response.turn}:call-{number}", call=call)
 
     async def before_verifier_command(self, number: int, command: str) -> None:
         await self._tell("before_verifier_command", f":verifier-{number}", command=command)

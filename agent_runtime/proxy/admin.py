@@ -16,12 +16,11 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from agent_runtime.proxy import keys
-from agent_runtime.proxy.chat import BadRequest, ErrorKind, decoded
+from agent_runtime.proxy.chat import BadRequest, ErrorKind, Refused, decoded
 from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply, json_reply, request_key
 from agent_runtime.proxy.limits import Limits
 from agent_runtime.proxy.ownership import StoredSessions
 from agent_runtime.proxy.paths import SessionPath
-from agent_runtime.proxy.refused import Refused
 from agent_runtime.proxy.session import Session, SessionSettings
 from agent_runtime.proxy.sessions import check_key
 from agent_runtime.proxy.views import session_view, traces_view

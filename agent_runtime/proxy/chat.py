@@ -71,15 +71,24 @@ class ErrorKind(Enum):
     @property
     def headers(self) -> Mapping[str, str]:
         """Headers that go with it. The openai and anthropic packages try a 409 again unless told not to."""
+        if self in (ErrorKind.RATE_LIMITED, ErrorKind.BAD_GATEWAY, ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT):
+            return {"Retry-After": "1"}  # a model's own pauses have passed already when it fails
         return {"x-should-retry": "false"} if self.status in (403, 409) else {}
 
 
-class BadRequest(Exception):
-    """The client's request cannot be served as it is. `param` names the field."""
+class Refused(Exception):
+    """The call ends here; nothing was dispatched, or what was came to nothing. `param` names a field of the request."""
+
+    def __init__(self, kind: ErrorKind, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.message, self.param = kind, message, param
+
+
+class BadRequest(Refused):
+    """The client's request cannot be served as it is."""
 
     def __init__(self, message: str, param: str | None = None, kind: ErrorKind = ErrorKind.BAD_REQUEST) -> None:
-        super().__init__(message)
-        self.message, self.param, self.kind = message, param, kind
+        super().__init__(kind, message, param)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Final
 
 from agent_runtime.proxy.admin import Admin
 from agent_runtime.proxy.call import Call
-from agent_runtime.proxy.chat import ChatAnswer, ChatRequest, ErrorKind, Translation, decoded
+from agent_runtime.proxy.chat import ChatAnswer, ChatRequest, ErrorKind, Refused, Translation, decoded
 from agent_runtime.proxy.coalescing import Identity
 from agent_runtime.proxy.http import (
     EVENT_STREAM_HEADERS,
@@ -26,7 +26,7 @@ from agent_runtime.proxy.protocols.anthropic_messages import AnthropicMessages
 from agent_runtime.proxy.protocols.openai_chat import OpenAIChat
 from agent_runtime.proxy.protocols.openai_completions import OpenAICompletions
 from agent_runtime.proxy.protocols.openai_responses import OpenAIResponses
-from agent_runtime.proxy.refused import Refused, refused
+from agent_runtime.proxy.refused import refused
 from agent_runtime.proxy.session import Session
 from agent_runtime.proxy.sessions import Sessions, check_expiry, unknown_key
 
@@ -141,7 +141,7 @@ class Handler:
         why = refused(error)
         if why.kind is ErrorKind.INTERNAL:
             _LOG.error("A request could not be answered.", exc_info=error)
-        return json_reply(why.kind.status, translation.error(why.kind, why.message, why.param), why.headers)
+        return json_reply(why.kind.status, translation.error(why.kind, why.message, why.param), why.kind.headers)
 
 
 async def _whole(call: Call, asked: ChatRequest, translation: Translation) -> Reply:

@@ -57,7 +57,7 @@ def json_body(body: Any) -> bytes:
 
 
 def request_key(headers: Mapping[str, str]) -> str | None:
-    """The key of a request, by lower-case headers: a bearer token, the password of Basic (which is how a URL carries a key),
+    """The key of a request, by headers whose names are in lower case or in no particular one: a bearer token, the password of Basic (which is how a URL carries a key),
     `x-api-key` or `api-key`."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:

@@ -1,25 +1,9 @@
 """Why a call is not answered, in the words of `ErrorKind`."""
 
 from agent_runtime.models.base import ContentFiltered, ContextExceeded, ModelConfigError, ModelError, RequestRefused
-from agent_runtime.proxy.chat import BadRequest, ErrorKind
+from agent_runtime.proxy.chat import ErrorKind, Refused
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError
-
-RETRY_SECONDS = 1
-"""What `Retry-After` says. A model's own pauses have passed already when it fails."""
-
-
-class Refused(Exception):
-    """The call ends here; nothing was dispatched, or what was came to nothing."""
-
-    def __init__(self, kind: ErrorKind, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.kind, self.message, self.param = kind, message, param
-
-    @property
-    def headers(self) -> dict[str, str]:
-        again = self.kind in (ErrorKind.RATE_LIMITED, ErrorKind.BAD_GATEWAY, ErrorKind.UNAVAILABLE, ErrorKind.TIMEOUT)
-        return {**self.kind.headers, **({"Retry-After": str(RETRY_SECONDS)} if again else {})}
 
 
 def refused(error: Exception) -> Refused:
@@ -27,8 +11,6 @@ def refused(error: Exception) -> Refused:
     match error:
         case Refused():
             return error
-        case BadRequest():
-            return Refused(error.kind, error.message, error.param)
         case ContextExceeded():
             return Refused(ErrorKind.CONTEXT_EXCEEDED, str(error))
         case ContentFiltered():

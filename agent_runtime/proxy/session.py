@@ -14,13 +14,13 @@ from typing import Any, Final, Protocol
 
 from agent_runtime.models.base import CallHealth, Model, ModelError, ModelReply, ModelRequest
 from agent_runtime.proxy.call import Call, Ticket
-from agent_runtime.proxy.chat import PROMPT_ROLE, ChatRequest, ErrorKind, PromptModel
+from agent_runtime.proxy.chat import PROMPT_ROLE, ChatRequest, ErrorKind, PromptModel, Refused
 from agent_runtime.proxy.coalescing import MOST_KEPT, Answers, Identity
 from agent_runtime.proxy.history import History, Place, Turn
 from agent_runtime.proxy.limits import Exhausted, Limits, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
 from agent_runtime.proxy.paths import whole_number
-from agent_runtime.proxy.refused import Refused, refused
+from agent_runtime.proxy.refused import refused
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError
 from agent_runtime.recording.token_history import answer_record
@@ -201,7 +201,6 @@ class Session:
         return call
 
     async def _work(self, call: Call, intent: IntentRecord, place: Place, request: ChatRequest) -> ModelReply:
-        identity = call.ticket.identity
         began = time.perf_counter()
         health = CallHealth()
         try:
@@ -216,21 +215,15 @@ class Session:
                 known = [] if place.parent is None else self._history.ids(place.parent)
                 response = answer_record(reply, turn=intent.turn, seconds=own_seconds, known=known)
                 await self._journal.append([response])
-        except asyncio.CancelledError:
-            self._answers.failed(identity, call)
-            self._meter.cancelled()
-            if self._ended:
-                raise Refused(ErrorKind.SESSION_ENDED, f"session {self.settings.id} has ended") from None
+        except BaseException as error:
+            self._answers.failed(call.ticket.identity, call)
+            if isinstance(error, asyncio.CancelledError):
+                self._meter.cancelled()
+                if self._ended:
+                    raise Refused(ErrorKind.SESSION_ENDED, f"session {self.settings.id} has ended") from None
             self._mark(intent.turn, delivered=False)
-            raise
-        except TimeoutError:
-            self._answers.failed(identity, call)
-            self._mark(intent.turn, delivered=False)
-            self._check_budget()
-            raise
-        except Exception as error:
-            self._answers.failed(identity, call)
-            self._mark(intent.turn, delivered=False)
+            if isinstance(error, TimeoutError):
+                self._check_budget()
             # What is refused for what it asks is its client's own doing.
             if isinstance(error, ModelError | StorageError) and refused(error).kind is not ErrorKind.BAD_REQUEST:
                 self.failure = error

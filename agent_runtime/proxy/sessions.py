@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from agent_runtime.models.base import Model
-from agent_runtime.proxy.chat import ErrorKind
+from agent_runtime.proxy.chat import ErrorKind, Refused
 from agent_runtime.proxy.http import Incoming, Reply
 from agent_runtime.proxy.keys import matches
 from agent_runtime.proxy.metrics import Meter
-from agent_runtime.proxy.refused import Refused
 from agent_runtime.proxy.session import OverBudget, Session, SessionJournal, SessionSettings
 from rollout_api.records import Record
 

@@ -55,7 +55,8 @@ def _text(result: CommandResult, stream: str) -> str:
     return f"{head}\n[… {omitted} bytes omitted …]\n{tail}".rstrip("\n")
 
 
-async def _bash(
+@FunctionTool
+async def bash(
     context: ToolContext,
     command: Annotated[str, "The command; several lines are fine."],
     timeout: Annotated[
@@ -65,6 +66,3 @@ async def _bash(
     """Run a command in a shell in the sandbox. Every call starts a new shell in the working directory: files stay,
     `cd` and variables do not. Output and errors come back together, with the exit code."""
     return await run_command(context, command, timeout)
-
-
-bash = FunctionTool(_bash, name="bash")

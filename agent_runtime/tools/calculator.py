@@ -4,6 +4,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
@@ -127,13 +128,11 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
 }
 
 
-async def _calculator(
+@partial(FunctionTool, runs_in="Runner", idempotent=True)
+async def calculator(
     expression: Annotated[str, "For instance (3 + 4) * sqrt(2) or comb(10, 3) / 2 ** 10."],
     precision: Annotated[int, Field(ge=1, le=17, description="Significant digits of a result that is not whole.")] = 12,
 ) -> str:
     """Compute an arithmetic expression: + - * / // % **, parentheses, pi, e, and functions such as sqrt, log, sin,
     floor, gcd, factorial, comb, min, max and round."""
     return calculate(expression, precision)
-
-
-calculator = FunctionTool(_calculator, name="calculator", runs_in="Runner", idempotent=True)

@@ -1,5 +1,6 @@
 """The set `commands-and-files`: commands, whole files, and the end of the work."""
 
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
@@ -12,7 +13,8 @@ from agent_runtime.tools.function_tool import FunctionTool
 READ_BYTES = 60 * 1024  # under what one observation holds, so that the note at the end is seen
 
 
-async def _execute_command(
+@FunctionTool
+async def execute_command(
     context: ToolContext,
     command: Annotated[str, "The shell command."],
     timeout: Annotated[float | None, Field(gt=0, description="Seconds after which it is ended.")] = None,
@@ -22,7 +24,8 @@ async def _execute_command(
     return await run_command(context, command, timeout, working_directory)
 
 
-async def _write_file(
+@FunctionTool
+async def write_file(
     context: ToolContext,
     filepath: Annotated[str, "Path, absolute or relative to the working directory."],
     content: Annotated[str, "The whole new content."],
@@ -37,7 +40,8 @@ async def _write_file(
     return f"Wrote {len(data)} bytes to {filepath}."
 
 
-async def _read_file(
+@FunctionTool
+async def read_file(
     context: ToolContext,
     filepath: Annotated[str, "Path, absolute or relative to the working directory."],
 ) -> str:
@@ -58,12 +62,7 @@ def _check_path(path: str) -> None:
         raise ToolError("filepath has a NUL character; no file can be named so")
 
 
-async def _mark_done(message: Annotated[str, "What was done."] = "") -> ToolResult:
+@partial(FunctionTool, runs_in="Runner", idempotent=True)
+async def mark_done(message: Annotated[str, "What was done."] = "") -> ToolResult:
     """Say that the task is done. Nothing can be done after this."""
     return ToolResult(message or "Done.", stop=True)
-
-
-execute_command = FunctionTool(_execute_command, name="execute_command")
-write_file = FunctionTool(_write_file, name="write_file")
-read_file = FunctionTool(_read_file, name="read_file")
-mark_done = FunctionTool(_mark_done, name="mark_done", runs_in="Runner", idempotent=True)

@@ -220,7 +220,8 @@ def _needed(value: str | None, name: str, command: str) -> str:
     return value
 
 
-async def _editor(
+@FunctionTool
+async def editor(
     context: ToolContext,
     command: Command,
     path: Annotated[str, "File, or folder for view; absolute or relative to the working directory."],
@@ -262,6 +263,3 @@ async def _editor(
         return await _edit(workspace, versions, file, text, insert_line + 1, new)
     except FileError as error:
         raise ToolError(f"{path}: {error}") from error
-
-
-editor = FunctionTool(_editor, name="editor")

@@ -32,7 +32,8 @@ def _glob(pattern: str) -> str:
     return pattern if any(character in pattern for character in "*?[") else f"*{pattern}*"
 
 
-async def _search(
+@FunctionTool
+async def search(
     context: ToolContext,
     pattern: Annotated[
         str, Field(min_length=1, description="text: an extended regular expression; else a name or glob.")
@@ -64,6 +65,3 @@ async def _search(
     if len(lines) > max_results or result.stdout_omitted:
         shown.append(f"[more than {len(shown)} results; narrow the pattern or the path]")
     return "\n".join(shown)
-
-
-search = FunctionTool(_search, name="search")

@@ -83,7 +83,8 @@ def screen_of(output: bytes) -> str:
     return "\n".join(lines).rstrip("\n")
 
 
-async def _terminal(
+@FunctionTool
+async def terminal(
     context: ToolContext,
     text: Annotated[str, "Typed as it stands; a line break is Enter."] = "",
     keys: Annotated[
@@ -150,6 +151,3 @@ async def _until_prompt(processes: ToolProcesses, terminal: str, cursor: int, se
         if piece.ended:
             return True
     return False
-
-
-terminal = FunctionTool(_terminal, name="terminal")

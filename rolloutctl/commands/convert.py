@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from rollout_api.manifest import ManifestError, load_manifest
-from rolloutctl.convert.base import Conversion, Converter, Source, UnusableInput
+from rolloutctl.convert.base import Conversion, Converter, Source, UnusableInput, read_mapping
 from rolloutctl.convert.real_work import REAL_WORK
 from rolloutctl.convert.roll import ROLL
 from rolloutctl.errors import CommandError
@@ -76,7 +76,10 @@ def convert_file(
     llm: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Converter, Conversion]:
     """Whose configuration a file is, and the manifest for it. Raises CommandError."""
-    values = _read(path)
+    try:
+        values = read_mapping(path)
+    except UnusableInput as error:
+        raise CommandError(str(error)) from error
     converter = next((known for known in CONVERTERS if known.recognises(values)), None)
     if converter is None:
         known = " and ".join(known.system for known in CONVERTERS)
@@ -90,18 +93,6 @@ def convert_file(
 def written(manifest: dict[str, Any]) -> str:
     """A manifest as YAML, its keys in the order in which they were made, long texts as blocks."""
     return yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeError) as error:
-        raise CommandError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        raise CommandError(f"{path}: is neither JSON nor YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise CommandError(f"{path}: is no mapping; a configuration is one")
-    return values
 
 
 def _problem(text: str) -> str | None:

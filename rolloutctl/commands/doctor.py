@@ -175,38 +175,28 @@ class _Api:
 
         self._client = client.ApiClient()
 
-    def get(self, path: str, accept: str = "application/json", **query: str) -> Answer:
-        return self._ask("GET", path, accept, query, None)
-
-    def create(self, path: str, body: Mapping[str, Any], **query: str) -> Answer:
-        return self._ask("POST", path, "application/json", query, body)
-
     def may(self, namespace: str, right: checks.Right) -> bool:
-        verb, group, resource, subresource, _ = right
-        attributes = {
-            "namespace": namespace,
-            "verb": verb,
-            "group": group,
-            "resource": resource,
-            "subresource": subresource,
-        }
+        attributes = dict(zip(("verb", "group", "resource", "subresource"), right, strict=False))
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
+            "spec": {"resourceAttributes": {"namespace": namespace, **attributes}},
         }
         answer = self.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
         return not isinstance(answer, Refusal) and bool(answer["status"]["allowed"])
 
-    def _ask(
-        self, method: str, path: str, accept: str, query: Mapping[str, str], body: Mapping[str, Any] | None
+    def create(self, path: str, body: Mapping[str, Any], **query: str) -> Answer:
+        """Make an object; with `dryRun`, find out whether that is possible."""
+        return self.get(path, body=body, **query)
+
+    def get(
+        self, path: str, accept: str = "application/json", body: Mapping[str, Any] | None = None, **query: str
     ) -> Answer:
-        headers = {"Accept": accept, "Content-Type": "application/json"}
         request = self._client.param_serialize(
-            method,
+            "GET" if body is None else "POST",
             path,
             query_params=list(query.items()),
-            header_params=headers,
+            header_params={"Accept": accept, "Content-Type": "application/json"},
             body=body,
             auth_settings=["BearerToken"],
         )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rollout_api.base import API_VERSION
 from rollout_api.manifest import KIND
 
@@ -34,6 +36,19 @@ class Conversion:
 
 class UnusableInput(ValueError):
     """The input cannot be converted; the message names the key, what is wrong with it and what to do."""
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in a file, JSON or YAML. Raises UnusableInput."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeError) as error:
+        raise UnusableInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise UnusableInput(f"{path}: is neither JSON nor YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UnusableInput(f"{path}: is no mapping; a configuration is one")
+    return values
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rolloutctl.convert.base import Note, Source, UnusableInput
+from rolloutctl.convert.base import Note, Source, UnusableInput, read_mapping
 
 DEEPEST = 20
 """References inside of references; those that lead to themselves have no end."""
@@ -32,7 +31,10 @@ def composed(source: Source, notes: list[Note]) -> dict[str, Any]:
         if not isinstance(entry, str) or package not in ("", "_here_", "_global_"):
             notes.append(Note(where, f"{entry!r} is not read: only files that are put at the top are"))
             continue
-        values = _over(values, _file(source.path.parent / f"{name}.yaml", where))
+        try:
+            values = _over(values, read_mapping(source.path.parent / f"{name}.yaml"))
+        except UnusableInput as error:
+            raise UnusableInput(f"{where}: {error}") from error
     own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
     whole = _over(values, own)
     for override in source.overrides:
@@ -65,16 +67,6 @@ def _override(values: dict[str, Any], override: str) -> None:
         place[name] = yaml.safe_load(parsed[3])
     except yaml.YAMLError as error:
         raise UnusableInput(f"override {override!r}: {parsed[3]!r} is not a YAML value") from error
-
-
-def _file(path: Path, where: str) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise UnusableInput(f"{where}: {path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise UnusableInput(f"{where}: {path} is no mapping")
-    return values
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,8 +80,7 @@ class Front:
 
     async def _carry(self, request: web.Request) -> web.StreamResponse:
         segment = request.path.split("/")[1]
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        key = segment if session_of(segment) is not None else request_key(headers) or ""
+        key = segment if session_of(segment) is not None else request_key(request.headers) or ""
         secret = key.rpartition(".")[2]
         server = self._trials.get(secret)
         if server is None:

@@ -184,7 +184,7 @@ def _asked(data: bytes) -> RunRequest:
 
 
 def _is_key(request: web.Request, key: str) -> bool:
-    given = request_key({name.lower(): value for name, value in request.headers.items()})
+    given = request_key(request.headers)
     return given is not None and hmac.compare_digest(given.encode(errors="replace"), key.encode())
 
 

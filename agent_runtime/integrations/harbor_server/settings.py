@@ -60,32 +60,15 @@ def _reference(value: Any) -> str:
     return text
 
 
-def _seconds(value: Any) -> float:
-    number = float(value)
-    if not 0 < number <= 604_800:
-        raise ValueError("expected seconds above 0 and at most 604800")
-    return number
+def _number(
+    convert: type[int] | type[float], is_allowed: Callable[[float], bool], expected: str
+) -> Callable[[Any], Any]:
+    def read(value: Any) -> int | float:
+        if not is_allowed(number := convert(value)):
+            raise ValueError(f"expected {expected}")
+        return number
 
-
-def _delay(value: Any) -> float:
-    number = float(value)
-    if not 0 <= number <= 3600:
-        raise ValueError("expected seconds from 0 to 3600")
-    return number
-
-
-def _count(value: Any) -> int:
-    number = int(value)
-    if not 1 <= number <= 100:
-        raise ValueError("expected a whole number from 1 to 100")
-    return number
-
-
-def _port(value: Any) -> int:
-    number = int(value)
-    if not 0 <= number <= 65_535:
-        raise ValueError("expected a port from 0 to 65535")
-    return number
+    return read
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -115,6 +98,12 @@ def _url(value: Any) -> str:
     return text.rstrip("/")
 
 
+_seconds = _number(float, lambda number: 0 < number <= 604_800, "seconds above 0 and at most 604800")
+_delay = _number(float, lambda number: 0 <= number <= 3600, "seconds from 0 to 3600")
+_count = _number(int, lambda number: 1 <= number <= 100, "a whole number from 1 to 100")
+_port = _number(int, lambda number: 0 <= number <= 65_535, "a port from 0 to 65535")
+
+
 @dataclass(frozen=True)
 class _Source:
     field: str
@@ -122,6 +111,13 @@ class _Source:
     read: Callable[[Any], Any]
     place: str = "remote_agent"
     key: str | None = None
+
+    @property
+    def path(self) -> str:
+        return f"{self.place}.{self.key or self.field}"
+
+    def configured(self, config: Mapping[str, Any]) -> Any:
+        return (config.get(self.place) or {}).get(self.key or self.field)
 
 
 SOURCES: Final = (
@@ -159,13 +155,11 @@ def read_settings(
     said = any(value is not None for value in (config.get("remote_agent") or {}).values())
     given = said or any(environ.get(s.variable) for s in SOURCES if s.variable and s.place == "remote_agent")
     for source in SOURCES:
-        path = f"{source.place}.{source.key or source.field}"
         variable = source.variable and environ.get(source.variable)
-        configured = (config.get(source.place) or {}).get(source.key or source.field)
         candidates = [
-            (path, (command_line or {}).get(path)),
+            (source.path, (command_line or {}).get(source.path)),
             (f"environment variable {source.variable}", variable or None),
-            (path, configured),
+            (source.path, source.configured(config)),
         ]
         found = next(((where, value) for where, value in candidates if value is not None), None)
         if found is None:
@@ -185,12 +179,11 @@ def read_settings(
 def given_at(overrides: Sequence[str], config: Mapping[str, Any]) -> dict[str, Any]:
     """What of the settings the command line says: `overrides` are Hydra's, `config` what they came to."""
     named = [override.lstrip("+~").partition("=")[0] for override in overrides]
-    found = {}
-    for source in SOURCES:
-        path = f"{source.place}.{source.key or source.field}"
-        if any(name == path or name.startswith(f"{path}.") for name in named):
-            found[path] = (config.get(source.place) or {}).get(source.key or source.field)
-    return found
+    return {
+        source.path: source.configured(config)
+        for source in SOURCES
+        if any(name == source.path or name.startswith(f"{source.path}.") for name in named)
+    }
 
 
 def as_environment(settings: RemoteSettings) -> dict[str, str]:

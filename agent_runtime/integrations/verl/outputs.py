@@ -15,37 +15,24 @@ from rollout_api.records import Result
 
 def outputs_of(member: Member, version: int) -> list[Any]:
     """An `AgentLoopOutput` for each sample. `version` is that of tokens whose server says none."""
-    return [_output(member, sample, version) for sample in member.samples]
+    result = member.result
+    return [_output(result, sample, result.reward, version, member.tool_rewards) for sample in member.samples]
 
 
 def placeholder(result: Result, prompt_ids: Sequence[int], end_id: int, reward: float | None, version: int) -> Any:
     """A row that nothing is learned from: a single token, with mask 0."""
-    return AgentLoopOutput(
-        prompt_ids=list(prompt_ids),
-        response_ids=[end_id],
-        response_mask=[0],
-        response_logprobs=[0.0],
-        reward_score=reward,
-        num_turns=2 * result.turns,
-        metrics=_metrics(result),
-        extra_fields={
-            "min_global_steps": version,
-            "max_global_steps": version,
-            "turn_scores": [],
-            "tool_rewards": [],
-            "reward_extra_info": {},
-        },
-    )
+    return _output(result, Sample(list(prompt_ids), [end_id], [0], [0.0], None, None), reward, version)
 
 
-def _output(member: Member, sample: Sample, version: int) -> Any:
-    result = member.result
+def _output(
+    result: Result, sample: Sample, reward: float | None, version: int, tool_rewards: Sequence[float] = ()
+) -> Any:
     return AgentLoopOutput(
         prompt_ids=sample.prompt_ids,
         response_ids=sample.response_ids,
         response_mask=sample.response_mask,
         response_logprobs=sample.logprobs,
-        reward_score=result.reward,
+        reward_score=reward,
         # As verl counts them: each answer, and what it answers to.
         num_turns=2 * result.turns,
         metrics=_metrics(result),
@@ -53,7 +40,7 @@ def _output(member: Member, sample: Sample, version: int) -> Any:
             "min_global_steps": version if sample.min_version is None else sample.min_version,
             "max_global_steps": version if sample.max_version is None else sample.max_version,
             "turn_scores": [],
-            "tool_rewards": list(member.tool_rewards),
+            "tool_rewards": list(tool_rewards),
             # verl's reward functions put theirs here; its batches need the same keys in all rows.
             "reward_extra_info": {},
         },

@@ -144,10 +144,10 @@ class Hub:
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         call_seconds: float = CALL_SECONDS,
     ) -> None:
-        self.name = name
+        self.name, self.heartbeat_seconds = name, heartbeat_seconds
         self.token_capture = "TextOnly"
         """The least that a connected worker gives."""
-        self._wait, self._heartbeat, self._call_seconds = wait_seconds, heartbeat_seconds, call_seconds
+        self._wait, self._call_seconds = wait_seconds, call_seconds
         self._workers: dict[str, _Worker] = {}
         self._waiting: deque[_Waiting] = deque()
         self._alone_since = 0.0
@@ -171,13 +171,10 @@ class Hub:
             await worker.socket.close(code=1001, message=b"the proxy ends")  # RFC 6455: going away
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        return await self._in_time(request, None)
+        return await self.complete_prompt(None, request)
 
-    async def complete_prompt(self, prompt: Prompt, request: ModelRequest) -> ModelReply:
+    async def complete_prompt(self, prompt: Prompt | None, request: ModelRequest) -> ModelReply:
         """See `PromptModel.complete_prompt`; goes to workers that take prompts. Raises RequestRefused where none does."""
-        return await self._in_time(request, prompt)
-
-    async def _in_time(self, request: ModelRequest, prompt: Prompt | None) -> ModelReply:
         try:
             async with asyncio.timeout(self._call_seconds):
                 return await self._answered(request, prompt)
@@ -245,10 +242,6 @@ class Hub:
                 self._alone_since = asyncio.get_running_loop().time()
             _end(worker)
             _LOG.info("Worker %s has left; there are %d.", name, self.workers)
-
-    @property
-    def heartbeat_seconds(self) -> float:
-        return self._heartbeat
 
     def _changed(self) -> None:
         given = {worker.hello.token_capture for worker in self._workers.values()}

@@ -15,7 +15,7 @@ def workers_route(hub: Hub, admin_key: str | None) -> Callable[[web.Request], Aw
     digest = None if admin_key is None else keys.digest(admin_key)
 
     async def connect(request: web.Request) -> web.StreamResponse:
-        key = request_key({name.lower(): value for name, value in request.headers.items()})
+        key = request_key(request.headers)
         if digest is not None and (key is None or not keys.matches(key, digest)):
             return web.json_response(
                 {"error": {"message": "a worker needs the proxy's admin key as bearer"}}, status=401

@@ -163,11 +163,9 @@ def reply_message(id: str, reply: ModelReply) -> JsonObject:
     }
 
 
-_ERROR_TYPES: Final[Mapping[str, type[ContextExceeded | ContentFiltered]]] = {
+_ERRORS: Final[Mapping[str, type[ModelError | ContextExceeded | ContentFiltered]]] = {
     "context_length_exceeded": ContextExceeded,
     "content_filter": ContentFiltered,
-}
-_MODEL_ERRORS: Final[Mapping[str, type[ModelError]]] = {
     "config": ModelConfigError,
     "invalid_request": RequestRefused,
     "internal": ModelError,
@@ -175,11 +173,9 @@ _MODEL_ERRORS: Final[Mapping[str, type[ModelError]]] = {
 
 
 def error_message(id: str, error: ModelError | ContextExceeded | ContentFiltered) -> JsonObject:
-    told: JsonObject = {"type": "completion_response", "request_id": id, "error": str(error)}
-    if isinstance(error, ModelError):
-        kind = next(word for word, form in _MODEL_ERRORS.items() if isinstance(error, form))
-        return told | {"error": error.message, "error_type": kind, "error_reason": error.reason}
-    return told | {"error_type": next(word for word, form in _ERROR_TYPES.items() if isinstance(error, form))}
+    kind = next(word for word, form in _ERRORS.items() if isinstance(error, form))
+    told = {"type": "completion_response", "request_id": id, "error": str(error), "error_type": kind}
+    return told | ({"error": error.message, "error_reason": error.reason} if isinstance(error, ModelError) else {})
 
 
 class _Answer(ApiModel, extra="ignore"):
@@ -245,7 +241,7 @@ def _first(error: ValidationError) -> str:
 def _failure(message: Mapping[str, Any]) -> ModelError | ContextExceeded | ContentFiltered:
     kind = message.get("error_type")
     words = str(message.get("error") or "").strip() or f"the worker gave no other word than {kind!r}"
-    if (blamed := _ERROR_TYPES.get(str(kind))) is not None:
-        return blamed(words)
-    reason = str(message.get("error_reason") or "WorkerFailed")
-    return _MODEL_ERRORS.get(str(kind), ModelError)(reason, words)
+    form = _ERRORS.get(str(kind), ModelError)
+    if issubclass(form, ModelError):
+        return form(str(message.get("error_reason") or "WorkerFailed"), words)
+    return form(words)
