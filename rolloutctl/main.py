@@ -1,11 +1,15 @@
 """`rolloutctl`: the command line. One module a command; here they are put together, and errors become messages."""
 
+import asyncio
 import contextlib
+import functools
 import importlib
+import inspect
 import logging
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
@@ -148,8 +152,18 @@ def _command(name: str) -> Any:
     command = typer.main.get_group(alone).commands[name]
     for leaf in command.commands.values() if isinstance(command, TyperGroup) else [command]:
         assert leaf.callback is not None  # a command always has one
-        leaf.callback = only_answers_on_stdout()(leaf.callback)
+        leaf.callback = _called(leaf.callback)
     return command
+
+
+def _called(command: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        with only_answers_on_stdout():
+            if inspect.iscoroutine(made := command(**options)):
+                asyncio.run(made)
+
+    return run
 
 
 if __name__ == "__main__":

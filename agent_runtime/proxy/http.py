@@ -57,8 +57,8 @@ def json_body(body: Any) -> bytes:
 
 
 def request_key(headers: Mapping[str, str]) -> str | None:
-    """The key of a request, by headers whose names are in lower case or in no particular one: a bearer token, the password of Basic (which is how a URL carries a key),
-    `x-api-key` or `api-key`."""
+    """The key of a request: a bearer token, the password of Basic (which is how a URL carries a key), `x-api-key` or
+    `api-key`. The headers' names are in lower case, or found in any case."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token.strip()

@@ -91,14 +91,14 @@ async def _check_tasks(job: RolloutJob, tasks: Sequence[Task]) -> None:
         await environments.close()
 
 
-def check(manifest: ManifestArgument, provider: ProviderOption = None, form: FormOption = Form.TEXT) -> None:
+async def check(manifest: ManifestArgument, provider: ProviderOption = None, form: FormOption = Form.TEXT) -> None:
     """Prove that every task can be graded: its own solution must get reward 1, doing nothing must get less."""
     job = read_manifest(manifest)
     base_dir = manifest.resolve().parent
     loaded = load_tasks(job.spec.tasks, base_dir, os.environ)
     _warn(loaded.warnings)
     with err.status("Running every task's solution, and an agent that does nothing…"):
-        rows = asyncio.run(check_job(job, loaded.tasks, base_dir=base_dir, environ=os.environ, provider=provider))
+        rows = await check_job(job, loaded.tasks, base_dir=base_dir, environ=os.environ, provider=provider)
     wrong = [row for row in rows if not row.ok]
     if form is Form.JSON:
         answer_json([asdict(row) for row in rows])

@@ -79,7 +79,7 @@ def convert_file(
     try:
         values = read_mapping(path)
     except UnusableInput as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(f"{path}: {error}") from error
     converter = next((known for known in CONVERTERS if known.recognises(values)), None)
     if converter is None:
         known = " and ".join(known.system for known in CONVERTERS)

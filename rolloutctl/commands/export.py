@@ -1,6 +1,5 @@
 """`rolloutctl export`: a run as other programs read it."""
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -18,7 +17,7 @@ from rolloutctl.ui.console import answer_stream, named_file, say
 _NOT_JSON = ", such as ./json: plain json asks for JSON on standard output"
 
 
-def export(
+async def export(
     job: JobArgument,
     form: Annotated[Format, typer.Option("--format", help="Who is to read it; docs/exports.md describes each.")],
     output: Annotated[
@@ -34,7 +33,7 @@ def export(
         needed = "writes a Parquet file; name it"
     if needed and file is None:
         raise CommandError(f"--format {form.value} {needed} with -o{_NOT_JSON if output else ''}")
-    count = asyncio.run(_export(job, form, file))
+    count = await _export(job, form, file)
     pieces = {Format.HARBOR: "trials", Format.REAL_WORK: "trajectories"}.get(form, "rows" if form in FILES else "lines")
     say(f"{count} {pieces}{f' in {file}' if file else ''}")
 

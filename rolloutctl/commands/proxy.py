@@ -1,6 +1,5 @@
 """`rolloutctl proxy` and `rolloutctl proxy-worker`: a session proxy on its own, and a model behind a NAT that serves it."""
 
-import asyncio
 import os
 import secrets
 import socket
@@ -38,7 +37,7 @@ AdminKeyOption = Annotated[
 ]
 
 
-def proxy(
+async def proxy(
     model: ModelOption,
     endpoint: Annotated[
         str | None, typer.Option("--endpoint", help="Base URL of the model's server, up to /v1.")
@@ -72,10 +71,10 @@ def proxy(
     log_to_stderr()
     if keyless and admin_key_file is not None:
         raise CommandError("--keyless and --admin-key-file exclude each other; drop one")
-    asyncio.run(serve_proxy(settings, None if keyless else admin_key(admin_key_file, os.environ), os.environ))
+    await serve_proxy(settings, None if keyless else admin_key(admin_key_file, os.environ), os.environ)
 
 
-def proxy_worker(
+async def proxy_worker(
     url: Annotated[list[str], typer.Option("--url", help="A proxy, such as https://proxy.example; may be repeated.")],
     model: ModelOption,
     endpoint: Annotated[str, typer.Option("--endpoint", help="Base URL of the model's server, up to /v1.")],
@@ -92,7 +91,7 @@ def proxy_worker(
         raise _wrong(error) from None
     log_to_stderr()
     own = name or f"{socket.gethostname()}-{secrets.token_hex(3)}"
-    asyncio.run(serve_worker(url, None if keyless else admin_key(admin_key_file, os.environ), served, own))
+    await serve_worker(url, None if keyless else admin_key(admin_key_file, os.environ), served, own)
 
 
 def _endpoint(url: str, model: str, api: EndpointApi, key_variable: str | None) -> Endpoint:

@@ -18,7 +18,7 @@ from rolloutctl.ui import page
 from rolloutctl.ui.console import Form, answer_json, err, named_file, say
 
 
-def report(
+async def report(
     job: JobArgument,
     file: Annotated[
         str | None,
@@ -28,7 +28,7 @@ def report(
     ] = None,
 ) -> None:
     """Write a run as one HTML file: figures, groups, every transcript. It loads nothing from elsewhere."""
-    path = asyncio.run(_report(job, named_file(file)))
+    path = await _report(job, named_file(file))
     size = path.stat().st_size
     if file == Form.JSON:
         answer_json({"path": str(path), "bytes": size})

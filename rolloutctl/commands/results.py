@@ -1,6 +1,5 @@
 """`rolloutctl results`: what came of a run, by group."""
 
-import asyncio
 import contextlib
 import os
 from collections.abc import Collection
@@ -16,13 +15,9 @@ GROUPS = 50
 """Rows of the table; a run of thousands of tasks is read in the report, or by machines."""
 
 
-def results(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -> None:
+async def results(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -> None:
     """What came of a run, by group. Works while it runs, too. JSON is the list of results."""
-    asyncio.run(show_results(job, form))
-
-
-async def show_results(reference: str | None, form: Form) -> None:
-    run = await find_run_folder(reference, os.environ)
+    run = await find_run_folder(job, os.environ)
     with contextlib.closing(SealedResults(run.store)) as sealed:
         await sealed.load()
         if form is Form.JSON:

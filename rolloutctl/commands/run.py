@@ -13,10 +13,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from agent_runtime.engine.events import JobSummary, Observer
+from agent_runtime.engine.events import JobSummary
 from agent_runtime.engine.run import run_job
-from rollout_api.rollout_job import RolloutJob
-from rollout_api.sandbox import Provider
 from rolloutctl.commands.check import ManifestArgument, ProviderOption
 from rolloutctl.commands.results import print_results
 from rolloutctl.errors import Exit
@@ -31,7 +29,7 @@ from rolloutctl.ui.transcript import harmless
 MASKED_BY_FAILURE = ("InfraFailed", "VerifierFailed")
 
 
-def run(
+async def run(
     manifest: ManifestArgument,
     new: Annotated[
         bool, typer.Option("--new", help="Start a run of its own instead of going on with the last one.")
@@ -63,22 +61,17 @@ def run(
         display_for(err) as display,
         ScalarLog(display, job.metadata.name, tensorboard=tensorboard, wandb=wandb) as observer,
     ):
-        summary = asyncio.run(_run(job, manifest.resolve().parent, provider, new, display, observer))
+        stop = asyncio.Event()
+        with _stopping_cleanly(stop, display):
+            base_dir = manifest.resolve().parent
+            summary = await run_job(
+                job, base_dir=base_dir, environ=os.environ, provider=provider, new=new, observer=observer, stop=stop
+            )
     if form is Form.JSON:
         answer_json(summary_json(summary))
     else:
-        asyncio.run(_report(summary))
+        await _report(summary)
     raise typer.Exit(exit_code(summary))
-
-
-async def _run(
-    job: RolloutJob, base_dir: Path, provider: Provider | None, new: bool, display: Display, observer: Observer
-) -> JobSummary:
-    stop = asyncio.Event()
-    with _stopping_cleanly(stop, display):
-        return await run_job(
-            job, base_dir=base_dir, environ=os.environ, provider=provider, new=new, observer=observer, stop=stop
-        )
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ REMEMBERED_SECONDS = 86_400
 
 
 @app.command("exec", epilog=EXIT_CODES, context_settings={"ignore_unknown_options": True})
-def execute(
+async def execute(
     name: NameArgument,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Program and arguments.")],
     namespace: NamespaceOption = None,
@@ -60,34 +60,10 @@ def execute(
     deadline_seconds: Annotated[float, typer.Option(min=0.001, help="End it after so long.")] = 600,
 ) -> None:
     """Run a command in a workspace of the Sandbox. Ends with the command's own exit code."""
-    raise typer.Exit(asyncio.run(_execute(name, namespace, workspace, command, deadline_seconds)))
-
-
-@app.command(epilog=EXIT_CODES)
-def cp(
-    source: Annotated[str, typer.Argument(help="A local path, or NAME:PATH in the Sandbox.")],
-    target: Annotated[str, typer.Argument(help="The other one.")],
-    namespace: NamespaceOption = None,
-    workspace: WorkspaceOption = "main",
-) -> None:
-    """Copy a file or folder into a workspace of the Sandbox, or out of it."""
-    asyncio.run(_copy(source, target, namespace, workspace))
-
-
-@app.command(epilog=EXIT_CODES)
-def snapshot(
-    name: NameArgument,
-    file: Annotated[Path, typer.Argument(help="Where the tar goes.")],
-    namespace: NamespaceOption = None,
-    workspace: WorkspaceOption = "main",
-) -> None:
-    """Save what a workspace of the Sandbox changed over its image, as a tar with OCI whiteouts."""
-    asyncio.run(_snapshot(name, namespace, workspace, file))
-
-
-async def _execute(name: str, namespace: str | None, workspace: str, command: list[str], deadline: float) -> int:
     async with _opened(name, namespace, workspace) as place:
-        result = await place.run(command, key=_key("exec"), deadline_seconds=deadline, head_bytes=MOST_OUTPUT_BYTES)
+        result = await place.run(
+            command, key=_key("exec"), deadline_seconds=deadline_seconds, head_bytes=MOST_OUTPUT_BYTES
+        )
     answer_stream().buffer.write(result.stdout)
     sys.stderr.buffer.write(result.stderr)
     if result.stdout_omitted or result.stderr_omitted:
@@ -95,11 +71,18 @@ async def _execute(name: str, namespace: str | None, workspace: str, command: li
     if result.cause is not None:
         say(f"The command was ended: {result.cause}.")
     if result.exit_code is not None:
-        return result.exit_code
-    return Exit.FAILED if result.signal is None else 128 + result.signal
+        raise typer.Exit(result.exit_code)
+    raise typer.Exit(Exit.FAILED if result.signal is None else 128 + result.signal)
 
 
-async def _copy(source: str, target: str, namespace: str | None, workspace: str) -> None:
+@app.command(epilog=EXIT_CODES)
+async def cp(
+    source: Annotated[str, typer.Argument(help="A local path, or NAME:PATH in the Sandbox.")],
+    target: Annotated[str, typer.Argument(help="The other one.")],
+    namespace: NamespaceOption = None,
+    workspace: WorkspaceOption = "main",
+) -> None:
+    """Copy a file or folder into a workspace of the Sandbox, or out of it."""
     inside = [_inside(path) for path in (source, target)]
     if (inside[0] is None) == (inside[1] is None):
         raise CommandError(
@@ -114,6 +97,22 @@ async def _copy(source: str, target: str, namespace: str | None, workspace: str)
         name, path = inside[0]
         async with _opened(name, namespace, workspace) as place:
             await _copy_out(place, path, Path(target))
+
+
+@app.command(epilog=EXIT_CODES)
+async def snapshot(
+    name: NameArgument,
+    file: Annotated[Path, typer.Argument(help="Where the tar goes.")],
+    namespace: NamespaceOption = None,
+    workspace: WorkspaceOption = "main",
+) -> None:
+    """Save what a workspace of the Sandbox changed over its image, as a tar with OCI whiteouts."""
+    async with _opened(name, namespace, workspace) as place:
+        with file.open("wb") as out:
+            async for piece in place.snapshot():
+                out.write(piece)
+            size = out.tell()
+    say(f"{size} bytes in {file}.")
 
 
 async def _copy_in(source: Path, place: ExecutorWorkspace, path: str) -> None:
@@ -153,15 +152,6 @@ async def _copy_out(place: ExecutorWorkspace, path: str, target: Path) -> None:
                 raise CommandError(f"{path}: is no regular file and no folder")
             with to.open("wb") as out:
                 shutil.copyfileobj(member, out)
-
-
-async def _snapshot(name: str, namespace: str | None, workspace: str, file: Path) -> None:
-    async with _opened(name, namespace, workspace) as place:
-        with file.open("wb") as out:
-            async for piece in place.snapshot():
-                out.write(piece)
-            size = out.tell()
-    say(f"{size} bytes in {file}.")
 
 
 @contextlib.asynccontextmanager

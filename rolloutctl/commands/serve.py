@@ -1,6 +1,5 @@
 """`rolloutctl serve`: trials by HTTP, in the form of the Harbor server, each a job of this machine."""
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +15,7 @@ from rolloutctl.manifest import read_manifest
 KEY_VARIABLE = "HARBOR_SERVER_KEY"
 
 
-def serve(
+async def serve(
     manifests: Annotated[
         list[Path],
         typer.Argument(help="With tasks: {stream: {}}. agent.name of a run names one; the first is the default."),
@@ -49,10 +48,6 @@ def serve(
     environ = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
     log_to_stderr()
     runs = Runs(folder, jobs, environ, image_template=image_template, concurrency=concurrency)
-    asyncio.run(_serve(runs, key, host, port))
-
-
-async def _serve(runs: Runs, key: str, host: str, port: int) -> None:
     with until_stopped() as stop:
         runner, _ = await serving(runs, key, host, port)
         try:

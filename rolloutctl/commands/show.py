@@ -1,6 +1,5 @@
 """`rolloutctl show`: one rollout, to be read in a terminal."""
 
-import asyncio
 import os
 from collections.abc import Mapping
 from typing import Annotated
@@ -24,18 +23,14 @@ LINES = 40
 _ROLE_STYLES = {"assistant": "bold blue", "user": "bold yellow", "system": "bold magenta"}
 
 
-def show(
+async def show(
     job: JobArgument,
     index: Annotated[int, typer.Argument(help="The rollout: task × groupSize + member.", min=0)],
     full: Annotated[bool, typer.Option("--full", help=f"Tool results whole, not their first {LINES} lines.")] = False,
     form: FormOption = Form.TEXT,
 ) -> None:
     """Read one rollout: messages, tool calls, their results, the verdict. JSON is the ATIF trajectory."""
-    asyncio.run(_show(job, index, full, form))
-
-
-async def _show(reference: str, index: int, full: bool, form: Form) -> None:
-    run = await find_run(reference, os.environ)
+    run = await find_run(job, os.environ)
     if run.total is not None and index >= run.total:
         raise CommandError(f"{run.folder} has no rollout {index}; its rollouts are 0 to {run.total - 1}")
     seal = run.seals.get(index)

@@ -1,6 +1,5 @@
 """`rolloutctl stream`: feed a job that stays open, and follow what comes out of it."""
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -21,46 +20,26 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="URI or folder o
 
 
 @app.command(epilog=EXIT_CODES)
-def submit(
+async def submit(
     job: JobArgument,
     tasks: Annotated[str, typer.Argument(help="JSONL file with one task a line; - for standard input.")],
     label: Annotated[str | None, typer.Option(help="Comes back with the results: a batch, a training step.")] = None,
     form: FormOption = Form.TEXT,
 ) -> None:
     """Submit tasks, each as a group of its own. What was submitted is durable when this ends."""
-    asyncio.run(submit_tasks(job, tasks, label, form))
-
-
-@app.command(epilog=EXIT_CODES)
-def tail(
-    job: JobArgument,
-    skip: Annotated[list[int] | None, typer.Option(help="Leave this group out; may be repeated.")] = None,
-    form: FormOption = Form.TEXT,
-) -> None:
-    """Follow the finished groups until the job is closed and all are out. JSON is one object a line."""
-    asyncio.run(_tail(job, skip or [], form))
-
-
-@app.command(epilog=EXIT_CODES)
-def close(job: JobArgument) -> None:
-    """Say that nothing more comes: the job completes when all its groups are done."""
-    say(f"Closed with {asyncio.run(_close(job))} groups.")
-
-
-async def submit_tasks(job: str, source: str, label: str | None, form: Form) -> None:
     try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        data = sys.stdin.buffer.read() if tasks == "-" else Path(tasks).read_bytes()
     except OSError as error:
-        raise CommandError(f"{source}: {error.strerror}", hint="Give a JSONL file, or - for standard input.") from error
-    tasks = read_rows(iter([data]), source)
+        raise CommandError(f"{tasks}: {error.strerror}", hint="Give a JSONL file, or - for standard input.") from error
+    rows = read_rows(iter([data]), tasks)
     stream = await JobStream.open(job)
     numbers: list[int] = []
     try:
-        for task in tasks:
+        for task in rows:
             numbers.append(await stream.submit(task, label))
     except BaseException:
-        done = f"Only the first {len(numbers)} of {len(tasks)} tasks were submitted"
-        say(f"{done}; remove them from {source} before you submit the rest.")
+        done = f"Only the first {len(numbers)} of {len(rows)} tasks were submitted"
+        say(f"{done}; remove them from {tasks} before you submit the rest.")
         raise
     if form is Form.JSON:
         answer_stream().write(json.dumps(numbers) + "\n")
@@ -68,13 +47,25 @@ async def submit_tasks(job: str, source: str, label: str | None, form: Form) -> 
         say(f"Submitted {len(numbers)} groups, {numbers[0]} to {numbers[-1]}.")
 
 
-async def _tail(job: str, skip: list[int], form: Form) -> None:
+@app.command(epilog=EXIT_CODES)
+async def tail(
+    job: JobArgument,
+    skip: Annotated[list[int] | None, typer.Option(help="Leave this group out; may be repeated.")] = None,
+    form: FormOption = Form.TEXT,
+) -> None:
+    """Follow the finished groups until the job is closed and all are out. JSON is one object a line."""
     stream = await JobStream.open(job)
     try:
-        async for group in stream.groups(skip):
+        async for group in stream.groups(skip or []):
             _print(group, form)
     except RunAborted as aborted:
         raise CommandError(f"The run was given up: {aborted}", code=Exit.ABORTED) from aborted
+
+
+@app.command(epilog=EXIT_CODES)
+async def close(job: JobArgument) -> None:
+    """Say that nothing more comes: the job completes when all its groups are done."""
+    say(f"Closed with {await (await JobStream.open(job)).close()} groups.")
 
 
 def _print(group: FinishedGroup, form: Form) -> None:
@@ -86,10 +77,6 @@ def _print(group: FinishedGroup, form: Form) -> None:
         label = f" [{group.label}]" if group.label else ""
         shown = number(mean(rewards), 3)
         out.print(f"{group.sequence}{label} {group.task.name}: {len(group.results)} rollouts, mean reward {shown}")
-
-
-async def _close(job: str) -> int:
-    return await (await JobStream.open(job)).close()
 
 
 def _wire(group: FinishedGroup) -> dict[str, Any]:

@@ -43,11 +43,11 @@ def read_mapping(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeError) as error:
-        raise UnusableInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise UnusableInput(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except yaml.YAMLError as error:
-        raise UnusableInput(f"{path}: is neither JSON nor YAML: {' '.join(str(error).split())}") from error
+        raise UnusableInput(f"is neither JSON nor YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise UnusableInput(f"{path}: is no mapping; a configuration is one")
+        raise UnusableInput("is no mapping; a configuration is one")
     return values
 
 

@@ -31,10 +31,11 @@ def composed(source: Source, notes: list[Note]) -> dict[str, Any]:
         if not isinstance(entry, str) or package not in ("", "_here_", "_global_"):
             notes.append(Note(where, f"{entry!r} is not read: only files that are put at the top are"))
             continue
+        path = source.path.parent / f"{name}.yaml"
         try:
-            values = _over(values, read_mapping(source.path.parent / f"{name}.yaml"))
+            values = _over(values, read_mapping(path))
         except UnusableInput as error:
-            raise UnusableInput(f"{where}: {error}") from error
+            raise UnusableInput(f"{where}: {path} {error}") from error
     own = {key: value for key, value in source.values.items() if key not in ("defaults", "hydra")}
     whole = _over(values, own)
     for override in source.overrides:

@@ -16,8 +16,8 @@ from agent_runtime.recording.seals import SealedResults
 from agent_runtime.recording.store import READS_AT_ONCE, StorageUnavailable, Store
 from agent_runtime.recording.stream import StreamRecord
 from rollout_api.tasks import Tasks, TaskStream
-from rolloutctl.commands.results import show_results
-from rolloutctl.commands.stream import submit_tasks
+from rolloutctl.commands.results import results as show_results
+from rolloutctl.commands.stream import submit as submit_tasks
 from rolloutctl.errors import CommandError, Exit
 from rolloutctl.job_stream import JobStream
 from rolloutctl.ui.console import Form
