@@ -14,10 +14,10 @@ registry = Registry(
     {
         "ToolCalling": "agent_runtime.agents.tool_calling:ToolCalling",
         "ReAct": "agent_runtime.agents.react:ReAct",
-        "Coding": "agent_runtime.agents.coding:Coding",
-        "SWE": "agent_runtime.agents.swe:SWE",
-        "Oracle": "agent_runtime.agents.oracle:Oracle",
-        "Nop": "agent_runtime.agents.nop:Nop",
+        "Coding": "agent_runtime.agents.tool_calling:Coding",
+        "SWE": "agent_runtime.agents.tool_calling:SWE",
+        "Oracle": "agent_runtime.agents.without_model:Oracle",
+        "Nop": "agent_runtime.agents.without_model:Nop",
         "Environment": "agent_runtime.agents.environment:Environment",
     },
 )

@@ -1,6 +1,10 @@
-"""The tool by which an agent acts in its task's environment. Its state is the actions that the journal has."""
+"""The tool by which an agent acts in its task's environment. Its state is the actions that the journal has.
+
+The verdict on an episode: pure. It is in the steps that were recorded, so nothing has to be graded.
+"""
 
 import asyncio
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -13,10 +17,11 @@ from agent_runtime.environments.host import (
     EnvironmentHost,
     Move,
 )
+from agent_runtime.statistics import mean
 from agent_runtime.tools.base import ToolContext, ToolResult
 from agent_runtime.tools.dispatch import shortened
-from rollout_api.environments import RunIn
-from rollout_api.records import Observation, ObservationsRecord, Record
+from rollout_api.environments import RunIn, TaskEnvironment
+from rollout_api.records import Observation, ObservationsRecord, Record, Verdict
 from rollout_api.tasks import Task
 
 ACT = "act"
@@ -112,3 +117,28 @@ def _data(action: Action, move: Move) -> dict[str, Any]:
         "valid": move.valid,
         **{name: value for name, value in known.items() if value is not None},
     }
+
+
+def episode_verdict(environment: TaskEnvironment, records: Sequence[Record]) -> Verdict:
+    """The sum of the steps' rewards; an episode without a step has 0.
+
+    Passed is what the environment says of success at its last step; where it says nothing, a reward above 0. The further
+    rewards are the metrics that ROLL gives: shares of valid and of effective actions, and success. In a sandbox actions may
+    run programs, and these can reach the process that keeps the episode: such a verdict is forgeable.
+    """
+    steps = acted(records)
+    reward = math.fsum(step.data["reward"] for step in steps)
+    last = steps[-1].data if steps else {}
+    passed = bool(last.get("success", reward > 0))
+    rewards = {"success": float(passed)}
+    if steps:
+        valid = mean([step.data["valid"] for step in steps])
+        effective = mean([step.data["effective"] for step in steps if "effective" in step.data])
+        shares = {"action_is_valid": valid, "action_is_effective": effective}
+        rewards |= {name: share for name, share in shares.items() if share is not None}
+    forgeable = environment.run_in is RunIn.SANDBOX
+    return Verdict(reward=reward, rewards=rewards, passed=passed, forgeable=forgeable, message=f"{len(steps)} steps")
+
+
+def step_rewards(records: Sequence[Record]) -> list[float]:
+    return [float(step.data["reward"]) for step in acted(records)]

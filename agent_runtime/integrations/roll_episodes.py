@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from agent_runtime.engine.session import RolloutSession
+from agent_runtime.environments.act import step_rewards
 from agent_runtime.environments.host import NO_DATA, EnvironmentFault
-from agent_runtime.environments.verdict import step_rewards
 from agent_runtime.models.base import Model
 from rollout_api.environments import TaskEnvironment
 from rollout_api.manifest import validate

@@ -1,19 +1,22 @@
-"""The plugins of one attempt at a rollout: what they are asked, when, and what their answers do."""
+"""What the calls of plugins add up to: pure.
+
+The plugins of one attempt at a rollout: what they are asked, when, and what their answers do.
+"""
 
 import copy
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 
 from agent_runtime.models.base import ModelReply, ToolCall
 from agent_runtime.plugins.base import FinishedRollout, Refuse, RolloutInfo
 from agent_runtime.plugins.plugins import Answer, Plugins
-from agent_runtime.plugins.reports import calls_of, reports_of
 from rollout_api.records import (
     CommandVerdict,
     Observation,
     Outcome,
     PluginCall,
+    PluginReport,
     PluginsRecord,
     Record,
     ResponseRecord,
@@ -21,6 +24,28 @@ from rollout_api.records import (
     Verdict,
 )
 from rollout_api.tasks import Task
+
+
+def calls_of(records: Iterable[Record]) -> list[PluginCall]:
+    return [call for record in records if isinstance(record, PluginsRecord) for call in record.calls]
+
+
+def reports_of(calls: Sequence[PluginCall]) -> dict[str, PluginReport]:
+    """A report for each plugin, by name; scores and analyses are put in by whoever has them."""
+    reports = {}
+    for name in dict.fromkeys(call.plugin for call in calls):
+        own = [call for call in calls if call.plugin == name]
+        failures = [call for call in own if call.did == "Failed"]
+        reports[name] = PluginReport(
+            calls=len(own),
+            seconds=round(sum(call.seconds for call in own), 6),
+            refused=sum(call.did == "Refused" for call in own),
+            changed=sum(call.did == "Changed" for call in own),
+            failed=len(failures),
+            error=f"{failures[0].hook}: {failures[0].message}" if failures else None,
+        )
+    return reports
+
 
 REFUSED = "refused"
 """Key in `Observation.data` of a tool call that a plugin did not let run: the plugin's name, and why."""

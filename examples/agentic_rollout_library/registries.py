@@ -27,7 +27,7 @@ for volume in (1, 2):
 
 print("agents:", ", ".join(agents.registry.names()))
 print("tools:", ", ".join(tools.registry.names()))
-for name in ("MathTutor", "ReAct", "agent_runtime.agents.coding:Coding"):
+for name in ("MathTutor", "ReAct", "agent_runtime.agents.tool_calling:Coding"):
     print(f"{name} makes a {type(agents.find_agent(name)()).__name__}")
 for made in tools.open_tools(["calculator", "greet", "shout-1", "commands-and-files"]).values():
     print(f"{made.name}: {list(made.parameters['properties'])}, runs in the {made.runs_in.lower()}")

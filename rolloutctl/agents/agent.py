@@ -11,10 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_runtime.agents.base import Agent
-from agent_runtime.agents.coding import Coding
 from agent_runtime.agents.react import ReAct
 from agent_runtime.agents.registry import find_agent
-from agent_runtime.agents.tool_calling import ToolCalling
+from agent_runtime.agents.tool_calling import Coding, ToolCalling
 from agent_runtime.engine.opening import output_uri
 from agent_runtime.engine.run import run_job
 from agent_runtime.recording.reader import open_run

@@ -28,8 +28,8 @@ from agent_runtime.engine.events import RolloutStarted, WorkspaceAcquired
 from agent_runtime.engine.program.program import Program
 from agent_runtime.engine.program.program import collect as collect_trajectory
 from agent_runtime.engine.scheduling.completion_rules import PolicyLag, stale_message, versions_of
+from agent_runtime.environments.act import episode_verdict
 from agent_runtime.environments.open import OpenEnvironment, open_environment
-from agent_runtime.environments.verdict import episode_verdict
 from agent_runtime.models.base import Model
 from agent_runtime.recording.branches import has_own_answer
 from agent_runtime.recording.journal import Journal

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.agents.context_policy import LEFT_OUT, SUMMARISE, Size, is_over, truncated
+from agent_runtime.agents.base_class import LEFT_OUT, SUMMARISE, Size, is_over, truncated
 from agent_runtime.agents.tool_calling import ToolCalling
 from rollout_api.records import Message
 from rollout_api.rollout_job import Agent, ContextLimit

@@ -8,12 +8,9 @@ import pytest
 
 from agent_runtime.agents.base import Stop
 from agent_runtime.agents.base_class import BaseAgent, ParsedAnswer
-from agent_runtime.agents.coding import Coding
-from agent_runtime.agents.nop import Nop
-from agent_runtime.agents.oracle import Oracle
 from agent_runtime.agents.registry import find_agent
-from agent_runtime.agents.swe import NOTHING_DONE, SWE
-from agent_runtime.agents.tool_calling import ToolCalling
+from agent_runtime.agents.tool_calling import NOTHING_DONE, SWE, Coding, ToolCalling
+from agent_runtime.agents.without_model import Nop, Oracle
 from rollout_api.records import StopReason
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.agents.context_policy import SUMMARISE
+from agent_runtime.agents.base_class import SUMMARISE
 from agent_runtime.agents.tool_calling import ToolCalling
 from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.recording.message_tree import linear

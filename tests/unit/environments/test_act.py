@@ -4,9 +4,8 @@ from typing import cast
 
 import pytest
 
-from agent_runtime.environments.act import ACT, Act, told
+from agent_runtime.environments.act import ACT, Act, episode_verdict, step_rewards, told
 from agent_runtime.environments.host import Action, Beginning, EnvironmentFailure, Move, checked_reply, moves
-from agent_runtime.environments.verdict import episode_verdict, step_rewards
 from agent_runtime.tools.base import ToolContext, ToolResult, ToolWorkspace
 from rollout_api.environments import RunIn, TaskEnvironment
 from rollout_api.records import Observation, ObservationsRecord, Record

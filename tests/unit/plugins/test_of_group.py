@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.plugins import GroupInfo
+from agent_runtime.plugins.builtin import PerformanceStop, stop_reason
 from agent_runtime.plugins.of_group import GroupPlugins
-from agent_runtime.plugins.performance_stop import PerformanceStop, stop_reason
 from agent_runtime.plugins.plugins import Plugins
 from rollout_api.records import Result
 from rollout_api.tasks import Task

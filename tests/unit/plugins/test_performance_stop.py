@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.plugins.performance_stop import stop_reason
+from agent_runtime.plugins.builtin import stop_reason
 
 REWARDS = st.lists(st.sampled_from([0.0, 0.5, 0.79, 0.8, 1.0]), max_size=12)
 

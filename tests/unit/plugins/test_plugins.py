@@ -13,9 +13,9 @@ from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ToolCall
 from agent_runtime.plugins import Refuse, RolloutInfo
 from agent_runtime.plugins.hooks import hook
+from agent_runtime.plugins.of_rollout import reports_of
 from agent_runtime.plugins.plugins import Answer, Plugins
 from agent_runtime.plugins.registry import Loaded
-from agent_runtime.plugins.reports import reports_of
 from rollout_api.records import PluginCall
 from rollout_api.tasks import Task
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.plugins.shell import program, simple_commands
+from agent_runtime.plugins.safety_filter import program, simple_commands
 
 NAME = st.sampled_from(["ls", "make", "git", "python3", "true"])
 

@@ -1,6 +1,6 @@
 from agent_runtime.models.base import ToolCall
 from agent_runtime.plugins import ToolUse
-from agent_runtime.plugins.trajectory_analysis import TrajectoryAnalysis, analysis_of, category
+from agent_runtime.plugins.builtin import TrajectoryAnalysis, analysis_of, category
 from rollout_api.records import Observation
 
 

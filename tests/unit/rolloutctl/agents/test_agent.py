@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime.agents.coding import Coding
 from agent_runtime.agents.react import ReAct
-from agent_runtime.agents.tool_calling import ToolCalling
+from agent_runtime.agents.tool_calling import Coding, ToolCalling
 from agent_runtime.extensions import ExtensionError
 from rolloutctl.agents import AgenticRollout, AgenticRolloutConfig, PromptBuilder, create_agent, create_agents
 from rolloutctl.agents.settings import saves_trajectories, set_log_level

@@ -1,7 +1,17 @@
-"""The agent that runs the task's own solution: shows that a task and its verifier work, without any model."""
+"""The agent that does nothing: shows what a verifier says of an untouched workspace.
+
+The agent that runs the task's own solution: shows that a task and its verifier work, without any model.
+"""
 
 from agent_runtime.agents.base import AgentContext, Stop
 from rollout_api.records import StopReason
+
+
+class Nop:
+    """Does nothing."""
+
+    async def run(self, context: AgentContext) -> str | None:
+        return None
 
 
 class Oracle:
