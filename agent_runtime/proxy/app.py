@@ -1,4 +1,7 @@
-"""The proxy on a socket: aiohttp's requests in, the handler's replies out."""
+"""The route at which workers connect to the proxy.
+
+The proxy on a socket: aiohttp's requests in, the handler's replies out.
+"""
 
 import asyncio
 import resource
@@ -8,12 +11,34 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
+from agent_runtime.proxy import keys
 from agent_runtime.proxy.handler import Handler
-from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply
+from agent_runtime.proxy.http import BodyTooLarge, Incoming, Reply, request_key
 from agent_runtime.proxy.peers import PeerLost
 from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.hub import Hub
-from agent_runtime.proxy.relay.route import workers_route
+
+
+def workers_route(hub: Hub, admin_key: str | None) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Let in whoever has the admin key as bearer; everybody where it is None."""
+    digest = None if admin_key is None else keys.digest(admin_key)
+
+    async def connect(request: web.Request) -> web.StreamResponse:
+        key = request_key(request.headers)
+        if digest is not None and (key is None or not keys.matches(key, digest)):
+            return web.json_response(
+                {"error": {"message": "a worker needs the proxy's admin key as bearer"}}, status=401
+            )
+        # Answers do not compress well enough to be worth the time of both ends.
+        socket = web.WebSocketResponse(
+            heartbeat=hub.heartbeat_seconds, max_msg_size=schemas.FRAME_BYTES, compress=False, autoping=True
+        )
+        await socket.prepare(request)
+        await hub.serve(socket)
+        return socket
+
+    return connect
+
 
 DELIVERY_SECONDS: Final = 120.0
 """How long a client may read nothing of its reply: then it is held to be gone."""

@@ -15,6 +15,8 @@ only so does the conversation extend the tokens that the engine saw.
 `{"role": "prompt", "token_ids": [...]}`. It is no role of any template, so such a call never counts as the beginning of
 a chat, and is recorded as what it was. A model that can go on from a bare prompt is a `PromptModel`; for any other the
 call is refused (ErrorKind.BAD_REQUEST).
+
+The text of a streamed answer, as the client has it.
 """
 
 import json
@@ -182,3 +184,29 @@ def decoded(body: bytes) -> JsonObject:
 def sse(data: Mapping[str, Any], event: str | None = None) -> bytes:
     head = f"event: {event}\n" if event else ""
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+class StreamedText:
+    """Pieces that were sent before the whole answer was known, and how they fit to it.
+
+    The server takes the answer apart when it is whole, and may then trim the text before a tool call; what was sent
+    cannot be taken back, so it stands.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def add(self, piece: str) -> None:
+        self._pieces.append(piece)
+
+    def rest(self, text: str) -> str:
+        """What is still to be sent of the whole text; nothing where the pieces do not begin it."""
+        whole = "".join(self._pieces)
+        rest = text[len(whole) :] if text.startswith(whole) else ""
+        if rest:
+            self._pieces.append(rest)
+        return rest
+
+    @property
+    def whole(self) -> str:
+        return "".join(self._pieces)

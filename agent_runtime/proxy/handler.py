@@ -5,22 +5,25 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from agent_runtime.proxy.admin import Admin
-from agent_runtime.proxy.call import Call
+from agent_runtime.proxy.call import Call, Identity
 from agent_runtime.proxy.chat import ChatAnswer, ChatRequest, ErrorKind, Refused, Translation, decoded
-from agent_runtime.proxy.coalescing import Identity
 from agent_runtime.proxy.http import (
     EVENT_STREAM_HEADERS,
     JSON_HEADERS,
+    ApiCall,
     BodyTooLarge,
     Incoming,
+    PlainPath,
     Reply,
+    SessionPath,
+    TurnPath,
     json_body,
     json_reply,
     request_key,
+    target_of,
 )
 from agent_runtime.proxy.keys import session_of
 from agent_runtime.proxy.metrics import Meter
-from agent_runtime.proxy.paths import ApiCall, PlainPath, SessionPath, TurnPath, target_of
 from agent_runtime.proxy.peers import FORWARDED, TURN
 from agent_runtime.proxy.protocols.anthropic_messages import AnthropicMessages
 from agent_runtime.proxy.protocols.openai_chat import OpenAIChat

@@ -1,4 +1,11 @@
-"""The sessions of several replicas on one store: each session has one owner, and any replica answers for it.
+"""Sessions in object storage: a folder each, in which everything is written once and never changed.
+
+sessions/<id>/
+  session.json                what fixes the session, with the digest of its key
+  epoch-<e>.json …            its records, as recording/epoch_log.py has them; a claim says where its holder is reached
+  completed.json              its end
+
+The sessions of several replicas on one store: each session has one owner, and any replica answers for it.
 
 Whoever holds a session's latest epoch owns it, and the claim names the owner's address. Other replicas forward requests
 there. Only an owner that has not answered for 5 s loses its sessions, one by one, as requests for them come: another
@@ -8,12 +15,15 @@ the closed epoch, so it can neither acknowledge nor record anything any more.
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from pydantic import ValidationError
 
 from agent_runtime.models.base import Model
 from agent_runtime.proxy.http import Incoming, Reply
@@ -22,11 +32,60 @@ from agent_runtime.proxy.metrics import Meter
 from agent_runtime.proxy.peers import FORWARDED, MISDIRECTED, PeerLost, Peers
 from agent_runtime.proxy.session import Session, SessionSettings
 from agent_runtime.proxy.sessions import Owner, check_key, ended, unknown_key
-from agent_runtime.proxy.store import SessionStore
-from agent_runtime.recording.attempt_folder import Claim
+from agent_runtime.recording.attempt_folder import AttemptFolder, Claim
 from agent_runtime.recording.epoch_log import EpochLog, Superseded
-from agent_runtime.recording.store import StorageError
+from agent_runtime.recording.segments import RecordCorrupt, json_bytes
+from agent_runtime.recording.store import StorageError, Store
 from rollout_api.records import Record
+
+
+@dataclass(frozen=True)
+class SessionStore:
+    """The sessions below a URI."""
+
+    store: Store
+
+    def folder(self, session: str) -> AttemptFolder:
+        return AttemptFolder(self.store, f"sessions/{session}")
+
+    async def register(self, settings: SessionSettings) -> bool:
+        """Write what fixes a session; False where one of that name is there."""
+        return await self.store.create(self._settings_key(settings.id), json_bytes(settings))
+
+    async def settings(self, session: str) -> SessionSettings | None:
+        """What fixes a session; None where there is none. Raises RecordCorrupt."""
+        key = self._settings_key(session)
+        if (data := await self.store.get(key)) is None:
+            return None
+        try:
+            return SessionSettings.model_validate_json(data)
+        except ValidationError as error:
+            raise RecordCorrupt(key, str(error.errors(include_url=False)[0]["msg"])) from error
+
+    async def complete(self, session: str) -> None:
+        await self.store.create(self._completed_key(session), json.dumps({"time": time.time()}).encode())
+
+    async def is_completed(self, session: str) -> bool:
+        return await self.store.get(self._completed_key(session)) is not None
+
+    async def records(self, session: str) -> list[Record]:
+        """What is durable of it at this moment. Raises RecordCorrupt."""
+        return await self.folder(session).records()
+
+    async def delete(self, session: str) -> None:
+        """Remove it; its name is free again. Interrupted, the session has ended, and has to be deleted again."""
+        last = [self._settings_key(session), self._completed_key(session)]
+        keys = [meta.key for meta in await self.store.list(f"sessions/{session}")]
+        # The name stays taken until the records are gone, which would be those of the next session of that name.
+        await self.store.delete([key for key in keys if key not in last])
+        await self.store.delete(last)
+
+    def _settings_key(self, session: str) -> str:
+        return f"sessions/{session}/session.json"
+
+    def _completed_key(self, session: str) -> str:
+        return f"sessions/{session}/completed.json"
+
 
 IDLE_SECONDS: Final = 600.0
 """A session that nobody calls for so long leaves memory; its next call claims it again."""

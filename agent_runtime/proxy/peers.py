@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 
+from agent_runtime.proxy.call import RETRY_COUNT
 from agent_runtime.proxy.chat import ErrorKind, Refused
-from agent_runtime.proxy.coalescing import RETRY_COUNT
 from agent_runtime.proxy.http import Incoming, Reply
 from agent_runtime.proxy.session import SessionSettings
 

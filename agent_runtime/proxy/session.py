@@ -13,13 +13,12 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from agent_runtime.models.base import CallHealth, Model, ModelError, ModelReply, ModelRequest
-from agent_runtime.proxy.call import Call, Ticket
+from agent_runtime.proxy.call import MOST_KEPT, Answers, Call, Identity, Ticket
 from agent_runtime.proxy.chat import PROMPT_ROLE, ChatRequest, ErrorKind, PromptModel, Refused
-from agent_runtime.proxy.coalescing import MOST_KEPT, Answers, Identity
 from agent_runtime.proxy.history import History, Place, Turn
+from agent_runtime.proxy.http import whole_number
 from agent_runtime.proxy.limits import Exhausted, Limits, exhausted, tokens_left
 from agent_runtime.proxy.metrics import Meter
-from agent_runtime.proxy.paths import whole_number
 from agent_runtime.proxy.refused import refused
 from agent_runtime.recording.epoch_log import Superseded
 from agent_runtime.recording.store import StorageError

@@ -11,7 +11,7 @@ import sys
 
 from agent_runtime.models.base import ModelReply, ModelRequest
 from agent_runtime.proxy import peers
-from agent_runtime.proxy.standalone import standalone_proxy
+from agent_runtime.proxy.serve import standalone_proxy
 from agent_runtime.recording.store import Store
 from rollout_api.records import Usage
 

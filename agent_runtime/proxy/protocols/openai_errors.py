@@ -1,8 +1,7 @@
 """What OpenAI's APIs share: error bodies (platform.openai.com/docs/guides/error-codes), and streams of chunks. Pure."""
 
 from agent_runtime.models.base import ModelReply
-from agent_runtime.proxy.chat import ChatRequest, ErrorKind, JsonObject, sse
-from agent_runtime.proxy.protocols.streamed_text import StreamedText
+from agent_runtime.proxy.chat import ChatRequest, ErrorKind, JsonObject, StreamedText, sse
 
 DONE = b"data: [DONE]\n\n"
 

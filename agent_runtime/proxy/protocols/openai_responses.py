@@ -16,8 +16,13 @@ from agent_runtime.proxy.protocols.fields import (
 )
 from agent_runtime.proxy.protocols.openai_chat import tool_choice
 from agent_runtime.proxy.protocols.openai_errors import OpenAIErrors
-from agent_runtime.proxy.protocols.responses_events import ResponsesEncoder
-from agent_runtime.proxy.protocols.responses_items import ANSWER_PREFIX, output_items, parse_items, whole_response
+from agent_runtime.proxy.protocols.responses_items import (
+    ANSWER_PREFIX,
+    ResponsesEncoder,
+    output_items,
+    parse_items,
+    whole_response,
+)
 from rollout_api.records import Message
 
 INSTRUCTED = "_i"

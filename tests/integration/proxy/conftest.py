@@ -13,8 +13,8 @@ from openai import AsyncOpenAI
 
 from agent_runtime.models.base import Model
 from agent_runtime.models.vllm.server import VllmServer
-from agent_runtime.proxy.standalone import standalone_proxy
-from agent_runtime.proxy.store import SessionStore
+from agent_runtime.proxy.ownership import SessionStore
+from agent_runtime.proxy.serve import standalone_proxy
 from agent_runtime.recording.store import Store
 from rollout_api.records import Record
 from tests.support.proxied_model import TokenModel

@@ -16,9 +16,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agent_runtime.proxy.admin import traces_view
 from agent_runtime.proxy.app import DESCRIPTORS
-from agent_runtime.proxy.store import SessionStore
-from agent_runtime.proxy.views import traces_view
+from agent_runtime.proxy.ownership import SessionStore
 from agent_runtime.recording.store import Store
 from tests.support.ports import free_port
 from tests.support.proxy_replica import ADMIN_KEY

@@ -12,7 +12,7 @@ from agent_runtime.models.providers.function import FunctionModel
 from agent_runtime.models.retries import FIRST_DELAY_SECONDS
 from agent_runtime.proxy.relay.hub import Hub
 from agent_runtime.proxy.relay.worker import Worker
-from agent_runtime.proxy.standalone import standalone_proxy
+from agent_runtime.proxy.serve import standalone_proxy
 from agent_runtime.recording.store import Store
 
 KEY = "an-admin-key-of-tests"

@@ -17,7 +17,7 @@ from agent_runtime.models.base import ContextExceeded, ModelConfigError, ModelEr
 from agent_runtime.proxy.relay import schemas
 from agent_runtime.proxy.relay.hub import Hub
 from agent_runtime.proxy.relay.worker import Worker
-from agent_runtime.proxy.standalone import standalone_proxy
+from agent_runtime.proxy.serve import standalone_proxy
 from agent_runtime.recording.store import Store
 from rollout_api.model import Sampling
 from rollout_api.records import Usage

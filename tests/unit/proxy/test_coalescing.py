@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from agent_runtime.proxy.call import Answers, Identity
 from agent_runtime.proxy.chat import BadRequest
-from agent_runtime.proxy.coalescing import Answers, Identity
 
 
 def test_a_request_is_known_by_api_and_body_and_says_itself_that_it_is_a_retry() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.proxy import keys
-from agent_runtime.proxy.paths import ApiCall, PlainPath, SessionPath, TurnPath, target_of
+from agent_runtime.proxy.http import ApiCall, PlainPath, SessionPath, TurnPath, target_of
 
 SESSIONS = st.from_regex(r"[A-Za-z0-9._-]{1,128}", fullmatch=True).filter(keys.is_session_id)
 

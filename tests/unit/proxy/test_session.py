@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from agent_runtime.models.base import ModelConfigError, ModelError, ModelReply, RequestRefused
 from agent_runtime.proxy import keys
 from agent_runtime.proxy import session as session_module
-from agent_runtime.proxy.call import Call
+from agent_runtime.proxy.call import Call, Identity
 from agent_runtime.proxy.chat import BadRequest, ChatRequest, ErrorKind, Refused
-from agent_runtime.proxy.coalescing import Identity
 from agent_runtime.proxy.limits import Exhausted, Limits
 from agent_runtime.proxy.refused import refused
 from agent_runtime.proxy.session import OverBudget, Session, SessionSettings
