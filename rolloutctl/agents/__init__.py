@@ -13,9 +13,8 @@ are those of agentic-rollout-library.
 from rolloutctl.agents.agent import GeneralAgent, RolloutFailed, create_agent, create_agents
 from rolloutctl.agents.llm import LLMClient, create_llm_client, llm_client_from_environment
 from rolloutctl.agents.own_agent import BaseAgent
-from rolloutctl.agents.prompt import PromptBuilder
 from rolloutctl.agents.rollout import AgenticRollout, AgenticRolloutConfig
-from rolloutctl.agents.tools import create_tool, create_tools
+from rolloutctl.agents.tools import PromptBuilder, create_tool, create_tools
 from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep
 
 __all__ = [

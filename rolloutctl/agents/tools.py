@@ -1,10 +1,13 @@
-"""Tools as an agent gets them in Python: the ones known by name, with options, and objects of one's own."""
+"""Tools as an agent gets them in Python: the ones known by name, with options, and objects of one's own.
+
+A prompt put together from parts.
+"""
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from agent_runtime.tools.base import Tool, ToolContext, ToolResult, takes_agents_time
 from agent_runtime.tools.function_tool import FunctionTool, as_tool
@@ -103,3 +106,37 @@ def _as_tool(name: str, thing: Any) -> Tool:
     tool = FunctionTool(execute, name=name, runs_in="Runner")
     tool.description = tool.description or getattr(thing, "description", "") or inspect.getdoc(type(thing)) or ""
     return tool
+
+
+class PromptBuilder:
+    """Sections one after another, below an opening if there is one. In all of it `{name}` stands for the variable `name`."""
+
+    def __init__(self, opening: str = "") -> None:
+        self._opening = opening
+        self._variables: dict[str, Any] = {}
+        self._sections: list[str] = []
+
+    def add_variable(self, name: str, value: object) -> Self:
+        """What `{name}` stands for."""
+        self._variables[name] = value
+        return self
+
+    def add_section(self, title: str, content: str) -> Self:
+        """A title and what stands below it."""
+        self._sections.append(f"{title}:\n{content}")
+        return self
+
+    def add_tools(self, tools: Mapping[str, Any], formatter: Callable[[str, Any], str] = described) -> Self:
+        """A section that describes tools, each by `formatter(name, tool)`."""
+        return self.add_section("Available Tools", "\n\n".join(formatter(name, tool) for name, tool in tools.items()))
+
+    def add_context(self, context: Mapping[str, object]) -> Self:
+        """A section of facts."""
+        return self.add_section("Context", "\n".join(f"- {name}: {value}" for name, value in context.items()))
+
+    def build(self) -> str:
+        """The prompt."""
+        prompt = "\n\n".join(filter(None, [self._opening, *self._sections]))
+        for name, value in self._variables.items():
+            prompt = prompt.replace(f"{{{name}}}", str(value))
+        return prompt

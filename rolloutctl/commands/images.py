@@ -1,16 +1,122 @@
-"""`rolloutctl images`: builds the images that a job's task folders bring Dockerfiles for."""
+"""Building a task's image with what is there: buildah, podman or docker.
+
+`rolloutctl images`: builds the images that a job's task folders bring Dockerfiles for.
+"""
 
 import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from agent_runtime.tasks.folders import Build
+from agent_runtime.tasks.images import with_other_bases
 from agent_runtime.tasks.source import needed_images
 from rolloutctl.commands.check import ManifestArgument
 from rolloutctl.errors import CommandError, Exit
-from rolloutctl.image_builder import Target, build, find_tool, is_there
 from rolloutctl.manifest import read_manifest
 from rolloutctl.ui.console import Form, FormOption, answer_json, err, out, say
+
+TOOLS = ("buildah", "podman", "docker")
+SHOWN_OUTPUT = 4000
+"""Characters of a failed program's output: its end is where the error is."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an image goes: a registry, or, for a path, this machine."""
+
+    image: str
+    path: Path | None
+
+    @classmethod
+    def of(cls, image: str, base_dir: Path) -> "Target":
+        """What `sandbox.image` means by that name; a relative path starts at the manifest's folder."""
+        is_path = image.startswith(("/", "./", "../", "~/"))
+        return cls(image, base_dir / Path(image).expanduser() if is_path else None)
+
+
+def find_tool(wanted: str | None) -> str:
+    """The program that builds. Raises CommandError where there is none that works."""
+    for tool in [wanted] if wanted else TOOLS:
+        if shutil.which(tool) and _succeeds([tool, "info"]):
+            return tool
+    what = f"{wanted} does not work here" if wanted else f"none of {', '.join(TOOLS)} works here"
+    raise CommandError(f"{what}; install one of {', '.join(TOOLS)}")
+
+
+def is_there(tool: str, target: Target) -> bool:
+    """Whether the image was built before: its name has the digest of what it is made of.
+
+    A registry is asked with the settings and the credentials that the tool pushes with. Where nothing can ask for the
+    manifest alone, the image is fetched; no answer counts as a missing image, and then the push says what is wrong.
+    """
+    image = target.image
+    if target.path is not None:
+        return target.path.exists()
+    if tool == "docker":
+        # Its `manifest` does not reach the registries that only the daemon trusts, nor OCI images before version 23.
+        return _succeeds(["docker", "manifest", "inspect", image]) or _succeeds(["docker", "pull", "--quiet", image])
+    # Of their own, buildah and podman inspect lists of images alone. skopeo shares their configuration.
+    if shutil.which("skopeo"):
+        return _succeeds(["skopeo", "inspect", "--raw", f"docker://{image}"])
+    # Without the policy buildah would take an image that was built here, and never pushed, for the answer.
+    policy = ["--policy", "always"] if tool == "buildah" else []
+    return _succeeds([tool, "pull", "--quiet", *policy, f"docker://{image}"])
+
+
+def build(tool: str, wanted: Build, target: Target, bases: Mapping[str, str]) -> None:
+    """Build an image and bring it where it belongs, whole or not at all. Raises CommandError with the builder's words."""
+    name = target.image if target.path is None else f"localhost/agent-rollouts-task:{os.getpid()}"
+    with tempfile.TemporaryDirectory(prefix="agent-rollouts-image-") as folder:
+        context = Path(folder) / "context"
+        _write_context(wanted, context, bases)
+        # chroot: a container within a container, where namespaces cannot be had, can build too.
+        isolation = ["--isolation", "chroot"] if tool == "buildah" else []
+        _run([tool, "build", *isolation, "-t", name, "-f", str(context / "Dockerfile"), str(context)], wanted)
+        if target.path is None:
+            _run([tool, "push", name, *([] if tool == "docker" else [f"docker://{name}"])], wanted)
+            return
+        target.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.path.with_name(f".{target.path.name}.{os.getpid()}")
+        if tool == "docker":
+            _run(["docker", "save", "-o", str(partial), name], wanted)
+        else:
+            _run([tool, "push", name, f"oci:{partial}:latest"], wanted)
+        partial.rename(target.path)
+        _run([tool, "rmi", name], wanted)
+
+
+def _write_context(wanted: Build, context: Path, bases: Mapping[str, str]) -> None:
+    for path in wanted.folder.below(wanted.context):
+        file = context / path.removeprefix(f"{wanted.context}/" if wanted.context else "")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(wanted.folder.read(path))
+        file.chmod(0o755 if wanted.folder.is_executable(path) else 0o644)
+    dockerfile = context / "Dockerfile"
+    dockerfile.write_text(with_other_bases(dockerfile.read_text(), bases))
+
+
+def _run(command: Sequence[str], wanted: Build) -> None:
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=wanted.seconds, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"{wanted.folder.where}: {command[0]} took more than {wanted.seconds:g} s (build_timeout_sec)"
+        raise CommandError(message) from error
+    if done.returncode:
+        said = done.stdout.decode(errors="replace").strip()[-SHOWN_OUTPUT:]
+        raise CommandError(f"{wanted.folder.where}: {' '.join(command[:2])} failed with {done.returncode}:\n{said}")
+
+
+def _succeeds(command: Sequence[str]) -> bool:
+    return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def images(

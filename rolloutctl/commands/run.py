@@ -21,7 +21,7 @@ from rolloutctl.errors import Exit
 from rolloutctl.manifest import read_manifest, with_options
 from rolloutctl.runs import DEFAULT_OUTPUT, find_run
 from rolloutctl.ui.console import Form, FormOption, answer_json, err, out, say
-from rolloutctl.ui.notes import notes
+from rolloutctl.ui.figures import notes
 from rolloutctl.ui.progress import Display, display_for
 from rolloutctl.ui.scalars import ScalarLog
 from rolloutctl.ui.transcript import harmless

@@ -1,12 +1,16 @@
-"""What the results of a run add up to, by group and over all: pure. Masked rollouts count for no mean."""
+"""What the results of a run add up to, by group and over all: pure. Masked rollouts count for no mean.
+
+What a person should know of a run beyond its numbers, said so that it makes sense without reading the code.
+"""
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agent_runtime.statistics import mean, pass_at_k, sample_std, standard_error
-from rollout_api.records import Outcome, Result
+from rollout_api.records import Outcome, Result, Seal, StopReason
+from rollout_api.tasks import VerifierMode
 
 
 @dataclass(frozen=True)
@@ -119,3 +123,116 @@ def _graded(results: Sequence[Result]) -> list[Result]:
 
 def _outcomes(results: Sequence[Result]) -> dict[str, int]:
     return dict(Counter(how_it_ended(result) for result in results).most_common())
+
+
+SHOWN = 5
+"""Rollouts that are named."""
+
+_STOPS = {
+    StopReason.MAX_TURNS: "all turns were used (agent.maxTurns); what was there was graded.",
+    StopReason.TOKEN_BUDGET: "all tokens were used (agent.tokenBudget); what was there was graded.",
+    StopReason.CONTEXT_EXCEEDED: "the model's context was full; what was there was graded.",
+    StopReason.CONTENT_FILTER: "the model server refused to answer; what was there was graded.",
+    StopReason.EMPTY_ANSWER: "the model answered nothing; what was there was graded.",
+    StopReason.AGENT_TIMEOUT: "the time was over (timeouts.agentSeconds); what was there was graded.",
+    StopReason.TOOL_FORMAT: "too many tool calls in a row could not be read (agent.maxFormatErrors). The model saw each "
+    "error and could have mended it, so the reward counts.",
+    StopReason.RESOURCE_LIMIT: "more was used than a workspace may (sandbox.resources, verifier.artifactsLimit). That is "
+    "the policy's doing, so the reward counts.",
+    StopReason.AGENT_ERROR: "the agent's own code raised an exception; what was there was graded.",
+}
+
+_MASKED = {
+    Outcome.INFRA_FAILED: "were lost to infrastructure after all attempts",
+    Outcome.VERIFIER_FAILED: "could not be graded",
+    Outcome.CANCELLED: "were cancelled",
+}
+
+
+class _Members:
+    """The rollouts that have something in common: how many they are, the first ones, and what is counted of them."""
+
+    def __init__(self) -> None:
+        self.count, self.times = 0, 0
+        self.words: Counter[str] = Counter()
+        self._first: list[int] = []
+
+    def add(self, index: int, words: Iterable[str] = (), times: int = 0) -> None:
+        self.count += 1
+        self.times += times
+        self.words.update(words)
+        if len(self._first) < SHOWN:
+            self._first.append(index)
+
+    @property
+    def rollouts(self) -> str:
+        """`1 rollout`, `9 rollouts`."""
+        return "1 rollout" if self.count == 1 else f"{self.count} rollouts"
+
+    @property
+    def look(self) -> str:
+        """Where to look: `Rollouts 0, 1, 2.`"""
+        listed = ", ".join(map(str, self._first))
+        return f"Rollout{'s' if self.count > 1 else ''} {listed}{', …' if self.count > SHOWN else ''}."
+
+    def counted(self, most: int = 5) -> str:
+        shown = sorted(self.words.items(), key=lambda item: (-item[1], item[0]))
+        parts = [name if count == 1 else f"{name} ×{count}" for name, count in shown[:most]]
+        return "; ".join(parts) + (f"; and {len(shown) - most} more" if len(shown) > most else "")
+
+
+def notes(seals: Iterable[Seal]) -> list[str]:
+    """One sentence or two for each thing that stands out. Goes through the seals once, and keeps none."""
+    by_outcome, by_stop, by_plugin, by_tool = (defaultdict[str, _Members](_Members) for _ in range(4))
+    dropped, forked, shared = _Members(), _Members(), _Members()
+    for seal in seals:
+        result = seal.result
+        if result.outcome is not Outcome.COMPLETED:
+            by_outcome[result.outcome].add(result.index, [result.reason or "no reason given"])
+        elif result.stop_reason is not None:
+            by_stop[result.stop_reason].add(result.index)
+        if seal.verdict and seal.verdict.dropped:
+            dropped.add(result.index, set(seal.verdict.dropped))
+        if result.token_forks:
+            forked.add(result.index, times=result.token_forks)
+        for name, report in result.plugins.items():
+            if report.failed:
+                by_plugin[name].add(result.index, [str(report.error)], report.failed)
+        for name, traceback in result.tool_tracebacks.items():
+            by_tool[name].add(result.index, [traceback])
+        if seal.verdict and seal.verdict.mode is VerifierMode.SHARED:
+            shared.add(result.index)
+    said = []
+    for outcome, words in _MASKED.items():
+        if members := by_outcome.get(outcome):
+            said.append(f"{members.rollouts} {words} ({members.counted()}): masked, outside every mean. {members.look}")
+    for stop, words in _STOPS.items():
+        if members := by_stop.get(stop):
+            said.append(f"{members.rollouts} ended with {stop.value}: {words} {members.look}")
+    if dropped.count:
+        said.append(
+            f"{dropped.rollouts} wrote files that could decide the verdict, so they were left out of the grading: "
+            f"{dropped.counted(most=3)}. {dropped.look}"
+        )
+    if forked.count:
+        said.append(
+            f"In {forked.rollouts} the model server encoded earlier answers to other token ids than it had sampled, "
+            f"{forked.times} times: what was sampled before each is a training sample of its own (docs/token-exact.md). "
+            f"{forked.look}"
+        )
+    for name, members in by_plugin.items():
+        said.append(
+            f"Plugin {name} failed {members.times} times, first with {next(iter(members.words))}. Rewards are the "
+            f"verifier's all the same; what the plugin should have done there is not done. {members.look}"
+        )
+    for name, members in by_tool.items():
+        said.append(
+            f"The code of tool {name} raised in {members.rollouts}. The model saw the error, so the reward counts. "
+            f"{members.look} The first traceback:\n{next(iter(members.words))}"
+        )
+    if shared.count:
+        said.append(
+            f"{shared.rollouts} were graded in the agent's own workspace (verifier.mode: Shared): an agent could "
+            "forge these rewards."
+        )
+    return said

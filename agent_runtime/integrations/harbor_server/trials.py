@@ -24,8 +24,7 @@ from agent_runtime.engine.program.program import PROGRAM_KEY
 from agent_runtime.grading.reward_file import HIGHEST, JSON_PATH, LOWEST
 from agent_runtime.integrations.harbor_server.client import HarborClient, TrialLost
 from agent_runtime.integrations.harbor_server.environment import own_provider
-from agent_runtime.integrations.harbor_server.relayed import RelayedFront
-from agent_runtime.integrations.harbor_server.router import Front, Reached
+from agent_runtime.integrations.harbor_server.fronts import Front, Reached, RelayedFront
 from agent_runtime.integrations.harbor_server.schemas import RunResult, RunStatus
 from agent_runtime.integrations.harbor_server.settings import SERVER_KEY, RemoteSettings
 from agent_runtime.proxy.keys import session_of

@@ -19,8 +19,8 @@ from verl.utils.skip import SkipManager  # type: ignore[import-not-found]
 from agent_runtime.integrations.harbor_server.rows import not_honoured, with_remote_agent
 from agent_runtime.integrations.harbor_server.settings import read_settings
 from agent_runtime.integrations.harbor_server.trials import make_trials
-from agent_runtime.integrations.verl.groups import groups_of, shares_of
 from agent_runtime.integrations.verl.job import Kind, rollout_job
+from agent_runtime.integrations.verl.samples import groups_of, shares_of
 from agent_runtime.integrations.verl.worker import RolloutWorker
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ from weakref import WeakValueDictionary
 
 from pydantic import ValidationError
 
-from agent_runtime.integrations.harbor_server.rows import HarborRows
-from agent_runtime.integrations.harbor_server.task_path import NoTask
+from agent_runtime.integrations.harbor_server.rows import HarborRows, NoTask
 from agent_runtime.tasks import TaskSourceError
 from rollout_api.manifest import explain, path_of, validate
 from rollout_api.tasks import Task

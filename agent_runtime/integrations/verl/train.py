@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf  # type: ignore[import-not-found]
 from verl.trainer.main_ppo import main as train  # type: ignore[import-not-found]
 
 from agent_runtime.integrations.harbor_server.dataset import harbor_files
+from agent_runtime.integrations.harbor_server.rows import ROOTS_VARIABLE
 from agent_runtime.integrations.harbor_server.settings import SERVER_KEY, as_environment, given_at, read_settings
-from agent_runtime.integrations.harbor_server.task_path import ROOTS_VARIABLE
 from agent_runtime.proxy.serve import ADMIN_KEY_VARIABLE
 
 _ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"

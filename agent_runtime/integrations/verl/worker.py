@@ -35,13 +35,12 @@ from agent_runtime.integrations.harbor_server.rows import (
 from agent_runtime.integrations.harbor_server.settings import read_settings
 from agent_runtime.integrations.harbor_server.trials import make_trials
 from agent_runtime.integrations.verl.chat import VerlChat
-from agent_runtime.integrations.verl.groups import groups_of
 from agent_runtime.integrations.verl.job import Kind, uses_verls_client
-from agent_runtime.integrations.verl.legacy import NOT_COLUMNS, outputs_by_row
 from agent_runtime.integrations.verl.model import LLMClientModel
-from agent_runtime.integrations.verl.outputs import outputs_of
+from agent_runtime.integrations.verl.outputs import NOT_COLUMNS, outputs_by_row, outputs_of
 from agent_runtime.integrations.verl.rollouts import Member, Rollouts
 from agent_runtime.integrations.verl.rows import Row, RowsAtWork, read_row
+from agent_runtime.integrations.verl.samples import groups_of
 from agent_runtime.integrations.verl.tools import register_loaded
 
 log = logging.getLogger(__name__)

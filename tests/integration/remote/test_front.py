@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agent_runtime.integrations.harbor_server.router import Front
+from agent_runtime.integrations.harbor_server.fronts import Front
 from agent_runtime.proxy.keys import new_key
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.integrations.harbor_server.task_path import NoTask, roots_of, task_path
+from agent_runtime.integrations.harbor_server.rows import NoTask, roots_of, task_path
 
 
 def test_the_rows_own_path_then_the_roots_then_the_template(tmp_path: Path) -> None:

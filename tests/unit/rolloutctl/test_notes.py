@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rollout_api.records import Outcome, Result, Seal, StopReason, Verdict
 from rollout_api.tasks import VerifierMode
-from rolloutctl.ui import notes as module
+from rolloutctl.ui import figures as module
 
 
 def result(index: int, outcome: Outcome = Outcome.COMPLETED, stop: StopReason | None = None, **more: object) -> Result:

@@ -9,7 +9,7 @@ from agent_runtime.agents.react import ReAct
 from agent_runtime.agents.tool_calling import Coding, ToolCalling
 from agent_runtime.extensions import ExtensionError
 from rolloutctl.agents import AgenticRollout, AgenticRolloutConfig, PromptBuilder, create_agent, create_agents
-from rolloutctl.agents.settings import saves_trajectories, set_log_level
+from rolloutctl.agents.loop import saves_trajectories, set_log_level
 
 
 async def generate(messages: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_runtime.integrations.verl.groups import groups_of, mean_info, same_keys, shares_of
+from agent_runtime.integrations.verl.samples import groups_of, mean_info, same_keys, shares_of
 
 ROWS = st.lists(
     st.fixed_dictionaries({"uid": st.sampled_from("abcdef")}, optional={"__do_sample__": st.booleans()}), max_size=30
