@@ -1,12 +1,10 @@
-"""What becomes of a conversation that has grown too long: the oldest turns go, or a summary stands for all of them. Pure.
-
-Either way the next call's messages do not extend the last one's, so that a new branch begins in the record and in every
-export: nothing is trained on a context that the model did not have.
-
-The loop that most agents share, cut into hooks: override the one that differs.
+"""The loop that most agents share, cut into hooks: override the one that differs.
 
 One instance works on one attempt. The loop is `run_trajectory`; it asks the model with what `format_messages_for_llm`
 returns, has `parse_llm_output` read the answer, and runs tool calls by `execute_tool_call`.
+
+A conversation that has grown too long loses its oldest turns, or all of them for a summary. The next call's messages do not
+extend the last one's then, so a new branch begins: nothing is trained on a context that the model did not have.
 """
 
 import json

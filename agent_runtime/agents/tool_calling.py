@@ -1,9 +1,4 @@
-"""The agent for models that call tools natively, in OpenAI's form.
-
-The agent for work on code: the tool-calling loop with a prompt that says how to go about it.
-
-The agent for repository tasks, such as SWE-bench's: an issue in, a changed work tree out.
-"""
+"""Agents for models that call tools natively, in OpenAI's form: ToolCalling, Coding and SWE."""
 
 from agent_runtime.agents.base_class import BaseAgent, ParsedAnswer
 from agent_runtime.models.base import ModelReply

@@ -1,7 +1,4 @@
-"""The agent that does nothing: shows what a verifier says of an untouched workspace.
-
-The agent that runs the task's own solution: shows that a task and its verifier work, without any model.
-"""
+"""The agents that check a task without a model: Nop does nothing, Oracle runs the task's solution."""
 
 from agent_runtime.agents.base import AgentContext, Stop
 from rollout_api.records import StopReason

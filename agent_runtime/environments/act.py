@@ -1,6 +1,6 @@
-"""The tool by which an agent acts in its task's environment. Its state is the actions that the journal has.
+"""The tool by which an agent acts in its task's environment, and the verdict on an episode.
 
-The verdict on an episode: pure. It is in the steps that were recorded, so nothing has to be graded.
+The state of both is the steps that the journal has, so nothing else has to be kept or graded.
 """
 
 import asyncio

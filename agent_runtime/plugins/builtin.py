@@ -1,7 +1,4 @@
-"""The built-in plugin PerformanceStop.
-
-The built-in plugin TrajectoryAnalysis.
-"""
+"""The built-in plugins PerformanceStop and TrajectoryAnalysis."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""What the calls of plugins add up to: pure.
-
-The plugins of one attempt at a rollout: what they are asked, when, and what their answers do.
-"""
+"""The plugins of one attempt at a rollout: when they are called, what their answers do, and what the calls add up to."""
 
 import copy
 import time

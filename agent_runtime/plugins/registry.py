@@ -1,6 +1,6 @@
-"""The options of a plugin are the parameters of its class: in the manifest by their names in camelCase, checked by type.
+"""Plugins by the names that a manifest uses.
 
-Plugins by the names that a manifest uses.
+The options of a plugin are the parameters of its class: in the manifest by their names in camelCase, checked by type.
 """
 
 import difflib

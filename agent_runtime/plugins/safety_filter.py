@@ -1,11 +1,8 @@
-"""The simple commands in a line of shell, as far as they can be seen without running it: pure, and never fails.
+"""The built-in plugin SafetyFilter, and the simple commands in a line of shell, seen without running it.
 
-Its time grows with the length of the text and no faster: the policy writes the text, and every rollout waits for it.
-
-It is for telling a person's or a model's mistake from an ordinary command. What hides on purpose, in a variable or a file,
-is not found: what holds then is the sandbox.
-
-The built-in plugin SafetyFilter.
+Reading the shell never fails. Its time grows with the length of the text and no faster: the policy writes the text, and
+every rollout waits for it. It tells a person's or a model's mistake from an ordinary command. What hides on purpose, in a
+variable or a file, is not found: what holds then is the sandbox.
 """
 
 import posixpath

@@ -1,16 +1,13 @@
-"""A session's records as others read them: verl's (verl-recipe PR #83) and rLLM's (rllm-model-gateway, TraceRecord). Pure.
-
-Both list the turns that count: those with an answer, without the answers that reached nobody.
-
-Sessions over HTTP: registering, reading, completing and deleting them, in the forms of verl-recipe PR #83.
+"""Sessions over HTTP: registering, reading, completing and deleting them, in the forms of verl-recipe PR #83.
 
     POST   /sessions/{id}            → {session_id, key, base_path}
     GET    /sessions/{id}            → the record; also for the session's own key
-    GET    /sessions/{id}/traces     → rLLM's records; also for the session's own key
+    GET    /sessions/{id}/traces     → rLLM's records (rllm-model-gateway, TraceRecord); also for the session's own key
     POST   /sessions/{id}/complete   its key gets 409 from now on  → {…, failure}
     DELETE /sessions/{id}            its key is unknown from now on
 
-All need the proxy's admin key as bearer, unless the proxy is keyless. No session is created but here.
+All need the proxy's admin key as bearer, unless the proxy is keyless. No session is created but here. Records list the turns
+that count: those with an answer, without the answers that reached nobody.
 """
 
 import time

@@ -1,7 +1,4 @@
-"""The route at which workers connect to the proxy.
-
-The proxy on a socket: aiohttp's requests in, the handler's replies out.
-"""
+"""The proxy on a socket: aiohttp's requests in, the handler's replies out, and the route at which workers connect."""
 
 import asyncio
 import resource

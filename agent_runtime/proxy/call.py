@@ -1,4 +1,6 @@
-"""Which request is another one's retry. Pure.
+"""One model call that is under way, and which request is another one's retry.
+
+Several clients may wait for a call, when one is the other's retry. It is cancelled when the last of them has left.
 
 The packages of OpenAI and Anthropic count a request's retries in `x-stainless-retry-count`, and send `Idempotency-Key`
 where the caller gave one. A retry gets the answer of its original only
@@ -8,10 +10,6 @@ where the caller gave one. A retry gets the answer of its original only
 
 Equal requests side by side are samples of their own, so a body alone never makes one a retry. Nor does a retry join an
 original whose connection still lives, unless by its key.
-
-One model call that is under way: its text as it arrives, and its answer once that is recorded.
-
-Several clients may wait for it, when one is the other's retry. It is cancelled when the last of them has left.
 """
 
 import asyncio

@@ -1,6 +1,4 @@
-"""Requests and replies, whatever carries them: a socket, or an executor's model port.
-
-What a path of the proxy asks for. Pure.
+"""Requests and replies, whatever carries them (a socket, an executor's model port), and what a path asks for.
 
 Calls of an API, below any of these bases (`/{session}/v1` and `/v1/chat/completions/{session}` are verl's, of
 verl-recipe PR #83, `/sessions/{session}/v1` is rLLM's):

@@ -1,16 +1,15 @@
-"""Sessions in object storage: a folder each, in which everything is written once and never changed.
-
-sessions/<id>/
-  session.json                what fixes the session, with the digest of its key
-  epoch-<e>.json …            its records, as recording/epoch_log.py has them; a claim says where its holder is reached
-  completed.json              its end
-
-The sessions of several replicas on one store: each session has one owner, and any replica answers for it.
+"""The sessions of several replicas on one store: each session has one owner, and any replica answers for it.
 
 Whoever holds a session's latest epoch owns it, and the claim names the owner's address. Other replicas forward requests
 there. Only an owner that has not answered for 5 s loses its sessions, one by one, as requests for them come: another
 replica claims the next epoch and goes on from the records. Should the older owner live after all, its next append meets
 the closed epoch, so it can neither acknowledge nor record anything any more.
+
+The store has a folder for each session, in which everything is written once and never changed:
+
+    session.json           what fixes the session, with the digest of its key
+    epoch-<e>.json …       its records, as recording/epoch_log.py has them; a claim says where its holder is reached
+    completed.json         its end
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The session proxy as a server of its own: sessions in object storage, shared with other replicas.
-
-The standalone session proxy as a process: what it is told, and its life from start to SIGTERM.
-"""
+"""The session proxy as a server of its own: settings, sessions in object storage, its life from start to SIGTERM."""
 
 import asyncio
 import contextlib

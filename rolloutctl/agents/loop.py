@@ -1,6 +1,6 @@
-"""agentic-rollout-library's environment variables.
+"""How an agent of this package works on its prompt: tool calls in text, in a form of one's own where there is a parser.
 
-How an agent of this package works on its prompt: tool calls in text, in a form of one's own where there is a parser.
+Logging follows agentic-rollout-library's environment variables.
 """
 
 import json

@@ -1,9 +1,7 @@
-"""A batch in verl's form (`DataProto`: batch, non_tensor_batch, meta_info) as prompts, and trajectories as such a batch.
+"""An agent and its tools by one configuration, for one prompt or for a batch in verl's form (`DataProto`).
 
-verl itself is not needed: any class of that form is taken, and the same class is returned. A column is a list, or a numpy
-array of objects where the columns that came in are arrays.
-
-An agent and its tools by one configuration.
+verl itself is not needed: any class with batch, non_tensor_batch and meta_info is taken, and the same class is returned. A
+column is a list, or a numpy array of objects where the columns that came in are arrays.
 """
 
 import asyncio

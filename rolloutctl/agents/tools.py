@@ -1,7 +1,4 @@
-"""Tools as an agent gets them in Python: the ones known by name, with options, and objects of one's own.
-
-A prompt put together from parts.
-"""
+"""Tools as an agent gets them in Python: known by name, with options, or one's own objects; and prompts about them."""
 
 import inspect
 import json

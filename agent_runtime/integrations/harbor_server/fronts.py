@@ -1,13 +1,11 @@
-"""One address for the model calls of many trials: each finds the trial whose key it brings.
+"""One address for the model calls of many trials: `Front` listens in this process, `RelayedFront` is behind a session proxy.
 
 Agents on other machines reach a worker through one port. A key is a segment of the path (`/{key}/v1`, where PR #83 has the
 trial's id) or a bearer token.
 
-Trials whose agents call a session proxy elsewhere (`PROXY_SERVER_URL`), and not this process.
-
-This process registers a session there for each trial, connects out to the proxy as a worker (`proxy/relay`), and answers
-the calls of its own trials. The proxy sends them to no other worker. A trial's session here records each call, as it does
-for agents that call this process, so everything that is trained on comes from there.
+With `PROXY_SERVER_URL` agents call a session proxy elsewhere. This process registers a session there for each trial,
+connects out to the proxy as a worker (`proxy/relay`), and answers the calls of its own trials, which the proxy sends to no
+other worker. A trial's session here records each call either way, so everything that is trained on comes from there.
 """
 
 import asyncio

@@ -1,6 +1,4 @@
-"""Where the task of a row lies, in the order of verl-recipe PR #83.
-
-Rows of verl that name a Harbor task's folder, and the job that their rollouts are. Pure but for reading folders.
+"""Rows of verl that name a Harbor task's folder, and the job that their rollouts are. Pure but for reading folders.
 
 `use_local_trial`: this engine runs the task. Else a Harbor server does, and only its prompt and its reward are known here.
 """

@@ -1,7 +1,4 @@
-"""From members to verl's `AgentLoopOutput`.
-
-The legacy trainer's form of a batch: a row for each rollout, in which every rollout has exactly one row.
-"""
+"""From members to verl's `AgentLoopOutput`, and to the legacy trainer's batch, with one row a rollout."""
 
 import math
 from collections.abc import Mapping, Sequence

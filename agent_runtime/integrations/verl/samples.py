@@ -1,7 +1,4 @@
-"""From the token sequences of a rollout to what verl trains on: a prompt, a response, and a mask over the response. Pure.
-
-Which rows of a batch are the members of one group, and what lost members stand for. Pure.
-"""
+"""What verl trains on: samples of a rollout's token sequences, and the rows of a batch that are one group. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,6 @@
-"""The events of a streamed message (docs.anthropic.com/en/docs/build-with-claude/streaming), and what they share with a
-whole one. Pure.
+"""Anthropic's Messages (docs.anthropic.com/en/api/messages), whole and streamed. Pure.
 
-Anthropic's Messages (docs.anthropic.com/en/api/messages): content blocks instead of messages. Pure.
+Messages have content blocks, and tool results are the user's.
 """
 
 import json

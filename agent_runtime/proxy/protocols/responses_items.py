@@ -1,9 +1,7 @@
-"""Items of OpenAI's Responses: what one answer gives, and the messages that a list of them stands for. Pure.
+"""Items and events of OpenAI's Responses (platform.openai.com/docs/api-reference/responses-streaming). Pure.
 
 One answer is up to three kinds of items: reasoning, a message, function calls. Their ids are made of the answer's, so that
 items that come back are put together again as they were.
-
-The events of a streamed response (platform.openai.com/docs/api-reference/responses-streaming). Pure.
 """
 
 from collections.abc import Sequence
