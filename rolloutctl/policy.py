@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, Self
 
 from rollout_api.base import API_VERSION
@@ -70,11 +71,8 @@ class ServedPolicy:
         # None takes away what belongs to the version before.
         patch = {"spec": {"policy": {"version": version, "uri": uri, "digest": digest}}}
 
-        async def change() -> Any:
-            return await self._objects.patch_namespaced_custom_object(
-                *self._where, patch, _content_type="application/merge-patch+json"
-            )
-
+        content_type = "application/merge-patch+json"
+        change = partial(self._objects.patch_namespaced_custom_object, *self._where, patch, _content_type=content_type)
         deadline = time.monotonic() + self._patience
         await self._asked(change, version, deadline)
         await self._served(version, deadline)
@@ -84,9 +82,7 @@ class ServedPolicy:
         await self._served(version, time.monotonic() + self._patience)
 
     async def _served(self, version: int, deadline: float) -> None:
-        async def look() -> Any:
-            return await self._objects.get_namespaced_custom_object(*self._where)
-
+        look = partial(self._objects.get_namespaced_custom_object, *self._where)
         while not is_served(found := await self._asked(look, version, deadline), version):
             if time.monotonic() > deadline:
                 raise PolicyNotServed(

@@ -43,7 +43,6 @@ class Place:
     uri: str
     name: str | None
     job: RolloutJob | None = None
-    """The manifest that was named."""
 
 
 def place_of(reference: str | None) -> Place:

@@ -45,7 +45,6 @@ class AgentContext(Protocol):
     spec: AgentSpec
     working_dir: str
     tools: Mapping[str, Tool]
-    """The tools of the manifest by name."""
 
     async def call_model(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None

@@ -106,7 +106,6 @@ class Trajectory:
 
     messages: list[Message] = field(default_factory=list)
     final: str | None = None
-    """The final answer, once there is one."""
     format_errors: int = 0
     """Malformed answers in a row."""
     empty_answers: int = 0

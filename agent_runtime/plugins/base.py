@@ -52,7 +52,6 @@ class FinishedRollout:
     result: Result
     verdict: Verdict | None
     records: Sequence[Record]
-    """Its whole journal."""
 
     @property
     def messages(self) -> list[Message]:

@@ -92,4 +92,3 @@ class Hooks:
 
 
 HOOKS = tuple(name for name in vars(Hooks) if not name.startswith("_"))
-"""Their names, in the order of a rollout."""

@@ -175,7 +175,6 @@ _BY_NAME: Any = {
     "trylast": False,
     "specname": None,
 }
-"""pluggy's options of a method that nothing decorates."""
 
 
 # What a hook may return

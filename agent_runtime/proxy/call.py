@@ -105,11 +105,9 @@ class Ticket:
 
     turn: int
     id: str
-    """`ChatAnswer.id`."""
     created: int
     """Unix seconds."""
     identity: Identity
-    """By which a retry is known."""
 
 
 class Call:

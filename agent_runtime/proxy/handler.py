@@ -39,7 +39,6 @@ TRANSLATIONS: Final[Sequence[Translation]] = (
     OpenAIResponses(),
     AnthropicMessages(),
 )
-"""The APIs that are spoken."""
 
 _LOG = logging.getLogger(__name__)
 _CHAT: Final = TRANSLATIONS[0]

@@ -32,7 +32,6 @@ class Place:
     known: Known
     parent: Turn | None
     keep: int
-    """See `IntentRecord.keep`."""
     same_tools: bool
 
 

@@ -92,7 +92,6 @@ class ApiCall:
     session: str | None = None
     """Given by name; the key comes in a header."""
     key: str | None = None
-    """Given in the path."""
 
 
 @dataclass(frozen=True, slots=True)

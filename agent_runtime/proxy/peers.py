@@ -82,17 +82,13 @@ class Peers:
         headers = {name: value for name, value in request.headers.items() if name not in _OF_ONE_CONNECTION}
         headers[FORWARDED] = "1"
         url = address + request.path + (f"?{request.query}" if request.query else "")
-        watching = contextlib.ExitStack()
-        peer = watching.enter_context(self._watched(address))
-        try:
-            sent = await self._send(peer, request.method, url, headers, body, has_moved)
-        except BaseException:
-            watching.close()
-            raise
-        if sent is None:
-            watching.close()
-            return Reply(MISDIRECTED, {}, b"")
-        response, whole = sent
+        with contextlib.ExitStack() as stack:
+            peer = stack.enter_context(self._watched(address))
+            response = await self._send(peer, request.method, url, headers, body, has_moved)
+            if response is None:
+                return Reply(MISDIRECTED, {}, b"")
+            content = _passed_on(peer, response) if _is_stream(response) else await response.read()
+            watching = stack.pop_all()
         turn = response.headers.get(TURN)
 
         def done(delivered: bool) -> None:
@@ -102,7 +98,7 @@ class Peers:
                 self._tell(address, settings.id, headers, turn, delivered)
 
         kept = {name: value for name, value in response.headers.items() if name.lower() not in _OF_ONE_CONNECTION}
-        return Reply(response.status, kept, _passed_on(peer, response) if whole is None else whole, done)
+        return Reply(response.status, kept, content, done)
 
     async def _send(
         self,
@@ -112,8 +108,8 @@ class Peers:
         headers: dict[str, str],
         body: bytes,
         has_moved: Callable[[], Awaitable[bool]],
-    ) -> tuple[aiohttp.ClientResponse, bytes | None] | None:
-        """The beginning of a stream, or a whole reply; None where the session has moved."""
+    ) -> aiohttp.ClientResponse | None:
+        """The beginning of a stream, or a reply that is read; None where the session has moved."""
         failures = 0
         while True:
             try:
@@ -129,14 +125,12 @@ class Peers:
                 headers[RETRY_COUNT] = str(failures)
             await _unless_lost(peer, asyncio.sleep(_AGAIN_SECONDS))
 
-    async def _exchange(
-        self, method: str, url: str, headers: dict[str, str], body: bytes
-    ) -> tuple[aiohttp.ClientResponse, bytes | None]:
+    async def _exchange(self, method: str, url: str, headers: dict[str, str], body: bytes) -> aiohttp.ClientResponse:
         response = await self._open().request(method, url, headers=headers, data=body, allow_redirects=False)
         try:
-            if response.content_type == "text/event-stream":
-                return response, None
-            return response, await response.read()
+            if not _is_stream(response):
+                await response.read()  # and keeps it
+            return response
         except BaseException:
             response.close()
             raise
@@ -188,6 +182,10 @@ class Peers:
                 auto_decompress=False,
             )
         return self._client
+
+
+def _is_stream(response: aiohttp.ClientResponse) -> bool:
+    return response.content_type == "text/event-stream"
 
 
 async def _unless_lost(peer: _Peer, work: Coroutine[Any, Any, T]) -> T:

@@ -27,7 +27,6 @@ class LLMClient:
     spec: ModelSpec
     """As in a manifest."""
     environ: Mapping[str, str] = field(repr=False)
-    """Where its key is."""
 
     async def generate(
         self,

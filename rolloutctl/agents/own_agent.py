@@ -150,7 +150,6 @@ class _Run:
     def __init__(self, agent: BaseAgent, loop: OwnLoop, prompt: Any, request_id: str, kwargs: dict[str, Any]) -> None:
         self._agent, self._loop, self._prompt, self._request_id, self._kwargs = agent, loop, prompt, request_id, kwargs
         self.trajectory: Trajectory | None = None
-        """What the loop returned."""
 
     async def run(self, context: AgentContext) -> str | None:
         """See `Agent.run`. Works on a copy of the agent, so that runs side by side do not meet."""

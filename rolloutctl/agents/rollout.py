@@ -109,7 +109,6 @@ class AgenticRolloutConfig:
     max_tokens_per_step: int | None = 512
     temperature: float | None = 0.7
     tools_config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Tools by name, with their options."""
     batch_size: int = 1
     concurrent_requests: int = 4
     """Trajectories at once; more wait."""

@@ -61,7 +61,6 @@ class Finding:
     subject: str
     message: str
     advice: str = ""
-    """What to do next."""
 
 
 @dataclass(frozen=True)

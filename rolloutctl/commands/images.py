@@ -1,7 +1,4 @@
-"""Building a task's image with what is there: buildah, podman or docker.
-
-`rolloutctl images`: builds the images that a job's task folders bring Dockerfiles for.
-"""
+"""`rolloutctl images`: builds the images that a job's task folders have Dockerfiles for, with buildah, podman or docker."""
 
 import os
 import shutil

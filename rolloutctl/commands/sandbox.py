@@ -172,7 +172,8 @@ async def _opened(name: str, namespace: str | None, workspace: str) -> AsyncIter
             executor = ExecutorClient(f"tcp:127.0.0.1:{port}", token)
             try:
                 await _first_answer(executor, name)
-                yield await _workspace(executor, Sandbox.model_validate(_without_status(sandbox)), workspace)
+                applied = {field: value for field, value in sandbox.items() if field != "status"}
+                yield await _workspace(executor, Sandbox.model_validate(applied), workspace)
             finally:
                 await executor.close()
 
@@ -254,10 +255,6 @@ def _token(core: Any, namespace: str, sandbox: dict[str, Any]) -> str:
             hint="It takes the right to get that Secret.",
         ) from error
     return executor_token(base64.b64decode(data[KEY_FILE]).decode(), metadata["name"], metadata["uid"])
-
-
-def _without_status(sandbox: dict[str, Any]) -> dict[str, Any]:
-    return {field: value for field, value in sandbox.items() if field != "status"}
 
 
 def _inside(path: str) -> tuple[str, str] | None:

@@ -94,7 +94,6 @@ class Keys:
     path: str
     notes: list[Note]
     left: set[str] = field(init=False)
-    """Keys that were not used yet."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.values, Mapping):

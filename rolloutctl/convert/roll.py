@@ -1,9 +1,8 @@
-"""A ROLL configuration as one mapping, as Hydra makes it: `defaults` below it, overrides over it, `${...}` filled in.
-
-ROLL's agentic YAML (alibaba/ROLL, `roll/pipeline/agentic/agentic_config.py`) as a manifest.
+"""ROLL's agentic YAML (alibaba/ROLL, `roll/pipeline/agentic/agentic_config.py`) as a manifest.
 
 Its words: an environment group is a task here, an episode is a rollout. A file stands for two jobs: that of
-`train_env_manager`, and the evaluation of `val_env_manager`, which is taken where it is asked for or stands alone.
+`train_env_manager`, and the evaluation of `val_env_manager`, which is taken where it is asked for or stands alone. It is
+read as Hydra reads it: `defaults` below it, overrides over it, `${...}` filled in.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""What the results of a run add up to, by group and over all: pure. Masked rollouts count for no mean.
-
-What a person should know of a run beyond its numbers, said so that it makes sense without reading the code.
-"""
+"""What the results of a run add up to, by group and over all, and what stands out. Masked rollouts count for no mean."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -126,7 +123,6 @@ def _outcomes(results: Sequence[Result]) -> dict[str, int]:
 
 
 SHOWN = 5
-"""Rollouts that are named."""
 
 _STOPS = {
     StopReason.MAX_TURNS: "all turns were used (agent.maxTurns); what was there was graded.",

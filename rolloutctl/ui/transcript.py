@@ -40,7 +40,6 @@ class Step:
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     seconds: float = 0
-    """Time of the model call."""
     tokens: tuple[int, int] = (0, 0)
     """Prompt and completion tokens of the model call."""
 

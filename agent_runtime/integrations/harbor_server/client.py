@@ -25,7 +25,6 @@ AWAY_SECONDS: Final = 120.0
 PAUSE_SECONDS: Final = 1.0
 CONNECT_SECONDS: Final = 30.0
 SHOWN: Final = 500
-"""Characters of an answer that are repeated in a message."""
 
 
 class TrialLost(SandboxFailure):

@@ -33,7 +33,6 @@ class Row:
     task: Task
     system_prompt: str | None
     tools_kwargs: Mapping[str, Any]
-    """verl's arguments for its own tools, by tool."""
 
 
 class RowsAtWork:

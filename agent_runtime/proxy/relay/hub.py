@@ -76,9 +76,7 @@ class _Worker:
     hello: Hello
     socket: web.WebSocketResponse
     taken: int = 0
-    """Calls that were given to it and are not over."""
     calls: dict[str, _Call] = field(default_factory=dict)
-    """By request id."""
     cancelling: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property

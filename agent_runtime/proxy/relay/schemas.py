@@ -33,7 +33,6 @@ from rollout_api.model import Sampling
 from rollout_api.records import Message, PolicySpan, Usage
 
 PATH: Final = "/ws/worker"
-"""Where workers connect to the proxy."""
 
 FRAME_BYTES: Final = 100 << 20
 """Most of one message, as in PR #83."""
