@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_runtime.models.answers import decoded_object
+from agent_runtime.models.base import ModelReply
 from agent_runtime.recording.messages import results_by_turn
 from rollout_api.records import (
     AttemptRecord,
@@ -87,24 +88,13 @@ def _place(record: AttemptRecord) -> str:
 def _answer(response: ResponseRecord, observed: Sequence[Observation], answered: set[str]) -> Step:
     results = {result.call_id: result for result in observed}
     calls = []
-    for position, call in enumerate(response.message.get("tool_calls") or []):
-        function = call.get("function") or {}
-        call_id = call.get("id") or f"call-{position}"
-        result = results.pop(call_id, None)
-        answered.add(call_id)
-        calls.append(
-            Call(
-                name=str(function.get("name") or "?"),
-                arguments=text_of(function.get("arguments")),
-                result=result.content if result else None,
-                error=result.error if result else False,
-                seconds=result.seconds if result else 0,
-            )
-        )
+    for call in ModelReply(response.message, "").tool_calls:
+        made = Call(str(call.name or "?"), text_of(call.arguments))
+        calls.append(_with_result(made, results.pop(call.id)) if call.id in results else made)
+        answered.add(call.id)
     # Agents that write their calls as text have results without a call of OpenAI's form.
-    for result in results.values():
-        answered.add(result.call_id)
-        calls.append(Call(result.tool, "", result.content, result.error, result.seconds))
+    calls += [_with_result(Call(result.tool, ""), result) for result in results.values()]
+    answered.update(results)
     return Step(
         role="assistant",
         text=text_of(response.message.get("content")),
@@ -114,6 +104,10 @@ def _answer(response: ResponseRecord, observed: Sequence[Observation], answered:
         seconds=response.seconds,
         tokens=(response.usage.prompt_tokens, response.usage.completion_tokens),
     )
+
+
+def _with_result(call: Call, result: Observation) -> Call:
+    return replace(call, result=result.content, error=result.error, seconds=result.seconds)
 
 
 def text_of(content: Any) -> str:

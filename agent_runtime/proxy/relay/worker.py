@@ -192,39 +192,23 @@ class _Connection:
             ask = partial(self._model.complete_prompt, prompt)
         if not message.get("stream"):
             return schemas.reply_message(id, await ask(request))
-        text = _Text(id, self._socket)
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        sending = asyncio.ensure_future(self._send_text(id, pieces))
         try:
-            reply = await ask(dataclasses.replace(request, on_text=text.add))
-            await text.end()
+            reply = await ask(dataclasses.replace(request, on_text=pieces.put_nowait))
+            pieces.put_nowait(None)
+            await sending
         finally:
-            text.stop()
+            sending.cancel()
         return schemas.reply_message(id, reply)
 
-
-class _Text:
-    """The text of one answer on its way: what arrives while a piece is being sent goes with the next one."""
-
-    def __init__(self, id: str, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._id, self._socket = id, socket
-        self._pieces: list[str] = []
-        self._sending: asyncio.Task[None] | None = None
-
-    def add(self, piece: str) -> None:
-        self._pieces.append(piece)
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.ensure_future(self._send())
-
-    async def end(self) -> None:
-        if self._sending is not None:
-            await self._sending
-
-    def stop(self) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-
-    async def _send(self) -> None:
-        while self._pieces:
-            text = "".join(self._pieces)
-            self._pieces.clear()
-            chunk = {"type": "completion_chunk", "request_id": self._id, "text": text}
+    async def _send_text(self, id: str, pieces: "asyncio.Queue[str | None]") -> None:
+        """Send an answer's text until None comes. What arrives while a piece is being sent goes with the next one."""
+        while (text := await pieces.get()) is not None:
+            while not pieces.empty():
+                if (piece := pieces.get_nowait()) is None:
+                    pieces.put_nowait(None)
+                    break
+                text += piece
+            chunk = {"type": "completion_chunk", "request_id": id, "text": text}
             await self._socket.send_str(json.dumps(chunk, separators=(",", ":")))
