@@ -94,11 +94,6 @@ def _as_columns(sequences: Any, columns: Mapping[str, list[Any]]) -> dict[str, A
     return arrays
 
 
-_ONLY = {
-    "batch_size": (1, "the batch of generate_sequences says how many prompts there are; run_trajectory has one"),
-}
-
-
 @dataclass(frozen=True)
 class AgenticRolloutConfig:
     """What kind of agent, with which limits and tools. Raises ValueError for a value that means nothing here."""
@@ -119,10 +114,11 @@ class AgenticRolloutConfig:
     trajectory_save_path: str = DEFAULT_OUTPUT
 
     def __post_init__(self) -> None:
-        """Refuse what would have no effect."""
-        for name, (only, why) in _ONLY.items():
-            if getattr(self, name) != only:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, and can be {only!r} alone: {why}")
+        if self.batch_size != 1:
+            raise ValueError(
+                f"batch_size is {self.batch_size!r}, and can be 1 alone: the batch of generate_sequences says how many "
+                "prompts there are; run_trajectory has one"
+            )
 
 
 class AgenticRollout:

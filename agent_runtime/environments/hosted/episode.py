@@ -12,14 +12,10 @@ from agent_runtime.environments.hosted.game import Game, GameError, Move
 
 def make_game(name: str, config: dict[str, Any]) -> Game:
     """The environment of that id. Raises GameError."""
-    if ":" in name and "-" not in name.partition(":")[2]:
-        from agent_runtime.environments.hosted.gymnasium_game import from_class
-
-        return from_class(name, config)
     if name not in ("FrozenLake", "Sokoban"):
-        from agent_runtime.environments.hosted.gymnasium_game import registered
+        from agent_runtime.environments.hosted.gymnasium_game import make_gymnasium_game
 
-        return registered(name, config)
+        return make_gymnasium_game(name, config)
     try:
         from agent_runtime.environments.hosted.frozen_lake import FrozenLake
         from agent_runtime.environments.hosted.sokoban import Sokoban

@@ -111,36 +111,21 @@ class GymnasiumGame:
         return text
 
 
-def registered(name: str, config: dict[str, Any]) -> GymnasiumGame:
-    """The environment of a Gymnasium id. `actions` in the options names the actions of a Discrete space, in order."""
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise GameError(
-            f"environment {name!r} needs gymnasium, which is not installed: pip install 'agent-rollouts[environments]'"
-        ) from error
+def make_gymnasium_game(name: str, config: dict[str, Any]) -> GymnasiumGame:
+    """The environment of a Gymnasium id, or an instance of `module:Class`, made with the options.
+
+    `actions` in the options names the actions of a Discrete space, in order. Raises GameError.
+    """
     options = dict(config)
     names = options.pop("actions", None)
     try:
-        spec = gymnasium.spec(name)
-        creator: Any = spec.entry_point
-        if isinstance(creator, str):
-            creator = gymnasium.envs.registration.load_env_creator(creator)
-        if "ansi" in getattr(creator, "metadata", {}).get("render_modes", ()):
-            options.setdefault("render_mode", "ansi")
-        environment = gymnasium.make(name, disable_env_checker=True, **options)
-    except Exception as error:
-        raise GameError(f"environment {name!r} cannot be made: {type(error).__name__}: {error}") from error
-    return GymnasiumGame(environment, name, names)
-
-
-def from_class(name: str, config: dict[str, Any]) -> GymnasiumGame:
-    """An instance of `module:Class`, made with the options."""
-    module, _, attribute = name.partition(":")
-    options = dict(config)
-    names = options.pop("actions", None)
-    try:
-        environment = getattr(importlib.import_module(module), attribute)(**options)
+        if ":" in name and "-" not in name.partition(":")[2]:
+            module, _, attribute = name.partition(":")
+            environment = getattr(importlib.import_module(module), attribute)(**options)
+        else:
+            environment = _registered(name, options)
+    except GameError:
+        raise
     except Exception as error:
         raise GameError(f"environment {name!r} cannot be made: {type(error).__name__}: {error}") from error
     for method in ("reset", "step"):
@@ -149,6 +134,21 @@ def from_class(name: str, config: dict[str, Any]) -> GymnasiumGame:
                 f"environment {name!r} has no {method}; expected Gymnasium's reset(seed=...) and step(action)"
             )
     return GymnasiumGame(environment, name, names)
+
+
+def _registered(name: str, options: dict[str, Any]) -> Any:
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise GameError(
+            f"environment {name!r} needs gymnasium, which is not installed: pip install 'agent-rollouts[environments]'"
+        ) from error
+    creator: Any = gymnasium.spec(name).entry_point
+    if isinstance(creator, str):
+        creator = gymnasium.envs.registration.load_env_creator(creator)
+    if "ansi" in getattr(creator, "metadata", {}).get("render_modes", ()):
+        options.setdefault("render_mode", "ansi")
+    return gymnasium.make(name, disable_env_checker=True, **options)
 
 
 def _plain(value: Any) -> Any:

@@ -95,8 +95,7 @@ def uses_verls_client(config: Mapping[str, Any]) -> bool:
 
 def _sampling(config: Mapping[str, Any], kind: Kind, extra: Mapping[str, Any]) -> dict[str, Any]:
     rollout = config["actor_rollout_ref"]["rollout"]
-    source = rollout["val_kwargs"] if kind.validate else rollout
-    values = {"temperature": source["temperature"], "top_p": source["top_p"], "top_k": source["top_k"]}
+    values = rollout["val_kwargs"] if kind.validate else rollout
     if kind.greedy:
         values = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
     return {
