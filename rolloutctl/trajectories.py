@@ -199,6 +199,18 @@ def _told_step(message: Message, content: str, turn: int, names: Mapping[str, st
     return TrajectoryStep(step_type=StepType.ACTION_RESULT, content=content, turn=turn, tool_name=name)
 
 
+def result_step(result: Observation, **fields: Any) -> TrajectoryStep:
+    """A tool call's result as a step, with further fields of it."""
+    return TrajectoryStep(
+        step_type=StepType.ACTION_RESULT,
+        content=result.content,
+        tool_name=result.tool,
+        tool_result=result.data,
+        is_error=result.error,
+        **fields,
+    )
+
+
 def _answer_steps(turn: Turn) -> list[TrajectoryStep]:
     if turn.response is None:
         return []
@@ -214,17 +226,7 @@ def _answer_steps(turn: Turn) -> list[TrajectoryStep]:
         )
         for call in calls
     ]
-    steps += [
-        TrajectoryStep(
-            step_type=StepType.ACTION_RESULT,
-            content=result.content,
-            turn=turn.number,
-            tool_name=result.tool,
-            tool_result=result.data,
-            is_error=result.error,
-        )
-        for result in turn.observations
-    ]
+    steps += [result_step(result, turn=turn.number) for result in turn.observations]
     if steps and turn.response.logprobs is not None:
         steps[0] = steps[0].model_copy(update={"log_probs": turn.response.logprobs})
     return steps

@@ -15,7 +15,7 @@ from rollout_api.records import Message
 from rolloutctl.agents.agent import GeneralAgent
 from rolloutctl.agents.llm import LLMFunction
 from rolloutctl.runs import DEFAULT_OUTPUT
-from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep
+from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep, result_step
 
 _TASK_FIELDS = frozenset({"files", "setup", "verifier", "timeouts", "sandbox", "tags"})
 """Arguments of `run_trajectory` that are fields of the task; the agent's own method gets the others."""
@@ -98,15 +98,8 @@ class BaseAgent(ABC):
             raise RuntimeError("execute_tool_call works while run_trajectory runs; call run_trajectory")
         call = ToolCall(f"call-{len(trajectory.steps)}", tool_name, json.dumps(dict(tool_args or {})))
         (observation,) = await self._context.call_tools([call])
-        return TrajectoryStep(
-            step_type=StepType.ACTION_RESULT,
-            content=observation.content,
-            metadata={"execution_successful": not observation.error},
-            tool_name=tool_name,
-            tool_args=dict(tool_args or {}),
-            tool_result=observation.data,
-            is_error=observation.error,
-        )
+        succeeded = {"execution_successful": not observation.error}
+        return result_step(observation, metadata=succeeded, tool_args=dict(tool_args or {}))
 
     def finalize_trajectory(self, trajectory: Trajectory) -> None:
         """Mark the trajectory as completed."""
