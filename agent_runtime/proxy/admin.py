@@ -1,13 +1,7 @@
-"""Sessions over HTTP: registering, reading, completing and deleting them, in the forms of verl-recipe PR #83.
+"""Sessions over HTTP: registering, reading, completing and deleting them (the routes are in docs/session-proxy.md).
 
-    POST   /sessions/{id}            → {session_id, key, base_path}
-    GET    /sessions/{id}            → the record; also for the session's own key
-    GET    /sessions/{id}/traces     → rLLM's records (rllm-model-gateway, TraceRecord); also for the session's own key
-    POST   /sessions/{id}/complete   its key gets 409 from now on  → {…, failure}
-    DELETE /sessions/{id}            its key is unknown from now on
-
-All need the proxy's admin key as bearer, unless the proxy is keyless. No session is created but here. Records list the turns
-that count: those with an answer, without the answers that reached nobody.
+Records list the turns that count: those with an answer, without the answers that reached nobody. Their forms are those of
+verl-recipe PR #83, and for traces rLLM's (rllm-model-gateway, TraceRecord).
 """
 
 import time

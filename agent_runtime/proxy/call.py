@@ -1,15 +1,8 @@
-"""One model call that is under way, and which request is another one's retry.
+"""One model call that is under way, and which request is another one's retry (docs/session-proxy.md).
 
-Several clients may wait for a call, when one is the other's retry. It is cancelled when the last of them has left.
-
-The packages of OpenAI and Anthropic count a request's retries in `x-stainless-retry-count`, and send `Idempotency-Key`
-where the caller gave one. A retry gets the answer of its original only
-
-- by an equal idempotency key, also while the original is still waited for; or
-- when it says that it is a retry, has the same body, and the original's answer reached nobody.
-
-Equal requests side by side are samples of their own, so a body alone never makes one a retry. Nor does a retry join an
-original whose connection still lives, unless by its key.
+Several clients may wait for a call, when one is the other's retry. It is cancelled when the last of them has left. Equal
+requests side by side are samples of their own, so a body alone never makes one a retry. Nor does a retry join an original
+whose connection still lives, unless by its key.
 """
 
 import asyncio

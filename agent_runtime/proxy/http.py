@@ -1,14 +1,4 @@
-"""Requests and replies, whatever carries them (a socket, an executor's model port), and what a path asks for.
-
-Calls of an API, below any of these bases (`/{session}/v1` and `/v1/chat/completions/{session}` are verl's, of
-verl-recipe PR #83, `/sessions/{session}/v1` is rLLM's):
-
-    /v1                 with the key as bearer
-    /{key}/v1           with the key in the path
-    /{session}/v1, /sessions/{session}/v1, /v1/chat/completions/{session}      with the key as bearer
-
-and `/sessions/{session}`, `/sessions/{session}/complete`, `/sessions/{session}/traces`, `/health`, `/metrics`.
-"""
+"""Requests and replies, whatever carries them (a socket, an executor's model port), and what a path asks for."""
 
 import base64
 import contextlib

@@ -1,11 +1,7 @@
 """The sessions of several replicas on one store: each session has one owner, and any replica answers for it.
 
-Whoever holds a session's latest epoch owns it, and the claim names the owner's address. Other replicas forward requests
-there. Only an owner that has not answered for 5 s loses its sessions, one by one, as requests for them come: another
-replica claims the next epoch and goes on from the records. Should the older owner live after all, its next append meets
-the closed epoch, so it can neither acknowledge nor record anything any more.
-
-The store has a folder for each session, in which everything is written once and never changed:
+docs/session-proxy.md says how a session changes its owner. The store has a folder for each session, in which everything is
+written once and never changed:
 
     session.json           what fixes the session, with the digest of its key
     epoch-<e>.json …       its records, as recording/epoch_log.py has them; a claim says where its holder is reached

@@ -1,7 +1,6 @@
 """Requests that go on to the replica that owns their session, and noticing that it is gone.
 
-A model may take minutes to answer, so an owner's silence on a request means nothing. While something is forwarded to it,
-its `/health` is asked once a second; an owner that has not answered anything for 5 s is lost.
+A model may take minutes to answer, so an owner's silence on a request means nothing; its `/health` is asked meanwhile.
 """
 
 import asyncio
