@@ -59,7 +59,6 @@ def local_source(job: RolloutJob, base_dir: Path) -> LocalSource | None:
 
 
 def with_source(job: RolloutJob, uri: str) -> RolloutJob:
-    """The job with its tasks read from another place."""
     source = job.spec.tasks.from_ or TaskSource(uri=uri)
     moved = job.spec.tasks.model_copy(
         update={"inline": None, "stream": None, "from_": source.model_copy(update={"uri": uri})}

@@ -3,11 +3,12 @@
 import json
 
 from agent_runtime.agents.base import AgentContext, Stop
+from agent_runtime.agents.base_class import BaseAgent
 from agent_runtime.environments.act import ACT, INVALID, Act, told
 from agent_runtime.environments.answers import ANSWER, AnswerForm
 from agent_runtime.models.answers import answer_message
 from agent_runtime.models.base import ToolCall
-from rollout_api.records import Message, StopReason
+from rollout_api.records import StopReason
 
 NO_ENVIRONMENT = (
     "agent Environment acts in an environment, and the task has none; give it one (tasks.environments), or choose "
@@ -15,7 +16,7 @@ NO_ENVIRONMENT = (
 )
 
 
-class Environment:
+class Environment(BaseAgent):
     """Tells the model what is seen, and takes the action in its answer, until the episode is over.
 
     `agent.config.answerPattern` says where the action stands (`agent_runtime.environments.answers`). An answer without an
@@ -30,9 +31,8 @@ class Environment:
         if not isinstance(act, Act):
             raise Stop(StopReason.AGENT_ERROR, NO_ENVIRONMENT)
         form = AnswerForm.of(context.spec.config.get("answerPattern", ANSWER))
-        system = self.system_prompt if context.spec.system_prompt is None else context.spec.system_prompt
-        messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": context.task.prompt})
+        self.context = context
+        messages = self.initial_messages()
         separator = context.spec.config.get("actionSeparator")
         turn, left = 0, act.max_steps
         while left:

@@ -40,7 +40,6 @@ def told(template: str, *, observation: str, feedback: str = "", turn: int, acti
 
 
 def acted(records: Sequence[Record]) -> list[Observation]:
-    """The steps that records tell of, in order."""
     return [
         result
         for record in records

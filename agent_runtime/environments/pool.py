@@ -147,7 +147,6 @@ class EnvironmentPool:
         self._episodes = 0
 
     def episode(self, environment: TaskEnvironment, timeouts: Timeouts) -> "PoolEpisode":
-        """An episode, not yet started."""
         self._episodes += 1
         return PoolEpisode(self, self._episodes, environment, timeouts)
 

@@ -48,15 +48,12 @@ class RealWork:
         self._ready = False
 
     async def before_group(self, group: GroupInfo) -> None:
-        """Their pre_rollout."""
         await self._execute("pre_rollout", environment_id=group.task.name)
 
     async def after_group(self, group: GroupInfo, results: Sequence[Result]) -> None:
-        """Their post_rollout."""
         await self._execute("post_rollout", environment_id=group.task.name, results=self._results.pop(group.number, []))
 
     async def before_rollout(self, rollout: RolloutInfo) -> None:
-        """Their pre_episode."""
         await self._execute("pre_episode", **_where(rollout))
 
     async def modify_task(self, rollout: RolloutInfo, task: Task) -> Task | None:
@@ -102,16 +99,13 @@ class RealWork:
         return replace(call, arguments=json.dumps({**arguments, name: content}, ensure_ascii=False))
 
     async def after_tool_call(self, rollout: RolloutInfo, call: ToolCall, result: Observation) -> None:
-        """Their post_action."""
         done = self._types.ActionResult(**action_result_of(result, ""))
         await self._execute("post_action", action=self._types.Action(**action_of(call)), result=done, **_where(rollout))
 
     async def before_verifier_command(self, rollout: RolloutInfo, command: str) -> None:
-        """Their pre_test."""
         await self._execute("pre_test", command=command, **_where(rollout))
 
     async def after_verifier_command(self, rollout: RolloutInfo, command: str, result: CommandVerdict) -> None:
-        """Their post_test."""
         tested = self._types.TestResult(**test_result_of(result, ""))
         await self._execute("post_test", command=command, test_result=tested, **_where(rollout))
 
@@ -148,7 +142,6 @@ class RealWork:
         return analysis
 
     async def should_stop_group(self, group: GroupInfo, results: Sequence[Result]) -> str | None:
-        """Their should_continue_rollout."""
         known = [self._types.EpisodeResult(**episode_result_of(result, (), result.tool_calls)) for result in results]
         for plugin in await self._enabled("should_continue_rollout"):
             context = self._types.PluginContext(
@@ -161,7 +154,6 @@ class RealWork:
         return None
 
     async def _enabled(self, method: str) -> list[Any]:
-        """The enabled plugins that have a method, initialized."""
         if not self._ready:
             self._ready = True
             for plugin in self._plugins:

@@ -57,7 +57,6 @@ class EpisodeResult:
 
 
 def episode_result(result: Result, step_scores: list[float]) -> EpisodeResult:
-    """The episode that a rollout's result tells of: pure."""
     if result.outcome is not Outcome.COMPLETED:
         status = {EnvironmentFault.HUNG: EpisodeStatus.TIMEOUT, NO_DATA: EpisodeStatus.NO_DATA}.get(
             result.reason or "", EpisodeStatus.FAILED

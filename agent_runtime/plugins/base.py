@@ -118,10 +118,7 @@ class TrajectoryAnalyzer(ABC):
 
 
 KINDS: Mapping[str, str] = {
-    "RolloutManager": "should_stop_group",
-    "EnvironmentModifier": "modify_task",
-    "ActionFilter": "filter_tool_call",
-    "EpisodeEvaluator": "evaluate_rollout",
-    "TrajectoryAnalyzer": "analyze_trajectory",
+    kind.__name__: next(iter(kind.__abstractmethods__))
+    for kind in (RolloutManager, EnvironmentModifier, ActionFilter, EpisodeEvaluator, TrajectoryAnalyzer)
 }
 """The method that makes a plugin one of its kind."""

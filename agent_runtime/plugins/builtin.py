@@ -124,5 +124,4 @@ def category(error: str) -> str:
 
 
 def _went_wrong(use: ToolUse) -> bool:
-    """The call itself failed, or the command that it ran."""
     return use.result is not None and (use.result.error or use.result.data.get("exitCode") not in (None, 0))

@@ -40,7 +40,6 @@ class Answer:
 
     @property
     def failed(self) -> bool:
-        """It raised, took too long, or returned what it may not."""
         return self.call.did == "Failed"
 
 

@@ -172,7 +172,6 @@ class SafetyFilter(ActionFilter):
         return next((Refuse(reason) for command in commands if (reason := self.reason(_text(command)))), None)
 
     def reason(self, command: str) -> str | None:
-        """Why a shell command is refused, or None."""
         if len(command) > LONGEST:
             return f"the command has {len(command)} characters, at most {LONGEST} are looked at. Write a file in parts."
         for pattern in self.blocked_patterns:
@@ -213,7 +212,6 @@ def _harm(name: str, arguments: Sequence[str]) -> str | None:
 
 
 def _is_system(path: str) -> bool:
-    """A folder on which the system depends, or all of them."""
     if path in ("~", "$HOME", "${HOME}", "~/", "~/*", "$HOME/*"):
         return True
     if not path.startswith("/"):

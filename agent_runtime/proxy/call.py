@@ -68,19 +68,16 @@ class Answers(Generic[T]):
         return None if number is None else self._undelivered.pop(number)[1]
 
     def begun(self, identity: Identity, call: T) -> None:
-        """A call is under way, or was in an earlier epoch."""
         if identity.key is not None:
             self._by_key[identity.key] = identity, call
             if len(self._by_key) > MOST_KEPT:
                 self._by_key.popitem(last=False)
 
     def failed(self, identity: Identity, call: T) -> None:
-        """It has no answer, so that a retry is a new call."""
         if identity.key is not None and (known := self._by_key.get(identity.key)) and known[1] is call:
             del self._by_key[identity.key]
 
     def undelivered(self, identity: Identity, call: T) -> None:
-        """Its answer is recorded and reached nobody."""
         self._number += 1
         self._undelivered[self._number] = identity, call
         if len(self._undelivered) > MOST_KEPT:
@@ -122,7 +119,6 @@ class Call:
         return self._work.done() and not self._work.cancelled() and self._work.exception() is None
 
     def run(self, work: Coroutine[Any, Any, ModelReply]) -> None:
-        """Start it. The work's result is a recorded answer."""
         self._task = asyncio.ensure_future(work)
         self._task.add_done_callback(self._done)
 

@@ -77,7 +77,6 @@ class Handler:
         return reply
 
     async def _told(self, request: Incoming, target: TurnPath) -> Reply:
-        """Another replica tells whether a client has its reply."""
         key = request_key(request.headers)
         if request.method != "POST" or key is None or (found := await self._sessions.find(target.session, key)) is None:
             raise unknown_key()

@@ -112,7 +112,6 @@ class History:
         return recorded_answer(response, prompt)
 
     def conversation(self, turn: Turn) -> list[Message]:
-        """All messages of a turn, its answer included."""
         return [*self._messages(turn.intent), turn.response.message]
 
     def _messages(self, intent: IntentRecord) -> list[Message]:
@@ -126,7 +125,6 @@ class History:
         return [*messages[: intent.keep], *intent.messages]
 
     def _path(self, turn: Turn) -> list[Turn]:
-        """From the first turn of the conversation to this one."""
         path = [turn]
         while path[-1].intent.parent is not None:
             path.append(self.turns[path[-1].intent.parent])

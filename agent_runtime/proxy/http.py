@@ -118,7 +118,6 @@ def whole_number(text: str) -> int | None:
 
 
 def target_of(path: str) -> Target | None:
-    """What is asked for; None where there is nothing."""
     match path.split("/")[1:]:
         case ["health" | "metrics" as name]:
             return PlainPath(name)

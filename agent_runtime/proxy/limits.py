@@ -63,7 +63,6 @@ class Exhausted:
 
 
 def exhausted(limits: Limits, spent: Spent, age_seconds: float) -> Exhausted | None:
-    """The limit that forbids another call; None while none does."""
     if limits.seconds is not None and age_seconds >= limits.seconds:
         return _over(StopReason.AGENT_TIMEOUT, f"its {limits.seconds} s are over")
     if limits.turns is not None and spent.turns >= limits.turns:

@@ -152,7 +152,6 @@ class StoredSessions:
         return await self._take(settings, claim) or await self.find(session, key)
 
     async def take_over(self, settings: SessionSettings, claim: Claim) -> None:
-        """Own a session whose owner is lost."""
         _LOG.warning("Session %s: its owner %s does not answer; taking it over.", settings.id, claim.address)
         await self._take(settings, claim)
 
@@ -172,7 +171,6 @@ class StoredSessions:
         self._release(session)
 
     async def sweep(self) -> None:
-        """Let go of idle sessions, for ever."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             for held in list(self._held.values()):

@@ -282,7 +282,6 @@ class Session:
             self._mark(call.ticket.turn, delivered)
 
     def _recall(self, turn: Turn) -> None:
-        """Keep an answer of an earlier epoch for a retry of its request."""
         intent = turn.intent
         if intent.request_digest is None or (turn.delivered and intent.idempotency_key is None):
             return

@@ -113,7 +113,6 @@ class Versions:
         self._folder = f"{UNDO_FOLDER}/{hashlib.sha256(path.encode(errors='replace')).hexdigest()[:16]}"
 
     async def push(self, file: File | None) -> None:
-        """Keep what the file is before an edit; None: it is not there."""
         numbers = await self._numbers()
         newest = max(numbers, default=0) + 1
         suffix, data = ("absent", b"") if file is None else ("data", file.data)

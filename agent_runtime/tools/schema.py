@@ -139,7 +139,6 @@ def _with_description(hint: Any, described: str | None) -> Any:
 
 
 def _described_arguments(docstring: str) -> dict[str, str]:
-    """The texts of a docstring's `Args:` section by parameter."""
     described: dict[str, str] = {}
     name = None
     for line in docstring.partition("Args:\n")[2].splitlines():

@@ -15,7 +15,6 @@ DIRECTIONS = ((0, -1), (1, 0), (0, 1), (-1, 0))
 
 
 def task(number: int, *, slippery: bool) -> Task:
-    """The lake as a task: always the same map, and ice of its own."""
     config: dict[str, Any] = {"desc": list(MAP), "is_slippery": slippery}
     environment = TaskEnvironment(id="FrozenLake", seed=number, max_steps=STEPS, config=config)
     return Task(name=f"lake-{number}", prompt="{feedback}\n{observation}", environment=environment)

@@ -57,7 +57,6 @@ async def server_process() -> AsyncIterator[str]:
 
 
 def job_for(url: str, output: Path, seed: int) -> RolloutJob:
-    """The job of `job.yaml`, with what is different each time."""
     job = load_manifest(JOB.read_text().replace("MODEL_URL", url))
     spec = {"seed": seed, "output": job.spec.output.model_copy(update={"uri": str(output)})}
     return job.model_copy(update={"spec": job.spec.model_copy(update=spec)})

@@ -114,7 +114,6 @@ class Trainer:
         return found
 
     async def _play(self, label: str) -> list[FinishedGroup]:
-        """One update's groups, in the order in which they were submitted."""
         for _ in range(self._settings.groups):
             task = lake.task(self._submitted, slippery=self._settings.slippery)
             await self._stream.submit(task, label)
@@ -180,7 +179,6 @@ def _log_likelihoods(weights: Weights, branch: Branch) -> NDArray[np.float64]:
 
 
 def _positions(branch: Branch) -> tuple[Numbers, Numbers, Numbers]:
-    """Of the trained tokens: row of the table, token before, token."""
     ids, places = branch.token_ids, trained(branch)
     rows = [policy.row_of(ids[:place]) for place in places]
     last, tokens = [ids[place - 1] for place in places], [ids[place] for place in places]

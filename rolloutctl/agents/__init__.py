@@ -1,13 +1,7 @@
-"""Run one agent on one prompt, and get its trajectory:
+"""Run one agent on one prompt, and get its trajectory; the names are those of agentic-rollout-library.
 
-    agent = GeneralAgent(max_rounds=10)
-    agent.set_tools({"bash": create_tool("bash"), "finish": create_tool("finish")})
-    llm = create_llm_client(api_key="...", base_url="http://localhost:8000/v1", model="my-model")
-    trajectory = await agent.run_trajectory("Count the files in /etc.", llm.generate, "count-files")
-    print(trajectory.get_final_response())
-
-Each call is a job with one task, on this machine: the tools work in a sandbox, and all is recorded below `out`. The names
-are those of agentic-rollout-library.
+Each call is a job with one task, on this machine: the tools work in a sandbox, and all is recorded below `out`.
+docs/coming-from-agentic-rollout-library.md has examples.
 """
 
 from rolloutctl.agents.agent import GeneralAgent, RolloutFailed, create_agent, create_agents

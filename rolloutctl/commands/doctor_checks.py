@@ -178,7 +178,6 @@ def _leader(lease: Answer, place: str, name: str, now: datetime) -> Finding:
 
 
 def nodes(answer: Answer) -> Iterator[Finding]:
-    """Where many workspaces can share a pod, and how the executor comes into it."""
     if isinstance(answer, Refusal):
         yield _unseen("nodes", "what nodes can do", answer)
         return
@@ -286,7 +285,6 @@ def job(problems: Sequence[Problem], *, is_config_known: bool) -> Iterator[Findi
 
 
 def secrets(answers: Mapping[str, tuple[str, Answer]], namespace: str) -> Iterator[Finding]:
-    """Secrets that are needed, by name, with the field that names each."""
     for name, (field, answer) in answers.items():
         if not isinstance(answer, Refusal):
             yield _ok("secret", f"{name} is there ({field})")

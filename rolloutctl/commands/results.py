@@ -27,7 +27,6 @@ async def results(job: NewestJobArgument = None, form: FormOption = Form.TEXT) -
 
 
 def print_results(name: str, ended: Collection[Result], total: int | None, group_size: int) -> None:
-    """The table of the groups, and a line on all of them."""
     groups = group_figures(ended, group_size)
     overall = overall_figures(ended, groups)
     k = group_size

@@ -102,7 +102,6 @@ def resume_command() -> str:
 
 
 def exit_code(summary: JobSummary) -> Exit:
-    """What a script needs to know of a run."""
     if summary.aborted is not None:
         return Exit.ABORTED
     if not summary.completed:

@@ -156,7 +156,6 @@ async def _copy_out(place: ExecutorWorkspace, path: str, target: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def _opened(name: str, namespace: str | None, workspace: str) -> AsyncIterator[ExecutorWorkspace]:
-    """The workspace of that name, made where there is none yet."""
     namespace_of_context = connect()
     from kubernetes import client
 

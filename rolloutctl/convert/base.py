@@ -126,7 +126,6 @@ class Keys:
         return value
 
     def below(self, name: str) -> "Keys":
-        """A mapping inside of this one; empty where it is absent."""
         return Keys(self.take(name, {}), self.where(name), self.notes)
 
     def note(self, name: str, message: str) -> None:
@@ -139,7 +138,6 @@ class Keys:
             self.note(name, f"{NO_COUNTERPART}{f': {reasons[name]}' if name in reasons else ''}")
 
     def where(self, name: str) -> str:
-        """A key as one would look for it in the file."""
         return f"{self.path}.{name}" if self.path else name
 
 

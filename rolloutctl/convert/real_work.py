@@ -42,7 +42,6 @@ _ENVIRONMENT_REASONS = {
 
 
 def recognises(values: Mapping[str, Any]) -> bool:
-    """It has a list of environments that name an image and tests."""
     environments = values.get("environments")
     return (
         isinstance(environments, list)
@@ -179,7 +178,6 @@ def _content(path: Path) -> dict[str, str]:
 
 
 def _model(keys: Keys, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`model` and `sampling`."""
     if not keys.values.get("llm_config") and not {"model", "base_url"} <= set(options):
         keys.note("llm_config", f"is absent: {CLI_MODEL['model']} at {CLI_MODEL['base_url']}, as main.py has it")
     given = bool(keys.values.get("llm_config"))
@@ -204,7 +202,6 @@ def _model(keys: Keys, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict
 
 
 def _episodes(keys: Keys) -> tuple[int, list[dict[str, Any]]]:
-    """`groupSize`, and the plugins that end a group early."""
     most = keys.take("max_episodes", 1)
     size = min(keys.take("max_episodes_per_env", most), keys.take("safety_limit", MAX_ACTIONS))
     stops = []

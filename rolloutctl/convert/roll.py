@@ -156,7 +156,6 @@ _REASONS = {
 
 
 def recognises(values: Mapping[str, Any]) -> bool:
-    """It has environments of its own and a manager of them."""
     return "custom_envs" in values and bool({TRAINING, EVALUATION} & set(values))
 
 
@@ -315,7 +314,6 @@ def _group(tag: str, groups: int, seed: int, environment: str, keys: Keys, steps
 
 
 def _texts(value: Any) -> Any:
-    """Tables with text as keys, as JSON has them."""
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
 
 

@@ -103,7 +103,6 @@ def overall_figures(results: Iterable[Result], groups: Sequence[GroupFigures]) -
 
 
 def batch_figures(results: Iterable[Result]) -> list[BatchFigures]:
-    """Figures of each label, in the order in which they were submitted first; none where nothing has a label."""
     first: dict[str, int] = {}
     rewards: dict[str, list[float]] = {}
     for result in results:

@@ -106,7 +106,6 @@ def in_script(value: Any) -> str:
 
 
 def summary(job: JobFacts, results: Sequence[Result]) -> dict[str, Any]:
-    """Everything but the transcripts, as page.js reads it."""
     groups = group_figures(results, job.group_size)
     overall = overall_figures(results, groups)
     sums, started, ended = Counter[str](), list[float](), list[float]()

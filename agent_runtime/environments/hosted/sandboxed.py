@@ -61,7 +61,6 @@ class Kept:
 
 
 def latest(moves: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last of these moves, as many as one output holds, and one at least."""
     told: list[dict[str, Any]] = []
     characters = 0
     for move in reversed(moves):

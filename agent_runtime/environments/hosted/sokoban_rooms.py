@@ -128,7 +128,6 @@ def _pull(
     player: int,
     offset: int,
 ) -> tuple[bytes, tuple[int, ...], int, int, int]:
-    """Step away, and take the box behind along."""
     after = bytearray(state)
     after[player], after[player + offset] = fixed[player], PLAYER
     behind = player - offset

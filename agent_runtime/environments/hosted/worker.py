@@ -35,7 +35,6 @@ def serve(requests: Iterable[bytes], answers: BinaryIO) -> None:
 
 
 def answer(episodes: dict[int, Episode], number: int, request: dict[str, Any]) -> dict[str, Any]:
-    """One answer; a game that raises is forgotten."""
     try:
         reply: dict[str, Any] = {}
         if "start" in request:

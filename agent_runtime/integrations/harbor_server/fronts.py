@@ -1,11 +1,8 @@
 """One address for the model calls of many trials: `Front` listens in this process, `RelayedFront` is behind a session proxy.
 
-Agents on other machines reach a worker through one port. A key is a segment of the path (`/{key}/v1`, where PR #83 has the
-trial's id) or a bearer token.
-
 With `PROXY_SERVER_URL` agents call a session proxy elsewhere. This process registers a session there for each trial,
-connects out to the proxy as a worker (`proxy/relay`), and answers the calls of its own trials, which the proxy sends to no
-other worker. A trial's session here records each call either way, so everything that is trained on comes from there.
+connects out to the proxy as a worker (`proxy/relay`), and answers the calls of its own trials. A trial's session here
+records each call either way, so everything that is trained on comes from there.
 """
 
 import asyncio
@@ -68,7 +65,6 @@ class Front:
             self.url = f"http://{self._known_as}:{self._runner.addresses[0][1]}"
 
     async def close(self) -> None:
-        """Listen no more, once all have closed it."""
         async with self._changing:
             self._users -= 1
             if self._users == 0 and self._runner is not None:
@@ -172,7 +168,6 @@ class RelayedFront(Front):
             raise
 
     async def close(self) -> None:
-        """Leave the proxy, once all have closed it."""
         await super().close()
         if self._users == 0 and self._working is not None:
             working, self._working = self._working, None

@@ -1,13 +1,6 @@
-"""`/api/v1/runs` over HTTP, in the form of the Harbor server that verl-recipe PR #83 asks.
+"""`/api/v1/runs` over HTTP, in the form of the Harbor server that verl-recipe PR #83 asks (docs/remote-agents.md).
 
-    POST   /api/v1/runs            multipart → the result when the run has ended (200)
-           Prefer: respond-async   → 202 at once, and Location; fetch the result from there
-           Idempotency-Key: KEY    the same key again joins the run that it began
-    GET    /api/v1/runs/{id}       how it is; ?wait=SECONDS waits so long for its end
-    DELETE /api/v1/runs/{id}       end it
-    GET    /health
-
-All but the last need the server's key: as bearer, as `x-api-key`, or as the password of Basic, which is how a URL carries it
+All but `/health` need the server's key: as bearer, as `x-api-key`, or as the password of Basic, as a URL carries it
 (`http://any:KEY@host:8080`). Errors are `{"detail": text}`.
 """
 

@@ -83,7 +83,6 @@ def rollout_job(config: Mapping[str, Any], kind: Kind) -> RolloutJob:
 
 
 def job_name(experiment: str, kind: Kind) -> str:
-    """A job's name of an experiment's, which may have any characters."""
     slug = re.sub(r"[^a-z0-9]+", "-", experiment.lower()).strip("-")[:40].strip("-") or "verl"
     return f"{slug}-{'eval' if kind.validate else 'train'}"
 

@@ -77,7 +77,6 @@ def answer_head(request: ChatRequest, id: str) -> JsonObject:
 
 
 def answer_tail(reply: ModelReply) -> tuple[JsonObject, JsonObject]:
-    """Why the answer ended, and counts of tokens."""
     reason = "tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason
     counted = reply.usage
     counts = {

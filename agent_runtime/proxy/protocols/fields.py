@@ -55,14 +55,12 @@ def one(body: Mapping[str, Any], *names: str) -> None:
 
 
 def typed(value: Any, form: type[T], where: str) -> T:
-    """The value, which has to be of a JSON type."""
     if not isinstance(value, form) or (form is int and isinstance(value, bool)):
         raise BadRequest(f"{where}: expected {JSON_NAMES[form]}, got {value!r:.100}", where)
     return value
 
 
 def given(body: Mapping[str, Any], name: str, form: type[T], default: T) -> T:
-    """A field that may be missing or null."""
     value = body.get(name)
     return default if value is None else typed(value, form, name)
 

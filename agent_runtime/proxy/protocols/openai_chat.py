@@ -250,7 +250,6 @@ def finish_reason(reply: ModelReply) -> str:
 
 
 def logprobs(reply: ModelReply) -> JsonObject | None:
-    """Logprobs of the sampled tokens, which are named by their ids as vLLM's `return_tokens_as_token_ids` does."""
     if reply.logprobs is None or reply.completion_token_ids is None:
         return None
     return {

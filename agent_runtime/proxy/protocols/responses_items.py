@@ -32,7 +32,6 @@ INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 def reasoning_item(id: str, text: str) -> JsonObject:
-    """Reasoning as open models give it: its text, and no summary."""
     content = [{"type": "reasoning_text", "text": text}]
     return {"id": f"rs_{id}", "type": "reasoning", "summary": [], "content": content}
 

@@ -77,7 +77,6 @@ class Worker:
                 await asyncio.sleep(pause)
 
     async def _connected(self, client: aiohttp.ClientSession) -> str:
-        """One connection; why it ended."""
         headers = {} if self._admin_key is None else {"Authorization": f"Bearer {self._admin_key}"}
         try:
             socket = await client.ws_connect(
@@ -117,7 +116,6 @@ class Worker:
             return self._ended(message)
 
     def _ended(self, message: aiohttp.WSMessage) -> str:
-        """Why a connection ended, by its last message."""
         if message.type is not aiohttp.WSMsgType.CLOSE:
             return str(message.data or "the connection broke")
         if message.data == schemas.REFUSED:

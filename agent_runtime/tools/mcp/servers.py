@@ -40,7 +40,6 @@ class McpServers:
         return [await self._introduced(server, processes) for server in self._servers]
 
     def tools(self, records: Sequence[McpRecord]) -> list[McpTool]:
-        """The tools that the manifest asks for, in the order of their servers."""
         wanted = {server.name: server.tools for server in self._servers}
         return [
             McpTool(record, definition, self._http.get(record.server))

@@ -80,7 +80,6 @@ class McpTool:
             yield session
 
     async def _ending(self, context: ToolContext, error: MCPError) -> str:
-        """What a server in the workspace said before it ended."""
         if error.code != CONNECTION_CLOSED or self._server.process is None:
             return ""
         return last_words(await live_processes(context.workspace).process_now(self._server.process))
