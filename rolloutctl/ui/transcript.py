@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_runtime.models.answers import decoded_object
@@ -45,39 +45,34 @@ class Step:
     """Prompt and completion tokens of the model call."""
 
 
-@dataclass
-class _Draft:
-    steps: list[Step] = field(default_factory=list)
-    answered: set[str] = field(default_factory=set)
-    """Ids of the tool calls whose results stand with their call already."""
-
-
 def steps(records: Sequence[Record]) -> list[Step]:
     """The steps of an attempt, in order. Works on an unfinished journal too."""
-    draft = _Draft()
+    shown: list[Step] = []
+    # Ids of the tool calls whose results stand with their call already.
+    answered: set[str] = set()
     branch = 0
     observations = results_by_turn(records)
     for record in records:
         if isinstance(record, AttemptRecord):
-            draft.steps.append(Step("note", _place(record)))
+            shown.append(Step("note", _place(record)))
         elif isinstance(record, IntentRecord):
             if record.branch != branch:
                 branch = record.branch
                 kept = f"its first {record.keep} messages stand" if record.keep else "nothing of it stands"
-                draft.steps.append(Step("note", f"The conversation was rewritten here: {kept}. Branch {branch}."))
-            draft.steps += [
+                shown.append(Step("note", f"The conversation was rewritten here: {kept}. Branch {branch}."))
+            shown += [
                 Step(str(message.get("role", "user")), text_of(message.get("content")), record.turn)
                 for message in record.messages
-                if message.get("tool_call_id") not in draft.answered
+                if message.get("tool_call_id") not in answered
             ]
         elif isinstance(record, ResponseRecord):
-            draft.steps.append(_answer(record, observations.get(record.turn, ()), draft.answered))
+            shown.append(_answer(record, observations.get(record.turn, ()), answered))
         elif isinstance(record, StopRecord):
             why = f": {record.message}" if record.message else ""
-            draft.steps.append(Step("note", f"The agent stopped, {record.stop_reason.value}{why}"))
+            shown.append(Step("note", f"The agent stopped, {record.stop_reason.value}{why}"))
         elif isinstance(record, FailedRecord):
-            draft.steps.append(Step("note", f"The attempt was lost, {record.reason}: {record.message}"))
-    return draft.steps
+            shown.append(Step("note", f"The attempt was lost, {record.reason}: {record.message}"))
+    return shown
 
 
 def _place(record: AttemptRecord) -> str:

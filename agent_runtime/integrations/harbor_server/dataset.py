@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent_runtime.export.parquet import PyarrowMissing, json_text
+from agent_runtime.export.whole_file import whole_file
 from agent_runtime.tasks import TaskProblem, TaskSourceError
 
 CONFIG, INSTRUCTION = "task.toml", "instruction.md"
@@ -105,17 +106,13 @@ def write_dataset(
     for row, metadata in zip(rows, alike([row["extra_info"]["task_metadata"] for row in rows]), strict=True):
         row["extra_info"]["task_metadata"] = metadata
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise PyarrowMissing from error
-    try:
+    with whole_file(file) as partial:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), partial)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
     return file
 
 

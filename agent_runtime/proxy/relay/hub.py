@@ -208,11 +208,9 @@ class Hub:
         """Speak with one worker until its connection ends. The socket is prepared."""
         try:
             worker = await self._greeted(socket)
-        except (FormError, TimeoutError) as error:
-            await socket.close(code=schemas.BROKEN, message=_reason(str(error) or "no worker_hello came"))
-            return
-        except _Refused as error:
-            await socket.close(code=schemas.REFUSED, message=_reason(str(error)))
+        except (_Refused, FormError, TimeoutError) as error:
+            code = schemas.REFUSED if isinstance(error, _Refused) else schemas.BROKEN
+            await socket.close(code=code, message=_reason(str(error) or "no worker_hello came"))
             return
         name = worker.hello.worker_id
         older, self._workers[name] = self._workers.get(name), worker
