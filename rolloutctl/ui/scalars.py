@@ -41,7 +41,7 @@ class ScalarLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for _, close in self._writers:
+        for _write, close in self._writers:
             close()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.proxy.session import SessionSettings
-from agent_runtime.proxy.store import SessionStore
+from agent_runtime.proxy.ownership import SessionStore
 from agent_runtime.recording.store import Store
 
 
