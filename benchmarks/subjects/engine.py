@@ -13,7 +13,7 @@ from typing import Any
 
 from agent_runtime.engine.events import Event, JobStarted, RolloutSealed, RolloutStarted, TurnEnded
 from agent_runtime.engine.run import run_job
-from agent_runtime.recording.journal import Journal
+from agent_runtime.recording.epoch_log import EpochLog
 from benchmarks.conversation import answer_questions
 from benchmarks.measuring import Meter, pin_to_core
 from rollout_api.manifest import validate
@@ -77,9 +77,9 @@ async def measure(question: dict[str, Any]) -> dict[str, Any]:
     """
     job = validate(RolloutJob, question["job"])
     stop = asyncio.Event()
-    journaled = Journal.append
+    journaled = EpochLog.append
     if not question.get("journal", True):
-        Journal.append = _unwritten  # type: ignore[method-assign]
+        EpochLog.append = _unwritten  # type: ignore[method-assign]
     meter = Meter()
     seen = _Seen(question.get("stop_after"), stop)
     try:
@@ -92,7 +92,7 @@ async def measure(question: dict[str, Any]) -> dict[str, Any]:
             stop=stop,
         )
     finally:
-        Journal.append = journaled  # type: ignore[method-assign]
+        EpochLog.append = journaled  # type: ignore[method-assign]
     cost = meter.read()
     if seen.failed:
         raise RuntimeError(f"{len(seen.failed)} rollouts did not finish, the first: {seen.failed[0]}")
@@ -107,8 +107,8 @@ async def measure(question: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _unwritten(self: Journal, records: Sequence[Record]) -> None:
-    """In the place of `Journal.append`, to see what it costs."""
+async def _unwritten(self: EpochLog, records: Sequence[Record]) -> None:
+    """In the place of `EpochLog.append`, to see what it costs."""
 
 
 if __name__ == "__main__":
