@@ -27,7 +27,7 @@ from rollout_api.tasks import Task
 class KeyedWorkspace:
     """Gives every call the next idempotency key of its tool call, and keeps commands within their time.
 
-    Implements `agent_runtime.tools.base.ToolWorkspace` and `ToolProcesses`.
+    Implements `agent_runtime.tools.base.ToolWorkspace` and `ToolProcesses`, which describe the calls.
     """
 
     def __init__(self, workspace: Workspace, key_prefix: str, command_seconds: float) -> None:
@@ -70,19 +70,15 @@ class KeyedWorkspace:
         return await self._workspace.read(path, key=self._next_key(), limit=limit)
 
     async def write(self, path: str, data: bytes, *, mode: str = "644") -> None:
-        """Write a file."""
         await self._workspace.write(path, data, key=self._next_key(), mode=mode)
 
     async def remove(self, path: str) -> None:
-        """Remove a file or a folder."""
         await self._workspace.remove(path, key=self._next_key())
 
     async def stat(self, path: str) -> FileStat | None:
-        """What stands at a path."""
         return await self._workspace.stat(path, key=self._next_key())
 
     async def list(self, path: str) -> list[FileStat]:
-        """Entries of a folder."""
         return await self._workspace.list(path, key=self._next_key())
 
     async def start_process(
@@ -93,12 +89,10 @@ class KeyedWorkspace:
         env: Mapping[str, str] | None = None,
         terminal: tuple[int, int] | None = None,
     ) -> str:
-        """Start a process that lives on."""
         key = f"{self._next_key()}-{label}"
         return await self._live().start_process(command, key=key, env=env, terminal=terminal)
 
     async def processes(self) -> Sequence[tuple[str, bool]]:
-        """All processes that were started so."""
         return await self._live().processes(key=self._next_key())
 
     async def process(self, process: str) -> ProcessStatus | None:
@@ -106,15 +100,12 @@ class KeyedWorkspace:
         return await self._live().process(process, key=self._next_key())
 
     async def process_now(self, process: str) -> ProcessStatus | None:
-        """How it is at this moment."""
         return await self._live().process(process)
 
     async def write_input(self, process: str, offset: int, data: bytes) -> None:
-        """Write to its input."""
         await self._live().write_input(process, offset, data, key=self._next_key())
 
     async def read_output(self, process: str, cursor: int, *, wait_seconds: float) -> Output:
-        """What it said from the cursor on."""
         return await self._live().read_output(process, cursor, wait_seconds=wait_seconds)
 
     def _live(self) -> LiveProcesses:
