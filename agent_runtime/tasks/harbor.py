@@ -232,9 +232,11 @@ class _Reader:
     def image(self, path: str, context: str, name: str, instead: str) -> str | None:
         """The image that a table names, else the one that is built from its folder."""
         given: str | None = self.value(f"{path}.docker_image", str)
+        if given is not None:
+            return given
         seconds = self.value(f"{path}.build_timeout_sec", int, float) or BUILD_SECONDS
         template = self.place.image_template
-        return given or built_image(
+        return built_image(
             self.folder, self.notes, template, context=context, name=name, seconds=seconds, instead=instead
         )
 
