@@ -42,7 +42,7 @@ def open_model(spec: ModelSpec, environ: Mapping[str, str]) -> Model:
 
 def _api_key(endpoint: Endpoint, environ: Mapping[str, str]) -> tuple[str | None, str]:
     if endpoint.api_key_from is None:
-        return None, "nowhere (endpoint.apiKeyFrom is not set)"
+        return None, ""
     try:
         return read_api_key(endpoint.api_key_from, environ, MODEL_KEY_VARIABLE, "endpoint.apiKeyFrom")
     except NoKey as error:

@@ -226,10 +226,11 @@ class JsonClient:
                 f"{self.base_url} redirects to {answer.headers.get('Location', 'nowhere')}; make that the baseURL",
             )
         if answer.status in (401, 403):
+            cause = f"the API key from {self._key_origin}" if self._key_origin else "the request: no API key was sent"
+            advice = "" if self._key_origin else ". Set model.endpoint.apiKeyFrom"
             raise ModelConfigError(
                 "KeyRefused",
-                f"{self.base_url} refused the API key from {self._key_origin} "
-                f"with status {answer.status}: {answer.error}",
+                f"{self.base_url} rejected {cause}, with status {answer.status}: {answer.error}{advice}",
             )
         if (refused := refusal(answer.status, answer.payload)) is not None:
             raise refused

@@ -3,7 +3,7 @@
 import asyncio
 
 from agent_runtime.engine.scheduling.drain import Drain
-from agent_runtime.runner.job_state import Fate, JobApi, ask_fate
+from agent_runtime.runner.job_state import JobApi, JobState, fetch_job_state
 from agent_runtime.runner.log import log
 from rollout_api.conditions import Metadata
 
@@ -34,7 +34,7 @@ class Stopping:
     async def _carry_out(self) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + self._seconds
-        if await ask_fate(self._api, self._job) is Fate.CANCELLED:
+        if await fetch_job_state(self._api, self._job) is JobState.CANCELLED:
             self.cancelled.set()
             return
         await asyncio.sleep(end - loop.time())

@@ -1,4 +1,4 @@
-"""What becomes of the job that this runner works on, as the API server knows it."""
+"""Whether the job of this runner still exists, as the API server knows it."""
 
 import asyncio
 from enum import Enum
@@ -8,7 +8,7 @@ from agent_runtime.kube.api import ApiError
 from rollout_api.conditions import Metadata
 
 ASK_SECONDS = 5.0
-"""An API server that does not answer within that is away: then the job is taken to go on."""
+"""An API server that does not answer within that is unavailable: then the job is assumed to continue."""
 CANCELLED_STATUSES = frozenset({401, 403, 404})
 """Gone, or denied: the roles of a job, or of a whole namespace, go while it is being deleted."""
 
@@ -26,30 +26,30 @@ class JobApi(Protocol):
         """Server-side apply of the RolloutShard's status."""
 
 
-class Fate(Enum):
-    """What becomes of the job."""
+class JobState(Enum):
+    """Whether work on the job continues."""
 
     CANCELLED = "cancelled"
     """Deleted: nothing more is wanted of it than what is sealed."""
-    GOES_ON = "goes on"
-    """Suspension, eviction, a node that is emptied: another pod goes on with it, sooner or later."""
+    CONTINUES = "continues"
+    """After a suspension, an eviction or a drained node another pod resumes it."""
 
 
-def fate_of(job: Metadata, answer: dict[str, Any] | ApiError) -> Fate:
-    """What the answer to `get` of the RolloutJob says of it."""
+def job_state_of(job: Metadata, answer: dict[str, Any] | ApiError) -> JobState:
+    """The state that the answer to `get` of the RolloutJob stands for."""
     if isinstance(answer, ApiError):
-        return Fate.CANCELLED if answer.status in CANCELLED_STATUSES else Fate.GOES_ON
+        return JobState.CANCELLED if answer.status in CANCELLED_STATUSES else JobState.CONTINUES
     metadata = answer.get("metadata", {})
     if metadata.get("uid") != job.uid or metadata.get("deletionTimestamp"):
-        return Fate.CANCELLED
-    return Fate.GOES_ON
+        return JobState.CANCELLED
+    return JobState.CONTINUES
 
 
-async def ask_fate(api: JobApi, job: Metadata) -> Fate:
+async def fetch_job_state(api: JobApi, job: Metadata) -> JobState:
     try:
         async with asyncio.timeout(ASK_SECONDS):
-            return fate_of(job, await api.get_job(job.name, patience_seconds=ASK_SECONDS))
+            return job_state_of(job, await api.get_job(job.name, patience_seconds=ASK_SECONDS))
     except ApiError as error:
-        return fate_of(job, error)
+        return job_state_of(job, error)
     except TimeoutError:
-        return Fate.GOES_ON
+        return JobState.CONTINUES

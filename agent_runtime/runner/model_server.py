@@ -52,7 +52,7 @@ async def open_served_model(start: Start, name: str, api: ModelServerApi) -> Ser
 
     def connect(url: str) -> VllmServer:
         # Calls have no limit of their own: whether one is to be given up is decided by what all servers do.
-        return VllmServer(f"{url}/v1", served, headers={}, key_origin="nowhere", call_seconds=math.inf)
+        return VllmServer(f"{url}/v1", served, headers={}, key_origin="", call_seconds=math.inf)
 
     return ServedModel(
         served,

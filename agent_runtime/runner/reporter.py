@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 
 from agent_runtime.kube.api import ApiError
-from agent_runtime.runner.job_state import Fate, JobApi, ask_fate
+from agent_runtime.runner.job_state import JobApi, JobState, fetch_job_state
 from agent_runtime.runner.log import log
 from agent_runtime.runner.report import FASTEST_SECONDS
 from rollout_api.cluster import shard_name
@@ -93,7 +93,7 @@ class Reporter:
             except ApiError as error:
                 # 429 and 0, no answer, are no refusals.
                 refused = 400 <= error.status < 500 and error.status != 429
-                if refused and await ask_fate(self._api, self._job) is Fate.CANCELLED:
+                if refused and await fetch_job_state(self._api, self._job) is JobState.CANCELLED:
                     raise JobGone(str(error)) from error
                 if refused:
                     refused_since = refused_since or loop.time()

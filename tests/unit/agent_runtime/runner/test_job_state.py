@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent_runtime.kube.api import ApiError
-from agent_runtime.runner.job_state import Fate, fate_of
+from agent_runtime.runner.job_state import JobState, job_state_of
 from rollout_api.conditions import Metadata
 
 JOB = Metadata(name="job", namespace="team", uid="uid-1")
@@ -17,7 +17,7 @@ def job(uid: str = "uid-1", **spec: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("answer", [job(), job(suspend=True), ApiError(0, "Unreachable", ""), ApiError(503, "", "")])
 def test_suspension_eviction_and_an_api_server_that_is_away_drain(answer: dict[str, Any] | ApiError) -> None:
-    assert fate_of(JOB, answer) is Fate.GOES_ON
+    assert job_state_of(JOB, answer) is JobState.CONTINUES
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ def test_suspension_eviction_and_an_api_server_that_is_away_drain(answer: dict[s
     ],
 )
 def test_a_job_that_is_deleted_or_replaced_ends_its_runners_at_once(answer: dict[str, Any] | ApiError) -> None:
-    assert fate_of(JOB, answer) is Fate.CANCELLED
+    assert job_state_of(JOB, answer) is JobState.CANCELLED
