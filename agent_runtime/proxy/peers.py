@@ -86,7 +86,8 @@ class Peers:
             response = await self._send(peer, request.method, url, headers, body, has_moved)
             if response is None:
                 return Reply(MISDIRECTED, {}, b"")
-            content = _passed_on(peer, response) if _is_stream(response) else await response.read()
+            streams = _is_stream(response)
+            content: bytes | AsyncIterator[bytes] = _passed_on(peer, response) if streams else await response.read()
             watching = stack.pop_all()
         turn = response.headers.get(TURN)
 
