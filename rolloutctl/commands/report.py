@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from agent_runtime.export.whole_file import whole_file
+from agent_runtime.recording.job_record import read_abort
 from agent_runtime.recording.reader import RunReader
 from rollout_api.records import Seal
 from rolloutctl.errors import CommandError
@@ -47,7 +47,8 @@ async def _report(reference: str, file: Path | None) -> Path:
         partial.open("w", encoding="utf-8") as html,
         err.status("Reading transcripts…"),
     ):
-        html.write(page.head(_facts(run, await _aborted(run)), run.results()))
+        aborted = await read_abort(run.store)
+        html.write(page.head(_facts(run, aborted["message"] if aborted else None), run.results()))
         for _, members in itertools.groupby(run.seals.values(), key=lambda seal: seal.result.group):
             html.write(page.group(await asyncio.gather(*(_rollout(run, seal) for seal in members))))
         html.write(page.tail())
@@ -70,11 +71,6 @@ def _facts(run: RunReader, aborted: str | None) -> page.JobFacts:
         total=run.total if run.total is not None else len(run.seals),
         aborted=aborted,
     )
-
-
-async def _aborted(run: RunReader) -> str | None:
-    data = await run.store.get("abort.json")
-    return None if data is None else str(json.loads(data).get("message"))
 
 
 def _model_name(run: RunReader) -> str:
