@@ -1,20 +1,14 @@
-"""The classes and functions of agentic-rollout-library, under their own names: each call runs a job with one task."""
+"""Run one agent on one prompt, and get its trajectory; the names are those of agentic-rollout-library.
 
-from rolloutctl.agents import (
-    AgenticRollout,
-    AgenticRolloutConfig,
-    BaseAgent,
-    GeneralAgent,
-    LLMClient,
-    PromptBuilder,
-    RolloutFailed,
-    create_agent,
-    create_agents,
-    create_llm_client,
-    create_tool,
-    create_tools,
-    llm_client_from_environment,
-)
+Each call is a job with one task, on this machine: the tools work in a sandbox, and all is recorded below `out`.
+docs/coming-from-agentic-rollout-library.md has examples.
+"""
+
+from rolloutctl.agents.agent import GeneralAgent, RolloutFailed, create_agent, create_agents
+from rolloutctl.agents.llm import LLMClient, create_llm_client, llm_client_from_environment
+from rolloutctl.agents.own_agent import BaseAgent
+from rolloutctl.agents.rollout import AgenticRollout, AgenticRolloutConfig
+from rolloutctl.agents.tools import PromptBuilder, create_tool, create_tools
 from rolloutctl.trajectories import StepType, Trajectory, TrajectoryStep
 
 __all__ = [

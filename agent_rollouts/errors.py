@@ -7,7 +7,7 @@ from agent_runtime.recording.store import StorageError
 from agent_runtime.sandboxes.base import FileError, SandboxFailure, WorkspaceLimit
 from agent_runtime.tools.base import ToolError
 from rollout_api.manifest import ManifestError
-from rolloutctl.agents import RolloutFailed
+from rolloutctl.agents.agent import RolloutFailed
 from rolloutctl.client import RunAborted
 from rolloutctl.policy import PolicyNotServed
 

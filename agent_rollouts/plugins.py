@@ -1,6 +1,6 @@
 """Write a plugin: an object with methods named like hooks, called around groups, rollouts and tool calls."""
 
-from agent_runtime.plugins import (
+from agent_runtime.plugins.base import (
     ActionFilter,
     EnvironmentModifier,
     EpisodeEvaluator,

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from agent_rollouts.plugins import FinishedRollout, GroupInfo, Refuse, RolloutInfo
 from agent_runtime.engine.events import Event, PluginFailed, RolloutSealed
 from agent_runtime.engine.run import run_job
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ModelReply, ModelRequest, ToolCall
-from agent_runtime.plugins import FinishedRollout, GroupInfo, Refuse, RolloutInfo
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from agent_runtime.sandboxes.base import CommandResult, SandboxFailure

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
+from agent_rollouts.plugins import Refuse
 from agent_runtime.engine.events import Event, JobStarted
 from agent_runtime.engine.run import run_job
 from agent_runtime.models.base import ToolCall as Call
-from agent_runtime.plugins import Refuse
 from agent_runtime.recording.reader import open_run
 from agent_runtime.recording.store import Store
 from rollout_api.records import CommandVerdict, Result

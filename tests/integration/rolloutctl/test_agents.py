@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_runtime.agents.base import AgentContext
-from rolloutctl.agents import (
+from agent_rollouts.agentic_rollout_library import (
     AgenticRollout,
     AgenticRolloutConfig,
     BaseAgent,
@@ -25,6 +24,7 @@ from rolloutctl.agents import (
     create_llm_client,
     create_tool,
 )
+from agent_runtime.agents.base import AgentContext
 from tests.support.vllm_server import Answer, VllmStandIn
 
 KEY = "sk-nobody-may-read-this"

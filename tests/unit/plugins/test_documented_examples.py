@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from agent_rollouts.plugins import FinishedRollout, RolloutInfo
 from agent_runtime.models.base import ToolCall
-from agent_runtime.plugins import FinishedRollout, RolloutInfo
 from agent_runtime.plugins.base import KINDS
 from agent_runtime.plugins.hooks import HOOKS, Hooks
 from agent_runtime.plugins.registry import describe_plugin, load_plugins, registry

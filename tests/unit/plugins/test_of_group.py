@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_runtime.plugins import GroupInfo
+from agent_rollouts.plugins import GroupInfo
 from agent_runtime.plugins.builtin import PerformanceStop, stop_reason
 from agent_runtime.plugins.of_group import GroupPlugins
 from agent_runtime.plugins.plugins import Plugins

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from agent_rollouts.plugins import Refuse, RolloutInfo
 from agent_runtime.extensions import ExtensionError
 from agent_runtime.models.base import ToolCall
-from agent_runtime.plugins import Refuse, RolloutInfo
 from agent_runtime.plugins.hooks import hook
 from agent_runtime.plugins.of_rollout import reports_of
 from agent_runtime.plugins.plugins import Answer, Plugins

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field
 
+from agent_rollouts.plugins import ActionFilter, EpisodeEvaluator
 from agent_runtime.extensions import ExtensionError
-from agent_runtime.plugins import ActionFilter, EpisodeEvaluator
 from agent_runtime.plugins.plugins import Plugins
 from agent_runtime.plugins.registry import describe_plugin, load_plugins, registry, unheard
 from rollout_api.rollout_job import PluginUse

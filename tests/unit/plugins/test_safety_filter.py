@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_rollouts.plugins import Refuse, RolloutInfo
 from agent_runtime.models.base import ToolCall
-from agent_runtime.plugins import Refuse, RolloutInfo
 from agent_runtime.plugins.safety_filter import LONGEST, SafetyFilter
 from rollout_api.tasks import Task
 

@@ -1,5 +1,5 @@
+from agent_rollouts.plugins import ToolUse
 from agent_runtime.models.base import ToolCall
-from agent_runtime.plugins import ToolUse
 from agent_runtime.plugins.builtin import TrajectoryAnalysis, analysis_of, category
 from rollout_api.records import Observation
 

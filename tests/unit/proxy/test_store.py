@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.proxy.session import SessionSettings
 from agent_runtime.proxy.ownership import SessionStore
+from agent_runtime.proxy.session import SessionSettings
 from agent_runtime.recording.store import Store
 
 

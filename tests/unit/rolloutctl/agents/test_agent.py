@@ -5,10 +5,16 @@ from typing import Any
 
 import pytest
 
+from agent_rollouts.agentic_rollout_library import (
+    AgenticRollout,
+    AgenticRolloutConfig,
+    PromptBuilder,
+    create_agent,
+    create_agents,
+)
 from agent_runtime.agents.react import ReAct
 from agent_runtime.agents.tool_calling import Coding, ToolCalling
 from agent_runtime.extensions import ExtensionError
-from rolloutctl.agents import AgenticRollout, AgenticRolloutConfig, PromptBuilder, create_agent, create_agents
 from rolloutctl.agents.loop import saves_trajectories, set_log_level
 
 
