@@ -367,6 +367,9 @@ class Fleet:
         # Looked at only now: a node that goes down may refuse connections for a moment, before it swallows them.
         if held.ended is None and await held.is_cut_off():
             await self._wait_for_end(held, NODE_REASON_SECONDS - REASON_SECONDS)
+        with contextlib.suppress(ApiError):  # A watch whose connection is dead says nothing.
+            found = await self._api.get_sandbox(held.name, patience_seconds=REASON_SECONDS)
+            self._changed(held.name, sandbox_view(found))
         if not await held.answers():  # Else the network between was away.
             self._lose(held, Reason(failure.reason, f"Sandbox {held.name}: {failure.message}"))
         held.inquiry = None

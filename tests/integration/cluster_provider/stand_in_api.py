@@ -77,6 +77,10 @@ class StandInApi:
         for queue in list(self._watchers):
             queue.put_nowait(None)
 
+    def silence_watches(self) -> None:
+        """Their connections stay, and nothing comes over them any more."""
+        self._watchers.clear()
+
     def forget_history(self) -> None:
         """Compaction: whoever resumes from now on with an older version gets 410 Gone."""
         self._oldest = self._version

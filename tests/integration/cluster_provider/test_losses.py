@@ -105,6 +105,21 @@ async def test_a_broken_connection_that_nobody_explains_is_a_lost_sandbox(
     assert await say(await acquire(provider, "0-1"), "echo here") == "here"
 
 
+async def test_lost_sandbox_has_its_own_reason_when_the_watch_is_dead(
+    opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_client, "RETRY_PAUSES", (0.05, 0.2))
+    monkeypatch.setattr(fleet, "REASON_SECONDS", 1)
+    provider = await opened()
+    workspace = await acquire(provider)
+    name = workspace.handle["sandbox"]
+    operator.api.silence_watches()
+    operator.finish(name, "Evicted", "node pressure", executor=signal.SIGKILL)
+    with pytest.raises(SandboxFailure, match="node pressure") as failure:
+        await say(workspace, "echo here")
+    assert failure.value.reason == "Evicted"
+
+
 async def test_sandbox_is_not_lost_when_it_answers_again_after_an_outage_of_the_network(
     opened: Opened, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
