@@ -119,8 +119,6 @@ class SandboxView:
     spec: Mapping[str, Any]
     is_ready: bool = False
     pod_ip: str | None = None
-    mode: str | None = None
-    places: int | None = None
     finished: Reason | None = None
     overlay: Reason | None = None
     """Why its mode is what it is."""
@@ -152,8 +150,6 @@ def sandbox_view(sandbox: Mapping[str, Any]) -> SandboxView:
         spec=sandbox.get("spec") or {},
         is_ready=ready,
         pod_ip=status.get(POD_IP),
-        mode=status.get("mode"),
-        places=(status.get("places") or {}).get("total"),
         finished=finished,
         overlay=_reason(conditions, "Overlay", "True") or _reason(conditions, "Overlay", "False"),
         problem=None if ready else _first(_reason(conditions, kind, "False") for kind in START_CONDITIONS),
