@@ -1,8 +1,9 @@
 """What every type of the contract shares: frozen, camelCase on the wire, unknown fields refused."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
 API_GROUP = "rollout.dev"
@@ -26,6 +27,28 @@ class ApiModel(BaseModel):
     def wire(self) -> dict[str, Any]:
         """The JSON form: camelCase, fields that are None left out."""
         return self.model_dump(mode="json", exclude_none=True)
+
+
+def exactly_one(fields: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless one of these fields alone has a value; it names those that have one."""
+    names, given = list(fields), [name for name, value in fields.items() if value is not None]
+    if len(given) != 1:
+        found = f"{' and '.join(given)} are" if given else "none is"
+        raise ValueError(f"exactly one of {', '.join(names[:-1])} and {names[-1]} must be given; {found}")
+
+
+def distinct(key: str, message: str) -> AfterValidator:
+    """Refuses a list of which two entries are equal in attribute `key`; the message is formatted with its value."""
+
+    def check(entries: Sequence[Any]) -> Sequence[Any]:
+        seen: set[Any] = set()
+        for value in (getattr(entry, key) for entry in entries):
+            if value in seen:
+                raise ValueError(message.format(value))
+            seen.add(value)
+        return entries
+
+    return AfterValidator(check)
 
 
 # Kubernetes object names are DNS labels here, not subdomains: they become parts of pod names and label values.

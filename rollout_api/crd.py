@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel
 
 from rollout_api.base import API_GROUP, API_VERSION
+from rollout_api.model import MODEL_SOURCES
 from rollout_api.model_server import (
     NAME_RULE,
     OLDEST,
@@ -24,6 +25,7 @@ from rollout_api.model_server import (
 )
 from rollout_api.rollout_job import MUTABLE_FIELDS, TOOL_CALLING_AGENTS, RolloutJob, RolloutJobSpec, RolloutShard
 from rollout_api.sandbox import Sandbox
+from rollout_api.tasks import TASK_SOURCES
 
 Schema = dict[str, Any]
 
@@ -44,15 +46,15 @@ _IMMUTABLE: Schema = {"rule": "self == oldSelf", "message": "cannot be changed; 
 def _immutable_but(model: type[BaseModel], *mutable: str) -> list[Schema]:
     """A rule for every field but those named, so that the message can say which one was changed."""
     fields = [info.alias or name for name, info in model.model_fields.items()]
-    return [
-        {
-            "rule": f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
-            "message": "cannot be changed; delete the job and create another",
-            "fieldPath": f".{field}",
-        }
-        for field in fields
-        if field not in mutable
-    ]
+    return [_immutable(field, "delete the job and create another") for field in fields if field not in mutable]
+
+
+def _immutable(field: str, remedy: str) -> Schema:
+    return {"rule": _unchanged(field), "message": f"cannot be changed; {remedy}", "fieldPath": f".{field}"}
+
+
+def _unchanged(field: str) -> str:
+    return f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
 
 
 def _at_least(release: tuple[int, int]) -> str:
@@ -106,20 +108,10 @@ _MODEL_SERVER_RULES: list[Schema] = [
     },
     {
         "rule": "self.policy.version > oldSelf.policy.version || "
-        + " && ".join(
-            f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
-            for field in ("policy.uri", "policy.digest")
-        ),
+        + " && ".join(map(_unchanged, ("policy.uri", "policy.digest"))),
         "message": "policy.uri and policy.digest belong to a version: raise policy.version to change them",
     },
-    *(
-        {
-            "rule": f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
-            "message": "cannot be changed; create another ModelServer",
-            "fieldPath": f".{field}",
-        }
-        for field in ("model", "cache")
-    ),
+    *(_immutable(field, "create another ModelServer") for field in ("model", "cache")),
     {
         "rule": "self.parallelism.nodes == oldSelf.parallelism.nodes",
         "message": "cannot be changed; create another ModelServer",
@@ -158,8 +150,8 @@ RULES: dict[str, list[Schema]] = {
         },
     ],
     "SandboxSpec": [_IMMUTABLE],
-    "Tasks": [_exactly_one("inline", "from", "stream", "environments", "branch")],
-    "ModelSpec": [_exactly_one("endpoint", "serverRef", "server", "scripted", "function")],
+    "Tasks": [_exactly_one(*TASK_SOURCES)],
+    "ModelSpec": [_exactly_one(*MODEL_SOURCES)],
     "LabelRequirement": [
         {
             "rule": "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
@@ -328,103 +320,85 @@ def _column(name: str, path: str, kind: str = "string", *, wide: bool = False) -
 
 def _definition(
     model: type[BaseModel], plural: str, short: str, columns: list[Schema], scale: Schema | None = None
-) -> Schema:
+) -> tuple[str, Schema]:
+    """A definition, and the name of its file."""
     kind = model.__name__
-    return {
+    names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
+    version = {
+        "name": API_VERSION.partition("/")[2],
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}} | ({"scale": scale} if scale else {}),
+        "additionalPrinterColumns": [*columns, _AGE],
+        "schema": {"openAPIV3Schema": structural(model)},
+    }
+    return f"{plural}.yaml", {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{plural}.{API_GROUP}"},
         "spec": {
             "group": API_GROUP,
             "scope": "Namespaced",
-            "names": {
-                "kind": kind,
-                "listKind": f"{kind}List",
-                "plural": plural,
-                "singular": kind.lower(),
-                "shortNames": [short],
-                "categories": ["rollouts"],
-            },
-            "versions": [
-                {
-                    "name": API_VERSION.partition("/")[2],
-                    "served": True,
-                    "storage": True,
-                    "subresources": {"status": {}} | ({"scale": scale} if scale else {}),
-                    "additionalPrinterColumns": [*columns, _AGE],
-                    "schema": {"openAPIV3Schema": structural(model)},
-                }
-            ],
+            "names": {**names, "shortNames": [short], "categories": ["rollouts"]},
+            "versions": [version],
         },
     }
 
 
+_JOB_COLUMNS = [
+    _column("Mode", ".spec.mode"),
+    _column("State", _condition("Progressing", "reason")),
+    _column("Sealed", ".status.sealed", "integer"),
+    _column("Total", ".status.total", "integer"),
+    _column("Completed", ".status.outcomes.Completed", "integer"),
+    _column("Lost", ".status.outcomes.InfraFailed", "integer"),
+    _column("Reward", ".status.meanReward", "number"),
+    _column("Ungraded", ".status.outcomes.VerifierFailed", "integer", wide=True),
+    _column("Cancelled", ".status.outcomes.Cancelled", "integer", wide=True),
+    _column("Results", ".status.resultURI", wide=True),
+]
+_SHARD_COLUMNS = [
+    _column("Runner", ".status.index", "integer"),
+    _column("State", ".status.state"),
+    _column("Sealed", ".status.sealed", "integer"),
+    _column("Total", ".status.total", "integer"),
+    _column("Running", ".status.running", "integer"),
+    _column("Message", ".status.message", wide=True),
+]
+_SANDBOX_COLUMNS = [
+    _column("Ready", _condition("Ready")),
+    _column("Reason", _condition("Ready", "reason")),
+    _column("Mode", ".status.mode"),
+    _column("Places", ".status.places.total", "integer"),
+    _column("Image", ".spec.image", wide=True),
+    _column("Node", ".status.nodeName", wide=True),
+]
+_SERVER_COLUMNS = [
+    _column("Model", ".spec.model.name"),
+    _column("Replicas", ".spec.replicas", "integer"),
+    _column("Ready", _condition("Ready")),
+    _column("Reason", _condition("Ready", "reason")),
+    _column("Policy", ".status.policy.current", "integer"),
+    _column("Gate", ".status.policy.gate"),
+    _column("URL", ".status.url", wide=True),
+]
+_SERVER_SCALE = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
+
+
 def definitions() -> dict[str, Schema]:
     """The CustomResourceDefinitions by file name."""
-    return {
-        "rolloutjobs.yaml": _definition(
-            RolloutJob,
-            "rolloutjobs",
-            "roj",
-            [
-                _column("Mode", ".spec.mode"),
-                _column("State", _condition("Progressing", "reason")),
-                _column("Sealed", ".status.sealed", "integer"),
-                _column("Total", ".status.total", "integer"),
-                _column("Completed", ".status.outcomes.Completed", "integer"),
-                _column("Lost", ".status.outcomes.InfraFailed", "integer"),
-                _column("Reward", ".status.meanReward", "number"),
-                _column("Ungraded", ".status.outcomes.VerifierFailed", "integer", wide=True),
-                _column("Cancelled", ".status.outcomes.Cancelled", "integer", wide=True),
-                _column("Results", ".status.resultURI", wide=True),
-            ],
-        ),
-        "rolloutshards.yaml": _definition(
-            RolloutShard,
-            "rolloutshards",
-            "rosh",
-            [
-                _column("Runner", ".status.index", "integer"),
-                _column("State", ".status.state"),
-                _column("Sealed", ".status.sealed", "integer"),
-                _column("Total", ".status.total", "integer"),
-                _column("Running", ".status.running", "integer"),
-                _column("Message", ".status.message", wide=True),
-            ],
-        ),
-        "sandboxes.yaml": _definition(
-            Sandbox,
-            "sandboxes",
-            "rosb",
-            [
-                _column("Ready", _condition("Ready")),
-                _column("Reason", _condition("Ready", "reason")),
-                _column("Mode", ".status.mode"),
-                _column("Places", ".status.places.total", "integer"),
-                _column("Image", ".spec.image", wide=True),
-                _column("Node", ".status.nodeName", wide=True),
-            ],
-        ),
-        "modelservers.yaml": _definition(
-            ModelServer,
-            "modelservers",
-            "roms",
-            [
-                _column("Model", ".spec.model.name"),
-                _column("Replicas", ".spec.replicas", "integer"),
-                _column("Ready", _condition("Ready")),
-                _column("Reason", _condition("Ready", "reason")),
-                _column("Policy", ".status.policy.current", "integer"),
-                _column("Gate", ".status.policy.gate"),
-                _column("URL", ".status.url", wide=True),
-            ],
-            {
-                "specReplicasPath": ".spec.replicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            },
-        ),
-    }
+    return dict(
+        [
+            _definition(RolloutJob, "rolloutjobs", "roj", _JOB_COLUMNS),
+            _definition(RolloutShard, "rolloutshards", "rosh", _SHARD_COLUMNS),
+            _definition(Sandbox, "sandboxes", "rosb", _SANDBOX_COLUMNS),
+            _definition(ModelServer, "modelservers", "roms", _SERVER_COLUMNS, _SERVER_SCALE),
+        ]
+    )
 
 
 class _Dumper(yaml.SafeDumper):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from rollout_api.base import ApiModel, LongText, ObjectName, Seconds, ShortText, TaskName
+from rollout_api.base import ApiModel, LongText, ObjectName, Seconds, ShortText, TaskName, exactly_one
 from rollout_api.model_server import ModelServerSpec
 
 
@@ -28,8 +28,7 @@ class ApiKeySource(ApiModel):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if (self.env is None) == (self.secret_key_ref is None):
-            raise ValueError("give exactly one of env and secretKeyRef")
+        exactly_one({"env": self.env, "secretKeyRef": self.secret_key_ref})
         return self
 
 
@@ -107,6 +106,9 @@ class OnStale(StrEnum):
     KEEP = "Keep"
 
 
+MODEL_SOURCES = ("endpoint", "serverRef", "server", "scripted", "function")
+
+
 class ModelSpec(ApiModel):
     """What answers: exactly one of the fields."""
 
@@ -129,15 +131,8 @@ class ModelSpec(ApiModel):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        names = {"endpoint": "endpoint", "server_ref": "serverRef", "server": "server", "scripted": "scripted"}
-        given = [
-            alias for field, alias in (names | {"function": "function"}).items() if getattr(self, field) is not None
-        ]
-        if len(given) != 1:
-            found = "none is" if not given else f"{' and '.join(given)} are"
-            raise ValueError(
-                f"exactly one of endpoint, serverRef, server, scripted and function must be given; {found}"
-            )
+        fields = {**vars(self), "serverRef": self.server_ref}
+        exactly_one({name: fields[name] for name in MODEL_SOURCES})
         return self
 
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, ShortText
+from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, ShortText, exactly_one
 from rollout_api.conditions import Condition, Metadata, Timestamp
-from rollout_api.sandbox import EnvVar
+from rollout_api.sandbox import DISTINCT_VARIABLES, EnvVar
 from rollout_api.selectors import LabelSelector, NetworkPeer
 
 OLDEST: Final = (0, 14)
@@ -149,8 +149,7 @@ class WeightCache(ApiModel):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if (self.claim_name is None) == (self.size is None):
-            raise ValueError("give exactly one of claimName and size")
+        exactly_one({"claimName": self.claim_name, "size": self.size})
         return self
 
 
@@ -265,7 +264,7 @@ class ModelServerSpec(ApiModel):
     """vLLM's parser of the model's tool calls, such as `hermes`; jobs whose agent calls tools need it."""
     extra_args: Annotated[list[ShortText], Field(max_length=64)] = []
     """Further arguments of `vllm serve`; what the fields here decide is refused."""
-    env: Annotated[list[EnvVar], Field(max_length=64)] = []
+    env: Annotated[list[EnvVar], Field(max_length=64), DISTINCT_VARIABLES] = []
     """Environment of the engine."""
     weight_transfer: WeightTransfer = WeightTransfer()
     """How a new policy gets into the servers."""
@@ -277,16 +276,6 @@ class ModelServerSpec(ApiModel):
     """Protection from drains of nodes; none when left out."""
     pod_template: dict[str, Any] | None = None
     """Merged over the pods that the operator builds, containers by name: `engine`, `gateway`."""
-
-    @field_validator("env")
-    @classmethod
-    def _env_names_differ(cls, env: list[EnvVar]) -> list[EnvVar]:
-        seen: set[str] = set()
-        for variable in env:
-            if variable.name in seen:
-                raise ValueError(f"{variable.name} is set twice; keep one of them")
-            seen.add(variable.name)
-        return env
 
     @field_validator("extra_args")
     @classmethod

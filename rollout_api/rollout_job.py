@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, Seconds, ShortText
+from rollout_api.base import ApiModel, Command, ObjectName, Path, Quantity, Seconds, ShortText, distinct, exactly_one
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.model import ApiKeySource, ModelSpec, Sampling
 from rollout_api.records import Outcome
@@ -71,8 +71,7 @@ class ContextLimit(ApiModel):
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
-        if (self.max_tokens is None) == (self.max_messages is None):
-            raise ValueError("give exactly one of maxTokens and maxMessages")
+        exactly_one({"maxTokens": self.max_tokens, "maxMessages": self.max_messages})
         return self
 
 
@@ -220,6 +219,9 @@ class PluginUse(ApiModel):
     """Time that one call of one of its hooks may take; over it the plugin has failed."""
 
 
+_DISTINCT_PLUGINS = distinct("name", "{} is given twice; results are kept by name, keep one of them")
+
+
 class Output(ApiModel):
     """Where results and trajectories go."""
 
@@ -280,7 +282,7 @@ class RolloutJobSpec(ApiModel):
     ttl_seconds_after_finished: Annotated[int, Field(ge=-1, le=2**31 - 1)] = FINISHED_JOB_SECONDS
     """Delete the job so long after its end; results stay in storage. -1 keeps the job until somebody deletes it. In a
     cluster only."""
-    plugins: Annotated[list[PluginUse], Field(max_length=32)] = []
+    plugins: Annotated[list[PluginUse], Field(max_length=32), _DISTINCT_PLUGINS] = []
     """Code of yours that is called around groups, rollouts, tool calls and verifier commands, in this order."""
     reward: RewardNormalization | None = None
     """How rewards become advantages in results and exports; none are computed when left out."""
@@ -301,14 +303,6 @@ class RolloutJobSpec(ApiModel):
         if given == 1:
             return {name: field for name, field in value.items() if name != "group_size"} | {"groupSize": count}
         return value
-
-    @field_validator("plugins")
-    @classmethod
-    def _plugin_names_differ(cls, plugins: list[PluginUse]) -> list[PluginUse]:
-        names = [plugin.name for plugin in plugins]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"{twice} is given twice; results are kept by name, keep one of them")
-        return plugins
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

@@ -3,9 +3,9 @@
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints
 
-from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds
+from rollout_api.base import API_VERSION, ApiModel, ObjectName, Quantity, Seconds, distinct
 from rollout_api.conditions import Condition, Metadata
 from rollout_api.selectors import LabelSelector
 
@@ -42,6 +42,9 @@ class EnvVar(ApiModel):
     """Name of the variable."""
     value: Annotated[str, StringConstraints(max_length=32_768)] = ""
     """Its value, taken literally."""
+
+
+DISTINCT_VARIABLES = distinct("name", "{} is set twice; keep one of them")
 
 
 class Resources(ApiModel):
@@ -111,7 +114,7 @@ class SandboxBase(ApiModel):
     names one, else `/workspace`."""
     user: UserName | None = None
     """User of all commands: a name, a uid or uid:gid. The image's own user when left out."""
-    env: Annotated[list[EnvVar], Field(max_length=256)] = []
+    env: Annotated[list[EnvVar], Field(max_length=256), DISTINCT_VARIABLES] = []
     """Environment of all commands."""
     resources: Resources = Resources()
     """Bounds of one workspace."""
@@ -129,16 +132,6 @@ class SandboxBase(ApiModel):
     """Merged over the pod that the operator builds, containers by name. What would lend rights is refused."""
     workspaces: Workspaces = Workspaces()
     """How workspaces are made and packed."""
-
-    @field_validator("env")
-    @classmethod
-    def _env_names_differ(cls, env: list[EnvVar]) -> list[EnvVar]:
-        seen: set[str] = set()
-        for variable in env:
-            if variable.name in seen:
-                raise ValueError(f"{variable.name} is set twice; keep one of them")
-            seen.add(variable.name)
-        return env
 
 
 class KodoBackend(StrEnum):

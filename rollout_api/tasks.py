@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from rollout_api.base import ApiModel, Command, LongText, Path, Seconds, ShortText, TaskName
+from rollout_api.base import ApiModel, Command, LongText, Path, Seconds, ShortText, TaskName, distinct, exactly_one
 from rollout_api.environments import ENVIRONMENT_PROMPT, RunIn, TaskEnvironment
 from rollout_api.sandbox import EnvVar, SandboxOverrides, UserName
 
@@ -40,8 +40,10 @@ class TaskFile(ApiModel):
 
     @model_validator(mode="after")
     def _exactly_one_content(self) -> Self:
-        if (self.content is None) == (self.content_base64 is None):
-            raise ValueError(f"file {self.path!r}: give exactly one of content and contentBase64")
+        try:
+            exactly_one({"content": self.content, "contentBase64": self.content_base64})
+        except ValueError as error:
+            raise ValueError(f"file {self.path!r}: {error}") from None
         return self
 
     @field_validator("path")
@@ -197,7 +199,9 @@ class Task(ApiModel):
     """Unique in its job."""
     prompt: Prompt
     """What the agent is asked to do."""
-    files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
+    files: Annotated[
+        list[TaskFile], Field(max_length=TASK_FILES), distinct("path", "{!r} is given twice; keep one of them")
+    ] = []
     """Files in the workspace from the start."""
     setup: Annotated[list[Command], Field(max_length=256)] = []
     """Commands that prepare the workspace, once for a group."""
@@ -215,7 +219,9 @@ class Task(ApiModel):
     """The task is to act in it: its steps give the reward, and `prompt` is told as that of `tasks.environments` is."""
     solution_files: Annotated[list[TaskFile], Field(max_length=TASK_FILES)] = []
     """Files that the solution needs, put in only for the Oracle agent."""
-    steps: Annotated[list[TaskStep], Field(max_length=32)] = []
+    steps: Annotated[
+        list[TaskStep], Field(max_length=32), distinct("name", "two steps are named {!r}; names must differ")
+    ] = []
     """Steps taken one after another in one workspace, in place of `prompt`, `solution` and `verifier`. Each is graded where
     it was worked (mode Shared)."""
     step_reward: StepReward = StepReward.MEAN
@@ -236,16 +242,6 @@ class Task(ApiModel):
         """The Oracle agent can solve it, every step of it."""
         return all(step.solution for step in self.steps) if self.steps else bool(self.solution)
 
-    @field_validator("steps")
-    @classmethod
-    def _step_names_differ(cls, steps: list[TaskStep]) -> list[TaskStep]:
-        seen: set[str] = set()
-        for step in steps:
-            if step.name in seen:
-                raise ValueError(f"two steps are named {step.name!r}; names must differ")
-            seen.add(step.name)
-        return steps
-
     @model_validator(mode="after")
     def _environments_grade_themselves(self) -> Self:
         if self.environment is not None and (self.verifier is not None or self.steps):
@@ -253,16 +249,6 @@ class Task(ApiModel):
                 "the reward of an environment is the sum of its steps; leave verifier and steps out, or it"
             )
         return self
-
-    @field_validator("files")
-    @classmethod
-    def _paths_differ(cls, files: list[TaskFile]) -> list[TaskFile]:
-        seen: set[str] = set()
-        for file in files:
-            if file.path in seen:
-                raise ValueError(f"{file.path!r} is given twice; keep one of them")
-            seen.add(file.path)
-        return files
 
 
 class TaskFormat(StrEnum):
@@ -339,10 +325,15 @@ class TaskBranch(ApiModel):
     """Refuse to go on where a tool call that had to be run again did not give what is recorded."""
 
 
+TASK_SOURCES = ("inline", "from", "stream", "environments", "branch")
+_DISTINCT_TASKS = distinct("name", "two tasks are named {!r}; names must differ")
+_DISTINCT_TAGS = distinct("label", "two environments have the tag {!r}; give each a tag of its own")
+
+
 class Tasks(ApiModel):
     """Where the tasks come from: exactly one of the fields."""
 
-    inline: Annotated[list[Task], Field(min_length=1, max_length=4096)] | None = None
+    inline: Annotated[list[Task], Field(min_length=1, max_length=4096), _DISTINCT_TASKS] | None = None
     """The tasks themselves, up to 200 KiB in all."""
     from_: Annotated[TaskSource | None, Field(alias="from")] = None
     """A file or folder of tasks."""
@@ -351,7 +342,7 @@ class Tasks(ApiModel):
     image_template: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Image of the tasks that `from` gives without one; `{name}` becomes the task's name in lower case, `{digest}` that of
     what a task's Dockerfile is built from."""
-    environments: Annotated[list[EnvironmentGroups], Field(min_length=1, max_length=1024)] | None = None
+    environments: Annotated[list[EnvironmentGroups], Field(min_length=1, max_length=1024), _DISTINCT_TAGS] | None = None
     """Environments to act in: a list of kinds, each with a number of groups."""
     branch: Annotated[list[TaskBranch], Field(min_length=1, max_length=4096)] | None = None
     """Rollouts that go on from a turn of recorded ones."""
@@ -360,11 +351,8 @@ class Tasks(ApiModel):
     @classmethod
     def _exactly_one_source(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            sources = ("inline", "from", "from_", "stream", "environments", "branch")
-            known = [name for name in sources if value.get(name) is not None]
-            if len(known) != 1:
-                found = "none is" if not known else f"{' and '.join(known)} are"
-                raise ValueError(f"exactly one of inline, from, stream, environments and branch must be given; {found}")
+            fields = {"from": value.get("from_"), **value}
+            exactly_one({name: fields.get(name) for name in TASK_SOURCES})
         return value
 
     @field_validator("branch")
@@ -389,28 +377,11 @@ class Tasks(ApiModel):
             raise ValueError("imageTemplate is for tasks.from; a task of the manifest names its image in sandbox.image")
         return self
 
-    @field_validator("environments")
-    @classmethod
-    def _labels_differ(cls, environments: list[EnvironmentGroups] | None) -> list[EnvironmentGroups] | None:
-        seen: set[str] = set()
-        for entry in environments or []:
-            if entry.label in seen:
-                raise ValueError(f"two environments have the tag {entry.label!r}; give each a tag of its own")
-            seen.add(entry.label)
-        return environments
-
     @field_validator("inline")
     @classmethod
-    def _names_differ(cls, tasks: list[Task] | None) -> list[Task] | None:
-        seen: set[str] = set()
-        for task in tasks or []:
-            if task.name in seen:
-                raise ValueError(f"two tasks are named {task.name!r}; names must differ")
-            seen.add(task.name)
-        if (
-            tasks is not None
-            and (size := sum(len(task.model_dump_json().encode()) for task in tasks)) > INLINE_TASKS_BYTES
-        ):
+    def _inline_tasks_fit(cls, tasks: list[Task] | None) -> list[Task] | None:
+        size = sum(len(task.model_dump_json().encode()) for task in tasks or ())
+        if size > INLINE_TASKS_BYTES:
             raise ValueError(
                 f"inline tasks take {size} bytes, at most {INLINE_TASKS_BYTES} fit; put them into a file and use from"
             )
